@@ -91,6 +91,8 @@ class ShardPlan:
     @property
     def first_places(self) -> np.ndarray:
         """[rows] int32: the place of each row, the first where it has several."""
+        if not self.drafts:
+            return np.arange(self.num_rows, dtype=np.int32)
         drafts = self.num_drafts
         return np.arange(self.num_rows, dtype=np.int32) + (np.cumsum(drafts, dtype=np.int32) - drafts)
 
@@ -102,9 +104,8 @@ class ShardPlan:
     @property
     def mask_ids(self) -> np.ndarray:
         """[places] int32: the id of each place's mask, 0 where everything is allowed."""
-        return np.where(np.repeat(self.masked, 1 + self.num_drafts), np.arange(1, 1 + self.num_places), 0).astype(
-            np.int32
-        )
+        masked = np.repeat(self.masked, 1 + self.num_drafts) if self.drafts else self.masked
+        return masked * np.arange(1, 1 + self.num_places, dtype=np.int32)
 
     @property
     def is_adapted(self) -> bool:

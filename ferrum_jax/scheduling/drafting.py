@@ -9,6 +9,7 @@ the host a step with drafts is committed before the next one is planned. Nothing
 from __future__ import annotations
 
 import dataclasses
+import functools
 import heapq
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -21,7 +22,8 @@ from ferrum_jax.speculation.make_drafts import make_drafts
 
 _LEAST_GAIN = 1.03  # tokens a second, over those without drafts
 _LEAST_CHANCE = 0.05  # of a token that is computed
-_POOR, _SELDOM = 0.1, 4  # rows whose drafts come true so seldom are asked about at every fourth token
+_SELDOM = 4  # steps or tokens from one look to the next, where drafts do not pay
+_FRUITLESS = 8  # looks after which that is so
 _FIRST_RATE, _OF_ROW, _OF_ALL = 0.5, 0.2, 0.02  # at which drafts come true, and how fast that is learnt
 
 
@@ -40,6 +42,12 @@ class StepCosts:
     def of(cls, num_rows: int, bare: float, sizes: Iterable[Sequence[float]]) -> StepCosts:
         """The same of lists, as they are read from elsewhere."""
         return cls(num_rows=num_rows, bare=bare, sizes=tuple((int(tokens), float(s)) for tokens, s in sizes))
+
+    @functools.cached_property
+    def break_even(self) -> float:
+        """The rate at which drafts of all rows must come true to pay."""
+        gains = [_LEAST_GAIN * seconds / self.bare - 1 for _, seconds in self.sizes]
+        return max(0.0, min((gain / (1 + gain) for gain in gains), default=0.0))
 
     def smallest(self, num_tokens: int) -> tuple[int, float]:
         """Tokens and seconds of the smallest step that holds so many."""
@@ -88,6 +96,7 @@ class Drafting:
         self.counts = SpeculationCounts()
         self._rows: dict[int, _Row] = {}  # by request id
         self._typical = _FIRST_RATE
+        self._num_looks = self._num_fruitless = 0
 
     @property
     def source(self) -> Drafts:
@@ -105,7 +114,17 @@ class Drafting:
 
         rows: those that decode. Their tokens are one behind what the step in flight has drawn.
         """
-        return not any(shard.has_prompts for shard in shards) and self._choose(shards, num_unknown=1) is not None
+        if any(shard.has_prompts for shard in shards):
+            return False
+        found = self._choose(shards, num_unknown=1) is not None
+        self._num_fruitless = 0 if found else self._num_fruitless + 1
+        return found
+
+    @property
+    def rests(self) -> bool:
+        """Whether drafts paid so seldom that nobody looks for them in this step."""
+        self._num_looks += 1
+        return self._num_fruitless > _FRUITLESS and self._num_looks % _SELDOM > 0
 
     def choose(self, shards: Sequence[OpenShard]) -> list[dict[int, Sequence[int]]]:
         """For each shard the drafted tokens of its rows, by request id; those without any are left out."""
@@ -114,9 +133,10 @@ class Drafting:
     def _choose(self, shards: Sequence[OpenShard], num_unknown: int) -> list[dict[int, Sequence[int]]] | None:
         if not self.costs or not any(row.most for shard in shards for row in shard.rows):
             return None
-        drafts = [{row.request.id: self._draft(row, num_unknown) for row in shard.rows} for shard in shards]
+        costs = self._costs_of(max(shard.num_places for shard in shards))
+        drafts = [{row.request.id: self._draft(row, costs, num_unknown) for row in shard.rows} for shard in shards]
         ranked = [list(_ranked(of_shard.values())) for of_shard in drafts]
-        size = self._best_size(shards, ranked)
+        size = self._best_size(costs, shards, ranked)
         if size is None:
             return None
         found: list[dict[int, Sequence[int]]] = []
@@ -127,13 +147,14 @@ class Drafting:
             found.append({id: of_shard[id][0][:count] for id, count in zip(ids, counts, strict=True) if count})
         return found
 
-    def _best_size(self, shards: Sequence[OpenShard], ranked: Sequence[Sequence[tuple[float, int]]]) -> int | None:
+    def _best_size(
+        self, costs: StepCosts, shards: Sequence[OpenShard], ranked: Sequence[Sequence[tuple[float, int]]]
+    ) -> int | None:
         """Tokens of the step that gives most tokens a second; None where that is the one without drafts."""
         if not any(ranked):
             return None
         sums = [list(itertools.accumulate((chance for chance, _ in of_shard), initial=0.0)) for of_shard in ranked]
         least, num_rows = max(shard.num_tokens for shard in shards), sum(len(shard.rows) for shard in shards)
-        costs = self._costs_of(max(shard.num_places for shard in shards))
         has_prompts = any(shard.has_prompts for shard in shards)
         is_bare = not has_prompts and all(shard.num_tokens == shard.num_places for shard in shards)
         most, seconds = (0, costs.bare) if is_bare else costs.smallest(least)
@@ -159,11 +180,15 @@ class Drafting:
         tokens = min(size, self._num_tokens) - shard.num_tokens
         return max(0, min(tokens, self._num_places - shard.num_places))
 
-    def _draft(self, row: OpenRow, num_unknown: int) -> tuple[Sequence[int], list[float]]:
-        """The drafted tokens of a row and the chance of each to come true; the unknown ones before them are no part."""
+    def _draft(self, row: OpenRow, costs: StepCosts, num_unknown: int) -> tuple[Sequence[int], list[float]]:
+        """The drafted tokens of a row and the chance of each to come true; the unknown ones before them are no part.
+
+        A row whose drafts pay by no means is asked about at every fourth token.
+        """
         request = row.request
         book = self._learnt(request)
-        if not request.takes_drafts or (book.rate < _POOR and len(request.token_ids) % _SELDOM):
+        is_poor = book.rate < 0.8 * costs.break_even
+        if not request.takes_drafts or (is_poor and len(request.token_ids) % _SELDOM):
             return (), []
         most = row.most and row.most + num_unknown
         draft = self._source.propose(request, most if most > 0 else 1)  # to learn, where none is computed

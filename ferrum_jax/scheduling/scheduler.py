@@ -198,7 +198,7 @@ class Scheduler:
             return False
         if self._in_flight[-1][0].has_drafts:
             return True
-        return self.drafting.pays([shard.decoding() for shard in self._shards])
+        return not self.drafting.rests and self.drafting.pays([shard.decoding() for shard in self._shards])
 
     def schedule(self) -> StepPlan | None:
         """The next step, or None when nothing can be dispatched before a commit or an `add`.

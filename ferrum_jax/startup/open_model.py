@@ -108,7 +108,7 @@ class OpenModel:
 
     def learn(self, texts: Iterable[str]) -> None:
         """Has the engine draft tokens from texts too, where it drafts from those of others."""
-        asked, tokenizer = self.config.speculative_config, self.tokenizer
+        asked, tokenizer = self.config.speculative_config, self.prompts.tokenizer
         if asked is not None and asked.method == "suffix" and tokenizer is not None and self._calls is not None:
             for text in texts:
                 self._calls.learn(tokenizer.encode(text, add_special_tokens=False))
