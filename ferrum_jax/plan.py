@@ -107,6 +107,21 @@ class ShardPlan:
         masked = np.repeat(self.masked, 1 + self.num_drafts) if self.drafts else self.masked
         return masked * np.arange(1, 1 + self.num_places, dtype=np.int32)
 
+    def one_token_rows(self) -> ShardPlan:
+        """The same tokens, each a row of its own; of rows that draw behind each of their tokens, so of every place."""
+        rows = np.repeat(np.arange(self.num_rows), self.counts)
+        behind = np.cumsum(self.counts)[rows] - 1 - np.arange(len(rows))
+        fields = ("slots", "state_slots", "source_slots", "target_slots", "adapter_ids", "rope_shifts", "masked")
+        return dataclasses.replace(
+            self,
+            **{field: getattr(self, field)[rows] for field in fields},
+            starts=(self.starts + self.counts)[rows] - 1 - behind,
+            counts=np.ones(len(rows), np.int32),
+            samples=np.ones(len(rows), np.int32),
+            block_tables=tuple(table[rows] for table in self.block_tables),
+            drafts=(),
+        )
+
     @property
     def is_adapted(self) -> bool:
         return bool(np.any(self.adapter_ids))
@@ -143,6 +158,12 @@ class StepPlan:
     def has_drafts(self) -> bool:
         """Whether a row computes a drafted token."""
         return any(len(shard.drafts) for shard in self.shards)
+
+    def in_rows_of_one(self) -> StepPlan | None:
+        """The same tokens, each a row of its own; None where a row has more of them than places, or none."""
+        if any((shard.counts != shard.num_drafts + 1).any() for shard in self.shards):
+            return None
+        return dataclasses.replace(self, shards=tuple(shard.one_token_rows() for shard in self.shards))
 
     @property
     def num_tokens(self) -> int:

@@ -66,7 +66,7 @@ class StepTimes:
             self._seconds.pop(size, None)  # it may have been a bad moment
             del self._last[size]
         buckets = [b for b in ladder.for_steps(adapted=False, imaged=False) if b not in ladder.missing]
-        sizes = [bucket.num_tokens for bucket in buckets if not bucket.decode_only]
+        sizes = sorted({bucket.num_tokens for bucket in buckets if ladder.spreads or not bucket.decode_only})
         costs = tuple(self._costs(rows, buckets, sizes) for rows in sorted({size.num_rows for size in self._seconds}))
         if not costs:
             rows = buckets[-1].num_rows

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Sequence
 
 from ferrum_jax.ints import ceil_div, round_up
@@ -71,12 +72,14 @@ class RowBucket:
 class Ladder:
     """The buckets of an engine, smallest first. missing: those that are not compiled yet, and no step is given.
 
-    num_places: of the largest step with drafts; 0 where there are none, and each row has one place.
+    num_places: of the largest step with drafts; 0 where there are none, and each row has one place. spreads: rows with
+    drafts may be computed as rows of one token each, so that decode buckets hold them.
     """
 
     buckets: tuple[Bucket, ...]
     missing: frozenset[Bucket | RowBucket] = frozenset()
     num_places: int = 0
+    spreads: bool = False
 
     @property
     def largest(self) -> tuple[Bucket, ...]:
@@ -140,6 +143,21 @@ class Ladder:
             imaged=plan.has_images,
         )
 
+    def laid_out(self, plan: StepPlan) -> tuple[StepPlan, Bucket]:
+        """The plan as its forward computes it, and the bucket: in rows of one token where a decode bucket holds it."""
+        bucket = self.bucket_of(plan)
+        found = plan.in_rows_of_one() if self.spreads and plan.has_drafts else None
+        if found is not None and bucket.num_tokens > self._smallest_decode(found):
+            return found, self.bucket_of(found)
+        return plan, bucket
+
+    def _smallest_decode(self, plan: StepPlan) -> float:
+        """Tokens of the smallest decode bucket that holds a plan of rows of one token; infinity if none does."""
+        kind = self.for_steps(adapted=plan.is_adapted, imaged=plan.has_images)
+        rows = max(shard.num_rows for shard in plan.shards)
+        sizes = [b.num_tokens for b in kind if b.decode_only and b.num_rows >= rows and b not in self.missing]
+        return min(sizes, default=math.inf)
+
     def row_bucket_of(self, plan: StepPlan) -> RowBucket:
         """The smallest bucket in which the places of each shard of a step can be sampled."""
         num_places = max(shard.num_places for shard in plan.shards)
@@ -190,6 +208,7 @@ def make_ladder(
     adapters: bool = False,
     images: bool = False,
     drafts: bool = False,
+    spreads: bool = False,
     reach: Reach | None = None,
 ) -> Ladder:
     """Powers of two up to the limits, in mixed buckets beyond 256 also what lies half way between two of them.
@@ -198,7 +217,7 @@ def make_ladder(
     accelerator: of a TPU or GPU, for which small buckets are compiled and save nothing. reach: of all requests, None
     for whatever comes. adapters: each bucket is there a second time for steps in which rows name adapters; in invariant
     mode for these alone. images: mixed buckets are there a second time for steps in which tokens are of images.
-    drafts: rows may have several places.
+    drafts: rows may have several places. spreads: see `Ladder`.
     """
     if invariant:
         rows = max(max_num_seqs, FEWEST_ROWS)
@@ -223,7 +242,7 @@ def make_ladder(
         buckets = imaged if invariant else [*buckets, *imaged]
     places = most_places(max_num_seqs, max_num_batched_tokens, accelerator=accelerator) if drafts else 0
     ordered = sorted(buckets, key=lambda b: (b.num_tokens, not b.decode_only, b.kind))
-    return Ladder(buckets=tuple(ordered), num_places=places)
+    return Ladder(buckets=tuple(ordered), num_places=places, spreads=spreads)
 
 
 def choose_table_width(max_model_len: int, block_size: int, reach: Reach | None) -> int:

@@ -84,7 +84,7 @@ class Executables:
 
         ladder, there: all buckets, and those that are there. head_share: a row's logits over a token's layers.
         """
-        bucket, best = there.bucket_of(plan), ladder.bucket_of(plan)
+        (_, bucket), (_, best) = there.laid_out(plan), ladder.laid_out(plan)
         rows, best_rows = there.row_bucket_of(plan), ladder.row_bucket_of(plan)
         if best != bucket:
             self.worth.want(best, Saving(tokens=bucket.num_tokens - best.num_tokens))

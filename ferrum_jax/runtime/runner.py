@@ -292,8 +292,8 @@ class Runner:
 
         before_sampling: called when the forward has been started, which needs no masks, and before what samples is.
         """
-        shards = plan.shards
-        bucket, row_bucket = self._ladder.bucket_of(plan), self._ladder.row_bucket_of(plan)
+        shards, (laid_out, bucket) = plan.shards, self._ladder.laid_out(plan)
+        row_bucket = self._ladder.row_bucket_of(plan)
         if self._ladder.missing:
             self._executables.want(plan, self._full_ladder, self._ladder, self._head_share)
         for index, shard in enumerate(shards):
@@ -305,7 +305,7 @@ class Runner:
             self._slots = self._executables["write_drafts"](
                 self._slots, pack_drafts(shards, size, self._slots.shape[0])
             )
-        experts = self._forward(bucket, pack_forward(shards, bucket))
+        experts = self._forward(bucket, pack_forward(laid_out.shards, bucket))
         before_sampling()
         rows, last = self._sample(row_bucket, pack_sample(shards, row_bucket.num_rows))
         self._copy([shard.copies_after for shard in shards])

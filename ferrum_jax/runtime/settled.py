@@ -118,6 +118,7 @@ class Settled:
             adapters=config.max_adapters > 0,
             images=self.spec.vision is not None,
             drafts=config.speculative_config is not None,
+            spreads=self.implementation == "xla" and not self.spec.state_layers,
             reach=reach,
         )
 

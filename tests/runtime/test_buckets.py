@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,6 +14,7 @@ from ferrum_jax.config import EngineConfig
 from ferrum_jax.ints import ceil_div
 from ferrum_jax.offline.padding import padding_of
 from ferrum_jax.offline.replay import replay
+from ferrum_jax.plan import ShardPlan, StepPlan
 from ferrum_jax.runtime.buckets import FIRST_TOKENS, choose_table_width, make_ladder
 from ferrum_jax.scheduling.request_log import LoggedChoice, LoggedRequest, Segment
 from ferrum_jax.sizes.engine_sizes import EngineSizes, Reach
@@ -174,3 +176,45 @@ def test_less_than_a_fifth_of_the_slots_of_ragged_requests_is_padding(max_num_se
             accelerator=accelerator,
         )
         assert 0 < padding_of(plans, ladder) < 0.2
+
+
+def drafted_plan(*drafts: int, known: int = 1) -> StepPlan:
+    """A step of rows with so many drafts each, behind `known` tokens that are known."""
+    counts, samples = np.array(drafts, np.int32) + known, np.array(drafts, np.int32) + 1
+    zeros = np.zeros(len(drafts), np.int32)
+    fields = ("state_slots", "source_slots", "target_slots", "adapter_ids", "rope_shifts")
+    shard = ShardPlan(
+        slots=1 + np.arange(len(drafts), dtype=np.int32),
+        starts=10 * (1 + np.arange(len(drafts), dtype=np.int32)),
+        counts=counts,
+        samples=samples,
+        masked=zeros > 0,
+        block_tables=(np.arange(len(drafts), dtype=np.int32)[:, None],),
+        drafts=tuple(range(sum(drafts))),
+        **dict.fromkeys(fields, zeros),
+    )
+    return StepPlan(step=1, shards=(shard,))
+
+
+def test_a_step_with_drafts_fits_a_decode_bucket_as_rows_of_one_token():
+    sizes = {"max_num_seqs": 8, "max_num_batched_tokens": 64, "table_width": 4, "invariant": False, "drafts": True}
+    ladder = make_ladder(**sizes, spreads=True)
+    plan = drafted_plan(2, 0, 1)
+    (shard,), bucket = ladder.laid_out(plan)[0].shards, ladder.laid_out(plan)[1]
+    assert bucket.decode_only and bucket.num_tokens == 8
+    assert shard.slots.tolist() == [1, 1, 1, 2, 3, 3] and shard.starts.tolist() == [10, 11, 12, 20, 30, 31]
+    assert shard.counts.tolist() == [1] * 6 and shard.block_tables[0][:, 0].tolist() == [0, 0, 0, 1, 2, 2]
+    assert ladder.row_bucket_of(plan).num_rows == 8, "places are the same"
+    assert not ladder.laid_out(drafted_plan(5, 5))[1].decode_only, "no decode bucket holds twelve tokens"
+    assert ladder.laid_out(drafted_plan(2, known=2))[1].num_tokens == 16, "what is computed again is a chunk"
+    assert make_ladder(**sizes).laid_out(plan)[1].num_tokens == 16
+
+
+def test_places_reach_beyond_rows_where_tokens_cost_little():
+    sizes = {"max_num_seqs": 8, "max_num_batched_tokens": 1024, "table_width": 4, "invariant": False}
+    assert make_ladder(**sizes).row_buckets[-1].num_rows == 8
+    assert [b.num_rows for b in make_ladder(**sizes, drafts=True).row_buckets] == [1, 2, 4, 8, 16, 32, 64]
+    assert make_ladder(**sizes, drafts=True, accelerator=True).row_buckets[-1].num_rows == 256
+    assert make_ladder(**{**sizes, "max_num_seqs": 300}, drafts=True).row_buckets[-1].num_rows == 300
+    few = make_ladder(**{**sizes, "max_num_batched_tokens": 16}, drafts=True)
+    assert few.row_buckets[-1].num_rows == 16
