@@ -20,9 +20,9 @@ from ferrum_jax.asked.sampling import SamplingParams
 from ferrum_jax.embeddings.embedder import ONE_TOKEN, Outputs, States, Text
 from ferrum_jax.embeddings.encoder import Encoder
 from ferrum_jax.engine.adapters import LoadedAdapters
-from ferrum_jax.engine.cached_prefixes import CachedPrefixes
 from ferrum_jax.engine.calls.score_requests import Completion, ScoreRequest, score_requests
 from ferrum_jax.engine.engine import Engine
+from ferrum_jax.engine.prefixes.cached_prefixes import CachedPrefixes
 from ferrum_jax.engine.shared import Ask, SharedEngine
 from ferrum_jax.engine.stats import snapshot
 from ferrum_jax.outputs import RequestOutput

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from ferrum_jax import SamplingParams
-from ferrum_jax.engine.saved_prefixes import PrefixCache
+from ferrum_jax.engine.prefixes.saved_prefixes import PrefixCache
 from ferrum_jax.startup.build_engine import build_engine
 from tests.forked import call
 from tests.support import INVARIANT, small_llm

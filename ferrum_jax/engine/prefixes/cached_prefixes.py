@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ferrum_jax.engine.engine import Engine
-from ferrum_jax.engine.saved_prefixes import PrefixCache
+from ferrum_jax.engine.prefixes.saved_prefixes import PrefixCache
 from ferrum_jax.engine.shared import SharedEngine
 from ferrum_jax.processes.processes import refuse_several_processes
 from ferrum_jax.prompt import MediaSpan, Prompt, take_apart

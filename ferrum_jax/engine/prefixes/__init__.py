@@ -1,0 +1,1 @@
+"""Prefixes that users have computed, pinned, saved and loaded."""
