@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -109,24 +108,8 @@ class SpeculationCounts:
         }
 
 
-def total_speculation(parts: Sequence[SpeculationCounts]) -> SpeculationCounts:
-    """The sum over data shards."""
-    return SpeculationCounts(
-        steps_with_drafts=sum(part.steps_with_drafts for part in parts),
-        drafted_tokens=sum(part.drafted_tokens for part in parts),
-        accepted_tokens=sum(part.accepted_tokens for part in parts),
-        drafted_by_position=_sums([part.drafted_by_position for part in parts]),
-        accepted_by_position=_sums([part.accepted_by_position for part in parts]),
-    )
-
-
 def _raise_first(counts: list[int], num_positions: int) -> None:
     """Raises the counts of the first positions by one."""
     counts += [0] * (num_positions - len(counts))
     for position in range(num_positions):
         counts[position] += 1
-
-
-def _sums(lists: Sequence[Sequence[int]]) -> list[int]:
-    """The sum at each position of lists of any lengths."""
-    return [sum(counts) for counts in itertools.zip_longest(*lists, fillvalue=0)]

@@ -66,7 +66,8 @@ def main() -> None:
         line[f"fresh {count}"] = _ratio(both, fresh, drawn, arguments.rounds)
     if text is not None:
         line["like"] = _like(both, text, arguments)
-    line |= {"counts": {key: both[1].stats()[key] for key in ("speculation_steps", "drafted_tokens", "accepted_tokens")}}
+    stats = both[1].stats()
+    line["counts"] = {key: stats[key] for key in ("speculation_steps", "drafted_tokens", "accepted_tokens")}
     print(json.dumps({**line, **git_state()}))
 
 

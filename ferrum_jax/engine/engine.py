@@ -77,7 +77,7 @@ class Engine:
         self.weights_version = 0
         self._num_calls = 0
         self._events = PlanEvents(scheduler, request_log)
-        self._events.limit_tokens(runner.most_tokens, 0)
+        self._events.limit_tokens(runner.ladder.most_tokens, 0)
         if scheduler.drafting is not None:
             choices = self._submissions.choices
             scheduler.drafting.allowed = lambda request, ids: constraints.allowed(choices[request.id], ids)
@@ -221,7 +221,7 @@ class Engine:
     def step(self) -> list[Delta]:
         """Dispatches the next step, commits the one before it. Gives choices that ended, and what streams moved."""
         if self.runner.take_parts():
-            self._events.limit_tokens(self.runner.most_tokens, self._num_calls)
+            self._events.limit_tokens(self.runner.ladder.most_tokens, self._num_calls)
         self._tell_costs()
         self._begun_s = time.perf_counter()
         self._num_calls += 1

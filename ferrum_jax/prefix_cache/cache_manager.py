@@ -177,13 +177,10 @@ class CacheManager:
         boundary = end // self.sizes.block_size * self.sizes.block_size
         return (boundary if self.states is not None and self.enabled and boundary > start else end) - start
 
-    # -- drafted tokens ----------------------------------------------------------------------------------
-
     def most_drafts(self, num_tokens: int) -> int:
         """Drafted tokens that may come behind a row's tokens in a step.
 
-        A recurrent state can go back to before the step alone, so that what it computes again must lie in one block,
-        which is not published yet.
+        What a recurrent state computes again, which can go back to before the step alone, must lie in one block.
         """
         return num_tokens if self.states is None else -num_tokens % self.sizes.block_size
 

@@ -207,8 +207,6 @@ def make_ladder(
     accelerator: bool = False,
     adapters: bool = False,
     images: bool = False,
-    drafts: bool = False,
-    spreads: bool = False,
     reach: Reach | None = None,
 ) -> Ladder:
     """Powers of two up to the limits, in mixed buckets beyond 256 also what lies half way between two of them.
@@ -217,7 +215,6 @@ def make_ladder(
     accelerator: of a TPU or GPU, for which small buckets are compiled and save nothing. reach: of all requests, None
     for whatever comes. adapters: each bucket is there a second time for steps in which rows name adapters; in invariant
     mode for these alone. images: mixed buckets are there a second time for steps in which tokens are of images.
-    drafts: rows may have several places. spreads: see `Ladder`.
     """
     if invariant:
         rows = max(max_num_seqs, FEWEST_ROWS)
@@ -240,9 +237,7 @@ def make_ladder(
     if images:
         imaged = [dataclasses.replace(bucket, imaged=True) for bucket in buckets if not bucket.decode_only]
         buckets = imaged if invariant else [*buckets, *imaged]
-    places = most_places(max_num_seqs, max_num_batched_tokens, accelerator=accelerator) if drafts else 0
-    ordered = sorted(buckets, key=lambda b: (b.num_tokens, not b.decode_only, b.kind))
-    return Ladder(buckets=tuple(ordered), num_places=places, spreads=spreads)
+    return Ladder(buckets=tuple(sorted(buckets, key=lambda b: (b.num_tokens, not b.decode_only, b.kind))))
 
 
 def choose_table_width(max_model_len: int, block_size: int, reach: Reach | None) -> int:

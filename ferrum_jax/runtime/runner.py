@@ -167,11 +167,6 @@ class Runner:
         return self._ladder
 
     @property
-    def most_tokens(self) -> int | None:
-        """Tokens of a data shard that a step may have while larger executables are missing; else None."""
-        return self._ladder.most_tokens
-
-    @property
     def num_missing(self) -> int:
         """Executables of the ladder that are not there."""
         return len(self._ladder.missing)
@@ -302,9 +297,8 @@ class Runner:
         self._copy([shard.copies_before for shard in shards])
         if plan.has_drafts:
             size = self._masks.shape[0] // self._num_shards
-            self._slots = self._executables["write_drafts"](
-                self._slots, pack_drafts(shards, size, self._slots.shape[0])
-            )
+            drafts = pack_drafts(shards, size, beyond=self._slots.shape[0])
+            self._slots = self._executables["write_drafts"](self._slots, drafts)
         experts = self._forward(bucket, pack_forward(laid_out.shards, bucket))
         before_sampling()
         rows, last = self._sample(row_bucket, pack_sample(shards, row_bucket.num_rows))

@@ -109,7 +109,7 @@ class Settled:
     def ladder(self, reach: Reach | None = None, limits: Limits | None = None) -> Ladder:
         """The buckets for requests of this reach, None for any. limits: others than its own."""
         limits, config = limits or self.limits, self.config
-        return make_ladder(
+        ladder = make_ladder(
             max_num_seqs=limits.max_num_seqs,
             max_num_batched_tokens=limits.max_num_batched_tokens,
             table_width=choose_table_width(limits.max_model_len, limits.block_size, reach),
@@ -117,9 +117,12 @@ class Settled:
             accelerator=self.target.platform != "cpu",
             adapters=config.max_adapters > 0,
             images=self.spec.vision is not None,
-            drafts=config.speculative_config is not None,
-            spreads=self.implementation == "xla" and not self.spec.state_layers,
             reach=reach,
+        )
+        return dataclasses.replace(
+            ladder,
+            num_places=0 if config.speculative_config is None else self.most_places,
+            spreads=self.implementation == "xla" and not self.spec.state_layers,
         )
 
     def buckets(self, reach: Reach | None) -> Buckets:

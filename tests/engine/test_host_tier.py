@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from ferrum_jax import SamplingParams
-from ferrum_jax.engine.prefixes.cached_prefixes import prompt_request
 from ferrum_jax.engine.engine import Engine
+from ferrum_jax.engine.prefixes.cached_prefixes import prompt_request
 from ferrum_jax.engine.prefixes.saved_prefixes import PrefixCache
 from ferrum_jax.startup.build_engine import build_engine
 from tests.support import INVARIANT, SMALL, finish, run, small_llm, step

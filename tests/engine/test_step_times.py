@@ -12,7 +12,7 @@ from ferrum_jax.engine import step_times
 from ferrum_jax.engine.step_times import StepTimes
 from ferrum_jax.runtime.buckets import make_ladder
 
-LADDER = make_ladder(max_num_seqs=4, max_num_batched_tokens=64, table_width=4, invariant=False, drafts=True)
+LADDER = make_ladder(max_num_seqs=4, max_num_batched_tokens=64, table_width=4, invariant=False)
 BUCKETS = {(bucket.num_tokens, bucket.decode_only): bucket for bucket in LADDER.buckets}
 
 

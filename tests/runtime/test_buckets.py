@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 
 import numpy as np
@@ -15,7 +16,7 @@ from ferrum_jax.ints import ceil_div
 from ferrum_jax.offline.padding import padding_of
 from ferrum_jax.offline.replay import replay
 from ferrum_jax.plan import ShardPlan, StepPlan
-from ferrum_jax.runtime.buckets import FIRST_TOKENS, choose_table_width, make_ladder
+from ferrum_jax.runtime.buckets import FIRST_TOKENS, RowBucket, choose_table_width, make_ladder, most_places
 from ferrum_jax.scheduling.request_log import LoggedChoice, LoggedRequest, Segment
 from ferrum_jax.sizes.engine_sizes import EngineSizes, Reach
 
@@ -197,8 +198,8 @@ def drafted_plan(*drafts: int, known: int = 1) -> StepPlan:
 
 
 def test_a_step_with_drafts_fits_a_decode_bucket_as_rows_of_one_token():
-    sizes = {"max_num_seqs": 8, "max_num_batched_tokens": 64, "table_width": 4, "invariant": False, "drafts": True}
-    ladder = make_ladder(**sizes, spreads=True)
+    sizes = {"max_num_seqs": 8, "max_num_batched_tokens": 64, "table_width": 4, "invariant": False}
+    ladder = dataclasses.replace(make_ladder(**sizes), num_places=64, spreads=True)
     plan = drafted_plan(2, 0, 1)
     (shard,), bucket = ladder.laid_out(plan)[0].shards, ladder.laid_out(plan)[1]
     assert bucket.decode_only and bucket.num_tokens == 8
@@ -207,14 +208,19 @@ def test_a_step_with_drafts_fits_a_decode_bucket_as_rows_of_one_token():
     assert ladder.row_bucket_of(plan).num_rows == 8, "places are the same"
     assert not ladder.laid_out(drafted_plan(5, 5))[1].decode_only, "no decode bucket holds twelve tokens"
     assert ladder.laid_out(drafted_plan(2, known=2))[1].num_tokens == 16, "what is computed again is a chunk"
-    assert make_ladder(**sizes).laid_out(plan)[1].num_tokens == 16
+    chunks = dataclasses.replace(ladder, spreads=False)
+    assert chunks.laid_out(plan)[1].num_tokens == 16
 
 
 def test_places_reach_beyond_rows_where_tokens_cost_little():
-    sizes = {"max_num_seqs": 8, "max_num_batched_tokens": 1024, "table_width": 4, "invariant": False}
-    assert make_ladder(**sizes).row_buckets[-1].num_rows == 8
-    assert [b.num_rows for b in make_ladder(**sizes, drafts=True).row_buckets] == [1, 2, 4, 8, 16, 32, 64]
-    assert make_ladder(**sizes, drafts=True, accelerator=True).row_buckets[-1].num_rows == 256
-    assert make_ladder(**{**sizes, "max_num_seqs": 300}, drafts=True).row_buckets[-1].num_rows == 300
-    few = make_ladder(**{**sizes, "max_num_batched_tokens": 16}, drafts=True)
-    assert few.row_buckets[-1].num_rows == 16
+    ladder = make_ladder(max_num_seqs=8, max_num_batched_tokens=1024, table_width=4, invariant=False)
+    places = most_places(8, 1024, accelerator=False)
+    assert ladder.row_buckets[-1].num_rows == 8
+    drafting = dataclasses.replace(ladder, num_places=places)
+    assert [b.num_rows for b in drafting.row_buckets] == [1, 2, 4, 8, 16, 32, 64]
+    assert [part for part in drafting.first_parts(128) if part in drafting.row_buckets] == [
+        RowBucket(num_rows=8),
+        RowBucket(num_rows=64),
+    ]
+    assert most_places(8, 1024, accelerator=True) == 256
+    assert (most_places(300, 1024, accelerator=True), most_places(8, 16, accelerator=True)) == (300, 16)

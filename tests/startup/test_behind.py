@@ -98,7 +98,7 @@ def test_in_invariant_mode_no_bit_depends_on_which_executables_are_there():
         ids = [engine.add(prompt, GREEDY) for prompt in prompts]
         outputs = finish(engine)
         found.append([outputs[id].outputs[0].logprobs for id in ids])
-    assert engine.runner.most_tokens == 128 and found[0] == found[1]
+    assert engine.runner.ladder.most_tokens == 128 and found[0] == found[1]
 
 
 def store_without(folder, *, missing) -> ExecutableStore:
