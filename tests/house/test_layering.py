@@ -252,6 +252,7 @@ MAY_IMPORT = {
         "nouns",
     ),
     "ferrum_jax.engine.prefixes": (
+        "checkpoints",
         "ferrum_jax.engine",
         "ferrum_jax.prefix_cache",
         "ferrum_jax.processes",
