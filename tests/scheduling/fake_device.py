@@ -213,10 +213,10 @@ class Engine:
         enabled: bool = True,
         window_blocks: int | None = None,
         num_shards: int = 1,
-        drafts: str | None = None,
+        drafts: str | Drafts | None = None,
     ) -> None:
-        """window_blocks: of the pools of groups with a window, where they are not `num_blocks` as well. drafts: their
-        kind; see `KnownDrafts`.
+        """window_blocks: of the pools of groups with a window, where they are not `num_blocks` as well. drafts: where
+        they come from, or the kind of `KnownDrafts`.
 
         Sizes are those of each of `num_shards` shards; `cache` and `device` are the first one's.
         """
@@ -235,7 +235,8 @@ class Engine:
         )
         self.caches = [CacheManager(sizes, enabled=enabled) for _ in range(num_shards)]
         budget = max_num_batched_tokens
-        drafting = drafts and drafting_of(KnownDrafts(drafts), num_tokens=budget, num_places=budget)
+        source = KnownDrafts(drafts) if isinstance(drafts, str) else drafts
+        drafting = source and drafting_of(source, num_tokens=budget, num_places=budget)
         self.scheduler = Scheduler(self.caches, drafting or None)
         self.after_token: Callable[[Request], None] = lambda request: None  # called when one got a token and goes on
         self.devices = [
