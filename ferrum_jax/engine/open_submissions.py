@@ -166,7 +166,7 @@ def logged(submission: Submission) -> LoggedRequest:
         priority=first.priority,
         prompt_logprobs=sampling.prompt_logprobs is not None,
         takes_hits=submission.choices[0].experts is None,
-        takes_drafts=first.takes_drafts,
+        takes_drafts=sampling.speculative,
         adapter=first.adapter,
         cache_salt=first.cache_salt.decode(),
         media=first.media,
