@@ -165,11 +165,13 @@ def test_each_call_that_process_0_makes_is_one_that_the_others_make():
         def __init__(self):
             self._calls, self._processes = [], Sent()
 
+    arguments = {"add": ([1], SamplingParams()), "abort": (0,), "queue_ready": (0,)}
+    arguments |= {"learn": ([1], 0), "take_costs": ([(1, 1.0, [(1, 1.0)])],)}
+
     def made(name):
         engine = Leads()
-        arguments = (0,) * (name in ("abort", "queue_ready")) or ([1], SamplingParams()) * (name == "add")
         with contextlib.suppress(AttributeError):  # there is no engine below it
-            getattr(engine, name)(*arguments)
+            getattr(engine, name)(*arguments.get(name, ()))
         return [decode(call) for call in (*engine._calls, *engine._processes)]
 
     own = {name for name in vars(LeadingEngine) if not name.startswith("_")}
