@@ -240,8 +240,7 @@ class Engine:
 
     def learn(self, token_ids: Sequence[int], num_prompt_tokens: int, cache_salt: str = "") -> None:
         """Takes a text that ended elsewhere, such as one of a job's journal, as one from which drafts may come."""
-        if self.scheduler.drafting is not None:
-            self.scheduler.drafting.source.learn(token_ids, num_prompt_tokens, cache_salt.encode())
+        self._events.learn(token_ids, num_prompt_tokens, cache_salt, self._num_calls)
 
     def _step(self) -> list[Delta]:
         self._queue_all_ready()

@@ -167,6 +167,7 @@ def logged(submission: Submission) -> LoggedRequest:
         prompt_logprobs=sampling.prompt_logprobs is not None,
         takes_hits=submission.choices[0].experts is None,
         takes_drafts=sampling.speculative,
+        stop_ids=tuple(sorted(first.stop_ids)),
         adapter=first.adapter,
         cache_salt=first.cache_salt.decode(),
         media=first.media,

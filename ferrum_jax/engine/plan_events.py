@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ferrum_jax.scheduling.drafting import StepCosts
-from ferrum_jax.scheduling.request_log import RequestLogWriter, TokenLimit, ToldCosts
+from ferrum_jax.scheduling.request_log import LearntText, RequestLogWriter, TokenLimit, ToldCosts
 from ferrum_jax.scheduling.scheduler import Scheduler
 
 
@@ -35,3 +35,14 @@ class PlanEvents:
         self._scheduler.drafting.costs = costs
         if self._log is not None:
             self._log.costs(ToldCosts(arrival=arrival, costs=[(c.num_rows, c.bare, c.sizes) for c in costs]))
+
+    def learn(self, token_ids: Sequence[int], num_prompt_tokens: int, cache_salt: str, arrival: int) -> None:
+        """Tokens may be drafted from a text that ended elsewhere, from the next step on."""
+        if self._scheduler.drafting is None:
+            return
+        self._scheduler.drafting.source.learn(token_ids, num_prompt_tokens, cache_salt.encode())
+        if self._log is not None:
+            learnt = list(token_ids)
+            self._log.text(
+                LearntText(arrival=arrival, learnt=learnt, num_prompt_tokens=num_prompt_tokens, cache_salt=cache_salt)
+            )

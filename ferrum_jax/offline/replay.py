@@ -21,7 +21,7 @@ from ferrum_jax.plan import ShardPlan, StepPlan
 from ferrum_jax.prefix_cache.cache_manager import CacheManager
 from ferrum_jax.prefix_cache.keys import extend_keys, root_key
 from ferrum_jax.request import Request
-from ferrum_jax.scheduling.drafting import StepCosts, drafting_of
+from ferrum_jax.scheduling.drafting import Drafting, StepCosts, drafting_of
 from ferrum_jax.scheduling.in_flight import StepsInFlight
 from ferrum_jax.scheduling.request_log import LoggedChoice, LoggedRequest, Segment
 from ferrum_jax.scheduling.scheduler import Scheduler
@@ -106,7 +106,7 @@ class _Replay:
         self.num_steps = 0
         self.num_too_large = 0
         self._arriving = deque(segment.requests)
-        self._limits, self._costs = deque(segment.limits), deque(segment.costs)
+        self._limits, self._costs, self._texts = deque(segment.limits), deque(segment.costs), deque(segment.texts)
         self._ids = iter(range(1, 1 << 62))
         self._choices: dict[int, _ReplayedChoice] = {}  # by id of unfinished requests
         self._by_slot: dict[tuple[int, int], _ReplayedChoice] = {}  # by shard and slot
@@ -125,11 +125,19 @@ class _Replay:
                 self._add(self._arriving.popleft())
             while self._limits and self._limits[0].arrival <= now:
                 self.scheduler.limit_tokens(self._limits.popleft().token_limit)
-            while self._drafting is not None and self._costs and self._costs[0].arrival <= now:
-                self._drafting.costs = [StepCosts.of(*of_rows) for of_rows in self._costs.popleft().costs]
+            if self._drafting is not None:
+                self._tell(self._drafting, now)
             self._step()
             on_step(self.scheduler)
             now += 1
+
+    def _tell(self, drafting: Drafting, now: int) -> None:
+        """What the engine knew of drafts before this step."""
+        while self._costs and self._costs[0].arrival <= now:
+            drafting.costs = [StepCosts.of(*of_rows) for of_rows in self._costs.popleft().costs]
+        while self._texts and self._texts[0].arrival <= now:
+            text = self._texts.popleft()
+            drafting.source.learn(text.learnt, text.num_prompt_tokens, text.cache_salt.encode())
 
     def _add(self, logged: LoggedRequest) -> None:
         requests = [self._request(logged, index) for index in range(len(logged.choices))]
@@ -148,8 +156,8 @@ class _Replay:
             token_ids=array("i", prompt),
             num_prompt_tokens=len(prompt),
             max_total_tokens=len(prompt) + logged.max_tokens,
-            min_tokens=len(choice.token_ids) - 1 if by_token else 0,
-            stop_ids=frozenset(choice.token_ids[-1:]) if by_token else frozenset(),
+            min_tokens=len(choice.token_ids) - 1 if by_token else logged.max_tokens,
+            stop_ids=frozenset([*logged.stop_ids, *(choice.token_ids[-1:] if by_token else ())]),
             priority=logged.priority,
             choice=index,
             num_choices=len(logged.choices),

@@ -3,8 +3,8 @@
 A JSONL file. An engine appends one header line with its sizes, then one line for each submission that ended;
 so an engine that is started again begins a new segment, with empty caches. `arrival` counts the engine's
 steps, not seconds: the same segment gives the same plans again. While executables are still being compiled, the tokens
-that a step may have change; each change has a line, and so has what steps take, where tokens are drafted. Prompts stand
-in it in full, their images as digests and grids.
+that a step may have change; each change has a line. Where tokens are drafted, so has what steps take, and each text that
+was learnt. Prompts stand in it in full, their images as digests and grids.
 """
 
 from __future__ import annotations
@@ -49,6 +49,7 @@ class LoggedRequest:
     prompt_logprobs: bool = False  # its first choice takes no hits
     takes_hits: bool = True  # of its choices
     takes_drafts: bool = True
+    stop_ids: tuple[int, ...] = ()  # no draft goes beyond one of them
     adapter: str = ""  # its digest
     cache_salt: str = ""
     media: tuple[MediaSpan, ...] = ()
@@ -72,6 +73,16 @@ class ToldCosts:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class LearntText:
+    """A text from elsewhere, from which tokens are drafted from some step on. arrival: steps before it."""
+
+    arrival: int
+    learnt: Sequence[int]  # its tokens
+    num_prompt_tokens: int
+    cache_salt: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Segment:
     """The lines of one engine, in order of arrival."""
 
@@ -79,6 +90,7 @@ class Segment:
     requests: list[LoggedRequest]
     limits: list[TokenLimit] = dataclasses.field(default_factory=list)
     costs: list[ToldCosts] = dataclasses.field(default_factory=list)
+    texts: list[LearntText] = dataclasses.field(default_factory=list)
 
 
 class RequestLogWriter:
@@ -103,6 +115,9 @@ class RequestLogWriter:
 
     def costs(self, costs: ToldCosts) -> None:
         self._write(dataclasses.asdict(costs))
+
+    def text(self, text: LearntText) -> None:
+        self._write(dataclasses.asdict(text))
 
     def _write(self, line: Mapping[str, Any]) -> None:
         with open(self._path, "a", encoding="utf-8") as file:
@@ -159,6 +174,8 @@ def read_request_log(path: Path) -> list[Segment]:
                 segments[-1].limits.append(line)
             elif isinstance(line, ToldCosts):
                 segments[-1].costs.append(line)
+            elif isinstance(line, LearntText):
+                segments[-1].texts.append(line)
             else:
                 segments[-1].requests.append(line)
     if not any(segment.requests for segment in segments):
@@ -168,7 +185,7 @@ def read_request_log(path: Path) -> list[Segment]:
     return segments
 
 
-def _parse(text: str) -> EngineSizes | LoggedRequest | TokenLimit | ToldCosts:
+def _parse(text: str) -> EngineSizes | LoggedRequest | TokenLimit | ToldCosts | LearntText:
     line = json.loads(text)
     if _HEADER in line:
         found = line.pop(_HEADER)
@@ -179,6 +196,8 @@ def _parse(text: str) -> EngineSizes | LoggedRequest | TokenLimit | ToldCosts:
         return TokenLimit(**line)
     if "costs" in line:
         return ToldCosts(**line)
+    if "learnt" in line:
+        return LearntText(**line)
     media = tuple(MediaSpan(**_with_digest(span)) for span in line.pop("media"))
     if "images" not in line and any(span.kind == "image" for span in media):
         raise ValueError(
@@ -187,7 +206,8 @@ def _parse(text: str) -> EngineSizes | LoggedRequest | TokenLimit | ToldCosts:
         )
     images = tuple(_image(image) for image in line.pop("images", ()))
     choices = [LoggedChoice(**choice) for choice in line.pop("choices")]
-    return LoggedRequest(**line, choices=choices, media=media, images=images)
+    stop_ids = tuple(line.pop("stop_ids", ()))
+    return LoggedRequest(**line, choices=choices, stop_ids=stop_ids, media=media, images=images)
 
 
 def _image(part: Mapping[str, Any]) -> PlacedImage:

@@ -14,7 +14,8 @@ from ferrum_jax.offline.replay import replay
 from ferrum_jax.prompt import MediaSpan
 from ferrum_jax.scheduling.request_log import read_request_log
 from ferrum_jax.startup.build_engine import build_engine
-from tests.support import GOLDENS, small_llm
+from tests.engine.test_image_replays import comparable, watch
+from tests.support import GOLDENS, INVARIANT, small_llm
 
 PARAMS = SamplingParams(max_tokens=20, temperature=1.0, ignore_eos=True)
 COUNTERS = ("lookups", "hit_tokens", "missed_tokens", "resumed_tokens", "evictions", "refusals", "preemptions")
@@ -103,6 +104,26 @@ def test_an_engine_that_is_started_again_adds_a_segment_with_empty_caches(llm, t
     assert [len(segment.requests) for segment in segments] == [40, 40]
     outcome, expected = replay(segments, 30), totals(*engines)
     assert {name: getattr(outcome, name) for name in expected} == expected
+
+
+@pytest.mark.parametrize(
+    ("method", "num_blocks"), [("suffix", 14), pytest.param("ngram", 80, marks=pytest.mark.slow), ("suffix", 80)]
+)
+def test_a_replay_plans_every_step_with_drafts_as_the_engine_did(tmp_path, method, num_blocks):
+    """What steps take here is in the log, and so are the texts from which tokens were drafted."""
+    llm = small_llm("qwen3", INVARIANT)
+    path, asked = tmp_path / "requests.jsonl", {"method": method, "num_speculative_tokens": 6}
+    engine = make_engine(llm, path, num_blocks=num_blocks, speculative_config=asked, max_num_seqs=4)
+    planned, replayed = watch(engine), []
+    engine.learn([*range(20, 60)] * 2, 0)
+    serve(engine, seed=3)
+    segments = read_request_log(path)
+    replay(segments, num_blocks, on_plan=replayed.append)
+    for step, (found, expected) in enumerate(zip(comparable(replayed), comparable(planned), strict=True)):
+        assert found == expected, f"step {step}"
+    counts = engine.scheduler.drafting.counts
+    assert 0 < counts.accepted_tokens < counts.drafted_tokens and segments[0].costs
+    assert any(plan.has_drafts for plan in planned)
 
 
 def test_an_aborted_submission_is_in_the_request_log_with_what_it_had(llm, tmp_path):

@@ -180,6 +180,21 @@ def test_undescribed_images_of_a_log_are_refused_by_line(tmp_path, format_):
         read_request_log(path)
 
 
+@pytest.mark.parametrize("format_", [3, 4, 5])
+def test_logs_that_know_of_no_drafts_are_read_as_before(request_log, format_):
+    whole = replay(read_request_log(request_log), 64)
+    lines = [json.loads(line) for line in request_log.read_text().splitlines()]
+    lines[0] = {"ferrum_jax_request_log": format_} | {
+        name: value
+        for name, value in lines[0].items()
+        if name not in ("ferrum_jax_request_log", "speculative_config", "num_places")
+    }
+    for line in lines[1:]:
+        del line["takes_drafts"]
+    request_log.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert replay(read_request_log(request_log), 64) == whole
+
+
 def test_the_table_counts_images_only_where_prompts_have_some(request_log):
     def columns(segments):
         outcomes = [replay(segments, 64)]
