@@ -57,7 +57,9 @@ def committed(planned: PlannedRows, token_ids: np.ndarray, first: int, books: Sh
     spoilt = current & (plan.num_drafts > 0) & (token_ids[places] == NOT_FINITE)
     for row in np.flatnonzero(spoilt).tolist():
         _give_up(planned, books, row)
-    got = append_tokens(requests, plan.samples * ~spoilt, done, current, token_ids[places], books.awaited, places + first)
+    got = append_tokens(
+        requests, plan.samples * ~spoilt, done, current, token_ids[places], books.awaited, places + first
+    )
     _publish(cache, requests, plan.slots, np.where(current & ~spoilt, done, 0))
     yield _unkeyed(cache, got)
     left = np.flatnonzero((plan.num_drafts > 0) & ~spoilt)

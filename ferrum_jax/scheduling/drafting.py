@@ -155,6 +155,8 @@ class Drafting:
             return None
         sums = [list(itertools.accumulate((chance for chance, _ in of_shard), initial=0.0)) for of_shard in ranked]
         least, num_rows = max(shard.num_tokens for shard in shards), sum(len(shard.rows) for shard in shards)
+        if not costs.sizes or costs.sizes[-1][0] < least:
+            return None  # a larger executable has come, and nobody was told yet what its steps take
         has_prompts = any(shard.has_prompts for shard in shards)
         is_bare = not has_prompts and all(shard.num_tokens == shard.num_places for shard in shards)
         most, seconds = (0, costs.bare) if is_bare else costs.smallest(least)

@@ -67,7 +67,9 @@ def test_windows_and_recurrent_states_have_every_bit(family):
         assert ("num_blocks" in sizes) <= (engines["mixed"].scheduler.metrics().preemptions > 0)
 
 
-@pytest.mark.parametrize("kv_dtype", ["int8", pytest.param("fp8_e4m3", marks=slow), pytest.param("bfloat16", marks=slow)])
+@pytest.mark.parametrize(
+    "kv_dtype", ["int8", pytest.param("fp8_e4m3", marks=slow), pytest.param("bfloat16", marks=slow)]
+)
 def test_quantised_pools_have_every_bit(kv_dtype):
     same_with_drafts(small_llm("qwen3", dataclasses.replace(INVARIANT, kv_dtype=kv_dtype)), REQUESTS)
 
@@ -82,11 +84,14 @@ def test_pools_of_latents_have_every_bit(kv_dtype):
 def test_rows_with_adapters_and_without_have_every_bit():
     llm = test_adapters.open_llm("llama", test_adapters.LLAMA, poet="llama_patterns", clerk="llama_attention")
     names = ["poet", "", "clerk", "poet"]
-    requests = [(p, params, dataclasses.replace(o, adapter=n)) for (p, params, o), n in zip(REQUESTS, names, strict=True)]
+    requests = [
+        (p, params, dataclasses.replace(o, adapter=n)) for (p, params, o), n in zip(REQUESTS, names, strict=True)
+    ]
     plain, _ = same_with_drafts(llm, requests, adapters=llm.model.adapters)
     for (prompt, params, options), output in zip(requests, plain, strict=True):
         (alone,) = answers(
-            build_engine(llm.loaded, llm.config, llm.tokenizer, adapters=llm.model.adapters), [(prompt, params, options)]
+            build_engine(llm.loaded, llm.config, llm.tokenizer, adapters=llm.model.adapters),
+            [(prompt, params, options)],
         )
         assert told(alone) == told(output)
 
@@ -155,7 +160,11 @@ def test_prefixes_that_a_row_with_drafts_left_are_saved_and_loaded(family, tmp_p
 def test_prompts_are_scored_beside_rows_with_drafts():
     """Log-probabilities of a long prompt and of given tokens, while others decode with drafts."""
     llm = small_llm("qwen3", INVARIANT)
-    scored = (RNG.integers(6, 150, 150).tolist(), dataclasses.replace(GREEDY, prompt_logprobs=2), RequestOptions(key="s"))
+    scored = (
+        RNG.integers(6, 150, 150).tolist(),
+        dataclasses.replace(GREEDY, prompt_logprobs=2),
+        RequestOptions(key="s"),
+    )
     wanted = llm.compute_logprobs([PROMPTS[3]], [PROMPTS[1]], top=2)[0]
     plain = answers(build_engine(llm.loaded, llm.config, llm.tokenizer), [*REQUESTS, scored])
     for kind in KINDS:

@@ -9,16 +9,21 @@ from collections.abc import Sequence
 import pytest
 
 from ferrum_jax.request import Request
+from ferrum_jax.scheduling.drafting import StepCosts
 from ferrum_jax.speculation.drafts import Draft
 from tests.histories import seeded
-from tests.scheduling.fake_device import VOCABULARY, Engine, next_token
+from tests.scheduling.fake_device import VOCABULARY, Engine, next_token, prompt_of
 
 _MAX_TOTAL = 36
 
 
 def forced(ids: Sequence[int]) -> list[int]:
     """The tokens that must come after these: the model itself would draw others in about half of the cases."""
-    return [(ids[-1] + sum(ids) + i) % VOCABULARY for i in range(1 + ids[-2])] if sum(ids) % 5 == 0 and len(ids) > 1 else []
+    return (
+        [(ids[-1] + sum(ids) + i) % VOCABULARY for i in range(1 + ids[-2])]
+        if sum(ids) % 5 == 0 and len(ids) > 1
+        else []
+    )
 
 
 def ends_with_text(ids: Sequence[int]) -> bool:
@@ -166,6 +171,20 @@ def _soak(kind: str, seed: int, num_engines: int, num_rounds: int) -> None:
 @pytest.mark.parametrize("kind", ["right", "wrong", "mixed"])
 def test_rows_with_drafts_end_as_they_do_alone(kind: str) -> None:
     _soak(kind, seed=1, num_engines=12, num_rounds=200)
+
+
+@pytest.mark.parametrize("sizes", [(), (4,)])
+def test_no_row_has_drafts_in_a_step_larger_than_those_whose_costs_are_told(sizes: tuple[int, ...]) -> None:
+    """An executable that has just come allows more tokens at once; what it takes is told some steps later."""
+    engine = Engine(drafts="right", max_num_batched_tokens=16)
+    engine.scheduler.drafting.costs = [StepCosts(num_rows=1, bare=1.0, sizes=tuple((size, 1.0) for size in sizes))]
+    engine.add(prompt_of(3), 30)
+    for _ in range(4):
+        engine.step()
+    engine.add(prompt_of(20, stem=1), 4)
+    engine.drain()
+    assert bool(engine.scheduler.drafting.counts.accepted_tokens) == bool(sizes)
+    assert max(plan.shards[0].num_tokens for plan in engine.plans) == 16
 
 
 @pytest.mark.slow
