@@ -14,10 +14,10 @@ def stopping(monkeypatch, after: int) -> list[Notice]:
     """Notices; the last is given at every step whose number `after` divides."""
     dispatch, steps, notices = Runner.dispatch, itertools.count(1), [Notice()]
 
-    def noticed(self, plan):
+    def noticed(self, plan, *more):
         if next(steps) % after == 0:
             notices[-1].give("the test", EXIT_PREEMPTED)
-        return dispatch(self, plan)
+        return dispatch(self, plan, *more)
 
     monkeypatch.setattr(Runner, "dispatch", noticed)
     return notices

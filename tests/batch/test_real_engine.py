@@ -32,9 +32,9 @@ def write_rows(path: Path) -> None:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def run(folder: Path, notice: Notice | None = None) -> int:
+def run(folder: Path, notice: Notice | None = None, llm: LLM | None = None) -> int:
     return run_batch(
-        lambda rows: small_llm("qwen3", INVARIANT),
+        lambda rows: llm or small_llm("qwen3", INVARIANT),
         folder / "in.jsonl",
         folder / "out.jsonl",
         model="tiny",
@@ -56,6 +56,49 @@ def expected(tmp_path) -> bytes:
 def test_noticed_every_few_steps_the_output_has_the_bytes_of_an_uninterrupted_one(tmp_path, expected, monkeypatch):
     assert num_starts(lambda notice: run(tmp_path, notice), stopping(monkeypatch, 4)) > 3
     assert (tmp_path / "out.jsonl").read_bytes() == expected
+
+
+def write_alike(path: Path) -> None:
+    """Rows whose answers repeat themselves and one another, and whose texts are the tokens that were drawn."""
+    texts = ["Once upon a time", "The sea is ", '{"name": "']
+    rows = [
+        {"custom_id": str(i), "prompt": texts[i % 3] * (1 + i % 2), "max_tokens": 40 + i, "temperature": 0.0}
+        | ({"temperature": 0.7, "seed": 3, "n": 2} if i % 4 == 3 else {"logprobs": 2})
+        | ({"stop": ["e"], "min_tokens": 20} if i % 3 == 2 else {"ignore_eos": True})
+        for i in range(12)
+    ]
+    rows.append({"custom_id": "vector", "input": "The sea"})
+    rows.append({"custom_id": "chosen", "prompt": "a", "structured_outputs": {"regex": "(ab|c){9,30}"}})
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+@pytest.mark.parametrize("method", ["suffix", "ngram"])
+def test_killed_every_few_steps_a_job_with_drafts_has_the_bytes_of_one_without(tmp_path, monkeypatch, method):
+    (tmp_path / "whole").mkdir()
+    for folder in (tmp_path, tmp_path / "whole"):
+        write_alike(folder / "in.jsonl")
+    assert run(tmp_path / "whole") == EXIT_OK
+    asked = {"method": method, "num_speculative_tokens": 6}
+    llm = small_llm("qwen3", dataclasses.replace(INVARIANT, speculative_config=asked))
+    learnt, accepted = [], []
+
+    def start(notice: Notice) -> int:
+        """A fresh engine each time, as a process that is started again has."""
+        llm.calls.drop()
+        engine = llm.calls.engine
+        engine.take_costs([(1, 1.0, [(64, 1.0)])])
+        monkeypatch.setattr(engine, "_tell_costs", lambda: None)  # a test's machine has other costs each time
+        learn, texts = engine.learn, []
+        monkeypatch.setattr(engine, "learn", lambda ids, *more: (texts.append(ids), learn(ids, *more)))
+        code = run(tmp_path, notice, llm)
+        learnt.append(len(texts))
+        accepted.append(engine.scheduler.drafting.counts.accepted_tokens)
+        return code
+
+    assert num_starts(start, stopping(monkeypatch, 23)) > 3
+    assert (tmp_path / "out.jsonl").read_bytes() == (tmp_path / "whole" / "out.jsonl").read_bytes()
+    assert sum(accepted) > 10
+    assert learnt == sorted(learnt) and learnt[0] == 0 and bool(learnt[-1]) == (method == "suffix")
 
 
 def test_a_row_with_which_the_device_fails_is_set_aside_and_the_others_are_as_ever(tmp_path, expected, monkeypatch):

@@ -109,7 +109,7 @@ def test_an_engine_that_is_started_again_adds_a_segment_with_empty_caches(llm, t
 @pytest.mark.parametrize("num_blocks", [14, 80])
 @pytest.mark.parametrize("method", ["suffix", pytest.param("ngram", marks=pytest.mark.slow)])
 def test_a_replay_plans_every_step_with_drafts_as_the_engine_did(tmp_path, monkeypatch, method, num_blocks):
-    """What steps take is in the log, and so are texts from which tokens were drafted. Greedy texts repeat themselves."""
+    """What steps take is in the log, and so are texts that were learnt. Greedy texts repeat themselves."""
     llm = small_llm("qwen3", INVARIANT)
     path, asked = tmp_path / "requests.jsonl", {"method": method, "num_speculative_tokens": 6}
     engine = make_engine(llm, path, num_blocks=num_blocks, speculative_config=asked, max_num_seqs=4)

@@ -1,4 +1,4 @@
-"""Long seeded histories with drafts under pressure, while grammars force tokens and stop strings end rows in a draft."""
+"""Long seeded histories with drafts under pressure; grammars force tokens and stop strings end rows within a draft."""
 
 from __future__ import annotations
 

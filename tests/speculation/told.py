@@ -45,7 +45,10 @@ class ToldDrafts:
 
 
 def drafted_engine(llm, outputs, kind: str, *, adapters=None, fill: float = 0.0, **overrides):
-    """A fresh engine that computes drafts of known outputs wherever there is room. adapters, fill: see `build_engine`."""
+    """A fresh engine that computes drafts of known outputs wherever there is room.
+
+    adapters, fill: see `build_engine`.
+    """
     config = dataclasses.replace(llm.config, speculative_config=_ANY, **overrides)
     engine = build_engine(llm.loaded, config, llm.tokenizer, adapters=adapters, fill=fill)
     sizes = [(bucket.num_tokens, 1.0) for bucket in llm.loaded.layout.ladder.buckets if not bucket.decode_only]
