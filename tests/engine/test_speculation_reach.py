@@ -223,7 +223,7 @@ def test_a_draft_behind_which_nothing_can_be_drawn_ends_its_row_alone(kind):
 
 
 def test_a_wrong_draft_whose_logits_are_not_finite_harms_nobody():
-    """Some drafted tokens have an embedding of NaN, which spoils what the same step computes of the tokens before them."""
+    """Some drafted tokens have an embedding of NaN, which spoils the tokens before them in the same step."""
     llm = test_not_finite.damaged()
     plain = answers(build_engine(llm.loaded, llm.config, None), FINITE)
     assert all(output.outputs[0].finish_reason == "length" for output in plain)
