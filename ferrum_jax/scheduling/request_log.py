@@ -3,8 +3,8 @@
 A JSONL file. An engine appends one header line with its sizes, then one line for each submission that ended;
 so an engine that is started again begins a new segment, with empty caches. `arrival` counts the engine's
 steps, not seconds: the same segment gives the same plans again. While executables are still being compiled, the tokens
-that a step may have change; each change has a line. Where tokens are drafted, so has what steps take, and each text that
-was learnt. Prompts stand in it in full, their images as digests and grids.
+that a step may have change; each change has a line. Where tokens are drafted, so have what steps take and each text
+that was learnt. Prompts stand in it in full, their images as digests and grids.
 """
 
 from __future__ import annotations

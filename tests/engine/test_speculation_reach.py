@@ -16,7 +16,7 @@ from ferrum_jax.startup.build_engine import build_engine
 from tests.engine import test_adapters, test_gemma3_images, test_images, test_not_finite, test_routed_experts
 from tests.golden_table import goldens
 from tests.speculation.told import KINDS, drafted_engine
-from tests.support import INVARIANT, finish, small_llm, step
+from tests.support import INVARIANT, SMALL, finish, small_llm, step
 
 GREEDY = SamplingParams(max_tokens=24, temperature=0.0, ignore_eos=True, logprobs=2)
 DRAWN = dataclasses.replace(GREEDY, temperature=0.8, seed=5)
@@ -24,6 +24,7 @@ RNG = np.random.default_rng(11)
 PROMPTS = [[3, 4, 5, 6] * 8, *(RNG.integers(6, 150, n).tolist() for n in (20, 1, 47))]
 REQUESTS = [(prompt, DRAWN if i % 2 else GREEDY, RequestOptions(key=str(i))) for i, prompt in enumerate(PROMPTS)]
 FINITE = [([6 if token == test_not_finite.BAD else token for token in ids], *more) for ids, *more in REQUESTS]
+DRAFTING = dataclasses.replace(SMALL, max_num_batched_tokens=32, speculative_config={"method": "ngram"})
 slow = pytest.mark.slow
 
 
@@ -290,19 +291,17 @@ def test_rows_that_draft_go_on_with_other_weights_as_without_drafts(kind):
     assert drafted.token_ids[:at] == whole.token_ids[:at] and drafted.token_ids != whole.token_ids
 
 
-@pytest.mark.parametrize("config", ["invariant", pytest.param("ladder", marks=slow)])
+@pytest.mark.parametrize("config", [INVARIANT, pytest.param(DRAFTING, marks=slow)], ids=["one", "ladder"])
 def test_steps_with_drafts_compile_nothing(config, monkeypatch):
-    from tests.support import SMALL
-
-    llm = small_llm("qwen3", INVARIANT if config == "invariant" else SMALL)
-    plain = answers(build_engine(llm.loaded, llm.config, llm.tokenizer), REQUESTS)
+    llm = small_llm("qwen3", config)
+    plain = answers(build_engine(llm.loaded, dataclasses.replace(config, speculative_config=None), None), REQUESTS)
     monkeypatch.setattr(llm.calls, "_on_recompile", "error")
     monkeypatch.setattr(llm.calls, "num_compiles", 0)
     for kind in KINDS:
         engine = drafted_engine(llm, plain, kind)
         monkeypatch.setattr(llm.calls, "_engine", engine)
-        params = [params for _, params, _ in REQUESTS]
-        found = llm.generate(PROMPTS, params, progress=False)
+        found = llm.generate(PROMPTS, [params for _, params, _ in REQUESTS], progress=False)
         assert [output.token_ids for output in found] == [output.token_ids for output in plain]
-        assert engine.scheduler.drafting.counts.drafted_tokens
+        counts = engine.scheduler.drafting.counts
+        assert counts.drafted_tokens and bool(counts.accepted_tokens) == (kind != "wrong")
     assert llm.stats()["compiles_after_ready"] == 0
