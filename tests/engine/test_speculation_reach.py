@@ -9,15 +9,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ferrum_jax import LLM, SamplingParams
+from ferrum_jax import SamplingParams
 from ferrum_jax.asked.options import RequestOptions
-from ferrum_jax.asked.structured_outputs import StructuredOutputsParams
 from ferrum_jax.outputs import NOT_FINITE_REASON
 from ferrum_jax.startup.build_engine import build_engine
 from tests.engine import test_adapters, test_gemma3_images, test_images, test_not_finite, test_routed_experts
 from tests.golden_table import goldens
 from tests.speculation.told import KINDS, drafted_engine
-from tests.support import GOLDENS, INVARIANT, SMALL, finish, small_llm, step
+from tests.support import INVARIANT, SMALL, finish, small_llm, step
 
 GREEDY = SamplingParams(max_tokens=24, temperature=0.0, ignore_eos=True, logprobs=2)
 DRAWN = dataclasses.replace(GREEDY, temperature=0.8, seed=5)
