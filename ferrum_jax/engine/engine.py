@@ -25,7 +25,7 @@ from ferrum_jax.engine.not_ready import NotReady
 from ferrum_jax.engine.open_submissions import OpenSubmissions
 from ferrum_jax.engine.plan_events import PlanEvents
 from ferrum_jax.engine.scoring import Observed, start_scoring
-from ferrum_jax.engine.step_times import StepTimes
+from ferrum_jax.engine.measured_steps import MeasuredSteps
 from ferrum_jax.engine.submission import Choice, Intake, Submission
 from ferrum_jax.plan import StepPlan
 from ferrum_jax.request import Request
@@ -55,7 +55,7 @@ class Engine:
         intake: Intake,
         constraints: Constraints,
         adapters: HeldSlots,
-        step_times: StepTimes | None = None,
+        step_times: MeasuredSteps | None = None,
         request_log: RequestLogWriter | None = None,
         guard: contextlib.AbstractContextManager[None] | None = None,
     ) -> None:

@@ -20,7 +20,7 @@ class OpenSubmissions(dict[int, Submission]):
         """not_ready: holds the adapters of submissions, to their end. request_log: gets a line for each that ended."""
         super().__init__()
         self.choices: dict[int, Choice] = {}  # unfinished ones, by request id
-        self.num_observed = 0  # submissions of which something is kept of each token
+        self.num_observed = 0  # submissions that keep something of each token
         self._ended: list[Choice] = []  # without a step: resumed ones that had, and ones that failed
         self._not_ready, self._request_log = not_ready, request_log
 
@@ -45,7 +45,7 @@ class OpenSubmissions(dict[int, Submission]):
         self._ended += failed
 
     def drop(self, submission: Submission) -> None:
-        """Forgets a submission, of which nothing more is given."""
+        """Forgets a submission, which gives nothing more."""
         for choice in submission.choices:
             self.choices.pop(choice.request.id, None)
         self._ended = [ended for ended in self._ended if ended.submission is not submission]

@@ -13,7 +13,7 @@ from ferrum_jax.scheduling.scheduler import Scheduler
 
 
 class PlanEvents:
-    """Those of one engine. arrival: steps before the event."""
+    """The events of one engine. arrival: steps before the event."""
 
     def __init__(self, scheduler: Scheduler, request_log: RequestLogWriter | None) -> None:
         self._scheduler, self._log = scheduler, request_log

@@ -101,7 +101,7 @@ class Settled:
 
     @property
     def most_places(self) -> int:
-        """Of a step with drafts, whether this engine has them or not: masks have room for so many."""
+        """Places of a step with drafts, whether this engine has them or not: masks have room for so many."""
         limits = self.limits
         accelerator = self.target.platform != "cpu"
         return most_places(limits.max_num_seqs, limits.max_num_batched_tokens, accelerator=accelerator)

@@ -113,7 +113,7 @@ def _go_back(planned: PlannedRows, rows: RunningRows, row: int) -> None:
 
 
 def _publish(cache: CacheManager, requests: Sequence[Request], slots: np.ndarray, known: np.ndarray) -> None:
-    """Publish full blocks of rows of which so many first tokens [rows] are computed and known."""
+    """Publish full blocks of rows. known: [rows] their first tokens that are computed and known."""
     for row in cache.rows_to_publish(slots, known).tolist():
         cache.publish(requests[row], requests[row].slot, int(known[row]))
 

@@ -73,7 +73,7 @@ class OpenShard:
 
 
 @dataclasses.dataclass(slots=True)
-class _Row:
+class _RowRate:
     """What is known of a row's drafts. expected: the last ones, which came after its first `length` tokens."""
 
     rate: float
@@ -94,7 +94,7 @@ class Drafting:
         self.costs = costs
         self.allowed: Callable[[Request, Sequence[int]], int] = lambda request, token_ids: len(token_ids)
         self.counts = SpeculationCounts()
-        self._rows: dict[int, _Row] = {}  # by request id
+        self._rows: dict[int, _RowRate] = {}  # by request id
         self._typical = _FIRST_RATE
         self._num_looks = self._num_fruitless = 0
 
@@ -174,7 +174,7 @@ class Drafting:
         return best_size
 
     def _costs_of(self, num_rows: int) -> StepCosts:
-        """Those of the fewest rows that are no fewer; of the most where there are none."""
+        """The costs told of the fewest rows that are no fewer than these; of the most rows where there are none."""
         return next((costs for costs in self.costs if costs.num_rows >= num_rows), self.costs[-1])
 
     def _room(self, shard: OpenShard, size: int) -> int:
@@ -201,11 +201,11 @@ class Drafting:
         chances = list(itertools.accumulate(steps, lambda a, b: a * b))
         return tokens[num_unknown:], chances[num_unknown:]
 
-    def _learnt(self, request: Request) -> _Row:
+    def _learnt(self, request: Request) -> _RowRate:
         """The book of a row, with what became of its last drafts."""
         book = self._rows.get(request.id)
         if book is None:
-            book = self._rows[request.id] = _Row(self._typical)
+            book = self._rows[request.id] = _RowRate(self._typical)
         for came, expected in zip(request.token_ids[book.length :], book.expected, strict=False):
             is_true = came == expected
             book.rate += (is_true - book.rate) * _OF_ROW

@@ -12,7 +12,7 @@ from ferrum_jax.engine.constraints import Constraints
 from ferrum_jax.engine.engine import Engine
 from ferrum_jax.engine.image_intake import NO_IMAGES, ImageLimits
 from ferrum_jax.engine.lockstep import make_engine
-from ferrum_jax.engine.step_times import StepTimes
+from ferrum_jax.engine.measured_steps import MeasuredSteps
 from ferrum_jax.engine.submission import Intake
 from ferrum_jax.engine.write_guard import WriteGuard
 from ferrum_jax.pools.pools import pools_of
@@ -69,7 +69,7 @@ def build_engine(
         intake=_intake(loaded, sizes, config.seed, tokenizer, constraints, adapters),
         constraints=constraints,
         adapters=HeldSlots(adapters, max_adapters, runner.write_adapter),
-        step_times=StepTimes(accelerator=layout.target.platform != "cpu") if config.speculative_config else None,
+        step_times=MeasuredSteps(accelerator=layout.target.platform != "cpu") if config.speculative_config else None,
         guard=WriteGuard(caches, runner) if config.check_writes else None,
         request_log=None if config.request_log is None else RequestLogWriter(config.request_log, sizes),
     )

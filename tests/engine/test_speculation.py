@@ -8,7 +8,7 @@ import pytest
 
 from ferrum_jax import SamplingParams
 from ferrum_jax.asked.structured_outputs import StructuredOutputsParams
-from tests.golden_table import goldens
+from tests.golden_table import TABLE, marked
 from tests.speculation.told import KINDS, drafted_engine, run_drafted
 from tests.support import INVARIANT, SMALL, finish, run, small_llm
 
@@ -16,8 +16,9 @@ PROMPTS = [[3, 4, 5, 6] * 8, [7] * 20, [9], [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 1, 2
 TEXTS = ["The sea is ", '{"name": "', "Once upon a time"]
 GREEDY = SamplingParams(max_tokens=40, temperature=0.0, ignore_eos=True, logprobs=2)
 DRAWN = dataclasses.replace(GREEDY, temperature=0.8, seed=5)
-QUICK = ("qwen3",)
-SLOW = tuple(name for name in goldens("ladder") + goldens("states") + goldens("windows") if name not in QUICK)
+SLOW = ("gemma3", "deepseek_v3", "gpt_oss", "qwen3_next", "lfm2", "llama4")  # one of each kind of cache
+_SPEED = {"qwen3": "fast", **dict.fromkeys(SLOW, "slow")}
+EVERY = [marked(name, _SPEED.get(name, "long")) for name in TABLE]
 
 
 def _told(outputs):
@@ -42,14 +43,14 @@ def _same_with_drafts(llm, prompts, params, kinds=KINDS, **overrides):
 
 
 @pytest.mark.parametrize("params", [GREEDY, DRAWN], ids=["greedy", "drawn"])
-@pytest.mark.parametrize("family", [*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)])
+@pytest.mark.parametrize("family", EVERY)
 def test_in_invariant_mode_every_bit_is_that_without_drafts(family, params):
     llm = small_llm(family, INVARIANT)
     _, steps = _same_with_drafts(llm, PROMPTS, params, check_writes=True)
     assert steps["right"] * 3 < steps["wrong"], "drafts that come true save steps"
 
 
-@pytest.mark.parametrize("family", [*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)])
+@pytest.mark.parametrize("family", EVERY)
 def test_elsewhere_tokens_are_those_without_drafts(family):
     llm = small_llm(family)
     plain = run(llm, PROMPTS[:2], DRAWN)

@@ -95,7 +95,7 @@ def test_a_row_that_computes_nothing_has_a_place_within_the_step():
 
 
 def test_a_row_with_drafts_draws_behind_each_of_them():
-    """Rows of tokens 7 to 9 of which two are drafts, of 4 and 5 that draw nothing, and of 20."""
+    """Three rows: tokens 7 to 9 with two drafts, tokens 4 and 5 that draw nothing, and token 20."""
     plan = dataclasses.replace(
         make_plan(3),
         slots=np.array([5, 6, 7], np.int32),

@@ -167,7 +167,7 @@ class FakeDevice:
 class KnownDrafts:
     """Drafts that are known to come true, or not to.
 
-    kind: "right"; "wrong", of which none does; "mixed", where one in four is wrong.
+    kind: "right"; "wrong", where none does; "mixed", where one in four is wrong.
     """
 
     def __init__(self, kind: str) -> None:

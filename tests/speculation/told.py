@@ -1,4 +1,4 @@
-"""Drafts of which a test knows whether they come true, in engines of golden models."""
+"""Drafts that a test knows to come true or not, in engines of golden models."""
 
 from __future__ import annotations
 

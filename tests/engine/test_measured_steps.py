@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from ferrum_jax.engine import step_times
-from ferrum_jax.engine.step_times import StepTimes
+from ferrum_jax.engine import measured_steps
+from ferrum_jax.engine.measured_steps import MeasuredSteps
 from ferrum_jax.runtime.buckets import make_ladder
 
 LADDER = make_ladder(max_num_seqs=4, max_num_batched_tokens=64, table_width=4, invariant=False)
@@ -19,11 +19,11 @@ BUCKETS = {(bucket.num_tokens, bucket.decode_only): bucket for bucket in LADDER.
 @pytest.fixture
 def clock(monkeypatch):
     now = SimpleNamespace(s=100.0)
-    monkeypatch.setattr(step_times, "time", SimpleNamespace(perf_counter=lambda: now.s))
+    monkeypatch.setattr(measured_steps, "time", SimpleNamespace(perf_counter=lambda: now.s))
     return now
 
 
-def ended(times: StepTimes, clock, seconds: float, bucket, rows: int, drafts: int = 0, prompt: int = 0) -> None:
+def ended(times: MeasuredSteps, clock, seconds: float, bucket, rows: int, drafts: int = 0, prompt: int = 0) -> None:
     """A step that began where the one before it ended."""
     begun_s = clock.s
     clock.s += seconds
@@ -33,14 +33,14 @@ def ended(times: StepTimes, clock, seconds: float, bucket, rows: int, drafts: in
 
 
 def test_what_is_not_measured_costs_as_its_weights_and_tokens_say(clock):
-    (costs,) = StepTimes(accelerator=False).news(LADDER)
+    (costs,) = MeasuredSteps(accelerator=False).news(LADDER)
     assert costs.num_rows == 4 and dict(costs.sizes)[16] / costs.bare == pytest.approx(2 / 1.25)
-    (costs,) = StepTimes(accelerator=True).news(LADDER)
+    (costs,) = MeasuredSteps(accelerator=True).news(LADDER)
     assert dict(costs.sizes)[64] / costs.bare < 1.3, "weights are what takes long there"
 
 
 def test_measured_times_are_medians_without_the_first_step_of_a_bucket(clock):
-    times = StepTimes(accelerator=False)
+    times = MeasuredSteps(accelerator=False)
     for seconds in (9.0, 0.1, 0.1, 5.0, 0.1):
         ended(times, clock, seconds, BUCKETS[1, True], rows=1)
     for seconds in (9.0, 0.3, 0.3):
@@ -51,7 +51,7 @@ def test_measured_times_are_medians_without_the_first_step_of_a_bucket(clock):
 
 
 def test_steps_that_compute_a_prompt_and_times_of_rest_are_left_out(clock):
-    times = StepTimes(accelerator=False)
+    times = MeasuredSteps(accelerator=False)
     for _ in range(3):
         ended(times, clock, 0.1, BUCKETS[1, True], rows=1)
         ended(times, clock, 7.0, BUCKETS[16, False], rows=1, prompt=9)
@@ -61,7 +61,7 @@ def test_steps_that_compute_a_prompt_and_times_of_rest_are_left_out(clock):
 
 
 def test_only_news_are_told_and_what_is_old_is_forgotten(clock):
-    times = StepTimes(accelerator=False)
+    times = MeasuredSteps(accelerator=False)
     assert times.news(LADDER) and not times.news(LADDER)
     for _ in range(20):
         ended(times, clock, 0.1, BUCKETS[1, True], rows=1)
@@ -83,5 +83,5 @@ def test_only_news_are_told_and_what_is_old_is_forgotten(clock):
 
 def test_sizes_that_are_missing_are_not_told(clock):
     some = dataclasses.replace(LADDER, missing=frozenset([BUCKETS[16, False]]))
-    (costs,) = StepTimes(accelerator=False).news(some)
+    (costs,) = MeasuredSteps(accelerator=False).news(some)
     assert 16 not in dict(costs.sizes) and 32 in dict(costs.sizes)

@@ -1,8 +1,8 @@
-"""StepTimes: what steps take here, for the rule that decides how many drafted tokens a step computes.
+"""MeasuredSteps: what steps take here, for the rule that decides how many drafted tokens a step computes.
 
 Steps that compute a prompt are left out. A step's time runs from the end of the one before it, or from its own planning
 if the engine had nothing to do, to its commit; so what the host does in between counts where the device waits for it. A
-size of which nothing is known yet is taken to cost as its weights and tokens say.
+size that was never measured is taken to cost as its weights and tokens say.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class _Size(NamedTuple):
     has_drafts: bool
 
 
-class StepTimes:
+class MeasuredSteps:
     """The steps of one engine."""
 
     def __init__(self, *, accelerator: bool) -> None:
