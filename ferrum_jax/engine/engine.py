@@ -21,11 +21,11 @@ from ferrum_jax.delta import Delta
 from ferrum_jax.engine.adapters import HeldSlots
 from ferrum_jax.engine.constraints import Constraints
 from ferrum_jax.engine.drawn_tokens import DrawnTokens
+from ferrum_jax.engine.measured_steps import MeasuredSteps
 from ferrum_jax.engine.not_ready import NotReady
 from ferrum_jax.engine.open_submissions import OpenSubmissions
 from ferrum_jax.engine.plan_events import PlanEvents
 from ferrum_jax.engine.scoring import Observed, start_scoring
-from ferrum_jax.engine.measured_steps import MeasuredSteps
 from ferrum_jax.engine.submission import Choice, Intake, Submission
 from ferrum_jax.plan import StepPlan
 from ferrum_jax.request import Request
