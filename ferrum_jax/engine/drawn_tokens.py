@@ -10,6 +10,7 @@ from ferrum_jax import sampling as device_sampling
 from ferrum_jax.delta import entry_of
 from ferrum_jax.engine.constraints import Constraints
 from ferrum_jax.engine.submission import Choice
+from ferrum_jax.request import Request
 from ferrum_jax.runtime.runner import InFlight
 from ferrum_jax.scheduling.scheduler import Scheduler
 from ferrum_jax.text.stream import TextStream
@@ -32,6 +33,7 @@ class DrawnTokens:
         """Takes what came with a choice's last token, which may end its request. rows: of the step's results."""
         if choice.request.finish_reason != "error":
             self._take_row(choice, step, rows, place)
+        self._take_draft(choice.request, step, place)
         if choice.stops is not None:
             self._look_for_stops(choice, choice.stops)
         if choice.request.is_constrained and choice.request.finish_reason is None:
@@ -51,6 +53,13 @@ class DrawnTokens:
             error = self._constraints.advance(choice, request.token_ids[-1])
             if error is not None:
                 self._scheduler.finish(request, "error", error)
+
+    def _take_draft(self, request: Request, step: InFlight, place: int) -> None:
+        """Keeps what the model drafts behind the last token of a request that goes on."""
+        drafting = self._scheduler.drafting
+        if drafting is not None and drafting.heads is not None and request.finish_reason is None:
+            assert step.drafts is not None, "the model has drafts in each step"
+            drafting.heads.take(request, int(step.drafts[place]))
 
     def _look_for_stops(self, choice: Choice, stops: TextStream) -> None:
         """Feeds the last token to the search for stop strings; one that it completes ends the request."""

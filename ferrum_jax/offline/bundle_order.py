@@ -26,6 +26,7 @@ from ferrum_jax.models import registry
 from ferrum_jax.runtime.fit import TooSmall, changes_that_fit, expected_temporaries, temporaries_bytes
 from ferrum_jax.runtime.layout import Layout
 from ferrum_jax.sharding import make_mesh, takes_all_hosts
+from ferrum_jax.sizes.speculative import asks_the_model
 from ferrum_jax.spec import ModelSpec
 
 
@@ -91,7 +92,9 @@ class BundleOrder:
         folder = Path(self.model)
         config = read_json(folder / "config.json")
         if not registry.is_encoder(config):
-            return Subject(spec=registry.spec_of(config, stored=stored_forms(folder, config)), config=self.config)
+            mtp = asks_the_model(self.config.speculative_config)
+            spec = registry.spec_of(config, stored=stored_forms(folder, config), mtp=mtp)
+            return Subject(spec=spec, config=self.config)
         longest = read_sentence_layout(folder).max_seq_length
         return Subject(spec=registry.encoder_spec_of(config), config=self.config, max_seq_length=longest)
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from ferrum_jax.ints import ceil_div, round_up
 from ferrum_jax.plan import StepPlan
@@ -68,18 +68,34 @@ class RowBucket:
         return f"sample R={self.num_rows}"
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True, order=True)
+class DraftBucket:
+    """One compiled shape of the layer that predicts one token more. forward: the bucket of the same step's forward.
+
+    Adapters change nothing in the layer, so `forward` is one without. num_places: for which it gives tokens, at most.
+    """
+
+    forward: Bucket
+    num_places: int
+
+    def __str__(self) -> str:
+        return f"draft {self.forward} places={self.num_places}"
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Ladder:
     """The buckets of an engine, smallest first. missing: those that are not compiled yet, and no step is given.
 
     num_places: of the largest step with drafts; 0 where there are none, and each row has one place. spreads: rows with
-    drafts may be computed as rows of one token each, so that decode buckets hold them.
+    drafts may be computed as rows of one token each, so that decode buckets hold them. predicts: each forward has a
+    layer behind it that predicts one token more.
     """
 
     buckets: tuple[Bucket, ...]
     missing: frozenset[Bucket | RowBucket] = frozenset()
     num_places: int = 0
     spreads: bool = False
+    predicts: bool = False
 
     @property
     def largest(self) -> tuple[Bucket, ...]:
@@ -89,12 +105,26 @@ class Ladder:
         return (*mixed[-1:], *decode[-1:])
 
     @property
-    def largest_parts(self) -> tuple[Bucket | RowBucket, ...]:
-        """The largest forwards and the last row bucket: one of them needs the most memory.
+    def largest_parts(self) -> tuple[Bucket | RowBucket | DraftBucket, ...]:
+        """The largest forwards, the last row bucket and the largest draft: one of them needs the most memory.
 
-        The former have activations, the latter has the logits of all of its rows at once.
+        The first have activations, the second has the logits of all of its rows at once, the last has both.
         """
-        return (*self.largest, self.row_buckets[-1])
+        return (*self.largest, self.row_buckets[-1], *self.drafts_of(self.largest[:1]))
+
+    def draft_of(self, bucket: Bucket) -> DraftBucket | None:
+        """What predicts one token more behind a forward; None where nothing does.
+
+        A row has one draft at most, hence two places; one place where no row computes more than one token.
+        """
+        if not self.predicts:
+            return None
+        most = bucket.num_rows if bucket.decode_only else min(2 * bucket.num_rows, self.row_buckets[-1].num_rows)
+        return DraftBucket(forward=dataclasses.replace(bucket, adapted=False), num_places=most)
+
+    def drafts_of(self, buckets: Iterable[Bucket]) -> tuple[DraftBucket, ...]:
+        """`draft_of` of each, those that are there, once."""
+        return tuple(dict.fromkeys(draft for bucket in buckets if (draft := self.draft_of(bucket)) is not None))
 
     @functools.cached_property
     def row_buckets(self) -> tuple[RowBucket, ...]:

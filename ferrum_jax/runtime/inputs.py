@@ -81,6 +81,11 @@ def score_words(num_tokens: int) -> int:
     return 1 + num_tokens * len(_SCORE_FIELDS)
 
 
+def place_words(num_places: int) -> int:
+    """Words of the packed input of what predicts one token more at this many places."""
+    return 1 + num_places
+
+
 def pack_forward(plans: Sequence[ShardPlan], bucket: Bucket) -> np.ndarray:
     """[shards * forward_words] int32, a fresh array: jax reads a numpy argument after the call has returned."""
     blob = np.zeros((len(plans), forward_words(bucket, len(plans[0].block_tables))), np.int32)
@@ -115,18 +120,30 @@ def pack_sample(plans: Sequence[ShardPlan], num_rows: int) -> np.ndarray:
     for plan, part in zip(plans, blob, strict=True):
         part[0] = plan.num_places
         fields = part[1:].reshape(len(_SAMPLE_FIELDS), num_rows)[:, : plan.num_places]
-        last = np.maximum(np.cumsum(plan.counts) - 1, 0)  # a row that computes nothing samples from a prompt slot
-        of_prompts = plan.source_slots, plan.target_slots
-        values = plan.slots, plan.starts + plan.counts, last, plan.samples > 0, *of_prompts
-        if len(plan.drafts):
-            values = _by_place(plan, values)
-        for field, value in zip(fields, (*values, plan.mask_ids), strict=True):
+        for field, value in zip(fields, (*_of_places(plan), plan.mask_ids), strict=True):
             field[:] = value
     return blob.reshape(-1)
 
 
+def pack_places(plans: Sequence[ShardPlan], num_places: int) -> np.ndarray:
+    """[shards * place_words] int32: how many places there are, and the token before each among those of the forward."""
+    blob = np.zeros((len(plans), place_words(num_places)), np.int32)
+    for plan, part in zip(plans, blob, strict=True):
+        part[0] = plan.num_places
+        part[1 : 1 + plan.num_places] = _of_places(plan)[_SAMPLE_FIELDS.index("places")]
+    return blob.reshape(-1)
+
+
+def _of_places(plan: ShardPlan) -> Sequence[np.ndarray]:
+    """What sampling is told of each place, in the order of its fields, but for masks."""
+    last = np.maximum(np.cumsum(plan.counts) - 1, 0)  # a row that computes nothing samples from a prompt slot
+    of_prompts = plan.source_slots, plan.target_slots
+    values = plan.slots, plan.starts + plan.counts, last, plan.samples > 0, *of_prompts
+    return _by_place(plan, values) if len(plan.drafts) else values
+
+
 def _by_place(plan: ShardPlan, values: Sequence[np.ndarray]) -> Sequence[np.ndarray]:
-    """What `pack_sample` says of rows [rows] each, of their places: each draws one token before the place after it.
+    """What `_of_places` says of rows [rows] each, of their places: each draws one token before the place after it.
 
     The entry of a prompt is its last token's, which is the row's first place.
     """

@@ -125,7 +125,7 @@ class LayerCalls:
         pools: Sequence[KVPool | None],
         states: Sequence[Any],
         schedules: Mapping[int, tuple[str, Any]],
-        rows: StateRows,
+        rows: StateRows | None,
         is_token: jax.Array,
         adapters: tuple[Mapping[str, LowRankSlots | ExpertSlots], Pairs] | None = None,
     ) -> None:

@@ -28,6 +28,7 @@ from ferrum_jax.pools.host_blocks import host_block_bytes
 from ferrum_jax.pools.pools import Pools, block_bytes, kv_shapes, pools_on_mesh, with_states
 from ferrum_jax.processes.processes import smallest
 from ferrum_jax.runtime.buckets import Ladder
+from ferrum_jax.runtime.draft import DraftLayer
 from ferrum_jax.runtime.sample import Head
 from ferrum_jax.runtime.settled import Room, Settled, settle
 from ferrum_jax.runtime.step_options import StepOptions
@@ -102,6 +103,11 @@ class Layout(ModelLayout):
     def head(self) -> Head:
         """What makes logits."""
         return Head.of(self.graph, self.decoder_targets, self.pools.hidden, self.options, self.adapters)
+
+    @functools.cached_property
+    def draft_layer(self) -> DraftLayer | None:
+        """What predicts one token more; None where nothing does."""
+        return DraftLayer(self.head) if self.ladder.predicts else None
 
     @functools.cached_property
     def decoder_targets(self) -> dict[str, jax.ShapeDtypeStruct]:

@@ -2,6 +2,7 @@
 
 Bucket      the forward of a step
 RowBucket   what samples the rows of one
+DraftBucket what predicts one token more behind a forward
 a name      what stands beside steps: prompt log-probabilities, the write of a row slot, copies, fresh pools
 """
 
@@ -26,7 +27,8 @@ from ferrum_jax.executables.worth import Saving, Worth
 from ferrum_jax.plan import StepPlan
 from ferrum_jax.pools.copies import trace_copies
 from ferrum_jax.pools.pools import are_untouched, trace_fresh
-from ferrum_jax.runtime.buckets import FIRST_TOKENS, Bucket, Ladder, RowBucket
+from ferrum_jax.runtime.buckets import FIRST_TOKENS, Bucket, DraftBucket, Ladder, RowBucket
+from ferrum_jax.runtime.draft import trace_draft
 from ferrum_jax.runtime.layer_calls import run_layer
 from ferrum_jax.runtime.layout import Layout
 from ferrum_jax.runtime.sample import trace_sample, trace_score, trace_write_drafts, trace_write_masks, trace_write_slot
@@ -35,7 +37,7 @@ from ferrum_jax.runtime.step_options import compiler_options
 from ferrum_jax.sharding import describe
 from ferrum_jax.towers.image_slots import ImageSlots, trace_encode, trace_fresh_images
 
-Part = Bucket | RowBucket | str
+Part = Bucket | RowBucket | DraftBucket | str
 DECODES_AT_ONCE = 20_000_000  # weights of layers from which on 112 tokens of padding take a twentieth of a second
 LEAST_PIECE_BYTES = 192 << 20  # whose reading takes 8 ms; between two pieces cores stand still for 0.1 ms
 TOKENS_AS_BYTES = 4  # of a step: with so many a layer takes as long for its arithmetic as for its bytes
@@ -54,6 +56,7 @@ class Executables:
     forwards: Prepared[Bucket]
     samples: Prepared[RowBucket]
     others: Prepared[str]
+    drafts: Prepared[DraftBucket] = dataclasses.field(default_factory=lambda: Prepared({}))
     worth: Worth = dataclasses.field(default_factory=Worth)
 
     def __getitem__(self, name: str) -> Executable:
@@ -62,20 +65,23 @@ class Executables:
 
     @property
     def _all(self) -> tuple[Prepared[Any], ...]:
-        return self.others, self.samples, self.forwards
+        return self.others, self.samples, self.forwards, self.drafts
 
     @property
     def num_loaded(self) -> int:
         return sum(prepared.num_loaded for prepared in self._all)
 
     def missing(self, ladder: Ladder) -> frozenset[Bucket | RowBucket]:
-        """The buckets of a ladder that have no executable yet."""
-        return frozenset((*ladder.buckets, *ladder.row_buckets)) - self.forwards.keys() - self.samples.keys()
+        """The buckets of a ladder that have no executable yet, or none of the draft behind them."""
+        there = [b for b in self.forwards if all(draft in self.drafts for draft in ladder.drafts_of((b,)))]
+        return frozenset((*ladder.buckets, *ladder.row_buckets)) - {*there} - self.samples.keys()
 
-    def put(self, part: Bucket | RowBucket, executable: DeferredExecutable) -> None:
+    def put(self, part: Bucket | RowBucket | DraftBucket, executable: DeferredExecutable) -> None:
         """Adds a part that was missing; the next steps may take it."""
         if isinstance(part, Bucket):
             self.forwards.put(part, executable)
+        elif isinstance(part, DraftBucket):
+            self.drafts.put(part, executable)
         else:
             self.samples.put(part, executable)
 
@@ -134,6 +140,12 @@ def programs_of(layout: Layout) -> dict[Part, Program]:
         trace = functools.partial(trace_sample, head, pools, bucket.num_rows, options, mesh)
         return program(str(bucket), rows, trace, _SAMPLE_EFFORT)
 
+    def draft(bucket: DraftBucket) -> Program:
+        assert (layer := layout.draft_layer) is not None, "the ladder predicts what a layer drafts"
+        trace = functools.partial(trace_draft, layer, pools, bucket, mesh)
+        effort = _SAMPLE_EFFORT + bucket.forward.num_tokens // _EFFORT_TOKENS
+        return dataclasses.replace(program(str(bucket), whole, trace, effort), kernels=_kernels_of(layout))
+
     traces: dict[str, Callable[[], jax.stages.Traced]] = {
         "write_slot": lambda: trace_write_slot(pools, mesh),
         "write_masks": lambda: trace_write_masks(pools, mesh),
@@ -145,6 +157,7 @@ def programs_of(layout: Layout) -> dict[Part, Program]:
     parts: dict[Part, Program] = {
         **{bucket: forward(bucket) for bucket in layout.ladder.buckets},
         **{bucket: sample(bucket) for bucket in layout.ladder.row_buckets},
+        **{bucket: draft(bucket) for bucket in layout.ladder.drafts_of(layout.ladder.buckets)},
         "score": program("score", rows, lambda: trace_score(head, pools, options, mesh), _SAMPLE_EFFORT // 2),
         "score_all": program("score all", rows, lambda: trace_score(head, pools, options, mesh, every=True)),
         **{name: program(name.replace("_", " "), kept, trace) for name, trace in traces.items()},
@@ -231,6 +244,7 @@ def compile_all(
     later: dict[Part, DeferredExecutable] = {}
     if first is not None:
         needed = {*_first_parts(layout), *others_of(layout)} - set(OF_SCORES)
+        needed |= {*layout.ladder.drafts_of(part for part in needed if isinstance(part, Bucket))}
         there = {part: p for part, p in programs.items() if part in needed or first.has(p.description)}
         later = {name: _when_asked(programs[name], executable_cache) for name in OF_SCORES if name not in there}
         programs = there
@@ -245,6 +259,7 @@ def compile_all(
         forwards=Prepared({bucket: made[bucket] for bucket in layout.ladder.buckets if bucket in made}),
         samples=Prepared({bucket: made[bucket] for bucket in layout.ladder.row_buckets if bucket in made}),
         others=Prepared({name: made.get(name) or later[name] for name in others_of(layout)}),
+        drafts=Prepared({part: executable for part, executable in made.items() if isinstance(part, DraftBucket)}),
     )
 
 
@@ -259,7 +274,9 @@ def in_order_of_use(layout: Layout) -> Iterator[Part]:
     for buckets in layout.ladder.kinds.values():
         mixed, decode = ([bucket for bucket in buckets if bucket.decode_only == kind] for kind in (False, True))
         for parts in itertools.zip_longest(mixed, rows, decode):
-            yield from (part for part in parts if part is not None)
+            there = [part for part in parts if part is not None]
+            yield from there
+            yield from layout.ladder.drafts_of(part for part in there if isinstance(part, Bucket))
         rows = ()
     yield from ("copy_blocks", "write_masks", "write_drafts", "score", "score_all")
     yield from () if layout.adapters is None else reversed(OF_ADAPTERS)

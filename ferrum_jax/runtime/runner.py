@@ -18,19 +18,22 @@ import jax
 import numpy as np
 
 from ferrum_jax.executables.deferred import DeferredExecutable
-from ferrum_jax.plan import Copy, StepPlan
+from ferrum_jax.plan import Copy, ShardPlan, StepPlan
 from ferrum_jax.pools.pools import Pools
 from ferrum_jax.prompt import EncodableImage
 from ferrum_jax.runtime.block_copies import BlockCopies
-from ferrum_jax.runtime.buckets import Bucket, Ladder, RowBucket
+from ferrum_jax.runtime.buckets import Bucket, DraftBucket, Ladder, RowBucket
+from ferrum_jax.runtime.draft import DraftLayer
 from ferrum_jax.runtime.host_transfers import HostTransfers
 from ferrum_jax.runtime.inputs import (
     forward_words,
     pack_copies,
     pack_drafts,
     pack_forward,
+    pack_places,
     pack_sample,
     pack_score,
+    place_words,
     sample_words,
 )
 from ferrum_jax.runtime.programs import Executables, encoder_name
@@ -47,6 +50,7 @@ class InFlight:
     _rows: jax.Array
     _last: jax.Array
     _experts: Sequence[jax.Array] = ()  # one, where they are asked for
+    _drafts: Sequence[jax.Array] = ()  # one, where a layer predicts one token more
     _done: Callable[[], None] = lambda: None  # called when the device is known to have finished it
 
     def rows(self) -> np.ndarray:
@@ -69,6 +73,19 @@ class InFlight:
     def experts(self) -> np.ndarray:
         """[tokens, layers with experts * X] of `step.expert_dtype`, of all shards in order. Waits for the device."""
         return _without_padding(self._experts[0], [shard.num_tokens for shard in self.plan.shards])
+
+    @functools.cached_property
+    def drafts(self) -> np.ndarray | None:
+        """[places] int32: the likeliest token behind the one drawn at each place; -1 of a row that computes nothing.
+
+        None where no layer predicts one token more. Waits for the device.
+        """
+        if not self._drafts:
+            return None
+        shards = self.plan.shards
+        drafts = _without_padding(self._drafts[0], [shard.num_places for shard in shards])[:, 0]
+        computed = [np.repeat(shard.counts > 0, 1 + shard.num_drafts) for shard in shards]
+        return np.where(np.concatenate(computed), drafts, -1)
 
     def last_states(self) -> np.ndarray:
         """[places, D] float32, the final hidden state before each place. Waits for the device."""
@@ -110,17 +127,19 @@ class Runner:
         host: HostTransfers | None = None,
         images: ImageSlots | None = None,
         names: Sequence[str] = (),
+        draft_layer: DraftLayer | None = None,
     ) -> None:
         """host: copies to and from the host tier, if there is one. images: slots of a model that sees images, whose
-        weights have these names."""
+        weights have these names. draft_layer: runs behind each step, if there is one."""
         self._image_slots, self._names = images, tuple(names)
-        self._whole_head = head
+        self._whole_head, self._draft_layer = head, draft_layer
         self._adapters: tuple[jax.Array, ...] = ()
         if "fresh_adapters" in executables.others:
             self._adapters = executables["fresh_adapters"]()
         self.take_weights(weights)
         self._caches = pools.flat_caches()
         self._caches_tree = jax.tree.structure(pools.caches)
+        self._drafted = slice(0) if draft_layer is None else draft_layer.span(pools)
         self.copies = copies
         self.host = host
         self._num_shards = num_shards
@@ -151,6 +170,7 @@ class Runner:
                 array for name, array in zip(self._names, weights, strict=True) if name not in self._image_slots.weights
             )
         self._head = self._whole_head.pick(self._weights, self._adapters)
+        self._draft_weights = () if self._draft_layer is None else self._draft_layer.pick(self._weights)
 
     def take_parts(self) -> bool:
         """Lets steps use the executables that have been added; whether there were any since the last call."""
@@ -234,6 +254,10 @@ class Runner:
             if isinstance(part, Bucket):
                 self._forward(part, np.zeros(self._num_shards * forward_words(part, num_groups), np.int32))
                 jax.block_until_ready(self._hidden)
+            elif isinstance(part, DraftBucket):
+                blob = np.zeros(self._num_shards * forward_words(part.forward, num_groups), np.int32)
+                places = np.zeros(self._num_shards * place_words(part.num_places), np.int32)
+                jax.block_until_ready(self._draft(part, blob, places))
             else:
                 blob = np.zeros(self._num_shards * sample_words(part.num_rows), np.int32)
                 jax.block_until_ready(self._sample(part, blob))
@@ -245,6 +269,18 @@ class Runner:
         arguments = (self._weights, self._caches, self._slots, self._hidden, *more, blob)
         self._caches, self._hidden, *results = forward(*arguments)
         return results
+
+    def _draft(self, bucket: DraftBucket, blob: np.ndarray, places: np.ndarray) -> jax.Array:
+        """Starts the layer that predicts one token more. blob: of the step's forward."""
+        own, draft = self._caches[self._drafted], self._executables.drafts[bucket]
+        own, drafts = draft(self._draft_weights, own, self._slots, self._hidden, blob, places)
+        self._caches = (*self._caches[: self._drafted.start], *own, *self._caches[self._drafted.stop :])
+        return drafts
+
+    def _draft_behind(self, bucket: Bucket, blob: np.ndarray, shards: Sequence[ShardPlan]) -> Sequence[jax.Array]:
+        """Starts what predicts one token more behind a step's draws, if something does; it writes KV of its own."""
+        draft = self._ladder.draft_of(bucket)
+        return () if draft is None else (self._draft(draft, blob, pack_places(shards, draft.num_places)),)
 
     def encode(self, images: Sequence[tuple[EncodableImage, Sequence[int]]]) -> None:
         """Starts the tower over images, each into its runs, for the steps that are dispatched from now on."""
@@ -297,13 +333,15 @@ class Runner:
         self._copy([shard.copies_before for shard in shards])
         if plan.has_drafts:
             size = self._masks.shape[0] // self._num_shards
-            drafts = pack_drafts(shards, size, beyond=self._slots.shape[0])
-            self._slots = self._executables["write_drafts"](self._slots, drafts)
-        experts = self._forward(bucket, pack_forward(laid_out.shards, bucket))
+            written = pack_drafts(shards, size, beyond=self._slots.shape[0])
+            self._slots = self._executables["write_drafts"](self._slots, written)
+        blob = pack_forward(laid_out.shards, bucket)
+        experts = self._forward(bucket, blob)
         before_sampling()
         rows, last = self._sample(row_bucket, pack_sample(shards, row_bucket.num_rows))
+        drafts = self._draft_behind(bucket, blob, shards)
         self._copy([shard.copies_after for shard in shards])
-        for result in (*experts, rows):
+        for result in (*experts, rows, *drafts):
             result.copy_to_host_async()
         self.num_steps += 1
         self.num_tokens += plan.num_tokens
@@ -314,7 +352,7 @@ class Runner:
         worth.ran(bucket)
         worth.ran(row_bucket)
         done = functools.partial(worth.done, bucket.num_tokens, time.perf_counter())
-        return InFlight(plan=plan, bucket=bucket, _rows=rows, _last=last, _experts=experts, _done=done)
+        return InFlight(plan=plan, bucket=bucket, _rows=rows, _last=last, _experts=experts, _drafts=drafts, _done=done)
 
     def begin_scores(self, *, every: bool) -> DeferredExecutable | None:
         """What `score`, or `score_all`, waits for: it is being compiled, or could not be. None where it is there."""

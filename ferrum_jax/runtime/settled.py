@@ -22,6 +22,7 @@ from ferrum_jax.sharding.shards import expert_shards_of, shards_of
 from ferrum_jax.sharding.undivided import refusals as mesh_refusals
 from ferrum_jax.sizes.engine_sizes import Reach
 from ferrum_jax.sizes.mesh_shape import MeshShape
+from ferrum_jax.sizes.speculative import asks_the_model
 from ferrum_jax.spec import Kept, ModelSpec, VisionSpec
 from pallas_kernels.kv_pool import KV_DTYPES, TPU_HEAD_DIMS, KVPool
 from pallas_kernels.paged_attention.support import LATENT_LANES, default_implementation
@@ -123,6 +124,7 @@ class Settled:
             ladder,
             num_places=0 if config.speculative_config is None else self.most_places,
             spreads=self.implementation == "xla" and not self.spec.state_layers,
+            predicts=asks_the_model(config.speculative_config),
         )
 
     def buckets(self, reach: Reach | None) -> Buckets:
@@ -294,6 +296,11 @@ def _refusals(asked: Settled) -> list[str]:
         kernels.append(
             f"max_adapters is {config.max_adapters}, and a model that sees images takes no adapters yet; set "
             "max_image_tokens=0 to serve it for text alone"
+        )
+    if asks_the_model(config.speculative_config) and not spec.num_mtp_layers:
+        kernels.append(
+            "speculative_config's method is 'mtp', and this model has no layer that predicts one token more; choose "
+            "another method"
         )
     if config.return_routed_experts and spec.experts is None:
         kernels.append("return_routed_experts is True, and this model has no experts; leave it False")

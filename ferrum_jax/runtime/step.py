@@ -9,7 +9,7 @@ executables are kept with their trees.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -65,14 +65,14 @@ def make_forward(
     ) -> ForwardResult:
         model = bind(graph, dict(zip(names, weights, strict=True)))
         inputs = unpack_forward(blob, bucket, len(options.spec.kv_groups))
-        tokens = _lay_out_tokens(inputs, bucket.num_tokens)
+        tokens = lay_out_tokens(inputs, bucket.num_tokens)
         token_ids = sampling.read_tokens(slots, tokens.slots, tokens.positions)
         of_layers, states = jax.tree.unflatten(tree, kv)
         calls = LayerCalls(
             options,
             of_layers,
             states,
-            _schedules(of_layers, inputs, tokens, bucket, options),
+            schedules_of(dict(enumerate(of_layers[: options.spec.num_hidden_layers])), inputs, tokens, bucket, options),
             _state_rows(inputs, tokens, bucket, options),
             tokens.are_real,
             None if slots_of is None else _adapters(slots_of, adapters, tokens, options),
@@ -82,7 +82,7 @@ def make_forward(
             shards=options.shards,
             images=None if images is None else _image_tokens(images, inputs, tokens),
         )
-        final = model(token_ids, _rope_positions(inputs, tokens, options), context)  # [T, D]
+        final = model(token_ids, rope_positions(inputs, tokens, options), context)  # [T, D]
         hidden = jax.lax.dynamic_update_slice_in_dim(hidden, final, 0, 0)
         experts = (_experts_of(calls.routed, options.spec),) if options.gives_experts else ()
         return tuple(jax.tree.leaves((calls.pools, calls.states))), hidden, *experts
@@ -91,7 +91,7 @@ def make_forward(
 
 
 def _adapters(
-    slots_of: AdapterSlots, arrays: tuple[jax.Array, ...], tokens: _TokenLayout, options: StepOptions
+    slots_of: AdapterSlots, arrays: tuple[jax.Array, ...], tokens: TokenLayout, options: StepOptions
 ) -> tuple[dict[str, LowRankSlots | ExpertSlots], Pairs]:
     """The slots of layers' weights by name, and which tokens of the step name them."""
     tile = {"tile": invariance.FEWEST_ROWS} if options.invariant else {}
@@ -142,13 +142,13 @@ def expert_dtype(num_experts: int) -> jnp.dtype:
     return jnp.dtype(jnp.uint8 if num_experts <= 256 else jnp.uint16)
 
 
-def _image_tokens(pool: jax.Array, inputs: ForwardInputs, tokens: _TokenLayout) -> ImageTokens:
+def _image_tokens(pool: jax.Array, inputs: ForwardInputs, tokens: TokenLayout) -> ImageTokens:
     assert inputs.image_slots is not None, "the bucket is for tokens of images"
     ids = jnp.where(tokens.are_real, inputs.image_slots, 0)
     return ImageTokens(are_here=ids > 0, embeddings=pool[ids])
 
 
-def _rope_positions(inputs: ForwardInputs, tokens: _TokenLayout, options: StepOptions) -> jax.Array:
+def rope_positions(inputs: ForwardInputs, tokens: TokenLayout, options: StepOptions) -> jax.Array:
     """[T] or, where they have sections and tokens may be of images, [3, T] int32: what heads are turned by."""
     rope = options.spec.attention.rope
     if rope is None or not rope.sections:
@@ -210,7 +210,7 @@ def results_on(
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _TokenLayout:
+class TokenLayout:
     """Where each flat token of the step belongs; padding tokens have slot 0, position 0."""
 
     slots: jax.Array  # [T] int32
@@ -221,7 +221,7 @@ class _TokenLayout:
     offsets: jax.Array  # [R] int32, first flat token of each row
 
 
-def _lay_out_tokens(inputs: ForwardInputs, num_tokens: int) -> _TokenLayout:
+def lay_out_tokens(inputs: ForwardInputs, num_tokens: int) -> TokenLayout:
     """Rows stand one after the other: token t belongs to the row whose range [offset, offset + count) holds it."""
     ends = jnp.cumsum(inputs.counts)
     offsets = ends - inputs.counts
@@ -232,7 +232,7 @@ def _lay_out_tokens(inputs: ForwardInputs, num_tokens: int) -> _TokenLayout:
     slots = jnp.where(real, inputs.slots[rows], 0)
     adapter_slots = jnp.where(real, inputs.adapter_ids[rows], 0)
     shifts = jnp.where(real, inputs.rope_shifts[rows], 0)
-    return _TokenLayout(
+    return TokenLayout(
         slots=slots,
         positions=positions,
         are_real=real,
@@ -242,14 +242,16 @@ def _lay_out_tokens(inputs: ForwardInputs, num_tokens: int) -> _TokenLayout:
     )
 
 
-def _schedules(
-    layers: Sequence[Any], inputs: ForwardInputs, tokens: _TokenLayout, bucket: Bucket, options: StepOptions
+def schedules_of(
+    layers: Mapping[int, Any], inputs: ForwardInputs, tokens: TokenLayout, bucket: Bucket, options: StepOptions
 ) -> dict[int, tuple[str, Any]]:
-    """By layer: what computes its attention, and the schedule for it."""
+    """By layer: what computes its attention, and the schedule for it. layers: the pools of those that are computed."""
     found: dict[int, tuple[str, Any]] = {}
     vision = options.spec.vision
     for group, table in zip(options.spec.kv_groups, inputs.block_tables, strict=True):
         first = group.layers[0]
+        if first not in layers:
+            continue
         implementation = implementation_of(bucket, options, layers[first])
         schedule = make_schedule(
             RaggedBatch(
@@ -272,7 +274,7 @@ def _schedules(
     return found
 
 
-def _state_rows(inputs: ForwardInputs, tokens: _TokenLayout, bucket: Bucket, options: StepOptions) -> StateRows:
+def _state_rows(inputs: ForwardInputs, tokens: TokenLayout, bucket: Bucket, options: StepOptions) -> StateRows:
     """The rows as recurrent layers see them.
 
     They are padded to at least two: with one, XLA re-reads the state after writing it and so copies the pool.

@@ -19,6 +19,7 @@ from ferrum_jax.request import Request
 from ferrum_jax.sizes.engine_sizes import EngineSizes
 from ferrum_jax.speculation.drafts import Drafts
 from ferrum_jax.speculation.make_drafts import make_drafts
+from ferrum_jax.speculation.mtp import UNKNOWN, MtpDrafts
 
 _LEAST_GAIN = 1.03  # tokens a second, over those without drafts
 _LEAST_CHANCE = 0.05  # of a token that is computed
@@ -102,6 +103,11 @@ class Drafting:
     def source(self) -> Drafts:
         """Where drafts come from."""
         return self._source
+
+    @property
+    def heads(self) -> MtpDrafts | None:
+        """The source, where it is to be told what the model drafts in each step."""
+        return self._source if isinstance(self._source, MtpDrafts) else None
 
     def most_of(self, request: Request) -> int:
         """Drafted tokens that a row may compute in a step: the token behind them is one that it still wants."""
@@ -195,6 +201,8 @@ class Drafting:
         most = row.most and row.most + num_unknown
         draft = self._source.propose(request, most if most > 0 else 1)  # to learn, where none is computed
         book.length, book.expected = len(request.token_ids), draft.token_ids
+        if num_unknown and self.heads is not None:  # the step in flight brings the draft, which is the next one then
+            return (UNKNOWN,) * row.most, [book.rate] * row.most
         tokens = list(itertools.takewhile(lambda token: token not in request.stop_ids, draft.token_ids[:most]))
         tokens = tokens[: self.allowed(request, tokens)] if request.is_constrained and tokens else tokens
         steps = (min(confidence, book.rate) for confidence in draft.confidences[: len(tokens)])

@@ -77,7 +77,8 @@ class SpeculativeConfig:
 
     method: "ngram" looks for the last tokens earlier in prompt and output, "suffix" in a tree of this and earlier
     requests, and "mtp" asks the checkpoint's own head. vLLM's names of such heads, as "deepseek_mtp", are "mtp" too.
-    num_speculative_tokens: most tokens of a draft, from 1 to 64; 5 for ngram, the tree's depth for suffix, 1 for mtp.
+    num_speculative_tokens: most tokens of a draft, from 1 to 64; 5 for ngram, the tree's depth for suffix; 1 is all that
+    mtp has.
     prompt_lookup_max, prompt_lookup_min: how many of the last tokens ngram looks for, at most and at least; 5 and 2,
     and one that is given moves the other.
     suffix_decoding_max_tree_depth: most tokens of a path in the tree, matched and drafted; 24.
@@ -111,6 +112,11 @@ class SpeculativeConfig:
         for name, default in _DEFAULTS[self.method].items():
             if name not in given:
                 object.__setattr__(self, name, _beside(name, default, given))
+        if self.method == "mtp" and self.num_speculative_tokens != 1:
+            raise ValueError(
+                f"num_speculative_tokens is {self.num_speculative_tokens}, and a checkpoint's head predicts one token "
+                "more; leave it out, or set it to 1"
+            )
         least, most = self.prompt_lookup_min, self.prompt_lookup_max
         if least is not None and most is not None and least > most:
             raise ValueError(f"prompt_lookup_min is {least}, more than prompt_lookup_max, {most}")
@@ -119,6 +125,11 @@ class SpeculativeConfig:
         """The fields that its method reads."""
         shown = [f"{name}={value!r}" for name in ("method", *_KEYS) if (value := getattr(self, name)) is not None]
         return f"SpeculativeConfig({', '.join(shown)})"
+
+
+def asks_the_model(asked: SpeculativeConfig | None) -> bool:
+    """Whether the checkpoint's own head drafts, so that its weights are read too."""
+    return asked is not None and asked.method == "mtp"
 
 
 def speculative_of(given: Any) -> SpeculativeConfig | None:

@@ -21,7 +21,7 @@ from ferrum_jax.executables.worth import Came, Saving
 from ferrum_jax.processes.processes import current
 from ferrum_jax.runtime.buckets import Bucket, RowBucket
 from ferrum_jax.runtime.layout import Layout
-from ferrum_jax.runtime.programs import Executables, programs_of
+from ferrum_jax.runtime.programs import Executables, Part, programs_of
 
 _LOOK_S = 0.2  # how often the thread looks what is wanted, and whether it is
 _COMPILE_S = 3.0  # where the store has not measured any
@@ -82,11 +82,18 @@ class _Behind:
 
     def _add(self, part: Bucket | RowBucket, executables: Executables) -> None:
         began_s = time.monotonic()
-        deferred = self._programs[part].get(self._store)
-        deferred.result()  # loaded here, so that no step waits for it
+        made = {each: self._programs[each].get(self._store) for each in self._left_of(part, executables)}
+        for deferred in made.values():
+            deferred.result()  # loaded here, so that no step waits for it
         came = Came(began_s=began_s, seconds=time.monotonic() - began_s, saves=self._saves(part, executables))
-        executables.put(part, deferred)
+        for each, deferred in made.items():
+            executables.put(each, deferred)
         executables.worth.add(part, came)
+
+    def _left_of(self, part: Bucket | RowBucket, executables: Executables) -> list[Part]:
+        """What a missing part still needs: itself, and what predicts one token more behind it."""
+        drafts = self._ladder.drafts_of((part,)) if isinstance(part, Bucket) else ()
+        return [each for each in (*drafts, part) if each not in executables.drafts and each not in executables.forwards]
 
     def _saves(self, part: Bucket | RowBucket, executables: Executables) -> Saving:
         """What it saves in each step that runs it, over what there is without it."""

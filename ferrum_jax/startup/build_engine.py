@@ -90,6 +90,7 @@ def _runner(loaded: Loaded, fill: float, *, has_tier: bool) -> Runner:
         host=HostTransfers(loaded.copies) if has_tier else None,
         images=layout.images,
         names=tuple(layout.targets),
+        draft_layer=layout.draft_layer,
     )
 
 

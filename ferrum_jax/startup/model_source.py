@@ -37,11 +37,14 @@ class ModelSource:
     end_ids: frozenset[int] = frozenset()
 
     @classmethod
-    def of_checkpoint(cls, checkpoint: Checkpoint) -> ModelSource:
-        """Raises ValueError for a config.json that is not understood."""
+    def of_checkpoint(cls, checkpoint: Checkpoint, *, mtp: bool = False) -> ModelSource:
+        """mtp: with a decoder's layers that predict one token more.
+
+        Raises ValueError for a config.json that is not understood, and for mtp where no such layers are served.
+        """
         encodes = registry.is_encoder(checkpoint.config)
         stored = checkpoint.stored_forms
-        weights = registry.weights_of(checkpoint.config, has_head=lambda: checkpoint.has_head, stored=stored)
+        weights = registry.weights_of(checkpoint.config, has_head=lambda: checkpoint.has_head, stored=stored, mtp=mtp)
 
         def read(
             targets: Mapping[str, jax.ShapeDtypeStruct], expansions: Mapping[str, Expansion] = MappingProxyType({})
@@ -49,7 +52,7 @@ class ModelSource:
             own = weights if encodes else registry.for_targets(weights, checkpoint.config, targets)
             return checkpoint.load(rules=own.rules, harmless=own.harmless, targets=targets, expansions=expansions)
 
-        spec = None if encodes else registry.spec_of(checkpoint.config, lambda: checkpoint.has_head, stored)
+        spec = None if encodes else registry.spec_of(checkpoint.config, lambda: checkpoint.has_head, stored, mtp=mtp)
         return cls(
             spec=spec or registry.encoder_spec_of(checkpoint.config),
             headless=spec is not None

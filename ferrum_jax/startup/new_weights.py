@@ -53,7 +53,7 @@ def copies_for(
 
 def _of_folder(layout: ModelLayout, folder: str, spec: ModelSpec | EncoderSpec) -> Copies:
     checkpoint = open_checkpoint(folder)
-    source = ModelSource.of_checkpoint(checkpoint)
+    source = ModelSource.of_checkpoint(checkpoint, mtp=isinstance(spec, ModelSpec) and spec.num_mtp_layers > 0)
     if source.spec != spec:
         raise ValueError(
             f"{folder} is another model than the one that runs: they differ in {_differences(source.spec, spec)}"

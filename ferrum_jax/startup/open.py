@@ -38,6 +38,7 @@ from ferrum_jax.prompt import PromptIds
 from ferrum_jax.runtime.layout import Layout, ModelLayout, lay_out
 from ferrum_jax.sharding import make_mesh
 from ferrum_jax.sizes.engine_sizes import Reach
+from ferrum_jax.sizes.speculative import asks_the_model
 from ferrum_jax.spec import ModelSpec
 from ferrum_jax.spec.identity import ModelIdentity
 from ferrum_jax.startup.check_attention import Rehearsal
@@ -123,9 +124,10 @@ class Opening:
         opened = None if bundle is None else Bundle.open(os.fspath(bundle))
         if require_bundle and opened is None:
             raise ValueError("require_bundle is set, and no bundle is named; give bundle=DIR")
-        source = ModelSource.of_checkpoint(open_checkpoint(model, revision, on_progress=on_progress))
-        others |= {} if on_progress is None else {"on_progress": on_progress}
         config = config_for(config, opened)
+        checkpoint = open_checkpoint(model, revision, on_progress=on_progress)
+        source = ModelSource.of_checkpoint(checkpoint, mtp=asks_the_model(config.speculative_config))
+        others |= {} if on_progress is None else {"on_progress": on_progress}
         source = source if config.max_image_tokens else source.for_text()
         return cls(source=source, config=config, bundle=opened, require_bundle=require_bundle, **others)
 

@@ -1,0 +1,148 @@
+"""The layer that predicts one token more: it runs behind what samples in each step, over all of the step's tokens.
+
+`draft`, one executable for each bucket: (weights, kv, slots, hidden, packed forward input, packed places) to (kv, drafts).
+kv: the layer's own, donated. Each token's successor is read from the row slots, where the draws of this step are
+already, and its hidden state from the front of `hidden`. `drafts` [places, 1] int32 has the likeliest token behind the
+one that was drawn at each place. Drafts change no text, so they need not be invariant. Tokens of images are embedded as
+their placeholder, and turned by the rotary positions of the forward; adapters add nothing here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+
+from ferrum_jax import sampling
+from ferrum_jax.layers.attention import ForwardContext
+from ferrum_jax.models.registry import bind
+from ferrum_jax.pools.pools import Pools
+from ferrum_jax.runtime.buckets import DraftBucket
+from ferrum_jax.runtime.inputs import forward_words, place_words, unpack_forward
+from ferrum_jax.runtime.layer_calls import LayerCalls
+from ferrum_jax.runtime.sample import Head
+from ferrum_jax.runtime.step import lay_out_tokens, results_on, rope_positions, schedules_of
+from ferrum_jax.runtime.step_options import StepOptions, compiler_options
+from ferrum_jax.sharding import formats, on_mesh, partitions
+
+# Places whose logits are computed at once: more read the head's weights less often, and fewer leave less padding.
+_PLACES_ON_CPU, _PLACES_ON_ACCELERATORS = 16, 256
+
+
+@dataclasses.dataclass(frozen=True)
+class DraftLayer:
+    """The first layer behind the last, with embeddings, its ends and the head. head: of the model."""
+
+    head: Head
+
+    @property
+    def options(self) -> StepOptions:
+        return self.head.options
+
+    @property
+    def layer(self) -> int:
+        """Its index."""
+        return self.options.spec.num_hidden_layers
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The weights that it reads, and few others: all but those of other layers."""
+        own = f"layers.{self.layer}."
+        return tuple(name for name in self.head.weights if name.startswith(own) or not name.startswith("layers."))
+
+    @property
+    def shapes(self) -> tuple[jax.ShapeDtypeStruct, ...]:
+        return tuple(self.head.weights[name] for name in self.names)
+
+    def pick(self, arrays: Sequence[jax.Array]) -> tuple[jax.Array, ...]:
+        """What it reads, of the model's arrays in the order of its weights."""
+        named = dict(zip(self.head.weights, arrays, strict=True))
+        return tuple(named[name] for name in self.names)
+
+    def span(self, pools: Pools) -> slice:
+        """Where its arrays are among `Pools.flat_caches`."""
+        first = len(jax.tree.leaves(pools.kv[: self.layer]))
+        return slice(first, first + len(jax.tree.leaves(pools.kv[self.layer])))
+
+
+def make_draft(layer: DraftLayer, bucket: DraftBucket, pools: Pools) -> Callable[..., tuple[Any, ...]]:
+    """The layer in a bucket; kv is to be donated."""
+    options, index = layer.options, layer.layer
+    spec, tree = options.spec, jax.tree.structure(pools.kv[index])
+    head = dataclasses.replace(layer.head, adapters=None)
+    shapes: dict[str, Any] = dict(head.weights)  # what is read is replaced
+
+    def draft(
+        weights: tuple[jax.Array, ...],
+        kv: tuple[jax.Array, ...],
+        slots: jax.Array,
+        hidden: jax.Array,
+        blob: jax.Array,
+        places: jax.Array,
+    ) -> tuple[tuple[jax.Array, ...], jax.Array]:
+        named = dict(zip(layer.names, weights, strict=True))
+        model, forward = bind(head.graph, shapes | named), bucket.forward
+        inputs = unpack_forward(blob, forward, len(spec.kv_groups))
+        tokens = lay_out_tokens(inputs, forward.num_tokens)
+        pool = jax.tree.unflatten(tree, kv)
+        calls = LayerCalls(
+            options,
+            [pool if i == index else None for i in range(spec.num_layers)],
+            [()] * spec.num_layers,
+            schedules_of({index: pool}, inputs, tokens, forward, options),
+            None,
+            tokens.are_real,
+        )
+        following = sampling.read_tokens(slots, tokens.slots, tokens.positions + 1)
+        context = ForwardContext(run=calls, shards=options.shards)
+        states = hidden[: forward.num_tokens]
+        drafted = model.draft(following, states, rope_positions(inputs, tokens, options), context)  # [T, D]
+        by_row = head.by_row(tuple(named[name] for name in head.names), slots)
+        found = _likeliest(by_row, drafted[places[1:]], places[0], _places_at_once(options))
+        return tuple(jax.tree.leaves(calls.pools[index])), found
+
+    return draft
+
+
+def _places_at_once(options: StepOptions) -> int:
+    return _PLACES_ON_CPU if options.target.platform == "cpu" else _PLACES_ON_ACCELERATORS
+
+
+def _likeliest(by_row: sampling.ByRow, states: jax.Array, count: jax.Array, tile: int) -> jax.Array:
+    """[places, 1] int32 of states [places, D]: the token with the largest logit, by tiles of places that exist."""
+
+    def largest(logits: jax.Array) -> jax.Array:
+        return jnp.argmax(logits, axis=1).astype(jnp.int32)[:, None]
+
+    num_places = len(states)
+    if num_places <= tile:
+        return by_row(states, largest)
+    whole = jnp.pad(states, ((0, -num_places % tile), (0, 0)))
+
+    def one_tile(i: jax.Array, found: jax.Array) -> jax.Array:
+        part = jax.lax.dynamic_slice_in_dim(whole, i * tile, tile)
+        return jax.lax.dynamic_update_slice_in_dim(found, by_row(part, largest), i * tile, 0)
+
+    found = jnp.zeros((len(whole), 1), jnp.int32)
+    return jax.lax.fori_loop(0, -(-count // tile), one_tile, found)[:num_places]
+
+
+def trace_draft(layer: DraftLayer, pools: Pools, bucket: DraftBucket, mesh: Mesh) -> jax.stages.Traced:
+    """The layer in a bucket on a mesh, ready to be lowered: each device runs it on its own parts. kv is donated."""
+    options, kv = layer.options, tuple(jax.tree.leaves(pools.kv[layer.layer]))
+    words = on_mesh(mesh, (forward_words(bucket.forward, len(options.spec.kv_groups)),), jnp.int32, "words")
+    places = on_mesh(mesh, (place_words(bucket.num_places),), jnp.int32, "words")
+    arguments = (layer.shapes, kv, pools.slots, pools.hidden, words, places)
+    draft = make_draft(layer, bucket, pools)
+    if mesh.size > 1:
+        specs = partitions(arguments)
+        draft, found = results_on(mesh, draft, num_pools=1, axes=("rows",))
+        draft = jax.shard_map(draft, mesh=mesh, in_specs=specs, out_specs=(specs[1], *found), check_vma=False)
+    jitted = jax.jit(
+        draft, donate_argnums=(1,), out_shardings=(formats(kv), None), compiler_options=compiler_options(options)
+    )
+    return jitted.trace(*arguments)
