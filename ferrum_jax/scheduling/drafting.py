@@ -19,7 +19,7 @@ from ferrum_jax.request import Request
 from ferrum_jax.sizes.engine_sizes import EngineSizes
 from ferrum_jax.speculation.drafts import Drafts
 from ferrum_jax.speculation.make_drafts import make_drafts
-from ferrum_jax.speculation.mtp import UNKNOWN, MtpDrafts
+from ferrum_jax.speculation.mtp_drafts import UNKNOWN, MtpDrafts
 
 _LEAST_GAIN = 1.03  # tokens a second, over those without drafts
 _LEAST_CHANCE = 0.05  # of a token that is computed

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ferrum_jax.sizes.speculative import SpeculativeConfig
 from ferrum_jax.speculation.drafts import Drafts
-from ferrum_jax.speculation.mtp import MtpDrafts
+from ferrum_jax.speculation.mtp_drafts import MtpDrafts
 from ferrum_jax.speculation.ngram import NgramDrafts
 from ferrum_jax.speculation.suffix import SuffixDrafts
 
