@@ -77,8 +77,7 @@ class SpeculativeConfig:
 
     method: "ngram" looks for the last tokens earlier in prompt and output, "suffix" in a tree of this and earlier
     requests, and "mtp" asks the checkpoint's own head. vLLM's names of such heads, as "deepseek_mtp", are "mtp" too.
-    num_speculative_tokens: most tokens of a draft, from 1 to 64; 5 for ngram, the tree's depth for suffix; 1 is all that
-    mtp has.
+    num_speculative_tokens: most tokens of a draft, from 1 to 64; 5 for ngram, the tree's depth for suffix. mtp has 1.
     prompt_lookup_max, prompt_lookup_min: how many of the last tokens ngram looks for, at most and at least; 5 and 2,
     and one that is given moves the other.
     suffix_decoding_max_tree_depth: most tokens of a path in the tree, matched and drafted; 24.

@@ -1,9 +1,9 @@
 """MtpDrafts: the token that the model's own layer predicts behind the one just drawn.
 
-The device computes it in the same step, so it comes with the step's commit and is good for one length of the request:
-where a grammar has forced tokens since, or a prompt was found whole in the cache and nothing was computed, there is none.
-While a step is in flight the draft behind its token is not known; `UNKNOWN` stands for it. A confidence is 1: how often
-such drafts come true is learnt by request. A request takes 100 bytes.
+The device computes it in the same step, so it comes with the step's commit and is good for one length of the request.
+There is none where a grammar has forced tokens since, or where a prompt was hit whole and nothing was computed. While a
+step is in flight the draft behind its token is not known; `UNKNOWN` stands for it. Confidences are 1: how often drafts
+come true is learnt by request. A request takes 100 bytes.
 """
 
 from __future__ import annotations

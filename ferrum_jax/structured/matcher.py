@@ -124,11 +124,14 @@ class Matcher:
         return made
 
     def num_allowed(self, tokens: Sequence[int]) -> int:
-        """How many of the first tokens may come: before the grammar begins, all may but the end tokens."""
+        """How many of the first tokens may come: before the grammar begins, all may but the end tokens.
+
+        Ids without a text, which a model's head may draft, never may once it has begun: the library takes them as errors.
+        """
         if self.error is not None or self._has_ended:
             return 0
         if self.has_begun:
-            return self._state.validate_tokens(list(tokens))
+            return self._state.validate_tokens(list(itertools.takewhile(lambda i: i < self.vocabulary.size, tokens)))
         return sum(1 for _ in itertools.takewhile(lambda token: token not in self.vocabulary.end_ids, tokens))
 
     def fill(self, mask: np.ndarray) -> bool:

@@ -51,10 +51,16 @@ def drafted_engine(llm, outputs, kind: str, *, adapters=None, fill: float = 0.0,
     """
     config = dataclasses.replace(llm.config, speculative_config=_ANY, **overrides)
     engine = build_engine(llm.loaded, config, llm.tokenizer, adapters=adapters, fill=fill)
+    take_source(engine, llm, ToldDrafts(outputs, kind, llm.spec.vocab_size))
+    return engine
+
+
+def take_source(engine, llm, source, make=Drafting) -> None:
+    """Gives a fresh engine drafts from a source, wherever there is room. make: of what decides on them."""
     sizes = [(bucket.num_tokens, 1.0) for bucket in llm.loaded.layout.ladder.buckets if not bucket.decode_only]
     own = engine.scheduler.drafting
-    told = Drafting(
-        ToldDrafts(outputs, kind, llm.spec.vocab_size),
+    told = make(
+        source,
         most=own._most,
         num_places=own._num_places,
         num_tokens=own._num_tokens,
@@ -65,7 +71,6 @@ def drafted_engine(llm, outputs, kind: str, *, adapters=None, fill: float = 0.0,
     for shard in engine.scheduler._shards:
         shard._drafting = told
     engine._tell_costs = lambda: None  # a test's machine has other costs each time
-    return engine
 
 
 def run_drafted(llm, prompts, params, outputs, kind: str, **overrides):
