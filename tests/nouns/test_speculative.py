@@ -23,7 +23,7 @@ def set_fields(config: SpeculativeConfig) -> dict:
     return {name: value for name, value in dataclasses.asdict(config).items() if value is not None}
 
 
-@pytest.mark.parametrize("given", [OF_NGRAM, OF_SUFFIX, {"method": "mtp", "num_speculative_tokens": 3}])
+@pytest.mark.parametrize("given", [OF_NGRAM, OF_SUFFIX, {"method": "mtp", "num_speculative_tokens": 1}])
 def test_a_mapping_its_json_text_and_an_instance_are_one_config(given):
     made = SpeculativeConfig(**given)
     assert set_fields(made) == given
@@ -122,6 +122,10 @@ def test_a_key_of_vllms_that_is_not_here_says_what_to_do_unless_it_asks_for_noth
         (
             {**OF_SUFFIX, "prompt_lookup_max": 3},
             "prompt_lookup_max is 3, which only the method ngram reads, and method",
+        ),
+        (
+            {"method": "mtp", "num_speculative_tokens": 2},
+            "is 2, and a checkpoint's head predicts one token more; leave it",
         ),
         ({"method": "mtp", "suffix_decoding_max_tree_depth": 3}, "only the method suffix reads, and method is 'mtp'"),
         ({"method": "trigram"}, r"method is 'trigram'; it must be one of \('ngram', 'suffix', 'mtp'\)"),

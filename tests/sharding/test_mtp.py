@@ -10,6 +10,7 @@ from jax.sharding import PartitionSpec
 
 from checkpoints import open_checkpoint
 from ferrum_jax.layers.attention import ForwardContext
+from ferrum_jax.llm import LLM
 from ferrum_jax.models.registry import bind, rules_of, spec_of
 from ferrum_jax.runtime.layer_calls import LayerCalls
 from ferrum_jax.runtime.layout import Layout, lay_out
@@ -18,9 +19,11 @@ from ferrum_jax.sharding import make_mesh, partitions
 from ferrum_jax.sizes.mesh_shape import MeshShape
 from pallas_kernels.paged_attention import RaggedBatch, make_schedule
 from pallas_kernels.state_rows import StateRows
+from tests.engine.test_mtp import GREEDY, MTP, PROMPTS, KeptDrafts, drafting_engine, run_all
 from tests.forked import call
 from tests.models.test_goldens import assert_close
-from tests.support import GOLDENS, SMALL
+from tests.sharding.same import said_on
+from tests.support import GOLDENS, INVARIANT, SMALL
 
 STEPS = ((0, 16), (16, 39))  # tokens of the prompt, whose last one has no next
 
@@ -33,6 +36,31 @@ def test_drafts_over_blocks_are_the_reference_on_one_device_and_on_two(name):
         assert_close(f"{name}: {key}", value, golden[key][: len(value)])
         error = np.max(np.abs(two[key] - value)) / np.max(np.abs(value))
         assert error < 1e-5, f"{key} of two devices is off by {error:.1e}"
+
+
+@pytest.mark.parametrize(
+    ("name", "mesh"),
+    [
+        ("deepseek_v3", "tp=2"),
+        pytest.param("deepseek_v3", "dp=2,tp=2", marks=pytest.mark.slow),
+        pytest.param("qwen3_next", "dp=2,tp=2", marks=pytest.mark.slow),
+        pytest.param("glm4_moe", "ep=2", marks=pytest.mark.slow),
+    ],
+)
+def test_an_engine_on_a_mesh_drafts_and_says_what_one_device_does(name, mesh):
+    one, many = said_on(_said, name, "tp=1", mesh)
+    assert many["tokens"] == one["tokens"] and many["drafted"] > 20
+    assert many["drafts"].keys() == one["drafts"].keys()
+    others = [ids for ids, token in one["drafts"].items() if many["drafts"][ids] != token]
+    assert len(others) * 50 <= len(one["drafts"]), "but for logits that are as good as equal"
+
+
+def _said(name: str, mesh: str) -> dict[str, object]:
+    """The tokens of an engine that computes drafts, over blocks of NaN at first, and its drafts."""
+    llm = LLM(str(GOLDENS / "mtp" / name), dataclasses.replace(INVARIANT, mesh=mesh), speculative_config=MTP)
+    engine = drafting_engine(llm, source := KeptDrafts())
+    tokens = [output.token_ids for output in run_all(engine, PROMPTS, GREEDY)]
+    return {"tokens": tokens, "drafts": source.kept, "drafted": engine.scheduler.drafting.counts.drafted_tokens}
 
 
 def _drafted(name: str, meshes: tuple[str, ...]) -> list[dict[str, np.ndarray]]:
