@@ -96,8 +96,10 @@ def _print_memory(console: Console, order: BundleOrder, layout: Layout, *, is_co
     decode = sum(bucket.decode_only for bucket in layout.ladder.buckets)
     mixed = len(layout.ladder.buckets) - decode
     rows, beside = len(layout.ladder.row_buckets), len(others_of(layout)) + len(BlockCopies(layout, None).programs())
+    drafts = len(layout.ladder.drafts_of(layout.ladder.buckets))
+    sampling = f"{rows} that sample, {drafts} that draft" if drafts else f"{rows} that sample"
     console.print(
-        f"executables: {decode} forwards of decode and {mixed} mixed ones, {rows} that sample, {beside} small ones\n",
+        f"executables: {decode} forwards of decode and {mixed} mixed ones, {sampling}, {beside} small ones\n",
         soft_wrap=True,
         highlight=False,
     )

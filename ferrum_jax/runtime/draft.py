@@ -1,10 +1,10 @@
 """The layer that predicts one token more: it runs behind what samples in each step, over all of the step's tokens.
 
-`draft`, one executable for each bucket: (weights, kv, slots, hidden, packed forward input, packed places) to (kv, drafts).
-kv: the layer's own, donated. Each token's successor is read from the row slots, where the draws of this step are
-already, and its hidden state from the front of `hidden`. `drafts` [places, 1] int32 has the likeliest token behind the
-one that was drawn at each place. Drafts change no text, so they need not be invariant. Tokens of images are embedded as
-their placeholder, and turned by the rotary positions of the forward; adapters add nothing here.
+`draft`, one executable for each bucket: (weights, kv, slots, hidden, packed input of the forward, packed places) to
+(kv, drafts). kv: the layer's own, donated. The token after each one is read from the row slots, which have the draws of
+this step already, and hidden states from the front of `hidden`. `drafts` [places, 1] int32 has the likeliest token
+behind the one drawn at each place. They change no text, so they need not be invariant. Tokens of images are embedded as
+their placeholder, and turned by the rotary positions of the forward. Adapters add nothing here.
 """
 
 from __future__ import annotations

@@ -141,7 +141,8 @@ def programs_of(layout: Layout) -> dict[Part, Program]:
         return program(str(bucket), rows, trace, _SAMPLE_EFFORT)
 
     def draft(bucket: DraftBucket) -> Program:
-        assert (layer := layout.draft_layer) is not None, "the ladder predicts what a layer drafts"
+        layer = layout.draft_layer
+        assert layer is not None, "a ladder has drafts where a layer predicts them"
         trace = functools.partial(trace_draft, layer, pools, bucket, mesh)
         effort = _SAMPLE_EFFORT + bucket.forward.num_tokens // _EFFORT_TOKENS
         return dataclasses.replace(program(str(bucket), whole, trace, effort), kernels=_kernels_of(layout))

@@ -126,7 +126,7 @@ class Matcher:
     def num_allowed(self, tokens: Sequence[int]) -> int:
         """How many of the first tokens may come: before the grammar begins, all may but the end tokens.
 
-        Ids without a text, which a model's head may draft, never may once it has begun: the library takes them as errors.
+        Ids beyond the tokenizer's, which a model may draft, never may once it has begun: the library fails on them.
         """
         if self.error is not None or self._has_ended:
             return 0

@@ -16,12 +16,14 @@ from checkpoints import open_checkpoint
 from ferrum_jax import SamplingParams
 from ferrum_jax.asked.options import RequestOptions
 from ferrum_jax.asked.structured_outputs import StructuredOutputsParams
+from ferrum_jax.executables.deferred import DeferredExecutable, Prepared
+from ferrum_jax.executables.executable_store import ExecutableStore
 from ferrum_jax.layers.attention import ForwardContext
 from ferrum_jax.llm import LLM
 from ferrum_jax.models.registry import bind
-from ferrum_jax.runtime.buckets import Bucket
 from ferrum_jax.scheduling.drafting import Drafting
 from ferrum_jax.speculation.mtp_drafts import UNKNOWN, MtpDrafts
+from ferrum_jax.startup.behind import _Behind
 from ferrum_jax.startup.build_engine import build_engine
 from ferrum_jax.startup.model_source import ModelSource
 from tests.golden_table import GOLDENS
@@ -212,9 +214,25 @@ def test_each_bucket_has_a_draft_and_is_missing_without_it():
     executables, ladder = llm.loaded.executables, llm.loaded.layout.ladder
     drafts = ladder.drafts_of(ladder.buckets)
     assert set(executables.drafts) == set(drafts) and len(drafts) == len(ladder.buckets)
-    without = dataclasses.replace(executables, drafts=type(executables.drafts)({}))
+    without = dataclasses.replace(executables, drafts=Prepared({}))
     assert not executables.missing(ladder)
-    assert without.missing(ladder) == {part for part in ladder.buckets if isinstance(part, Bucket)}
+    assert without.missing(ladder) == {*ladder.buckets}
+
+
+def test_a_forward_that_is_compiled_while_steps_run_comes_with_its_draft():
+    llm = mtp_llm("deepseek_v3", SMALL)
+    layout, whole = llm.loaded.layout, llm.loaded.executables
+    bucket, *others = layout.ladder.buckets
+    made = DeferredExecutable.made
+    early = dataclasses.replace(
+        whole,
+        forwards=Prepared({b: made(whole.forwards[b]) for b in others}),
+        drafts=Prepared({b: made(whole.drafts[b]) for b in layout.ladder.drafts_of(others)}),
+    )
+    assert early.missing(layout.ladder) == {bucket}
+    store = ExecutableStore(SMALL.compilation_cache_dir, layout.mesh.devices.flatten().tolist())
+    _Behind(layout, early, store)._add(bucket, early)
+    assert not early.missing(layout.ladder) and bucket in early.forwards
 
 
 def test_a_draft_writes_its_keys_and_values_in_place():
