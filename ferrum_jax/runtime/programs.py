@@ -37,7 +37,8 @@ from ferrum_jax.runtime.step_options import compiler_options
 from ferrum_jax.sharding import describe
 from ferrum_jax.towers.image_slots import ImageSlots, trace_encode, trace_fresh_images
 
-Part = Bucket | RowBucket | DraftBucket | str
+StepPart = Bucket | RowBucket | DraftBucket
+Part = StepPart | str
 DECODES_AT_ONCE = 20_000_000  # weights of layers from which on 112 tokens of padding take a twentieth of a second
 LEAST_PIECE_BYTES = 192 << 20  # whose reading takes 8 ms; between two pieces cores stand still for 0.1 ms
 TOKENS_AS_BYTES = 4  # of a step: with so many a layer takes as long for its arithmetic as for its bytes
@@ -76,7 +77,7 @@ class Executables:
         there = [b for b in self.forwards if all(draft in self.drafts for draft in ladder.drafts_of((b,)))]
         return frozenset((*ladder.buckets, *ladder.row_buckets)) - {*there} - self.samples.keys()
 
-    def put(self, part: Bucket | RowBucket | DraftBucket, executable: DeferredExecutable) -> None:
+    def put(self, part: StepPart, executable: DeferredExecutable) -> None:
         """Adds a part that was missing; the next steps may take it."""
         if isinstance(part, Bucket):
             self.forwards.put(part, executable)

@@ -21,7 +21,7 @@ from ferrum_jax.executables.worth import Came, Saving
 from ferrum_jax.processes.processes import current
 from ferrum_jax.runtime.buckets import Bucket, RowBucket
 from ferrum_jax.runtime.layout import Layout
-from ferrum_jax.runtime.programs import Executables, Part, programs_of
+from ferrum_jax.runtime.programs import Executables, StepPart, programs_of
 
 _LOOK_S = 0.2  # how often the thread looks what is wanted, and whether it is
 _COMPILE_S = 3.0  # where the store has not measured any
@@ -90,7 +90,7 @@ class _Behind:
             executables.put(each, deferred)
         executables.worth.add(part, came)
 
-    def _left_of(self, part: Bucket | RowBucket, executables: Executables) -> list[Part]:
+    def _left_of(self, part: Bucket | RowBucket, executables: Executables) -> list[StepPart]:
         """What a missing part still needs: itself, and what predicts one token more behind it."""
         drafts = self._ladder.drafts_of((part,)) if isinstance(part, Bucket) else ()
         return [each for each in (*drafts, part) if each not in executables.drafts and each not in executables.forwards]
