@@ -1,5 +1,7 @@
 """The runner: owns weights and pools on the device, and turns a StepPlan into two calls: forward, then sample.
 
+A model whose own layer drafts has a third, which reads what was drawn.
+
 All data shards of a step run in one bucket, the smallest that fits all their parts; a shard without rows runs padding.
 A step is dispatched and its result fetched later; pools are threaded from call to call, so the order of
 dispatch is the only synchronisation. One runner serves one thread.
