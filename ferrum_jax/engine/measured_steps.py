@@ -83,7 +83,9 @@ class MeasuredSteps:
         def seconds(size: _Size) -> float:
             if size in known or not known:
                 return known.get(size, self._weight(size))
-            nearest = min(known, key=lambda other: (other.num_rows != num_rows, abs(other.num_tokens - size.num_tokens)))
+            nearest = min(
+                known, key=lambda other: (other.num_rows != num_rows, abs(other.num_tokens - size.num_tokens))
+            )
             return known[nearest] * self._weight(size) / self._weight(nearest)
 
         drafted = tuple((tokens, seconds(_Size(num_rows, tokens, True))) for tokens in sizes if tokens >= num_rows)

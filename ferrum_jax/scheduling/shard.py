@@ -262,7 +262,9 @@ class Shard:
         """
         draft, self._sketch = self._sketch, self._empty_sketch()
         requests = [*draft.requests, *(request for request, _ in draft.chunks)]
-        roomy = {request.id: self._with_room(request, drafts[request.id]) for request in requests if request.id in drafts}
+        roomy = {
+            request.id: self._with_room(request, drafts[request.id]) for request in requests if request.id in drafts
+        }
         found = [roomy.get(request.id, ()) for request in requests]
         plan = build_shard(self.cache, draft.slots, draft.starts, draft.chunks, self.rows, found)
         advanced = plan.counts - plan.num_drafts
