@@ -106,7 +106,12 @@ def _laid_out(order: BundleOrder, *, compiles: bool) -> Generating | Encoding:
     """With what the largest steps need beside weights and pools: by shapes, or by the compiler."""
     from ferrum_jax.meshes.on_paper import Generating
     from ferrum_jax.progress import plain_console, status
-    from ferrum_jax.runtime.fit import expected_temporaries, refuse_overfull, temporaries_bytes, with_temporaries
+    from ferrum_jax.runtime.placing.fit import (
+        expected_temporaries,
+        refuse_overfull,
+        temporaries_bytes,
+        with_temporaries,
+    )
 
     def ask(layout: Layout) -> int:
         return temporaries_bytes(layout, None) if compiles else expected_temporaries(layout)
@@ -129,8 +134,8 @@ def _as_json(
     is_compiled: bool,
 ) -> dict[str, Any]:
     from ferrum_jax.meshes.encoder_forecast import EncoderForecast
-    from ferrum_jax.runtime.fit import scalar_bytes
     from ferrum_jax.runtime.layout import Layout
+    from ferrum_jax.runtime.placing.fit import scalar_bytes
 
     layout, speed = model.layout, dataclasses.asdict(found)
     named = {"target": order.target, "mesh": order.config.mesh}

@@ -17,7 +17,7 @@ from ferrum_jax.meshes.settle import by_problem
 from ferrum_jax.offline.bundle_order import BundleOrder
 from ferrum_jax.pools.budget import RESERVED_BYTES
 from ferrum_jax.runtime.block_copies import BlockCopies
-from ferrum_jax.runtime.fit import scalar_bytes
+from ferrum_jax.runtime.placing.fit import scalar_bytes
 from ferrum_jax.runtime.programs import others_of
 from ferrum_jax.runtime.settled import sees_images_whole
 from ferrum_jax.sharding import local_bytes

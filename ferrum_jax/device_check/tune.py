@@ -18,8 +18,8 @@ from ferrum_jax.executables.verdicts import Verdict, entry_of
 from ferrum_jax.files.json_files import read_json
 from ferrum_jax.models import registry
 from ferrum_jax.processes.child import Send, first_line
-from ferrum_jax.runtime.fit import PROBE_BLOCKS
 from ferrum_jax.runtime.layout import lay_out
+from ferrum_jax.runtime.placing.fit import PROBE_BLOCKS
 from ferrum_jax.sharding import make_mesh
 from ferrum_jax.sizes.tiles import tiles_text
 from ferrum_jax.startup.check_attention import cases_of

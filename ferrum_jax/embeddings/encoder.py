@@ -31,7 +31,7 @@ from ferrum_jax.executables.deferred import Prepared
 from ferrum_jax.executables.executable_store import ExecutableCache
 from ferrum_jax.models.encoder_spec import EncoderSpec
 from ferrum_jax.pools.budget import Ledger
-from ferrum_jax.runtime.weights import read_beside, replace_weights
+from ferrum_jax.runtime.placing.weights import read_beside, replace_weights
 
 Key = TypeVar("Key")
 

@@ -11,7 +11,7 @@ from ferrum_jax.delta import entry_of
 from ferrum_jax.engine.constraints import Constraints
 from ferrum_jax.engine.submission import Choice
 from ferrum_jax.request import Request
-from ferrum_jax.runtime.runner import InFlight
+from ferrum_jax.runtime.dispatched import InFlight
 from ferrum_jax.scheduling.scheduler import Scheduler
 from ferrum_jax.text.stream import TextStream
 

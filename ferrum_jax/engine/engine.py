@@ -29,7 +29,8 @@ from ferrum_jax.engine.scoring import Observed, start_scoring
 from ferrum_jax.engine.submission import Choice, Intake, Submission
 from ferrum_jax.plan import StepPlan
 from ferrum_jax.request import Request
-from ferrum_jax.runtime.runner import InFlight, Runner
+from ferrum_jax.runtime.dispatched import InFlight
+from ferrum_jax.runtime.runner import Runner
 from ferrum_jax.scheduling.drafting import StepCosts
 from ferrum_jax.scheduling.in_flight import StepsInFlight
 from ferrum_jax.scheduling.request_log import RequestLogWriter

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from ferrum_jax.runtime.buckets import Bucket, Ladder
-from ferrum_jax.runtime.runner import InFlight
+from ferrum_jax.runtime.dispatched import InFlight
 from ferrum_jax.scheduling.drafting import StepCosts
 
 _KEPT = 7  # times of a size

@@ -13,7 +13,8 @@ from ferrum_jax.engine.of_tokens.routed_experts import RoutedExperts
 from ferrum_jax.engine.submission import Choice
 from ferrum_jax.outputs import NOT_FINITE
 from ferrum_jax.plan import ShardPlan, StepPlan
-from ferrum_jax.runtime.runner import InFlight, Runner, Scores
+from ferrum_jax.runtime.dispatched import InFlight, Scores
+from ferrum_jax.runtime.runner import Runner
 
 _ChoiceAt = Callable[[int, int], Choice]  # who has the slot of a shard
 

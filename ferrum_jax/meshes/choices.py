@@ -11,7 +11,7 @@ from ferrum_jax.meshes.forecast import Forecast, Lengths
 from ferrum_jax.meshes.on_paper import Subject
 from ferrum_jax.models.encoder_spec import EncoderSpec
 from ferrum_jax.pools.budget import RESERVED_BYTES
-from ferrum_jax.runtime.fit import TooSmall
+from ferrum_jax.runtime.placing.fit import TooSmall
 from ferrum_jax.sharding import make_mesh, takes_all_hosts
 from ferrum_jax.sizes.mesh_shape import MeshShape
 from ferrum_jax.spec import ModelSpec

@@ -18,8 +18,8 @@ from ferrum_jax.meshes.encoder_forecast import EncoderForecast, forecast_encoder
 from ferrum_jax.meshes.forecast import Forecast, Lengths, forecast
 from ferrum_jax.models.encoder_spec import EncoderSpec
 from ferrum_jax.runtime.block_copies import BlockCopies
-from ferrum_jax.runtime.fit import expected_temporaries, fit, refuse_overfull
 from ferrum_jax.runtime.layout import Layout, ModelLayout
+from ferrum_jax.runtime.placing.fit import expected_temporaries, fit, refuse_overfull
 from ferrum_jax.runtime.programs import largest_first, programs_of
 from ferrum_jax.spec import ModelSpec
 

@@ -14,7 +14,7 @@ from typing import Any
 from ferrum_jax.meshes.choices import MeshFit, meshes_of
 from ferrum_jax.meshes.forecast import Lengths
 from ferrum_jax.meshes.on_paper import Subject
-from ferrum_jax.runtime.fit import larger_slices
+from ferrum_jax.runtime.placing.fit import larger_slices
 from ferrum_jax.sizes.mesh_shape import MeshShape
 from ferrum_jax.spec import ModelSpec
 

@@ -23,8 +23,8 @@ from ferrum_jax.meshes.choices import MeshFit
 from ferrum_jax.meshes.on_paper import Encoding, Generating, Subject
 from ferrum_jax.meshes.settle import choose_mesh
 from ferrum_jax.models import registry
-from ferrum_jax.runtime.fit import TooSmall, changes_that_fit, expected_temporaries, temporaries_bytes
 from ferrum_jax.runtime.layout import Layout
+from ferrum_jax.runtime.placing.fit import TooSmall, changes_that_fit, expected_temporaries, temporaries_bytes
 from ferrum_jax.sharding import make_mesh, takes_all_hosts
 from ferrum_jax.sizes.speculative import asks_the_model
 from ferrum_jax.spec import ModelSpec

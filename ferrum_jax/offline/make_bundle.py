@@ -25,7 +25,7 @@ from ferrum_jax.executables.bundle import BundleWriter, begun_bundle, config_for
 from ferrum_jax.executables.compile import Program
 from ferrum_jax.executables.executable_store import serialize
 from ferrum_jax.offline.bundle_order import BundleOrder, BundlePlan
-from ferrum_jax.runtime.fit import temporaries_in
+from ferrum_jax.runtime.placing.fit import temporaries_in
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -160,7 +160,7 @@ def cpu_pool_bytes(devices: Sequence[Any], weights_bytes: int, row_bytes: int) -
     The largest of 1 GiB, the weights' size and one row at max_model_len, row_bytes; at most a quarter of the host's
     memory beside the weights, halved until it is within half of what is free. So starts ask for pools of one size, and
     for the same executables, unless half of the memory comes and goes. Devices of the CPU share the host's memory. For
-    an accelerator the compiler must be asked first: see runtime/fit.py.
+    an accelerator the compiler must be asked first: see runtime/placing/fit.py.
     """
     most, free = (max(of_host // len(devices) - weights_bytes, 0) for of_host in (host_bytes(), free_host_bytes()))
     most = _coarse(most // CPU_SHARE)

@@ -25,6 +25,7 @@ from ferrum_jax.pools.pools import Pools
 from ferrum_jax.prompt import EncodableImage
 from ferrum_jax.runtime.block_copies import BlockCopies
 from ferrum_jax.runtime.buckets import Bucket, DraftBucket, Ladder, RowBucket
+from ferrum_jax.runtime.dispatched import InFlight, Scores
 from ferrum_jax.runtime.draft import DraftLayer
 from ferrum_jax.runtime.host_transfers import HostTransfers
 from ferrum_jax.runtime.inputs import (
@@ -41,76 +42,6 @@ from ferrum_jax.runtime.inputs import (
 from ferrum_jax.runtime.programs import Executables, encoder_name
 from ferrum_jax.runtime.sample import MASKS_AT_ONCE, SCORE_TILE, Head
 from ferrum_jax.towers.image_slots import ImageSlots
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class InFlight:
-    """A step that was dispatched and not yet fetched."""
-
-    plan: StepPlan
-    bucket: Bucket
-    _rows: jax.Array
-    _last: jax.Array
-    _experts: Sequence[jax.Array] = ()  # one, where they are asked for
-    _drafts: Sequence[jax.Array] = ()  # one, where a layer predicts one token more
-    _done: Callable[[], None] = lambda: None  # called when the device is known to have finished it
-
-    def rows(self) -> np.ndarray:
-        """[places, words] int32 as `sampling.unpack` reads it, of all shards. Waits for the device."""
-        rows = _without_padding(self._rows, [shard.num_places for shard in self.plan.shards])
-        self._done()
-        return rows
-
-    @property
-    def is_done(self) -> bool:
-        """Whether the device has finished it."""
-        rows: Any = self._rows
-        return rows.is_ready()
-
-    @property
-    def gives_experts(self) -> bool:
-        """Whether it has the experts of its tokens."""
-        return bool(self._experts)
-
-    def experts(self) -> np.ndarray:
-        """[tokens, layers with experts * X] of `step.expert_dtype`, of all shards in order. Waits for the device."""
-        return _without_padding(self._experts[0], [shard.num_tokens for shard in self.plan.shards])
-
-    @functools.cached_property
-    def drafts(self) -> np.ndarray | None:
-        """[places] int32: the likeliest token behind the one drawn at each place; -1 of a row that computes nothing.
-
-        None where no layer predicts one token more. Waits for the device.
-        """
-        if not self._drafts:
-            return None
-        shards = self.plan.shards
-        drafts = _without_padding(self._drafts[0], [shard.num_places for shard in shards])[:, 0]
-        computed = [np.repeat(shard.counts > 0, 1 + shard.num_drafts) for shard in shards]
-        return np.where(np.concatenate(computed), drafts, -1)
-
-    def last_states(self) -> np.ndarray:
-        """[places, D] float32, the final hidden state before each place. Waits for the device."""
-        return _without_padding(self._last, [shard.num_places for shard in self.plan.shards]).astype(np.float32)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Scores:
-    """Prompt log-probabilities that were dispatched and not yet fetched. counts: tokens of each shard."""
-
-    counts: Sequence[int]
-    _tiles: Sequence[jax.Array]
-
-    def words(self) -> np.ndarray:
-        """[tokens, words] int32 as `sampling.unpack` reads it, of all shards in order. Waits for the device."""
-        tiles = [np.asarray(tile).reshape(len(self.counts), SCORE_TILE, -1) for tile in self._tiles]
-        return _without_padding(np.concatenate(tiles, axis=1).reshape(-1, tiles[0].shape[2]), self.counts)
-
-
-def _without_padding(array: jax.Array | np.ndarray, counts: Sequence[int]) -> np.ndarray:
-    """The first items of each shard's part of an array, by its count. Waits for the device."""
-    parts = np.split(np.asarray(array), len(counts))
-    return np.concatenate([part[:count] for part, count in zip(parts, counts, strict=True)])
 
 
 class Runner:

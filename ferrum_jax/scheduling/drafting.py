@@ -220,6 +220,7 @@ class Drafting:
             self._typical += (is_true - self._typical) * _OF_ALL
             if not is_true:
                 break
+        book.expected = ()
         return book
 
     def forget(self, request: Request) -> None:

@@ -19,8 +19,8 @@ from ferrum_jax.executables.verdicts import Verdict, VerdictKey, VerdictStore, e
 from ferrum_jax.meshes.on_paper import Subject
 from ferrum_jax.meshes.settle import choose_mesh
 from ferrum_jax.runtime.buckets import Bucket
-from ferrum_jax.runtime.fit import probe_room
 from ferrum_jax.runtime.layout import Layout, lay_out
+from ferrum_jax.runtime.placing.fit import probe_room
 from ferrum_jax.runtime.step_options import StepOptions, attention_config
 from ferrum_jax.sharding import make_mesh
 from ferrum_jax.sizes.tiles import tiles_text

@@ -22,8 +22,8 @@ from ferrum_jax.config import EngineConfig
 from ferrum_jax.engine.engine import Engine
 from ferrum_jax.executables.executable_store import ExecutableCache, ExecutableStore
 from ferrum_jax.processes.processes import current, own_device, smallest
-from ferrum_jax.runtime.fit import fit, missing_bytes, temporaries_bytes
 from ferrum_jax.runtime.layout import Layout
+from ferrum_jax.runtime.placing.fit import fit, missing_bytes, temporaries_bytes
 from ferrum_jax.runtime.settled import Room
 from ferrum_jax.sizes.engine_sizes import Reach
 from ferrum_jax.spec import ModelSpec

@@ -28,8 +28,8 @@ from ferrum_jax.models import registry
 from ferrum_jax.pools.budget import Ledger
 from ferrum_jax.runtime.block_copies import BlockCopies
 from ferrum_jax.runtime.layout import Layout, ModelLayout
+from ferrum_jax.runtime.placing.weights import read_beside, replace_weights
 from ferrum_jax.runtime.programs import Executables, compile_all
-from ferrum_jax.runtime.weights import read_beside, replace_weights
 from ferrum_jax.startup.model_source import ModelSource
 
 

@@ -15,8 +15,8 @@ from ferrum_jax.commands.compile import without_device
 from ferrum_jax.config import EngineConfig
 from ferrum_jax.device_check.rates import DTYPES, make_copy, products
 from ferrum_jax.executables.topology import target_devices
-from ferrum_jax.runtime.fit import PROBE_BLOCKS
 from ferrum_jax.runtime.layout import lay_out
+from ferrum_jax.runtime.placing.fit import PROBE_BLOCKS
 from ferrum_jax.runtime.step_options import attention_config
 from ferrum_jax.sharding import make_mesh
 from ferrum_jax.sizes.mesh_shape import MeshShape

@@ -17,7 +17,7 @@ from tests.support import GOLDENS, ROOT, SMALL
 # asked for before anything is opened; and checks, which open engines of their own.
 OPENING = ("ferrum_jax/startup/chosen.py", "ferrum_jax/startup/open.py", "ferrum_jax/meshes/on_paper.py")
 BEFORE = ("ferrum_jax/engine/calls/fields.py", "ferrum_jax/executables/bundle.py")
-ON_TRIAL = ("ferrum_jax/startup/choose_attention.py", "ferrum_jax/runtime/fit.py", "ferrum_jax/device_check/")
+ON_TRIAL = ("ferrum_jax/startup/choose_attention.py", "ferrum_jax/runtime/placing/fit.py", "ferrum_jax/device_check/")
 
 
 def rewrites(path: Path) -> list[int]:

@@ -18,7 +18,7 @@ from ferrum_jax.meshes.forecast import Lengths, forecast, least_time_s
 from ferrum_jax.models.registry import abstract_tower, spec_of
 from ferrum_jax.offline.bundle_order import BundleOrder
 from ferrum_jax.runtime.buckets import Bucket, Ladder
-from ferrum_jax.runtime.fit import kv_bytes_left, temporaries_bytes
+from ferrum_jax.runtime.placing.fit import kv_bytes_left, temporaries_bytes
 from pallas_kernels.target import Target
 from scripts.published import config_of
 from tests.support import GOLDENS, SMALL
@@ -57,7 +57,7 @@ def test_temporaries_are_those_of_the_part_that_needs_most_prefill_decode_or_sam
 
         keys = (*buckets, *layout.ladder.row_buckets)
         parts = {b: SimpleNamespace(get=lambda _, s=s: executable(s)) for b, s in zip(keys, sizes, strict=True)}
-        monkeypatch.setattr("ferrum_jax.runtime.fit.programs_of", lambda layout: parts)
+        monkeypatch.setattr("ferrum_jax.runtime.placing.fit.programs_of", lambda layout: parts)
         return temporaries_bytes(layout, None)
 
     assert with_sizes(1, 50, 1, 20, 1, 9) == 53

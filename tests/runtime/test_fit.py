@@ -5,8 +5,15 @@ import dataclasses
 import pytest
 
 from ferrum_jax.config import EngineConfig
-from ferrum_jax.runtime.fit import TooSmall, changes_that_fit, expected_temporaries, fit, refuse_overfull, scalar_bytes
 from ferrum_jax.runtime.layout import lay_out
+from ferrum_jax.runtime.placing.fit import (
+    TooSmall,
+    changes_that_fit,
+    expected_temporaries,
+    fit,
+    refuse_overfull,
+    scalar_bytes,
+)
 from ferrum_jax.sharding import make_mesh
 from ferrum_jax.sizes.mesh_shape import MeshShape
 from scripts.slices_page import Described

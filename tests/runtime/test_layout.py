@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from ferrum_jax.config import EngineConfig
-from ferrum_jax.runtime.fit import scalar_bytes
 from ferrum_jax.runtime.layout import lay_out
+from ferrum_jax.runtime.placing.fit import scalar_bytes
 from ferrum_jax.sharding import make_mesh
 from ferrum_jax.sizes.mesh_shape import MeshShape
 from ferrum_jax.spec import AttentionSpec, CacheGroup, MlpSpec, ModelSpec

@@ -17,7 +17,7 @@ from ferrum_jax.embeddings.encoder import load_encoder
 from ferrum_jax.executables import compile
 from ferrum_jax.executables.deferred import DeferredExecutable
 from ferrum_jax.runtime import programs
-from ferrum_jax.runtime.fit import missing_bytes
+from ferrum_jax.runtime.placing.fit import missing_bytes
 from ferrum_jax.sharding import make_mesh
 from ferrum_jax.sizes.mesh_shape import MeshShape
 from ferrum_jax.startup import fit_or_shrink

@@ -16,7 +16,7 @@ from checkpoints import huggingface
 from checkpoints.memory import copies_of
 from ferrum_jax import LLM, SamplingParams
 from ferrum_jax.models import registry
-from ferrum_jax.runtime.weights import replace_weights
+from ferrum_jax.runtime.placing.weights import replace_weights
 from tests.support import GOLDENS, INVARIANT, SMALL, small_llm
 
 GREEDY = SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True)
