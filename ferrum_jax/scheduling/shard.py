@@ -93,12 +93,12 @@ class Shard:
         return self.cache.shares(request, self._filling())
 
     def _filling(self) -> set[bytes]:
-        draft = self._sketch
-        if draft.filling is None:
-            draft.filling = set()
-            for request, count in draft.chunks:
-                draft.filling.update(self._keys_to_publish(request, count))
-        return draft.filling
+        sketch = self._sketch
+        if sketch.filling is None:
+            sketch.filling = set()
+            for request, count in sketch.chunks:
+                sketch.filling.update(self._keys_to_publish(request, count))
+        return sketch.filling
 
     def _keys_to_publish(self, request: Request, count: int) -> set[bytes]:
         return self.cache.keys_to_publish(request, request.num_computed + count)
@@ -203,11 +203,11 @@ class Shard:
 
     def admit(self, request: Request) -> bool:
         """Make a waiting request a row and plan its first chunk; False, and nothing changed, where blocks lack."""
-        draft = self._sketch
+        sketch = self._sketch
         if not self._begins(request):
             return False
         (slot,) = self.rows.slots.take(1)
-        num_hit = self.cache.admit(request, slot, draft.budget)
+        num_hit = self.cache.admit(request, slot, sketch.budget)
         if num_hit is None:
             self.rows.slots.release((slot,))
             return False
@@ -217,13 +217,13 @@ class Shard:
         self._images.admit(request)
         self.rows.insert(request, slot, num_hit)
         request.shard = self.index
-        is_long = len(request.token_ids) - num_hit > draft.budget
-        others_wait = self._others_wait(draft.num_open - 1)
-        count = self._chunk(request, _share(draft.budget, others_wait=is_long and others_wait), most=draft.budget)
+        is_long = len(request.token_ids) - num_hit > sketch.budget
+        others_wait = self._others_wait(sketch.num_open - 1)
+        count = self._chunk(request, _share(sketch.budget, others_wait=is_long and others_wait), most=sketch.budget)
         self._filling().update(self._keys_to_publish(request, count))
-        draft.chunks.append((request, count))
-        draft.budget -= count
-        draft.num_open -= 1
+        sketch.chunks.append((request, count))
+        sketch.budget -= count
+        sketch.num_open -= 1
         return True
 
     def close(self) -> OpenShard:
@@ -260,18 +260,18 @@ class Shard:
 
         drafts: of rows that sample, by request id. Their rows have come as far as without them, until the commit.
         """
-        draft, self._sketch = self._sketch, self._empty_sketch()
-        requests = [*draft.requests, *(request for request, _ in draft.chunks)]
+        sketch, self._sketch = self._sketch, self._empty_sketch()
+        requests = [*sketch.requests, *(request for request, _ in sketch.chunks)]
         roomy = {
             request.id: self._with_room(request, drafts[request.id]) for request in requests if request.id in drafts
         }
         found = [roomy.get(request.id, ()) for request in requests]
-        plan = build_shard(self.cache, draft.slots, draft.starts, draft.chunks, self.rows, found)
+        plan = build_shard(self.cache, sketch.slots, sketch.starts, sketch.chunks, self.rows, found)
         advanced = plan.counts - plan.num_drafts
         for request, count in zip(requests, advanced.tolist(), strict=True):
             request.num_computed += count
         self.rows.computed[plan.slots] = plan.starts + advanced
-        for request, _ in draft.chunks:
+        for request, _ in sketch.chunks:
             self._images.release_behind(request)
             if not roomy.get(request.id):
                 self.cache.publish(request, request.slot, request.num_computed)
@@ -303,12 +303,12 @@ class Shard:
 
     def _give_what_is_left(self) -> None:
         """Lengthen the chunks that were cut for others by what these did not take, the first first."""
-        draft = self._sketch
-        for index, (request, count) in enumerate(draft.chunks):
-            longer = self._chunk(request, count + draft.budget, most=count + draft.budget)
+        sketch = self._sketch
+        for index, (request, count) in enumerate(sketch.chunks):
+            longer = self._chunk(request, count + sketch.budget, most=count + sketch.budget)
             if longer > count and self.cache.grow(request.slot, request.num_computed + longer):
-                draft.chunks[index] = request, longer
-                draft.budget -= longer - count
+                sketch.chunks[index] = request, longer
+                sketch.budget -= longer - count
 
     # -- its results -----------------------------------------------------------------------------------
 
