@@ -218,7 +218,7 @@ class EngineConfig:
         None,
         "how tokens are drafted: an object with method (ngram, suffix or mtp), and keys that vLLM has for it",
         more="answers are the same with and without; a request with speculative=False has no drafts",
-        unset="no drafts",
+        unset="no drafts; batch suffix",
         metavar="JSON",
         vllm="speculative_config",
         unlike="no second model drafts: method is ngram, suffix or mtp",

@@ -474,12 +474,14 @@ class LLM:
         """
         return self.model.prefixes.load(Path(path), pin=pin)
 
-    def learn(self, texts: Iterable[str]) -> None:
+    def learn(self, texts: Iterable[str], *, cache_salt: str = "") -> None:
         """Takes texts like those that requests will bring, from which tokens may be drafted; answers stay the same.
 
-        Nothing happens where no tokens are drafted from the texts of others (see `EngineConfig.speculative_config`).
+        cache_salt: of the requests that they serve. They are forgotten with the engine, as by `sleep`. Nothing happens
+        where tokens are not drafted from the texts of others (see `EngineConfig.speculative_config`). Raises ValueError
+        for what is no text.
         """
-        self.model.learn(texts)
+        self.model.learn(texts, cache_salt)
 
     def stats(self) -> dict[str, Any]:
         """One JSON-ready snapshot: prefix cache, steps, padding, compiles, memory.

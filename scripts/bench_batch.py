@@ -95,7 +95,7 @@ class HostLLM:
         self._scheduler.add(request)
         return request
 
-    def learn(self, texts: Iterable[str]) -> None:
+    def learn(self, texts: Iterable[str], *, cache_salt: str) -> None:
         """Nothing is drafted."""
 
     def embed_as_completed(

@@ -126,7 +126,7 @@ class RayLLM:
         while window := list(itertools.islice(tasks, self._window_rows)):
             yield from self._answers(window, wants_partials)
 
-    def learn(self, texts: Iterable[str]) -> None:
+    def learn(self, texts: Iterable[str], *, cache_salt: str) -> None:
         """Nothing: each engine drafts from what it answers itself."""
 
     def embed_as_completed(

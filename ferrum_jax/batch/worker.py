@@ -28,6 +28,7 @@ from ferrum_jax.batch.report.display import Display
 from ferrum_jax.batch.report.recorder import Recorder
 from ferrum_jax.batch.row_answers import Answer, Answers
 from ferrum_jax.outputs import NOT_FINITE_REASON, CompletionOutput, RequestOutput
+from ferrum_jax.prompt import take_apart
 
 _MOST_CRASHES = 2  # of the engine with one row
 _SHOW_INTERVAL_S = 0.05
@@ -96,8 +97,10 @@ class Worker:
 
     def _teach(self, llm: BatchLLM) -> None:
         """Rows to come resemble those that the journal has answers to, so tokens are drafted from these."""
-        if self._journal.num_ok:
-            llm.learn(text for line in self._journal.answers(_LEARNT_BYTES) for text in texts_of(line))
+        for index, line in self._journal.answers(_LEARNT_BYTES):
+            row = self._rows.read(index)
+            if isinstance(row, Row) and (texts := texts_of(line)):
+                llm.learn(texts, cache_salt=take_apart(row.prompts[0]).cache_salt)
 
     @contextlib.contextmanager
     def _hasty(self) -> Iterator[None]:

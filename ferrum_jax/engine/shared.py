@@ -153,10 +153,10 @@ class SharedEngine:
                 raise RuntimeError("the engine was broken off in another call; ask again")
             self._deliver(self.whole(self._counted_step))
 
-    def learn(self, token_ids: Sequence[int]) -> None:
+    def learn(self, token_ids: Sequence[int], cache_salt: str) -> None:
         """Takes a text that ended elsewhere, from which tokens may be drafted."""
         with self._owned():
-            self.engine.learn(token_ids, 0)
+            self.engine.learn(token_ids, 0, cache_salt)
 
     def quiet(self, requests: str) -> None:
         """Lets the device come to rest; what it has done is in the inboxes.

@@ -178,11 +178,10 @@ class CacheManager:
         return (boundary if self.states is not None and self.enabled and boundary > start else end) - start
 
     def most_drafts(self, num_tokens: int) -> int:
-        """Drafted tokens that may come behind a row's tokens in a step.
-
-        What a recurrent state computes again, which can go back to before the step alone, must lie in one block.
-        """
-        return num_tokens if self.states is None else -num_tokens % self.sizes.block_size
+        """Drafted tokens that may come behind a row's: what a recurrent state computes again lies in one block."""
+        if self.states is None:
+            return num_tokens
+        return -num_tokens % self.sizes.block_size if self.states.can_branch else 0
 
     def begin_drafts(self, slot: int) -> bool:
         """Order what a row goes back to if a draft of the next plan does not come true; False where nothing is free."""

@@ -68,9 +68,14 @@ class StateSlots:
         self._left_alone.discard(slot)
         self._num_open += 1
 
+    @property
+    def can_branch(self) -> bool:
+        """Whether a slot is free beside those of rows that may still come."""
+        return self.pool.num_free > self._num_open
+
     def branch(self, slot: int, transfers: Transfers) -> bool:
         """Order a copy of the row's state of before the next plan, which has drafts; False where no slot is free."""
-        if self.pool.num_free <= self._num_open:
+        if not self.can_branch:
             return False
         (id,) = self.pool.take(1)
         self._before[slot] = id

@@ -17,6 +17,7 @@ from ferrum_jax.quoting.known_fields import FieldKind, require
 
 METHODS = ("ngram", "suffix", "mtp")
 MOST_DRAFTED = 64  # tokens of a draft
+MOST_LOOKED_UP, _MOST_DEPTH = 64, 1024  # tokens of a match: each of the former is a table for each row
 
 _NO_SECOND_MODEL = "no second model drafts here: 'ngram' and 'suffix' need none, and 'mtp' is in the checkpoint"
 _METHODS_ELSEWHERE = frozenset({"eagle", "eagle3", "dflash", "draft_model", "medusa", "mlp_speculator"})
@@ -46,16 +47,16 @@ def _whole(least: int, most: float = math.inf) -> FieldKind:
 
 
 def _number(most: float, words: str) -> FieldKind:
-    return FieldKind(lambda value: type(value) in (int, float) and 0 <= value <= most and math.isfinite(value), words)
+    return FieldKind(lambda value: type(value) in (int, float) and 0 <= value <= most, words)
 
 
 _KEYS: Mapping[str, _Key] = {
     "num_speculative_tokens": _Key(METHODS, _whole(1, MOST_DRAFTED)),
-    "prompt_lookup_max": _Key(("ngram",), _whole(1)),
-    "prompt_lookup_min": _Key(("ngram",), _whole(1)),
-    "suffix_decoding_max_tree_depth": _Key(("suffix",), _whole(1)),
+    "prompt_lookup_max": _Key(("ngram",), _whole(1, MOST_LOOKED_UP)),
+    "prompt_lookup_min": _Key(("ngram",), _whole(1, MOST_LOOKED_UP)),
+    "suffix_decoding_max_tree_depth": _Key(("suffix",), _whole(1, _MOST_DEPTH)),
     "suffix_decoding_max_cached_requests": _Key(("suffix",), _whole(0)),
-    "suffix_decoding_max_spec_factor": _Key(("suffix",), _number(math.inf, "a number, 0 or more")),
+    "suffix_decoding_max_spec_factor": _Key(("suffix",), _number(1e6, "a number from 0 to 1000000")),
     "suffix_decoding_min_token_prob": _Key(("suffix",), _number(1, "a number from 0 to 1")),
 }
 _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
@@ -75,15 +76,15 @@ _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
 class SpeculativeConfig:
     """How tokens are drafted. None is the method's default where the method reads the field, and stays None elsewhere.
 
-    method: "ngram" looks for the last tokens earlier in prompt and output, "suffix" in a tree of this and earlier
+    method: "ngram" looks for the last tokens earlier in prompt and output, "suffix" in an index of this and earlier
     requests, and "mtp" asks the checkpoint's own head. vLLM's names of such heads, as "deepseek_mtp", are "mtp" too.
-    num_speculative_tokens: most tokens of a draft, from 1 to 64; 5 for ngram, the tree's depth for suffix. mtp has 1.
+    num_speculative_tokens: most tokens of a draft, from 1 to 64; 5 for ngram, the depth for suffix. mtp has 1.
     prompt_lookup_max, prompt_lookup_min: how many of the last tokens ngram looks for, at most and at least; 5 and 2,
     and one that is given moves the other.
-    suffix_decoding_max_tree_depth: most tokens of a path in the tree, matched and drafted; 24.
-    suffix_decoding_max_cached_requests: ended requests that stay in the tree, 0 keeps none; 10000.
+    suffix_decoding_max_tree_depth: most tokens of a match that are told apart, up to 1,024; 24.
+    suffix_decoding_max_cached_requests: ended requests that stay in the index, 0 keeps none; 10000.
     suffix_decoding_max_spec_factor: drafted tokens for each token that matched, at most; 1.0.
-    suffix_decoding_min_token_prob: how likely a drafted token must be by the counts of the tree; 0.1.
+    suffix_decoding_min_token_prob: how likely a drafted token must be by their counts; 0.1.
 
     Raises ValueError with the field, its value and what is allowed.
     """
@@ -181,6 +182,8 @@ def _known(given: Mapping[Any, Any]) -> dict[str, Any]:
 
 
 def _method(name: Any) -> str:
+    if name is None:
+        raise ValueError(f"method is missing; it must be one of {METHODS}: {_NO_SECOND_MODEL}")
     if isinstance(name, str) and name in _METHODS_ELSEWHERE:
         raise ValueError(f"method is {name!r}, which is not here: {_NO_SECOND_MODEL}")
     if isinstance(name, str) and name.endswith("_mtp"):

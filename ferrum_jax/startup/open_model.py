@@ -28,6 +28,7 @@ from ferrum_jax.engine.stats import snapshot
 from ferrum_jax.outputs import RequestOutput
 from ferrum_jax.processes.processes import current, refuse_several_processes
 from ferrum_jax.prompt import Prompt, listed
+from ferrum_jax.quoting import quoted
 from ferrum_jax.runtime.layout import Layout
 from ferrum_jax.spec.identity import ModelIdentity
 from ferrum_jax.startup.build_engine import build_engine
@@ -106,12 +107,16 @@ class OpenModel:
             raise ValueError(self._generates_nothing("is an encoder"))
         return self._calls
 
-    def learn(self, texts: Iterable[str]) -> None:
+    def learn(self, texts: Iterable[str], cache_salt: str) -> None:
         """Has the engine draft tokens from texts too, where it drafts from those of others."""
+        if isinstance(texts, str) or not isinstance(texts, Iterable):
+            raise ValueError(f"texts is {quoted(texts)}; give a list of texts, such as [text]")
         asked, tokenizer = self.config.speculative_config, self.prompts.tokenizer
         if asked is not None and asked.method == "suffix" and tokenizer is not None and self._calls is not None:
             for text in texts:
-                self._calls.learn(tokenizer.encode(text, add_special_tokens=False))
+                if not isinstance(text, str):
+                    raise ValueError(f"texts holds {quoted(text)}, which is no text; give strings")
+                self._calls.learn(tokenizer.encode(text, add_special_tokens=False), cache_salt)
 
     @property
     def identity(self) -> ModelIdentity:

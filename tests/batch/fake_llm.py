@@ -15,6 +15,7 @@ import numpy as np
 
 from ferrum_jax.asked.sampling import SamplingParams
 from ferrum_jax.outputs import CompletionOutput, EmbeddingOutput, Logprob, RequestOutput, ScoreOutput
+from ferrum_jax.prompt import take_apart
 from ferrum_jax.spec.identity import ModelIdentity
 
 IDENTITY = ModelIdentity(
@@ -54,6 +55,7 @@ class FakeLLM:
     ):
         self.random, self.width, self.limit, self.on_step = random.Random(order), width, limit, on_step
         self.learnt: list[str] = []  # texts that tokens may be drafted from
+        self.salts: list[str] = []  # of the calls that brought them
         self.num_pulled = self.num_answered = self.num_resumed = self.most_ahead = self.num_steps = 0
         self.running: list[_Running] = []
         self.is_closed = False
@@ -80,8 +82,9 @@ class FakeLLM:
         finally:
             self.is_closed = True
 
-    def learn(self, texts: Iterable[str]) -> None:
+    def learn(self, texts: Iterable[str], *, cache_salt: str) -> None:
         self.learnt += texts
+        self.salts.append(cache_salt)
 
     def embed_as_completed(
         self, requests: Iterable[tuple[Hashable, object]]
@@ -116,7 +119,7 @@ class FakeLLM:
                 return
             self.num_pulled += 1
             key, prompt, params = request
-            before = resume(key)
+            prompt, before = take_apart(prompt).content, resume(key)
             if len(prompt) > self.limit:
                 yield key, ValueError(f"the prompt has {len(prompt)} tokens, more than {self.limit}")
                 continue

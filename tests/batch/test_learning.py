@@ -88,11 +88,11 @@ def test_answers_are_whole_lines_of_rows_that_were_answered(store, rows):
     journal.append(FAILED, 1, b'{"custom_id": "b", "error": {}}', 1)
     journal.append(PARTIAL, 2, b"{}", 1)
     journal.flush()
-    assert list(journal.answers(1 << 20)) == list(read_again(store, rows).answers(1 << 20)) == [lines[0]]
+    assert list(journal.answers(1 << 20)) == list(read_again(store, rows).answers(1 << 20)) == [(0, lines[0])]
     journal.append(OK, 2, lines[2][:-1], 1)
     journal.flush()
-    assert list(read_again(store, rows).answers(1 << 20)) == [lines[2], lines[0]], "the newest segment first"
-    assert list(read_again(store, rows).answers(1)) == [lines[2]]
+    assert list(read_again(store, rows).answers(1 << 20)) == [(2, lines[2]), (0, lines[0])], "the newest segment first"
+    assert list(read_again(store, rows).answers(1)) == [(2, lines[2])]
     assert list(read_again(store, rows).answers(0)) == []
 
 
@@ -108,7 +108,7 @@ def test_of_a_torn_segment_the_whole_records_are_answers(store, rows):
     for end in {0, 1, *ends, *(place - 1 for place in ends), *(place + 1 for place in ends[:-1])}:
         store.replace(f"segments/{name}", whole[:end])
         found = read_again(store, rows)
-        assert sorted(found.answers(1 << 20)) == sorted(lines[: sum(place <= end for place in ends)])
+        assert sorted(found.answers(1 << 20)) == list(enumerate(lines[: sum(place <= end for place in ends)]))
 
 
 # -- jobs --------------------------------------------------------------------------------------------------------------
@@ -167,3 +167,11 @@ def test_a_job_whose_rows_are_all_answered_teaches_nobody(tmp_path):
     job.output.unlink()
     job.run()
     assert len(job.llms) == 1 and isinstance(job.llms[0], FakeLLM)
+
+
+def test_a_text_is_learnt_for_rows_of_its_own_cache_salt(tmp_path):
+    tenants = [{"custom_id": str(i), "prompt": "p" * (1 + i), "cache_salt": "ab"[i % 2]} for i in range(8)]
+    job = Job(tmp_path, json_lines([*tenants, {"custom_id": "free", "prompt": "q"}, *MANY]))
+    job.whole()
+    assert job.run_to_step(job.llms[-1].num_steps - 1) == EXIT_PREEMPTED
+    assert job.run() == 0 and {"a", "b"} <= set(job.llms[-1].salts)

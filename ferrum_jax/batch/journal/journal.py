@@ -133,8 +133,8 @@ class Journal:
                 raise OSError(f"{name} of the journal has vanished; start the job again")
             yield json.loads(content)
 
-    def answers(self, most_bytes: int) -> Iterator[bytes]:
-        """Lines of rows that have an answer, of the newest segments first, about so many bytes of them."""
+    def answers(self, most_bytes: int) -> Iterator[tuple[int, bytes]]:
+        """Rows that have an answer and their lines, of the newest segments first, about so many bytes of them."""
         for name, rows, offsets, lengths in reversed(list(self.lines())):
             if most_bytes <= 0:
                 return
@@ -144,7 +144,7 @@ class Journal:
             for index, start, length in zip(rows, offsets.tolist(), lengths.tolist(), strict=True):
                 if self._state[index] == _IS_OK:
                     most_bytes -= length
-                    yield content[start : start + length]
+                    yield index, content[start : start + length]
 
     def lengths(self) -> np.ndarray:
         """[rows] of each row's output line in bytes, 0 where it has none."""
