@@ -170,7 +170,7 @@ def test_a_job_whose_rows_are_all_answered_teaches_nobody(tmp_path):
 
 
 def test_a_text_is_learnt_for_rows_of_its_own_cache_salt(tmp_path):
-    tenants = [{"custom_id": str(i), "prompt": "p" * (1 + i), "cache_salt": "ab"[i % 2]} for i in range(8)]
+    tenants = [{"custom_id": f"t{i}", "prompt": "p" * (1 + i), "cache_salt": "ab"[i % 2]} for i in range(8)]
     job = Job(tmp_path, json_lines([*tenants, {"custom_id": "free", "prompt": "q"}, *MANY]))
     job.whole()
     assert job.run_to_step(job.llms[-1].num_steps - 1) == EXIT_PREEMPTED
