@@ -21,7 +21,7 @@ from ferrum_jax.speculation.drafts import Drafts
 from ferrum_jax.speculation.make_drafts import make_drafts
 from ferrum_jax.speculation.mtp_drafts import UNKNOWN, MtpDrafts
 
-_LEAST_GAIN = 1.03  # tokens a second, over those without drafts
+_LEAST_GAIN = 1.1  # tokens a second, over those without drafts
 _LEAST_CHANCE = 0.05  # of a token that is computed
 _SELDOM = 4  # steps or tokens from one look to the next, where drafts do not pay
 _FRUITLESS = 8  # looks after which that is so

@@ -129,4 +129,4 @@ def test_costs_are_those_of_the_next_larger_number_of_rows():
     few, many = StepCosts.of(2, 1.0, [[4, 1.0]]), StepCosts.of(8, 2.0, [[16, 3.0]])
     drafting = drafting_of(Sure([]), [few, many])
     assert [drafting._costs_of(rows) for rows in (1, 2, 3, 8, 9)] == [few, few, many, many, many]
-    assert many.break_even == pytest.approx(1 - 1 / (1.03 * 1.5))
+    assert many.break_even == pytest.approx(1 - 1 / (1.1 * 1.5))
