@@ -308,6 +308,7 @@ MAY_IMPORT = {
         "ferrum_jax.pools",
         "ferrum_jax.prefix_cache",
         "ferrum_jax.processes",
+        "ferrum_jax.quoting",
         "ferrum_jax.runtime",
         "ferrum_jax.runtime.placing",
         "ferrum_jax.scheduling",

@@ -30,6 +30,7 @@ OF_THE_REFERENCE = {
     "make_chat_goldens",
     "make_encoder_goldens",
     "make_goldens",
+    "make_mtp_goldens",
     "make_quantised_goldens",
     "make_routing_goldens",
     "make_scorer_goldens",
