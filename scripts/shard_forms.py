@@ -293,7 +293,7 @@ def _blobs(work: Workload, rows: int, shards: int, layout: Layout, bucket: Bucke
         state_slots=zeros,
         source_slots=zeros,
         target_slots=zeros,
-        mask_ids=zeros,
+        masked=zeros > 0,
         adapter_ids=zeros,
         rope_shifts=zeros,
     )

@@ -140,9 +140,9 @@ class Constraints:
 
         Where none may, all do: the choice ends with an error when its token comes.
         """
-        found = []
-        firsts = self._filled(choices)
-        for choice, mask, drafted in itertools.zip_longest(choices, firsts, drafts, fillvalue=()):
+        found: list[np.ndarray] = []
+        firsts, behind = self._filled(choices), drafts or [()] * len(choices)
+        for choice, mask, drafted in zip(choices, firsts, behind, strict=True):
             self._faults[choice.request.id] = {}
             self._narrow(mask, choice, self._matchers.get(choice.request.id), ())
             found.append(mask[None])

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
 from ferrum_jax.sizes.speculative import SpeculativeConfig
 from ferrum_jax.speculation.drafts import Drafts
 from ferrum_jax.speculation.mtp_drafts import MtpDrafts
@@ -11,14 +15,11 @@ from ferrum_jax.speculation.suffix import SuffixDrafts
 
 def make_drafts(asked: SpeculativeConfig) -> Drafts:
     """The source of a method."""
+    given: Mapping[str, Any] = dataclasses.asdict(asked)  # None of what the method does not read
     if asked.method == "ngram":
-        return NgramDrafts(prompt_lookup_min=asked.prompt_lookup_min, prompt_lookup_max=asked.prompt_lookup_max)
+        return NgramDrafts(prompt_lookup_min=given["prompt_lookup_min"], prompt_lookup_max=given["prompt_lookup_max"])
     if asked.method == "mtp":
         return MtpDrafts()
     assert asked.method == "suffix", f"no drafts are known of method {asked.method}"
-    return SuffixDrafts(
-        max_tree_depth=asked.suffix_decoding_max_tree_depth,
-        max_cached_requests=asked.suffix_decoding_max_cached_requests,
-        max_spec_factor=asked.suffix_decoding_max_spec_factor,
-        min_token_prob=asked.suffix_decoding_min_token_prob,
-    )
+    names = ("max_tree_depth", "max_cached_requests", "max_spec_factor", "min_token_prob")
+    return SuffixDrafts(**{name: given[f"suffix_decoding_{name}"] for name in names})
