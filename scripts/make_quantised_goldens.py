@@ -30,7 +30,7 @@ from scripts.goldens.folder import save
 from scripts.goldens.golden import YARN, Golden
 from scripts.goldens.quantised import FORMATS, Quantised, ignored
 from scripts.goldens.recipe import first_seed, write_recipe
-from scripts.goldens.reference import Limits, draw_prompts, load, skeleton, steady
+from scripts.goldens.reference import Limits, draw_prompts, is_same_on_meshes, load, skeleton, steady
 from scripts.goldens.weights import ENDING, recipe_of
 
 _SIZES = {
@@ -82,6 +82,8 @@ LATENT = Golden(
 MODELS = {"dense": DENSE, "experts": EXPERTS, "latent": LATENT}
 EXACT = Limits(4, 1e-7, 5e-6)
 ROUNDED = Limits(12, 2e-7, 5e-6)  # a code that is rounded otherwise moves an answer by a thousandth
+# Formats with mesh tests. fp8_blocks has one too, but none of 700 seeds keeps its codes away from ties in the rows too.
+ON_MESHES = ("w8a8", "w8a8_experts", "w4a16_experts", "gptq_v2_ordered")
 _PROMPTS = (1, 2)  # of those that the other goldens have
 
 
@@ -99,10 +101,14 @@ def make(name: str, folder: Path) -> None:
 
     def answer() -> dict[str, np.ndarray] | None:
         model = load(like, folder, lambda tensors: _decoded(tensors, chosen, shapes)).double()
+        limits = EXACT if chosen.rounding is None else ROUNDED
         with _rounding(model, chosen, set(shapes)):
-            return steady(model, prompts, EXACT if chosen.rounding is None else ROUNDED)
+            found = steady(model, prompts, limits)
+            if found is None or (name in ON_MESHES and not is_same_on_meshes(folder, model, limits)):
+                return None
+            return found
 
-    found = first_seed(folder, golden.seed if chosen.seed is None else chosen.seed, answer)
+    found = first_seed(folder, golden.seed, answer)
     (folder / "generation_config.json").unlink(missing_ok=True)
     np.savez_compressed(folder / "golden.npz", allow_pickle=False, **found)
 

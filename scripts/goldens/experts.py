@@ -69,7 +69,7 @@ EXPERTS = {
     "mixtral_window": Golden(
         seed=8,
         architecture="Mixtral",
-        gain=2.4,
+        gain=2.0,
         dtype="bfloat16",
         config={
             "vocab_size": 272,

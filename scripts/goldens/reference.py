@@ -15,6 +15,7 @@ import torch  # pyright: ignore[reportMissingImports]
 import transformers  # pyright: ignore[reportMissingImports]
 
 from scripts.goldens.golden import Golden
+from scripts.goldens.mesh_rows import GREEDY, answered
 from scripts.goldens.recipe import normal
 from scripts.goldens.weights import make
 
@@ -42,6 +43,7 @@ class Limits:
 
 
 FLOAT32 = Limits(4, 1e-7, 3e-5)
+MESH = Limits(4, 1e-7, 1.7e-5)  # thrice the noise of float32, and half of the 1e-5 that tests of meshes allow
 
 
 def skeleton(golden: Golden) -> Any:
@@ -190,6 +192,18 @@ def steady(model: Any, prompts: list[np.ndarray], limits: Limits = FLOAT32) -> d
     for i, (tokens, best, _) in enumerate(said):
         arrays |= {f"prompt_{i}": prompts[i], f"tokens_{i}": tokens, f"best_{i}": best}
     return arrays
+
+
+@torch.no_grad()
+def is_same_on_meshes(folder: Path, model: Any, limits: Limits = MESH) -> bool:
+    """Whether noise leaves what the mesh tests compare as it is: logits of rows, and best tokens of preempted ones."""
+    rows, pressed = answered(folder)
+
+    def best() -> torch.Tensor:
+        num_tokens = GREEDY.max_tokens
+        return torch.cat([all_logits(model, [ids])[-1 - num_tokens : -1].argmax(1) for ids in pressed]).double()
+
+    return is_steady(lambda: all_logits(model, rows), model, limits) and is_steady(best, model, limits)
 
 
 @torch.no_grad()

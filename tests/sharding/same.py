@@ -14,32 +14,18 @@ from typing import Any
 import jax
 import numpy as np
 
-from ferrum_jax import SamplingParams
 from ferrum_jax.llm import LLM
 from ferrum_jax.runtime import settled
 from ferrum_jax.runtime.buckets import Ladder, make_ladder
 from ferrum_jax.sharding import local_bytes
 from ferrum_jax.sizes.mesh_shape import MeshShape
 from ferrum_jax.startup.build_engine import build_engine
+from scripts.goldens.mesh_rows import GREEDY, PRESSED, ROWS
 from scripts.hlo_collectives import unexpected_collectives
 from tests.engine.test_goldens import golden_prompts
 from tests.forked import call
 from tests.sharding.meant import meant_collectives
 from tests.support import GOLDENS, SMALL, finish, run
-
-GREEDY = SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True, logprobs=20)
-DRAWN = dataclasses.replace(GREEDY, temperature=0.9, top_k=40, seed=5, repetition_penalty=1.2)
-SCORED = dataclasses.replace(GREEDY, prompt_logprobs=20, max_tokens=1)
-PREFIX = list(range(7, 45))
-ROWS = (
-    ([*PREFIX, 60], GREEDY),
-    ([9], DRAWN),
-    ([*PREFIX, 61, 62], GREEDY),
-    (PREFIX[:20], SCORED),
-    ([*PREFIX, 60], DRAWN),
-)
-# Two on each of four shards, whose pools hold one of them whole.
-PRESSED = [[stem * 9 + i * i % 17 + 6 for i in range(30)] for stem in range(8)]
 
 
 def said_on(say: Callable[..., Any], name: str, *meshes: str) -> list[dict]:
