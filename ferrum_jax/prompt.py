@@ -117,7 +117,8 @@ class PlacedImage:
 
     digest: of its pixels, grid and the processor's settings. grid: frames, rows and columns of its patches. rope_grid:
     of its tokens, for models whose rotary positions count these; None where tokens of images count as others do.
-    sees_both_ways: each of its tokens attends to all of them, so a step computes its last tokens together.
+    sees_both_ways: each of its tokens attends to all of them, so a step computes its last tokens together. columns: of
+    its tokens, where one of text stands between two rows and counts as the image's; 0 where all stand in a run.
     """
 
     start: int
@@ -126,10 +127,24 @@ class PlacedImage:
     grid: tuple[int, int, int]
     rope_grid: tuple[int, int, int] | None = None
     sees_both_ways: bool = False
+    columns: int = 0
 
     @property
     def end(self) -> int:
         return self.start + self.length
+
+    @property
+    def num_embeddings(self) -> int:
+        """Of its tokens those that are not text."""
+        return self.length - (self.length // (self.columns + 1) if self.columns else 0)
+
+    def embeddings_of(self, start: int, stop: int) -> np.ndarray:
+        """[stop - start] int64: which of its embeddings its tokens [start, stop) have, -1 for one of text."""
+        within = np.arange(start, stop)
+        if not self.columns:
+            return within
+        row, column = np.divmod(within, self.columns + 1)
+        return np.where(column == self.columns, -1, row * self.columns + column)
 
     @property
     def num_patches(self) -> int:

@@ -5,16 +5,18 @@
 Needs torch, transformers and Pillow (made with transformers 5.23, Pillow 13); the tests need Pillow alone.
 `cases.json` has for each case the processor's file, the picture's size and the grid; `pixels.npz` has its values:
 
-    patches_NAME float32, those that `sampled` takes of [t * h * w, values]; of Gemma of [crops, 3, H, W]
+    patches_NAME float32, those that `sampled` takes of [t * h * w, values]; of Gemma 3 [crops, 3, H, W], of
+    Mistral 3 [1, 3, H, W]
     ids_FAMILY_I int32, a prompt's ids by its processor    positions_I int32 [3, T], by get_rope_index of Qwen3-VL
 
-`tokenizer.json` is a small one with the special tokens of both families.
+`tokenizer.json` is a small one with the special tokens of all families.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import sys
 import types
 from pathlib import Path
 from typing import Any
@@ -68,6 +70,23 @@ GEMMA4 = {
     "resample": 3,
     "rescale_factor": 1 / 255,
 }
+PIXTRAL = {
+    "do_convert_rgb": True,
+    "do_normalize": True,
+    "do_pad": True,
+    "do_rescale": True,
+    "do_resize": True,
+    "image_mean": [0.48145466, 0.4578275, 0.40821073],
+    "image_processor_type": "PixtralImageProcessorFast",
+    "image_std": [0.26862954, 0.26130258, 0.27577711],
+    "patch_size": {"height": 16, "width": 16},
+    "processor_class": "PixtralProcessor",
+    "resample": 3,
+    "rescale_factor": 1 / 255,
+    "size": {"longest_edge": 1540},
+}
+PATCH = 16  # of its tower, which merges 2 x 2
+NARROW = {**PIXTRAL, "size": {"longest_edge": 160}}
 SCANNED = {**GEMMA, "do_pan_and_scan": True, "size": {"height": 112, "width": 112}, "image_seq_length": 4}
 
 CASES: dict[str, tuple[dict[str, Any], tuple[int, int]]] = {
@@ -86,6 +105,10 @@ CASES: dict[str, tuple[dict[str, Any], tuple[int, int]]] = {
     "gemma4": (GEMMA4, (200, 333)),
     "gemma4_shrunk": (GEMMA4, (700, 411)),
     "gemma4_tall": (GEMMA4, (1900, 9)),
+    "pixtral": (PIXTRAL, (200, 333)),
+    "pixtral_shrunk": (NARROW, (500, 333)),
+    "pixtral_long": (NARROW, (13, 1000)),
+    "pixtral_equal": (NARROW, (96, 64)),
 }
 QWEN_PROMPTS = [
     ([(64, 64)], "<|im_start|>user\n<|vision_start|><|image_pad|><|vision_end|>What is it?<|im_end|>\n"),
@@ -103,10 +126,15 @@ GEMMA4_PROMPTS = [
     ([(50, 90)], "<|image|>What is it?\n"),
     ([(50, 50), (300, 801)], "one\n<|image|>\ntwo\n\n<|image|>"),
 ]
+PIXTRAL_PROMPTS = [
+    ([(50, 90)], "[INST][IMG]What is it?[/INST]"),
+    ([(50, 50), (300, 801), (30, 20)], "[INST]one\n[IMG][IMG]\ntwo\n\n[IMG][/INST]"),
+]
 SPECIAL = (
     *("<pad>", "<bos>", "<eos>", "<start_of_turn>", "<end_of_turn>", "<start_of_image>", "<end_of_image>"),
     *("<image_soft_token>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>"),
     *("<|video_pad|>", "<|image>", "<|image|>", "<image|>"),
+    *("[INST]", "[/INST]", "[IMG]", "[IMG_BREAK]", "[IMG_END]"),
 )
 
 
@@ -131,11 +159,14 @@ def reference(settings: dict[str, Any]) -> Any:
     from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil  # pyright: ignore[reportMissingImports]
     from transformers.models.gemma3.processing_gemma3 import Gemma3Processor  # pyright: ignore[reportMissingImports]
     from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImageProcessorPil  # pyright: ignore[reportMissingImports]
+    from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil  # pyright: ignore[reportMissingImports]
     from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil  # pyright: ignore[reportMissingImports]
 
     given = {name: value for name, value in settings.items() if not name.endswith(("_type", "_class"))}
     if settings["image_processor_type"].startswith("Gemma4"):
         return Gemma4ImageProcessorPil(**given)
+    if settings["image_processor_type"].startswith("Pixtral"):  # its processor of prompts says the unit of a size
+        return PixtralImageProcessorPil(**given | {"patch_size": {"height": 2 * PATCH, "width": 2 * PATCH}})
     if settings["image_processor_type"].startswith("Qwen"):
         return Qwen2VLImageProcessorPil(**given)
     given.pop("image_seq_length", None)
@@ -159,11 +190,22 @@ def processed(name: str) -> tuple[np.ndarray, list[int]]:
         return values[0][real].reshape(rows, columns, -1), grid
     if "image_grid_thw" in found:
         return values, [int(n) for n in found["image_grid_thw"][0]]
-    return values, [len(values), values.shape[2] // 14, values.shape[3] // 14]
+    patch = PATCH if "image_sizes" in found else 14
+    return values, [len(values), values.shape[2] // patch, values.shape[3] // patch]
+
+
+def _pixtral_processor() -> Any:
+    """Without what would want a tokenizer, and with what it takes of torchvision's processor from Pillow's."""
+    from transformers.models.pixtral import image_processing_pil_pixtral  # pyright: ignore[reportMissingImports]
+
+    sys.modules.setdefault("transformers.models.pixtral.image_processing_pixtral", image_processing_pil_pixtral)
+    from transformers.models.pixtral.processing_pixtral import PixtralProcessor  # pyright: ignore[reportMissingImports]
+
+    return object.__new__(PixtralProcessor)
 
 
 def prompts(folder: Path) -> dict[str, np.ndarray]:
-    """Ids of prompts by both families' processors, and Qwen's positions."""
+    """Ids of prompts by all families' processors, and Qwen's positions."""
     import torch  # pyright: ignore[reportMissingImports]
     from transformers import PreTrainedTokenizerFast  # pyright: ignore[reportMissingImports]
     from transformers.models.gemma3.processing_gemma3 import Gemma3Processor  # pyright: ignore[reportMissingImports]
@@ -187,6 +229,14 @@ def prompts(folder: Path) -> dict[str, np.ndarray]:
         replaced = [gemma4.replace_image_token(found, index) for index in range(len(sizes))]
         texts, _ = gemma4.get_text_with_replacements([text], images_replacements=replaced)
         arrays[f"ids_gemma4_{i}"] = gemma_tokenizer(texts[0])["input_ids"]
+    pixtral = _pixtral_processor()
+    pixtral.image_processor, pixtral.patch_size, pixtral.spatial_merge_size = reference(NARROW), PATCH, 2
+    pixtral.image_token, pixtral.image_break_token, pixtral.image_end_token = "[IMG]", "[IMG_BREAK]", "[IMG_END]"
+    for i, (sizes, text) in enumerate(PIXTRAL_PROMPTS):
+        found = pixtral.image_processor(images_of(sizes), input_data_format="channels_last", return_tensors="np")
+        replaced = [pixtral.replace_image_token(found, index) for index in range(len(sizes))]
+        texts, _ = pixtral.get_text_with_replacements([text], images_replacements=replaced)
+        arrays[f"ids_pixtral_{i}"] = gemma_tokenizer(texts[0])["input_ids"]
     qwen = Qwen3VLProcessor.__new__(Qwen3VLProcessor)  # a whole one wants torchvision, for videos
     qwen.image_processor, qwen.image_token = reference(SMALL), "<|image_pad|>"
     qwen_tokenizer = PreTrainedTokenizerFast(tokenizer_file=file)

@@ -32,6 +32,7 @@ from scripts.goldens.weights import ENDING, recipe_of
 
 SEED = 31
 IMAGE, VIDEO, START, END = 150, 151, 152, 153
+BREAK = VIDEO  # of Mistral 3's images, which no model with videos has
 _TEXT = {
     "vocab_size": 154,
     "hidden_size": 48,
@@ -171,6 +172,38 @@ _GEMMA4_CAUSAL = _GEMMA4 | {  # as the small ones: an image's tokens see the pas
     "text_config": {key: x for key, x in _GEMMA4["text_config"].items() if key != "use_bidirectional_attention"},
     "vision_config": _GEMMA4["vision_config"] | {"use_clipped_linears": False, "standardize": False},
 }
+_MISTRAL3 = {
+    "text_config": {
+        "model_type": "mistral",
+        "vocab_size": 154,
+        "hidden_size": 48,
+        "intermediate_size": 76,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 6,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "sliding_window": None,
+        "rms_norm_eps": 1e-5,
+        "max_position_embeddings": 512,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 5000.0},
+        "bos_token_id": 2,
+        "eos_token_id": 1,
+        "tie_word_embeddings": False,
+    },
+    "vision_config": {
+        "model_type": "pixtral",
+        "hidden_size": 40,
+        "intermediate_size": 56,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 5,
+        "image_size": 48,
+        "patch_size": 4,
+        "hidden_act": "silu",
+        "rope_parameters": {"rope_type": "axial", "rope_theta": 500.0},
+    },
+    "image_token_index": IMAGE,
+    "tie_word_embeddings": False,
+}
 # The prefix of the reference's classes, and the config.
 GOLDENS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_vl": ("Qwen3VL", {"text_config": _TEXT, "vision_config": _VISION} | _TOKENS),
@@ -199,6 +232,7 @@ GOLDENS: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma3_vision": ("Gemma3", _GEMMA3),
     "gemma4_vision": ("Gemma4", _GEMMA4),
     "gemma4_vision_causal": ("Gemma4", _GEMMA4_CAUSAL),
+    "mistral3_vision": ("Mistral3", _MISTRAL3),
 }
 # (tokens of text, an image's rows and columns of patches, tokens of text, ...)
 PROMPTS = ((41,), (9, (4, 6), 12), (5, (8, 2), 3, (2, 2), 17, (6, 10), 4))
@@ -209,12 +243,12 @@ POOLED_PROMPTS = ((41,), (9, (6, 9), 12), (5, (12, 3), 3, (3, 3), 17, (6, 15), 4
 
 
 def _sizes(name: str) -> tuple[tuple[tuple[Any, ...], ...], int, int]:
-    """Prompts of a golden, patches of a token and values of a patch."""
+    """Prompts of a golden, patches of a side of a token and values of a patch."""
     if name == "gemma3_vision":
-        return SQUARE_PROMPTS, 9, 3 * 4 * 4
+        return SQUARE_PROMPTS, 3, 3 * 4 * 4
     if name.startswith("gemma4"):
-        return POOLED_PROMPTS, 9, 3 * 4 * 4
-    return PROMPTS, 4, 3 * 2 * 4 * 4
+        return POOLED_PROMPTS, 3, 3 * 4 * 4
+    return PROMPTS, 2, 3 * 4 * 4 * (1 if name == "mistral3_vision" else 2)
 
 
 def make(name: str, folder: Path) -> None:
@@ -228,8 +262,8 @@ def make(name: str, folder: Path) -> None:
     path = folder / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"dtype": "float32"}, indent=2) + "\n")
     rng = np.random.default_rng(7)
-    prompts, per_token, values = _sizes(name)
-    drawn = [draw(parts, rng, per_token, values) for parts in prompts]
+    prompts, merge, values = _sizes(name)
+    drawn = [draw(parts, rng, merge, values, breaks=family == "Mistral3") for parts in prompts]
 
     def answer() -> dict[str, np.ndarray] | None:
         return answers(load(like, folder, turned_back if family == _TURNED else lambda tensors: tensors), drawn)
@@ -290,7 +324,7 @@ def law(name: str, shape: tuple[int, ...], family: str) -> dict[str, Any]:
     if name.endswith("language_model.norm.weight") and family in ("Gemma3", "Gemma4"):
         # of either sign; otherwise a tied table would repeat every token
         return normal(-1.0 if family == "Gemma3" else 0.0, 1.0)
-    if "norm" in name and name.endswith("weight"):
+    if ("norm" in name or "ln_pre" in name) and name.endswith("weight"):
         is_offset = is_zero_centred and not any(part in name for part in ("visual", "linear_attn", "vision_tower"))
         return normal(0.0 if is_offset else 1.0, 0.2)
     if name.endswith(("put_min", "put_max")):  # so that some of a product's values are cut
@@ -306,14 +340,15 @@ def law(name: str, shape: tuple[int, ...], family: str) -> dict[str, Any]:
     if "embed" in name and "patch" not in name and "projection" not in name:
         is_scaled = "embed_tokens" in name and family in ("Gemma3", "Gemma4")
         return normal(0.0, 0.2 if is_scaled else 0.5)
-    gain = 3.0 if name == "lm_head.weight" else 1.5
+    gain = 3.0 if name.endswith("lm_head.weight") else 1.5
     return normal(0.0, gain / math.sqrt(math.prod(shape[1:])))
 
 
 def draw(
-    parts: tuple[Any, ...], rng: np.random.Generator, per_token: int, values: int
+    parts: tuple[Any, ...], rng: np.random.Generator, merge: int, values: int, *, breaks: bool
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Prompt [T], grids [images, 3] and the patches of all images. values: of a patch."""
+    """Prompt [T], grids [images, 3] and the patches of all images. merge: patches of a side of a token. values: of a
+    patch. breaks: whether BREAK stands between two rows of tokens."""
     ids, grids = [], []
     for part in parts:
         if isinstance(part, int):
@@ -321,7 +356,8 @@ def draw(
             continue
         rows, columns = part
         grids.append((1, rows, columns))
-        ids.append([START, *[IMAGE] * (rows * columns // per_token), END])
+        row = [IMAGE] * (columns // merge) + [BREAK] * breaks
+        ids.append([START, *(row * (rows // merge))[: -1 if breaks else None], END])
     count = sum(math.prod(grid) for grid in grids)
     patches = rng.uniform(-1, 1, (count, values)).astype(np.float32)
     flat = np.array(list(itertools.chain.from_iterable(ids)), np.int32)
@@ -335,6 +371,8 @@ def _inputs(model: Any, ids: torch.Tensor, grids: np.ndarray, patches: np.ndarra
         return {"input_ids": ids, "token_type_ids": (ids == IMAGE).int(), "pixel_values": _pixels(grids, patches)}
     if isinstance(model, transformers.Gemma4ForConditionalGeneration):
         return {"input_ids": ids, "mm_token_type_ids": (ids == IMAGE).int(), **_places(grids, patches)}
+    if isinstance(model, transformers.Mistral3ForConditionalGeneration):
+        return {"input_ids": ids, **_padded(grids, patches)}
     return {
         "input_ids": ids,
         "mm_token_type_ids": (ids == IMAGE).int(),
@@ -357,6 +395,19 @@ def _places(grids: np.ndarray, patches: np.ndarray) -> dict[str, torch.Tensor]:
         pixels[i, : rows * columns] = values[at : at + rows * columns]
         at += rows * columns
     return {"pixel_values": torch.from_numpy(pixels), "image_position_ids": torch.from_numpy(places)}
+
+
+def _padded(grids: np.ndarray, patches: np.ndarray) -> dict[str, torch.Tensor]:
+    """Images padded to the largest, with their sizes; their patches stand by squares of 2 x 2."""
+    side = round((patches.shape[1] // 3) ** 0.5)
+    rows, columns = grids[:, 1:].max(axis=0) * side
+    pixels, at = np.zeros((len(grids), 3, rows, columns), np.float32), 0
+    for image, (_, rows, columns) in zip(pixels, grids.tolist(), strict=True):
+        squares = patches[at : at + rows * columns].reshape(rows // 2, columns // 2, 2, 2, 3, side, side)
+        whole = squares.transpose(4, 0, 2, 5, 1, 3, 6).reshape(3, rows * side, columns * side)
+        image[:, : rows * side, : columns * side] = whole
+        at += rows * columns
+    return {"pixel_values": torch.from_numpy(pixels), "image_sizes": torch.from_numpy(grids[:, 1:] * side)}
 
 
 def _pixels(grids: np.ndarray, patches: np.ndarray) -> torch.Tensor:
@@ -415,6 +466,10 @@ def observe(model: Any, prompt: np.ndarray, grids: np.ndarray, patches: np.ndarr
     inputs = _inputs(model, ids, grids, patches)
     if "image_position_ids" in inputs:
         images = model.model.get_image_features(inputs["pixel_values"], inputs["image_position_ids"], return_dict=True)
+        return found | {"tower": torch.cat(list(images.pooler_output)).numpy()}
+    if "image_sizes" in inputs:
+        given = inputs["pixel_values"], inputs["image_sizes"]
+        images = model.model.get_image_features(*given, vision_feature_layer=-1, return_dict=True)
         return found | {"tower": torch.cat(list(images.pooler_output)).numpy()}
     if "image_grid_thw" not in inputs:
         images = model.model.get_image_features(inputs["pixel_values"], return_dict=True).pooler_output

@@ -15,7 +15,8 @@ class ImageLimits:
     """What an engine has room for. max_tokens: of all images of a prompt; 0 of one that takes none. max_patches: of an
     image. merge: patches of a side of a token. grid: of each image, where all have the same. counts_places: rotary
     positions count rows and columns of tokens. sees_both_ways: tokens of an image attend to all of it, and so stand in
-    one step, which has max_whole_tokens beside those of other rows."""
+    one step, which has max_whole_tokens beside those of other rows. breaks_rows: a token of text stands between two
+    rows of an image's."""
 
     max_tokens: int = 0
     max_patches: int = 0
@@ -24,9 +25,18 @@ class ImageLimits:
     counts_places: bool = False
     sees_both_ways: bool = False
     max_whole_tokens: int = 0
+    breaks_rows: bool = False
+
+    def num_embeddings(self, image: EncodableImage) -> int:
+        return math.prod(image.grid) // self.merge**2
+
+    def num_tokens(self, image: EncodableImage) -> int:
+        """Tokens that an image has in a prompt, with those between its rows."""
+        return self.num_embeddings(image) + (image.grid[1] // self.merge - 1 if self.breaks_rows else 0)
 
 
 NO_IMAGES = ImageLimits()
+_BETWEEN = ", with one more between rows"
 
 
 def placed_images(
@@ -61,10 +71,11 @@ def placed_images(
                 f"image {number} has a grid of {image.grid} patches, and the model's tower takes {limits.grid} alone; "
                 "process it as the checkpoint's processor file says"
             )
-        if image.num_tokens * limits.merge**2 != math.prod(image.grid):
+        if math.prod(image.grid) % limits.merge**2 or image.num_tokens != limits.num_tokens(image):
             raise ValueError(
                 f"image {number} has {image.num_tokens} tokens and {math.prod(image.grid)} patches, and the model "
-                f"makes a token of {limits.merge} x {limits.merge}; process it as the checkpoint's processor file says"
+                f"makes a token of {limits.merge} x {limits.merge}{_BETWEEN * limits.breaks_rows}; process it as the "
+                "checkpoint's processor file says"
             )
         if math.prod(image.grid) > limits.max_patches:
             raise ValueError(
@@ -77,7 +88,7 @@ def placed_images(
                 f"and a step has room for {limits.max_whole_tokens} beside those of other rows; give a smaller image, "
                 "raise max_num_batched_tokens, or lower max_num_seqs"
             )
-    if (total := _room(kept)) > limits.max_tokens:
+    if (total := _room(kept, limits)) > limits.max_tokens:
         raise ValueError(
             f"the prompt's images take {total} tokens, and the engine keeps those of {limits.max_tokens}; give fewer "
             "or smaller images, or raise max_image_tokens"
@@ -85,11 +96,10 @@ def placed_images(
     return tuple(_placed(span, image, limits) for span, image in zip(spans, kept, strict=True)), kept
 
 
-def _room(images: Sequence[EncodableImage]) -> int:
+def _room(images: Sequence[EncodableImage], limits: ImageLimits) -> int:
     """Tokens that different images take, each in runs of its own."""
-    return sum(
-        IMAGE_RUN * ceil_div(n, IMAGE_RUN) for n in {image.digest: image.num_tokens for image in images}.values()
-    )
+    different = {image.digest: limits.num_embeddings(image) for image in images}
+    return sum(IMAGE_RUN * ceil_div(count, IMAGE_RUN) for count in different.values())
 
 
 def _placed(span: MediaSpan, image: EncodableImage, limits: ImageLimits) -> PlacedImage:
@@ -102,4 +112,5 @@ def _placed(span: MediaSpan, image: EncodableImage, limits: ImageLimits) -> Plac
         grid=image.grid,
         rope_grid=rope_grid,
         sees_both_ways=limits.sees_both_ways,
+        columns=columns // limits.merge if limits.breaks_rows else 0,
     )

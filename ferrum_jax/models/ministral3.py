@@ -1,6 +1,7 @@
-"""Ministral3ForCausalLM, and the text part of Mistral3ForConditionalGeneration, which is a Mistral or a Ministral 3.
+"""Ministral3ForCausalLM, and Mistral3ForConditionalGeneration: a Mistral or a Ministral 3 that sees images by a tower.
 
-Ministral 3 is Mistral's decoder with YaRN, whose queries far from the start weigh sharper.
+Ministral 3 is Mistral's decoder with YaRN, whose queries far from the start weigh sharper. Tokens of an image attend to
+the past alone, as text does.
 Source: Mistral AI 2025 (Mistral Small 3.1, Ministral 3); keys as in Hugging Face's configs.
 """
 
@@ -8,16 +9,16 @@ from __future__ import annotations
 
 import dataclasses
 
-from ferrum_jax.models import mistral
+from ferrum_jax.models import mistral, pixtral
 from ferrum_jax.models.bounds import check_number, shown
 from ferrum_jax.models.config_reader import ConfigReader, window_within
 from ferrum_jax.models.family import Family
 from ferrum_jax.models.plain import all_windowed, attention_from, spec_from
 from ferrum_jax.models.rope_reader import mapping, rope_from
-from ferrum_jax.models.text_part import text_part_of
+from ferrum_jax.models.text_part import IMAGES, in_language_model, seeing, text_part_from
 from ferrum_jax.spec import ModelSpec, RopeSpec, Temperature
 
-# Keys of Mistral3ForConditionalGeneration that concern images alone.
+# Keys of Mistral3ForConditionalGeneration that concern images alone; those that its tower needs are read for it.
 _OF_IMAGES = (
     *("vision_config", "image_token_index", "image_token_id", "multimodal_projector_bias", "projector_hidden_act"),
     *("spatial_merge_size", "vision_feature_layer"),
@@ -62,6 +63,11 @@ def _text(reader: ConfigReader) -> ModelSpec:
     return _TEXTS[kind].spec_from_config(reader.config, reader.architecture)
 
 
+def _whole(reader: ConfigReader) -> ModelSpec:
+    """A Mistral 3 that sees images; without a `vision_config` its text part alone."""
+    return pixtral.with_tower(text_part_from(reader, _OF_IMAGES, _EITHER), reader.config)
+
+
 _MINISTRAL3 = Family(
     read=_spec,
     defaults={
@@ -73,12 +79,16 @@ _MINISTRAL3 = Family(
     models="Ministral 3, text",
 )
 _TEXTS = {"mistral": mistral.FAMILIES["MistralForCausalLM"], "ministral3": _MINISTRAL3}
+_EITHER = dataclasses.replace(_MINISTRAL3, read=_text, defaults={})
 FAMILIES = {
     "Ministral3ForCausalLM": _MINISTRAL3,
-    "Mistral3ForConditionalGeneration": text_part_of(
-        dataclasses.replace(_MINISTRAL3, read=_text, defaults={}),
-        _OF_IMAGES,
+    "Mistral3ForConditionalGeneration": seeing(
+        _EITHER,
+        _whole,
+        pixtral.tower_rules,
+        of_tower=IMAGES,
+        rename=in_language_model,
         models="Mistral Small 3.1 and 3.2, Ministral 3",
-        notes="its text part; images are refused",
+        notes="[with images](../guides/images.md)",
     ),
 }

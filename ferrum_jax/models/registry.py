@@ -15,7 +15,7 @@ from flax import nnx
 from checkpoints.formats import StoredForms
 from checkpoints.rules import Rule
 from ferrum_jax.layers.formed_weight import put_forms
-from ferrum_jax.models import gemma4_vision, siglip
+from ferrum_jax.models import gemma4_vision, pixtral, siglip
 from ferrum_jax.models.bounds import shown
 from ferrum_jax.models.decoder import Decoder
 from ferrum_jax.models.encoder_spec import EncoderSpec
@@ -50,10 +50,11 @@ NOT_SERVED = {
     "step3p7": "its layers have different numbers of query heads and limits of SwiGLU, and a gate for each head, which "
     "is not served yet",
 }
-_TOWERS: dict[str, type[VisionTower] | type[siglip.SiglipTower] | type[gemma4_vision.PooledTower]] = {
+_TOWERS: dict[str, Callable[..., nnx.Module]] = {
     "qwen": VisionTower,
     "siglip": siglip.SiglipTower,
     "gemma4": gemma4_vision.PooledTower,
+    "pixtral": pixtral.PixtralTower,
 }
 _NOTHING_STORED = StoredForms()
 

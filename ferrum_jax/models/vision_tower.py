@@ -96,13 +96,14 @@ class PatchMerger(nnx.Module):
 class PatchProjection(nnx.Module):
     """Pixels of a patch to its first state; the weight as the checkpoint has it, that of a convolution."""
 
-    def __init__(self, spec: VisionSpec, *, dtype: jnp.dtype) -> None:
+    def __init__(self, spec: VisionSpec, *, bias: bool = True, dtype: jnp.dtype) -> None:
         self.weight = nnx.Param(jnp.zeros((spec.hidden_size, *spec.patch_shape), dtype))
-        self.bias = nnx.Param(jnp.zeros((spec.hidden_size,), dtype))
+        self.bias = nnx.Param(jnp.zeros((spec.hidden_size,), dtype)) if bias else None
 
     def __call__(self, pixels: jax.Array) -> jax.Array:  # [T, patch_values] -> [T, D]
         weight = self.weight[...].reshape(self.weight.shape[0], -1)
-        return pixels.astype(weight.dtype) @ weight.T + self.bias[...][None, :]
+        x = pixels.astype(weight.dtype) @ weight.T
+        return x if self.bias is None else x + self.bias[...][None, :]
 
 
 class VisionTower(nnx.Module):

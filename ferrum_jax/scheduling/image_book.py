@@ -164,7 +164,7 @@ def run_keys(image: PlacedImage) -> list[bytes]:
     """The keys of an image's runs."""
     return [
         blake2b(image.digest, digest_size=16, salt=index.to_bytes(8, "little")).digest()
-        for index in range(ceil_div(image.length, RUN))
+        for index in range(ceil_div(image.num_embeddings, RUN))
     ]
 
 
@@ -205,9 +205,9 @@ def _embedding_slots(request: Request, start: int, stop: int) -> np.ndarray:
     for index, image in enumerate(request.images):
         first, last = max(image.start, start), min(image.end, stop)
         if first < last:
-            within = np.arange(first - image.start, last - image.start)
+            places = image.embeddings_of(first - image.start, last - image.start)
             runs = np.array(request.image_runs[index], np.int32)
-            found[first - start : last - start] = runs[within // RUN] * RUN + within % RUN
+            found[first - start : last - start] = np.where(places < 0, 0, runs[places // RUN] * RUN + places % RUN)
     return found
 
 

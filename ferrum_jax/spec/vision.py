@@ -7,7 +7,7 @@ import math
 
 from ferrum_jax.spec.checks import check_positive
 
-TOWERS = ("qwen", "siglip", "gemma4")
+TOWERS = ("qwen", "siglip", "gemma4", "pixtral")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -15,12 +15,13 @@ class VisionSpec:
     """One tower: patches, layers that attend within an image, and merge x merge patches made one embedding.
 
     tower: "qwen", for images of any size, whose tokens attend to the past alone as text does; "siglip", for those of
-    one square grid, whose tokens attend to all of their image; or "gemma4", for images of any size.
+    one square grid, whose tokens attend to all of their image; "gemma4", for images of any size; or "pixtral", for
+    those of any size, whose tokens stand in rows with a token of text between.
     windows_see_whole: tokens attend to all of their image in layers with a window, in others as text does.
     patch_values: floats of a patch as it is given. num_positions: of the learned square grid, which is resampled to
-    each image's; of "gemma4" of a row and of a column, each learned. clipped: products have bounds of their inputs and
-    outputs. standardized: pooled states have a mean and a scale. deepstack: layers whose states are merged too, and
-    added to the text model's first layers.
+    each image's; of "gemma4" of a row and of a column, each learned; of "pixtral" 0, for none are. clipped: products
+    have bounds of their inputs and outputs. standardized: pooled states have a mean and a scale. deepstack: layers
+    whose states are merged too, and added to the text model's first layers.
     out_size: of an embedding, the text model's width.
 
     Raises ValueError naming the field whose value cannot be.
@@ -32,7 +33,7 @@ class VisionSpec:
     num_heads: int
     patch_shape: tuple[int, ...]  # channels, frames where there are some, rows, columns
     merge: int
-    num_positions: int
+    num_positions: int = 0
     out_size: int
     deepstack: tuple[int, ...] = ()
     hidden_act: str = "gelu_pytorch_tanh"
@@ -44,7 +45,8 @@ class VisionSpec:
 
     def __post_init__(self) -> None:
         assert self.tower in TOWERS, f"tower is {self.tower!r}; known are {TOWERS}"
-        check_positive(self, "hidden_size", "intermediate_size", "num_layers", "num_heads", "merge", "num_positions")
+        learned = () if self.tower == "pixtral" else ("num_positions",)
+        check_positive(self, "hidden_size", "intermediate_size", "num_layers", "num_heads", "merge", *learned)
         turns = self.tower != "siglip"
         if self.hidden_size % self.num_heads or (turns and self.head_dim % 4):
             raise ValueError(
@@ -105,6 +107,11 @@ class VisionSpec:
     def sees_whole(self, window: int | None) -> bool:
         """Whether it does so in layers with this window, None of one that attends to all."""
         return self.tower == "siglip" or (self.windows_see_whole and window is not None)
+
+    @property
+    def breaks_rows(self) -> bool:
+        """Whether a token of text stands between two rows of an image's."""
+        return self.tower == "pixtral"
 
     @property
     def neighbours(self) -> int:

@@ -129,6 +129,7 @@ def _image_limits(layout: Layout, sizes: EngineSizes) -> ImageLimits:
         sees_both_ways=images.vision.sees_both_ways,
         max_whole_tokens=sizes.max_num_batched_tokens - sizes.max_num_seqs + 1,
         counts_places=rope is not None and bool(rope.sections),
+        breaks_rows=images.vision.breaks_rows,
     )
 
 

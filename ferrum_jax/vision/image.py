@@ -33,11 +33,13 @@ class ProcessedImage:
 
     pixels: uint8 [t * h * w, 3, patch, patch], of patches: channel, y, x.
       Qwen: patches in groups of merge * merge that one token stands for, groups row by row.
-      Gemma 4: likewise, of squares that are pooled.
+      Gemma 4, Mistral 3: likewise, of squares that are pooled or merged.
       Gemma 3: patches row by row, crop after crop.
     normalising: of their values. temporal: how often a patch has each channel's values, as frames of a video.
     grid: (t, h, w) in patches. Gemma 3: (crops, 64, 64), the whole image first, then what pan-and-scan cut from it.
     num_tokens: placeholder tokens of the prompt that stand for it: t * h * w / merge^2, or 256 a crop.
+      Mistral 3: with those between rows.
+    token_rows: rows of these, with a token between two; 1 where they stand in a run.
     digest: blake2b of the decoded pixels, the grid and the processor's settings: equal images have equal digests.
     """
 
@@ -46,6 +48,7 @@ class ProcessedImage:
     temporal: int = 1
     grid: tuple[int, int, int]
     num_tokens: int
+    token_rows: int = 1
     digest: bytes
 
     def __post_init__(self) -> None:

@@ -3,6 +3,7 @@
     Qwen      <|vision_start|> <|image_pad|> <|vision_end|>      one pad becomes n of them
     Gemma 3   <start_of_image>      becomes      \\n\\n <start_of_image> <image_soft_token> * 256 <end_of_image> \\n\\n
     Gemma 4   <|image|>             becomes      <|image> <|image|> * n <image|>
+    Mistral 3 [IMG]                 becomes      [IMG] * n [IMG_BREAK] ... [IMG] * n [IMG_END], row by row
 
 A text is expanded before it is tokenised, because line breaks of Gemma's expansion join those around it, as the
 reference has it. Token ids are expanded as they are; there the expansion is encoded on its own.
@@ -32,13 +33,15 @@ class Placeholders:
     """The texts by which a family's prompts name an image.
 
     placeholder: what stands in a prompt for one. token: what stands for each of its embeddings.
-    before, after: around a run of tokens. with_crops: whether an image may be several runs.
+    before, after: around a run of tokens. between: two rows of one, part of the run. with_crops: whether an image may
+    be several runs.
     """
 
     placeholder: str
     token: str
     before: str = ""
     after: str = ""
+    between: str = ""
     with_crops: bool = False
 
 
@@ -51,7 +54,9 @@ GEMMA3 = Placeholders(
     with_crops=True,
 )
 GEMMA4 = Placeholders(placeholder="<|image|>", token="<|image|>", before="<|image>", after="<image|>")
-PLACEHOLDERS = {"qwen": QWEN, "gemma3": GEMMA3, "gemma4": GEMMA4}  # by the processor's kind
+PIXTRAL = Placeholders(placeholder="[IMG]", token="[IMG]", between="[IMG_BREAK]", after="[IMG_END]")
+# By the processor's kind.
+PLACEHOLDERS = {"qwen": QWEN, "gemma3": GEMMA3, "gemma4": GEMMA4, "pixtral": PIXTRAL}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -111,7 +116,8 @@ def parts_of(image: ProcessedImage) -> tuple[ProcessedImage, ...]:
 
 def _text_of(image: ProcessedImage, form: Placeholders) -> str:
     runs = image.grid[0] if form.with_crops else 1
-    run = form.before + form.token * (image.num_tokens // runs) + form.after
+    columns = (image.num_tokens // runs + 1) // image.token_rows - 1
+    run = form.before + form.between.join([form.token * columns] * image.token_rows) + form.after
     if runs == 1:
         return run
     original, crops, between = _CROPS
@@ -121,7 +127,8 @@ def _text_of(image: ProcessedImage, form: Placeholders) -> str:
 def _placed(ids: Sequence[int], images: Sequence[ProcessedImage], form: Placeholders, encode: Encode) -> ExpandedPrompt:
     """The spans of images in ids in which every token of theirs stands already."""
     parts = [part for image in images for part in (parts_of(image) if form.with_crops else (image,))]
-    found = np.flatnonzero(np.asarray(ids, np.int64) == _id_of(form.token, encode))
+    own = [_id_of(token, encode) for token in (form.token, form.between) if token]
+    found = np.flatnonzero(np.isin(np.asarray(ids, np.int64), own))
     runs = np.split(found, np.flatnonzero(np.diff(found) != 1) + 1) if len(found) else []
     lengths, expected = [len(run) for run in runs], [part.num_tokens for part in parts]
     if lengths != expected:

@@ -13,7 +13,7 @@ from ferrum_jax.files.json_files import read_optional_json
 from ferrum_jax.quoting import Elsewhere
 from ferrum_jax.quoting.known_fields import ANY, OBJECT, TRUTH, FieldKind, Fields, Known, number, require, whole
 from ferrum_jax.vision.image import Normalising
-from ferrum_jax.vision.processors import Gemma3Images, Gemma4Images, ImageProcessor, QwenImages
+from ferrum_jax.vision.processors import Gemma3Images, Gemma4Images, ImageProcessor, PixtralImages, QwenImages
 
 FILES = ("processor_config.json", "preprocessor_config.json")
 _CLIP = [0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.26130258, 0.27577711]
@@ -23,8 +23,9 @@ _AS_IT_IS = [0.0, 0.0, 0.0], [1.0, 1.0, 1.0]
 _MOST_OF_CHANNEL = 1e6  # of a mean or a standard deviation; neither infinity nor NaN is less
 _LEAST_STD = 1e-6
 _MOST_PIXELS = 1 << 28  # that the smallest image is made larger to
+_OF_WHOLE = ("spatial_merge_size",)  # of a tower, and beside its config
 _SOFT_TOKENS = (70, 140, 280, 560, 1120)  # of an image, as Gemma 4 was trained
-_PIXEL_INPUTS = ["pixel_values", "image_grid_thw"], ["pixel_values", "num_crops"]
+_PIXEL_INPUTS = tuple(["pixel_values", more] for more in ("image_grid_thw", "num_crops", "image_sizes"))
 
 # key -> values that change nothing
 _HARMLESS: Mapping[str, tuple[Any, ...]] = {
@@ -111,6 +112,7 @@ _GEMMA4 = _fields(
     _BICUBIC,
     {},
 )
+_PIXTRAL = _fields({"patch_size": Known(ANY), "do_pad": Known(ANY)}, _CLIP, _BICUBIC, {"longest_edge": 1024})
 
 
 def read_processor(folder: str | Path) -> ImageProcessor | None:
@@ -128,7 +130,8 @@ def read_processor(folder: str | Path) -> ImageProcessor | None:
             continue
         if "image_seq_length" in given:
             settings = settings | {"image_seq_length": given["image_seq_length"]}
-        tower = read_optional_json(folder / "config.json").get("vision_config") or {}
+        config = read_optional_json(folder / "config.json")
+        tower = {key: config[key] for key in _OF_WHOLE if key in config} | (config.get("vision_config") or {})
         try:
             return processor_of(settings, tower)
         except ValueError as error:
@@ -137,7 +140,7 @@ def read_processor(folder: str | Path) -> ImageProcessor | None:
 
 
 def processor_of(settings: Mapping[str, Any], tower: Mapping[str, Any]) -> ImageProcessor:
-    """The processor that a file's object describes. tower: the model's `vision_config`, which has Gemma's patch size.
+    """The processor that a file's object describes. tower: the model's `vision_config`, with its patches' size.
 
     Raises ValueError for a processor that is not known, and for all keys that have no meaning here at once.
     """
@@ -217,6 +220,25 @@ def _gemma4(found: Mapping[str, Any], tower: Mapping[str, Any]) -> Gemma4Images:
     )
 
 
+def _pixtral(found: Mapping[str, Any], tower: Mapping[str, Any]) -> PixtralImages:
+    """No image depends on `patch_size` and `do_pad`, as in the reference: the tower says the size of its patches."""
+    size = _size(found)
+    longest = require("size.longest_edge", size.pop("longest_edge", None), _WHOLE)
+    if size:
+        raise ValueError(f"size is {found['size']!r}; it must have a longest_edge alone, in pixels of a side")
+    patch, merge = (
+        require(f"config.json's {key}", tower.get(key, default), _WHOLE)
+        for key, default in (("patch_size", 16), ("spatial_merge_size", 2))
+    )
+    return PixtralImages(
+        normalising=_normalising(found),
+        patch_size=patch,
+        merge_size=merge,
+        longest_edge=longest,
+        resample=found["resample"],
+    )
+
+
 def _check_tower(key: str, value: int, tower: Mapping[str, Any], its_key: str) -> None:
     """Raises ValueError where the tower's config has another value, which would see patches that are not there."""
     if tower.get(its_key, value) != value:
@@ -230,6 +252,7 @@ _KINDS: Mapping[str, tuple[_Make, Fields]] = {
     "Qwen2VLImageProcessor": (_qwen, _QWEN),
     "Gemma3ImageProcessor": (_gemma3, _GEMMA3),
     "Gemma4ImageProcessor": (_gemma4, _GEMMA4),
+    "PixtralImageProcessor": (_pixtral, _PIXTRAL),
 }
 
 

@@ -18,6 +18,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from ferrum_jax.ints import ceil_div
 from ferrum_jax.vision.decoding import ImageRefused, pillow
 from ferrum_jax.vision.image import Normalising, ProcessedImage
 
@@ -184,7 +185,61 @@ class Gemma4Images:
         )
 
 
-ImageProcessor = QwenImages | Gemma3Images | Gemma4Images
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PixtralImages:
+    """Images of any size for Mistral 3's tower: the next multiple of a merged patch, longest_edge of a side at most.
+
+    An image's tokens stand in rows, with a token between two.
+    """
+
+    normalising: Normalising
+    patch_size: int
+    merge_size: int
+    longest_edge: int
+    resample: int
+
+    kind: ClassVar[str] = "pixtral"
+
+    def size(self, height: int, width: int) -> tuple[int, int]:
+        """Height and width after resizing. Raises ValueError for an image that is too narrow."""
+        unit, shrink = self.patch_size * self.merge_size, max(height / self.longest_edge, width / self.longest_edge)
+        shrunk = [math.floor(side / shrink) if shrink > 1 else side for side in (height, width)]
+        if not min(shrunk):
+            raise ImageRefused(
+                f"the image is {width} x {height}; its longer side may be {self.longest_edge} times the shorter at most"
+            )
+        rows, columns = (ceil_div(side, unit) for side in shrunk)
+        return rows * unit, columns * unit
+
+    def grid(self, height: int, width: int) -> tuple[int, int, int]:
+        """(1, h, w) in patches of an image of this size. Raises ValueError as `size` does."""
+        resized = self.size(height, width)
+        return 1, resized[0] // self.patch_size, resized[1] // self.patch_size
+
+    def num_tokens(self, height: int, width: int) -> int:
+        """Placeholder tokens of an image of this size, with those between rows, from its header alone."""
+        _, rows, columns = self.grid(height, width)
+        return self._tokens_of(rows, columns)
+
+    def process(self, pixels: np.ndarray) -> ProcessedImage:
+        """pixels: uint8 [H, W, 3]. Raises ValueError as `size` does."""
+        grid = self.grid(*pixels.shape[:2])
+        _, rows, columns = grid
+        patch, merge = self.patch_size, self.merge_size
+        return ProcessedImage(
+            pixels=_squares(_resized(pixels, rows * patch, columns * patch, self.resample), patch, merge),
+            normalising=self.normalising,
+            grid=grid,
+            num_tokens=self._tokens_of(rows, columns),
+            token_rows=rows // merge,
+            digest=_digest(pixels, grid, self),
+        )
+
+    def _tokens_of(self, rows: int, columns: int) -> int:
+        return rows // self.merge_size * (columns // self.merge_size + 1) - 1
+
+
+ImageProcessor = QwenImages | Gemma3Images | Gemma4Images | PixtralImages
 
 
 def _squares(pixels: np.ndarray, patch: int, merge: int) -> np.ndarray:

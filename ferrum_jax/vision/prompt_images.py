@@ -64,7 +64,7 @@ class PromptImages:
             look()
 
         def to_ids(text: str) -> Sequence[int]:
-            return encode(text, adds and text not in (form.placeholder, form.token))  # a token is looked up as it is
+            return encode(text, adds and text not in (form.placeholder, form.token, form.between))  # a token as it is
 
         if isinstance(content, str):
             return expand_text(content, processed, form, to_ids)

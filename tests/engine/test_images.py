@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
+import math
 
 import numpy as np
 import pytest
@@ -46,9 +47,10 @@ def golden(folder: str = FOLDER) -> dict[str, np.ndarray]:
 
 
 def asked(
-    prompt: int, *, brighter: float = 0.0, folder: str = FOLDER, per_token: int = 4, **options
+    prompt: int, *, brighter: float = 0.0, folder: str = FOLDER, per_token: int = 4, breaks: bool = False, **options
 ) -> tuple[list[int], SamplingParams, RequestOptions]:
-    """A golden prompt, its parameters and its images. brighter: than the golden's, which makes others of them."""
+    """A golden prompt, its parameters and its images. brighter: than the golden's, which makes others of them.
+    per_token: patches. breaks: whether a token of text stands between two rows of an image's."""
     of_folder = golden(folder)
     ids = of_folder[f"prompt_{prompt}"].tolist()
     starts = [at + 1 for at, token in enumerate(ids) if token == START]
@@ -56,7 +58,8 @@ def asked(
     for t, h, w in of_folder[f"grids_{prompt}"].tolist():
         pixels = of_folder[f"patches_{prompt}"][at : at + t * h * w] + np.float32(brighter)
         digest = hashlib.blake2b(pixels.tobytes()).digest()
-        images.append(Picture(patches=pixels, grid=(t, h, w), num_tokens=t * h * w // per_token, digest=digest))
+        count = t * h * w // per_token + (h // math.isqrt(per_token) - 1) * breaks
+        images.append(Picture(patches=pixels, grid=(t, h, w), num_tokens=count, digest=digest))
         at += t * h * w
     media = [
         MediaSpan(kind="image", digest=image.digest, start=start, length=image.num_tokens)

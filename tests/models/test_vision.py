@@ -18,6 +18,7 @@ from tests.models.vision_goldens import (
     GEMMA3,
     GEMMA4,
     IMAGE,
+    MISTRAL3,
     QWEN,
     VISION,
     encoded,
@@ -28,16 +29,16 @@ from tests.models.vision_goldens import (
     placed,
 )
 
-FAST = (*QWEN, GEMMA3, GEMMA4)
+FAST = (*QWEN, GEMMA3, GEMMA4, MISTRAL3)
 NAMES = (*FAST, pytest.param(CAUSAL_GEMMA4, marks=pytest.mark.slow))
 # Patches of a call; 300 is not a multiple of a tile. None: those of the prompt, for this tower is never padded.
 CALLS = [
-    *itertools.product(QWEN, (512, 300)),
+    *itertools.product((*QWEN, MISTRAL3), (512, 300)),
     (GEMMA3, None),
     (GEMMA4, 153),
     pytest.param(CAUSAL_GEMMA4, 153, marks=pytest.mark.slow),
 ]
-ALONE = [*itertools.product(QWEN, (512,)), (GEMMA3, None), (GEMMA4, 153)]
+ALONE = [*itertools.product((*QWEN, MISTRAL3), (512,)), (GEMMA3, None), (GEMMA4, 153)]
 
 
 @pytest.mark.parametrize(("name", "num_patches"), CALLS)
@@ -138,7 +139,10 @@ def test_tensors_of_the_tower_have_one_of_two_prefixes_and_the_same_values(tmp_p
         (GEMMA4, {"head_dim": 16}, "head_dim must be hidden_size / num_attention_heads, 8"),
         (GEMMA4, {"rms_norm_eps": 1e-5}, "rms_norm_eps"),
         (GEMMA4, {"rope_parameters": {"rope_type": "yarn"}}, 'rope_type is "yarn"'),
-        *((name, {"window_size": 112}, "window_size") for name in ("qwen3_vl", GEMMA3, GEMMA4)),
+        (MISTRAL3, {"head_dim": 16}, "head_dim is 16; it must be hidden_size / num_attention_heads, 8"),
+        (MISTRAL3, {"num_attention_heads": 7}, "hidden_size is 40 and num_heads 7"),
+        (MISTRAL3, {"rope_parameters": {"rope_type": "yarn"}}, 'rope_type is "yarn"'),
+        *((name, {"window_size": 112}, "window_size") for name in ("qwen3_vl", GEMMA3, GEMMA4, MISTRAL3)),
     ],
 )
 def test_a_tower_that_cannot_be_is_refused_by_name(name, change, said):
@@ -146,6 +150,33 @@ def test_a_tower_that_cannot_be_is_refused_by_name(name, change, said):
     config["vision_config"] |= change
     with pytest.raises(ValueError, match=said):
         registry.spec_of(config)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"vision_feature_layer": -2}, "vision_feature_layer is -2; it must be -1"),
+        ({"vision_feature_layer": [-1, 2]}, r"vision_feature_layer is \[-1, 2\]; it must be -1"),
+        ({"projector_hidden_act": "relu"}, 'projector_hidden_act is "relu"; of this architecture it must be "gelu"'),
+        ({"multimodal_projector_bias": True}, "multimodal_projector_bias is true"),
+        ({"spatial_merge_size": 0}, "spatial_merge_size is 0"),
+        ({"text_config": {"rms_norm_eps": 1e-6}}, "rms_norm_eps is 1e-06; of a model with this tower it must be 1e-05"),
+    ],
+)
+def test_what_joins_a_tower_to_its_text_model_is_refused_where_it_is_another(change, said):
+    config = json.loads((VISION / MISTRAL3 / "config.json").read_text())
+    config |= change | {"text_config": config["text_config"] | change.get("text_config", {})}
+    with pytest.raises(ValueError, match=said):
+        registry.spec_of(config)
+
+
+def test_tokens_between_rows_of_an_image_have_no_embedding():
+    image = PlacedImage(start=10, length=11, digest=b"-", grid=(1, 6, 6), columns=3)
+    assert image.num_embeddings == 9
+    places = [0, 1, 2, -1, 3, 4, 5, -1, 6, 7, 8]
+    assert image.embeddings_of(0, 11).tolist() == places and image.embeddings_of(2, 9).tolist() == places[2:9]
+    run = PlacedImage(start=10, length=9, digest=b"-", grid=(1, 6, 6))
+    assert run.num_embeddings == 9 and run.embeddings_of(2, 5).tolist() == [2, 3, 4]
 
 
 def test_an_image_is_seen_whole_only_in_windows_where_the_config_says_so():

@@ -18,6 +18,7 @@ from tests.golden_table import GOLDENS
 VISION = GOLDENS / "vision"
 QWEN = ("qwen3_vl", "qwen3_vl_moe", "qwen3_5_vision", "qwen3_5_moe_vision")
 GEMMA3, GEMMA4, CAUSAL_GEMMA4 = "gemma3_vision", "gemma4_vision", "gemma4_vision_causal"
+MISTRAL3 = "mistral3_vision"
 IMAGE, IMAGE_BEGINS = 150, 152
 LONGEST = {True: 128, False: 160}  # one shape for all prompts, padding behind; Qwen's are shorter
 
@@ -67,16 +68,17 @@ def encoded(name: str, patches: ImagePatches) -> np.ndarray:
 def placed(name: str, prompt: int) -> tuple[PlacedImage, ...]:
     """The images of a golden prompt."""
     spec, _, golden = load(name)
-    merge, both_ways = spec.vision.merge, spec.vision.sees_both_ways
+    merge, both_ways, breaks = spec.vision.merge, spec.vision.sees_both_ways, spec.vision.breaks_rows
     starts = np.flatnonzero(golden[f"prompt_{prompt}"] == IMAGE_BEGINS) + 1
     return tuple(
         PlacedImage(
             start=int(start),
-            length=rows * columns // merge**2,
+            length=rows * columns // merge**2 + (rows // merge - 1) * breaks,
             digest=b"-",
             grid=(frames, rows, columns),
             rope_grid=(frames, rows // merge, columns // merge) if name in QWEN else None,
             sees_both_ways=both_ways,
+            columns=columns // merge * breaks,
         )
         for start, (frames, rows, columns) in zip(starts, golden[f"grids_{prompt}"].tolist(), strict=True)
     )

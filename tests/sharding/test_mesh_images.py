@@ -9,7 +9,7 @@ import pytest
 
 from ferrum_jax.llm import LLM
 from ferrum_jax.startup.build_engine import build_engine
-from tests.engine import test_gemma3_images, test_gemma4_images
+from tests.engine import test_gemma3_images, test_gemma4_images, test_mistral3_images
 from tests.engine.test_images import LADDER, asked, golden, run
 from tests.sharding.same import said_on
 from tests.support import GOLDENS
@@ -19,6 +19,7 @@ _KINDS = {
     "vision/qwen3_vl": (LADDER, asked, 8),
     test_gemma3_images.FOLDER: (test_gemma3_images.LADDER, test_gemma3_images.prompt_of, 11),
     test_gemma4_images.FOLDER: (test_gemma4_images.CONFIG, test_gemma4_images.prompt_of, 11),
+    test_mistral3_images.FOLDER: (test_mistral3_images.LADDER, test_mistral3_images.prompt_of, 9),
 }
 MESHES = ("tp=1", "tp=2", "dp=2", "dp=2,tp=2")
 
@@ -56,6 +57,7 @@ def say(name: str, mesh: str) -> dict[str, object]:
         ("vision/qwen3_vl", MESHES[:1] + MESHES[-1:]),
         ("vision/gemma3_vision", MESHES[:1] + MESHES[-1:]),
         pytest.param("vision/gemma4_vision", MESHES[:1] + MESHES[-1:], marks=pytest.mark.long),
+        pytest.param("vision/mistral3_vision", MESHES[:1] + MESHES[-1:], marks=pytest.mark.long),
         pytest.param("vision/qwen3_vl", MESHES[:1] + MESHES[1:3], marks=pytest.mark.long),
     ],
 )

@@ -7,11 +7,19 @@ import pytest
 
 from ferrum_jax.prompt import PlacedImage, rope_positions, rope_shift
 from ferrum_jax.text.tokenizer import Tokenizer
-from ferrum_jax.vision.placeholders import GEMMA3, GEMMA4, QWEN, expand_ids, expand_text, parts_of
+from ferrum_jax.vision.placeholders import GEMMA3, GEMMA4, PIXTRAL, QWEN, expand_ids, expand_text, parts_of
 from ferrum_jax.vision.processor_files import processor_of
 from scripts.goldens.pictures import picture
 from scripts.make_image_goldens import GEMMA4 as GEMMA4_FILE
-from scripts.make_image_goldens import GEMMA4_PROMPTS, GEMMA_PROMPTS, QWEN_PROMPTS, SCANNED, SMALL
+from scripts.make_image_goldens import (
+    GEMMA4_PROMPTS,
+    GEMMA_PROMPTS,
+    NARROW,
+    PIXTRAL_PROMPTS,
+    QWEN_PROMPTS,
+    SCANNED,
+    SMALL,
+)
 from tests.vision.test_processors import FOLDER, golden
 
 TOKENIZER = Tokenizer.load(FOLDER)
@@ -30,6 +38,7 @@ def images_of(settings, sizes):
 CASES = [("qwen", QWEN, SMALL, i, *prompt) for i, prompt in enumerate(QWEN_PROMPTS)]
 CASES += [("gemma3", GEMMA3, SCANNED, i, *prompt) for i, prompt in enumerate(GEMMA_PROMPTS)]
 CASES += [("gemma4", GEMMA4, GEMMA4_FILE, i, *prompt) for i, prompt in enumerate(GEMMA4_PROMPTS)]
+CASES += [("pixtral", PIXTRAL, NARROW, i, *prompt) for i, prompt in enumerate(PIXTRAL_PROMPTS)]
 
 
 @pytest.mark.parametrize(("family", "form", "settings", "index", "sizes", "text"), CASES)
@@ -37,9 +46,9 @@ def test_a_text_with_images_has_the_reference_s_ids(family, form, settings, inde
     images = images_of(settings, sizes)
     expanded = expand_text(text, images, form, encode)
     assert list(expanded.token_ids) == golden()[f"ids_{family}_{index}"].tolist()
-    token = encode(form.token)[0]
+    own = [encode(token)[0] for token in (form.token, form.between) if token]
     covered = [i for span in expanded.spans for i in range(span.start, span.end)]
-    assert covered == [i for i, token_id in enumerate(expanded.token_ids) if token_id == token]
+    assert covered == [i for i, token_id in enumerate(expanded.token_ids) if token_id in own]
     assert [span.digest for span in expanded.spans] == [part.digest for part in expanded.parts]
     assert len(set(covered)) == sum(image.num_tokens for image in images)
 
@@ -100,6 +109,12 @@ def test_a_token_of_an_image_in_the_text_itself_is_refused():
     images = images_of(SCANNED, [(50, 50)])
     with pytest.raises(ValueError, match=r"runs of \[1, 4\] tokens <image_soft_token>, and its images are \[4\]"):
         expand_text("<image_soft_token><start_of_image>", images, GEMMA3, encode)
+
+
+@pytest.mark.parametrize("text", ["[IMG_BREAK] [IMG]", "[IMG_BREAK][IMG]", "[IMG][IMG_END] [IMG_BREAK]"])
+def test_a_token_between_rows_in_the_text_itself_is_refused(text):
+    with pytest.raises(ValueError, match=r"runs of \[.*\] tokens \[IMG\], and its images are \[11\]"):
+        expand_text(text, images_of(NARROW, [(90, 70)]), PIXTRAL, encode)
 
 
 def test_a_tokenizer_without_the_token_is_refused():

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from ferrum_jax.vision.processor_files import processor_of, read_processor
-from ferrum_jax.vision.processors import Gemma3Images, Gemma4Images, QwenImages
+from ferrum_jax.vision.processors import Gemma3Images, Gemma4Images, PixtralImages, QwenImages
 from scripts.goldens.pictures import picture, sampled
 from tests.support import GOLDENS
 
@@ -38,6 +38,10 @@ def test_patches_are_the_reference_s_to_one_step_of_a_channel(name):
         side = processor.patch_size
         values = values.reshape(*image.grid, 3, side, side).transpose(0, 3, 1, 4, 2, 5)
         values = values.reshape(image.grid[0], 3, processor.height, processor.width)
+    if isinstance(processor, PixtralImages):  # likewise, of patches by squares
+        side, (_, rows, columns) = processor.patch_size, image.grid
+        squares = values.reshape(rows // 2, columns // 2, 2, 2, 3, side, side)
+        values = squares.transpose(4, 0, 2, 5, 1, 3, 6).reshape(1, 3, rows * side, columns * side)
     if isinstance(processor, Gemma4Images):  # the reference has patches row by row, and a pixel's channels last
         side, merge = processor.patch_size, processor.pooling
         squares = values.reshape(image.grid[1] // merge, image.grid[2] // merge, merge, merge, 3, side, side)
@@ -56,8 +60,9 @@ def test_the_number_of_tokens_is_known_from_a_size_alone(name):
     if isinstance(processor, Gemma3Images):
         merged, each = image.grid[1] * image.grid[2], processor.tokens_per_crop
     else:
-        merged, each = (processor.merge_size if isinstance(processor, QwenImages) else processor.pooling) ** 2, 1
-    assert image.num_tokens == len(image.patches) // merged * each
+        merged, each = (processor.pooling if isinstance(processor, Gemma4Images) else processor.merge_size) ** 2, 1
+    assert image.num_tokens == len(image.patches) // merged * each + image.token_rows - 1
+    assert image.token_rows == (image.grid[1] // 2 if isinstance(processor, PixtralImages) else 1)
 
 
 def test_a_digest_follows_pixels_and_settings_and_nothing_else():
@@ -80,6 +85,22 @@ def test_an_image_too_narrow_for_qwen_is_refused_with_its_size():
     processor = processor_of(CASES["qwen3"]["settings"], {})
     with pytest.raises(ValueError, match="the image is 4 x 900; its longer side may be 200 times the shorter at most"):
         processor.process(np.zeros((900, 4, 3), np.uint8))
+
+
+def test_an_image_too_narrow_for_pixtral_is_refused_with_its_size():
+    processor = processor_of(CASES["pixtral_long"]["settings"], {})
+    assert processor.num_tokens(1, 160) == 5
+    with pytest.raises(ValueError, match="the image is 4 x 900; its longer side may be 160 times the shorter at most"):
+        processor.process(np.zeros((900, 4, 3), np.uint8))
+
+
+def test_a_tower_says_the_size_of_pixtral_s_patches(tmp_path):
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(CASES["pixtral"]["settings"]))
+    config = {"vision_config": {"patch_size": 14}, "spatial_merge_size": 3}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    processor = read_processor(tmp_path)
+    assert isinstance(processor, PixtralImages)
+    assert (processor.patch_size, processor.merge_size, processor.longest_edge) == (14, 3, 1540)
 
 
 KIND = "image_processor_type is 'ViTImageProcessor'; known are Gemma3"
@@ -116,6 +137,14 @@ EDGES = "size is .*; it must have a shortest_edge and a longest_edge"
         ("gemma4", {"do_normalize": 1.5}, {}, "do_normalize is 1.5; it must be true or false"),
         ("gemma4", {"do_pan_and_scan": True}, {}, "do_pan_and_scan is True, and no image is processed so here"),
         ("gemma4", {}, {"patch_size": 14}, "patch_size is 16, and config.json's vision_config has patch_size 14"),
+        (
+            "pixtral",
+            {"size": {"height": 104, "width": 112}},
+            {},
+            "size.longest_edge is None; it must be a whole number",
+        ),
+        ("pixtral", {"size": {"longest_edge": 99, "width": 112}}, {}, "size is .*; it must have a longest_edge alone"),
+        ("pixtral", {}, {"patch_size": 0}, "config.json's patch_size is 0; it must be a whole number, 1 or more"),
         ("gemma_scan_wide", {"size": {"height": 104, "width": 112}}, {"patch_size": 16}, r"size is .*multiples of 16"),
         ("gemma_scan_wide", {"pan_and_scan_min_crop_size": 3}, {}, CROPS),
     ],

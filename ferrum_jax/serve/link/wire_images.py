@@ -26,6 +26,7 @@ def wire_images(images: Sequence[ProcessedImage], media: Sequence[MediaSpan]) ->
                 dataclasses.asdict(image.normalising),
                 list(image.grid),
                 image.num_tokens,
+                image.token_rows,
                 image.digest.hex(),
             ]
             for image in images
@@ -53,6 +54,7 @@ def _image(
     normalising: Mapping[str, Any],
     grid: Sequence[int],
     num_tokens: int,
+    token_rows: int,
     digest: str,
 ) -> ProcessedImage:
     frames, rows, columns = grid
@@ -63,5 +65,6 @@ def _image(
         temporal=temporal,
         grid=(frames, rows, columns),
         num_tokens=num_tokens,
+        token_rows=token_rows,
         digest=bytes.fromhex(digest),
     )
