@@ -70,6 +70,18 @@ GEMMA4 = {
     "resample": 3,
     "rescale_factor": 1 / 255,
 }
+GLM = {
+    "image_processor_type": "Glm4vImageProcessor",
+    "size": {"shortest_edge": 12544, "longest_edge": 9633792},
+    "do_rescale": True,
+    "patch_size": 14,
+    "temporal_patch_size": 2,
+    "merge_size": 2,
+    "image_mean": [0.48145466, 0.4578275, 0.40821073],
+    "image_std": [0.26862954, 0.26130258, 0.27577711],
+    "processor_class": "Glm4vProcessor",
+}
+SMALL_GLM = {**GLM, "size": {"shortest_edge": 64 * 64, "longest_edge": 128 * 128}}
 PIXTRAL = {
     "do_convert_rgb": True,
     "do_normalize": True,
@@ -105,6 +117,11 @@ CASES: dict[str, tuple[dict[str, Any], tuple[int, int]]] = {
     "gemma4": (GEMMA4, (200, 333)),
     "gemma4_shrunk": (GEMMA4, (700, 411)),
     "gemma4_tall": (GEMMA4, (1900, 9)),
+    "glm": (GLM, (300, 411)),
+    "glm_grown": (GLM, (40, 33)),
+    "glm_shrunk": (SMALL_GLM, (500, 333)),
+    "glm_short": (SMALL_GLM, (13, 400)),  # less than a merged patch
+    "glm_half": (SMALL_GLM, (70, 98)),  # halves of a unit, which are rounded to even
     "pixtral": (PIXTRAL, (200, 333)),
     "pixtral_shrunk": (NARROW, (500, 333)),
     "pixtral_long": (NARROW, (13, 1000)),
@@ -126,6 +143,13 @@ GEMMA4_PROMPTS = [
     ([(50, 90)], "<|image|>What is it?\n"),
     ([(50, 50), (300, 801)], "one\n<|image|>\ntwo\n\n<|image|>"),
 ]
+GLM_PROMPTS = [
+    ([(50, 90)], "<|begin_of_image|><|image|><|end_of_image|>What is it?\n"),
+    (
+        [(50, 50), (300, 801)],
+        "one\n<|begin_of_image|><|image|><|end_of_image|>\ntwo\n\n<|begin_of_image|><|image|><|end_of_image|>",
+    ),
+]
 PIXTRAL_PROMPTS = [
     ([(50, 90)], "[INST][IMG]What is it?[/INST]"),
     ([(50, 50), (300, 801), (30, 20)], "[INST]one\n[IMG][IMG]\ntwo\n\n[IMG][/INST]"),
@@ -134,7 +158,7 @@ SPECIAL = (
     *("<pad>", "<bos>", "<eos>", "<start_of_turn>", "<end_of_turn>", "<start_of_image>", "<end_of_image>"),
     *("<image_soft_token>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>"),
     *("<|video_pad|>", "<|image>", "<|image|>", "<image|>"),
-    *("[INST]", "[/INST]", "[IMG]", "[IMG_BREAK]", "[IMG_END]"),
+    *("[INST]", "[/INST]", "[IMG]", "[IMG_BREAK]", "[IMG_END]", "<|begin_of_image|>", "<|end_of_image|>"),
 )
 
 
@@ -159,12 +183,15 @@ def reference(settings: dict[str, Any]) -> Any:
     from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil  # pyright: ignore[reportMissingImports]
     from transformers.models.gemma3.processing_gemma3 import Gemma3Processor  # pyright: ignore[reportMissingImports]
     from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImageProcessorPil  # pyright: ignore[reportMissingImports]
+    from transformers.models.glm4v.image_processing_pil_glm4v import Glm4vImageProcessorPil  # pyright: ignore[reportMissingImports]
     from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil  # pyright: ignore[reportMissingImports]
     from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil  # pyright: ignore[reportMissingImports]
 
     given = {name: value for name, value in settings.items() if not name.endswith(("_type", "_class"))}
     if settings["image_processor_type"].startswith("Gemma4"):
         return Gemma4ImageProcessorPil(**given)
+    if settings["image_processor_type"].startswith("Glm"):
+        return Glm4vImageProcessorPil(**given)
     if settings["image_processor_type"].startswith("Pixtral"):  # its processor of prompts says the unit of a size
         return PixtralImageProcessorPil(**given | {"patch_size": {"height": 2 * PATCH, "width": 2 * PATCH}})
     if settings["image_processor_type"].startswith("Qwen"):
@@ -210,6 +237,7 @@ def prompts(folder: Path) -> dict[str, np.ndarray]:
     from transformers import PreTrainedTokenizerFast  # pyright: ignore[reportMissingImports]
     from transformers.models.gemma3.processing_gemma3 import Gemma3Processor  # pyright: ignore[reportMissingImports]
     from transformers.models.gemma4.processing_gemma4 import Gemma4Processor  # pyright: ignore[reportMissingImports]
+    from transformers.models.glm4v.processing_glm4v import Glm4vProcessor  # pyright: ignore[reportMissingImports]
     from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLModel  # pyright: ignore[reportMissingImports]
     from transformers.models.qwen3_vl.processing_qwen3_vl import Qwen3VLProcessor  # pyright: ignore[reportMissingImports]
 
@@ -229,6 +257,13 @@ def prompts(folder: Path) -> dict[str, np.ndarray]:
         replaced = [gemma4.replace_image_token(found, index) for index in range(len(sizes))]
         texts, _ = gemma4.get_text_with_replacements([text], images_replacements=replaced)
         arrays[f"ids_gemma4_{i}"] = gemma_tokenizer(texts[0])["input_ids"]
+    glm = Glm4vProcessor.__new__(Glm4vProcessor)  # likewise
+    glm.image_processor, glm.image_token = reference(SMALL_GLM), "<|image|>"
+    for i, (sizes, text) in enumerate(GLM_PROMPTS):
+        found = glm.image_processor(images_of(sizes), input_data_format="channels_last", return_tensors="np")
+        replaced = [glm.replace_image_token(found, index) for index in range(len(sizes))]
+        texts, _ = glm.get_text_with_replacements([text], images_replacements=replaced)
+        arrays[f"ids_glm_{i}"] = gemma_tokenizer(texts[0])["input_ids"]
     pixtral = _pixtral_processor()
     pixtral.image_processor, pixtral.patch_size, pixtral.spatial_merge_size = reference(NARROW), PATCH, 2
     pixtral.image_token, pixtral.image_break_token, pixtral.image_end_token = "[IMG]", "[IMG_BREAK]", "[IMG_END]"

@@ -204,6 +204,56 @@ _MISTRAL3 = {
     "image_token_index": IMAGE,
     "tie_word_embeddings": False,
 }
+_GLM4V = {
+    "text_config": {key: x for key, x in _TEXT.items() if key != "head_dim"}
+    | {
+        "num_attention_heads": 4,
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": 5000.0,
+            "partial_rotary_factor": 0.7,
+            "mrope_section": [1, 2, 1],
+        },
+        "tie_word_embeddings": False,
+    },
+    "vision_config": {
+        "depth": 3,
+        "hidden_size": 40,
+        "intermediate_size": 56,
+        "num_heads": 5,
+        "image_size": 24,
+        "patch_size": 4,
+        "temporal_patch_size": 2,
+        "spatial_merge_size": 2,
+        "out_hidden_size": 48,
+        "rope_parameters": {"rope_type": "axial", "rope_theta": 500.0},
+    },
+    "image_token_id": IMAGE,
+    "video_token_id": VIDEO,
+    "image_start_token_id": START,
+    "image_end_token_id": END,
+    "video_start_token_id": 4,
+    "video_end_token_id": 5,
+    "tie_word_embeddings": False,
+}
+_GLM4V_MOE = _GLM4V | {
+    "text_config": _TEXT
+    | {
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": 5000.0,
+            "partial_rotary_factor": 0.5,
+            "mrope_section": [1, 2, 1],
+        },
+        "n_routed_experts": 6,
+        "num_experts_per_tok": 2,
+        "n_shared_experts": 1,
+        "moe_intermediate_size": 20,
+        "first_k_dense_replace": 1,
+        "routed_scaling_factor": 1.5,
+        "tie_word_embeddings": False,
+    },
+}
 # The prefix of the reference's classes, and the config.
 GOLDENS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_vl": ("Qwen3VL", {"text_config": _TEXT, "vision_config": _VISION} | _TOKENS),
@@ -233,6 +283,8 @@ GOLDENS: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma4_vision": ("Gemma4", _GEMMA4),
     "gemma4_vision_causal": ("Gemma4", _GEMMA4_CAUSAL),
     "mistral3_vision": ("Mistral3", _MISTRAL3),
+    "glm4v": ("Glm4v", _GLM4V),
+    "glm4v_moe": ("Glm4vMoe", _GLM4V_MOE),
 }
 # (tokens of text, an image's rows and columns of patches, tokens of text, ...)
 PROMPTS = ((41,), (9, (4, 6), 12), (5, (8, 2), 3, (2, 2), 17, (6, 10), 4))

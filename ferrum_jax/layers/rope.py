@@ -85,10 +85,13 @@ def _yarn(wavelengths: np.ndarray, rope: RopeSpec, head_dim: int) -> np.ndarray:
 
 
 def axes_of_frequencies(rope: RopeSpec, head_dim: int) -> np.ndarray:
-    """[H'/2] int32: what each frequency turns by, 0 time, 1 row, 2 column; in turns until the latter have theirs.
+    """[H'/2] int32: what each frequency turns by, 0 time, 1 row, 2 column; in turns until the latter have theirs, or in
+    this order.
 
-    Source: Bai et al. 2025 (Qwen3-VL), interleaved M-RoPE.
+    Source: Wang et al. 2024 (Qwen2-VL), M-RoPE; Bai et al. 2025 (Qwen3-VL), interleaved M-RoPE.
     """
+    if rope.sections_in_order:
+        return np.repeat(np.arange(3, dtype=np.int32), rope.sections)
     axes = np.zeros(rope.rotary_dim(head_dim) // 2, np.int32)
     for axis, count in enumerate(rope.sections[1:], 1):
         axes[axis : 3 * count : 3] = axis

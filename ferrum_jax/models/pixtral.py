@@ -32,20 +32,23 @@ from ferrum_jax.models.config_reader import ConfigReader
 from ferrum_jax.models.vision_tower import PREFIX, ImagePatches, PatchProjection
 from ferrum_jax.spec import ModelSpec, VisionSpec
 
-_EPS = 1e-5
+EPS = 1e-5
 _TOWER, _PROJECTOR = "vision_tower.", "multi_modal_projector."
 
 
 class GatedTowerLayer(nnx.Module):
-    """Attention both ways and a gated MLP, each behind a norm and before a residual; no product has a bias."""
+    """Attention both ways and a gated MLP, each behind a norm and before a residual; no product has a bias.
 
-    def __init__(self, spec: VisionSpec, *, dtype: jnp.dtype) -> None:
-        D, F = spec.hidden_size, spec.intermediate_size
+    F: width of the MLP.
+    """
+
+    def __init__(self, spec: VisionSpec, F: int, *, dtype: jnp.dtype) -> None:
+        D = spec.hidden_size
         self.num_heads = spec.num_heads
         self.act = activation_of(spec.hidden_act)
-        self.attention_norm = RMSNorm(D, eps=_EPS, dtype=dtype)
+        self.attention_norm = RMSNorm(D, eps=EPS, dtype=dtype)
         self.q, self.k, self.v, self.o = (Linear(D, D, dtype=dtype, rngs=None) for _ in range(4))
-        self.mlp_norm = RMSNorm(D, eps=_EPS, dtype=dtype)
+        self.mlp_norm = RMSNorm(D, eps=EPS, dtype=dtype)
         self.gate, self.up = (Linear(D, F, dtype=dtype, rngs=None) for _ in range(2))
         self.down = Linear(F, D, dtype=dtype, rngs=None)
 
@@ -78,9 +81,10 @@ class PixtralTower(nnx.Module):
         dtype, D = jnp.dtype(dtype), spec.hidden_size
         self.spec = spec
         self.convolution = PatchProjection(spec, bias=False, dtype=dtype)
-        self.patch_norm = RMSNorm(D, eps=_EPS, dtype=dtype)
-        self.layers = nnx.List([GatedTowerLayer(spec, dtype=dtype) for _ in range(spec.num_layers)])
-        self.norm = RMSNorm(D, eps=_EPS, dtype=dtype)
+        self.patch_norm = RMSNorm(D, eps=EPS, dtype=dtype)
+        width = spec.intermediate_size
+        self.layers = nnx.List([GatedTowerLayer(spec, width, dtype=dtype) for _ in range(spec.num_layers)])
+        self.norm = RMSNorm(D, eps=EPS, dtype=dtype)
         self.merge = Linear(D * spec.patches_per_token, D, dtype=dtype, rngs=None)
         self.up = Linear(D, spec.out_size, dtype=dtype, rngs=None)
         self.down = Linear(spec.out_size, spec.out_size, dtype=dtype, rngs=None)
@@ -131,8 +135,8 @@ def with_tower(spec: ModelSpec, config: Mapping[str, Any]) -> ModelSpec:
         raise ValueError(
             f"vision_feature_layer is {shown(whole.get('vision_feature_layer', None))}; it must be -1, the last layer"
         )
-    if spec.norm.eps != _EPS:
-        raise ValueError(f"rms_norm_eps is {spec.norm.eps:g}; of a model with this tower it must be {_EPS:g}")
+    if spec.norm.eps != EPS:
+        raise ValueError(f"rms_norm_eps is {spec.norm.eps:g}; of a model with this tower it must be {EPS:g}")
     merge = whole.get("spatial_merge_size", 2)
     return dataclasses.replace(spec, vision=vision_spec_from(config["vision_config"], spec.hidden_size, merge))
 

@@ -64,14 +64,15 @@ def with_tower(spec: ModelSpec, config: Mapping[str, Any], deepstack: Sequence[i
     return dataclasses.replace(spec, vision=vision)
 
 
-def with_sections(spec: ModelSpec, sections: Sequence[int]) -> ModelSpec:
-    """The spec with rotary positions of three sections. Raises ValueError for what are none."""
+def with_sections(spec: ModelSpec, sections: Sequence[int], *, in_order: bool = False) -> ModelSpec:
+    """The spec with rotary positions of three sections, as in `RopeSpec`. Raises ValueError for what are none."""
     if any(type(section) is not int for section in sections):
         raise ValueError(f"mrope_section is {shown(sections)}; it must be three whole numbers")
 
     def turned(own: AttentionSpec) -> AttentionSpec:
         assert own.rope is not None, "models that see images turn their heads"
-        return dataclasses.replace(own, rope=dataclasses.replace(own.rope, sections=tuple(sections)))
+        rope = dataclasses.replace(own.rope, sections=tuple(sections), sections_in_order=in_order)
+        return dataclasses.replace(own, rope=rope)
 
     return spec.with_attention(turned)
 

@@ -134,7 +134,7 @@ class VisionTower(nnx.Module):
 
     def _start(self, patches: ImagePatches) -> tuple[jax.Array, ...]:  # x [t, D], cos and sin [t, 1, H/2]
         x = self.patch(patches.pixels)
-        return x + self._positions(patches).astype(x.dtype), *_rotation(self.spec, patches)
+        return x + self._positions(patches).astype(x.dtype), *rotation_by_halves(self.spec, patches)
 
     def _positions(self, patches: ImagePatches) -> jax.Array:  # [T, D] float32
         """The learned grid, resampled bilinearly so that corners fall on corners."""
@@ -156,7 +156,7 @@ class VisionTower(nnx.Module):
         )
 
 
-def _rotation(spec: VisionSpec, patches: ImagePatches) -> tuple[jax.Array, jax.Array]:  # [T, 1, H/2] each
+def rotation_by_halves(spec: VisionSpec, patches: ImagePatches) -> tuple[jax.Array, jax.Array]:  # [T, 1, H/2] each
     """The first half of a head's pairs turns by the row, the second by the column."""
     half = spec.head_dim // 2
     exponents = np.arange(0, half, 2, dtype=np.float32) / np.float32(half)

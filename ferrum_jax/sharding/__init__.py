@@ -102,6 +102,8 @@ PARAMETERS: tuple[tuple[str, tuple[str | None, ...]], ...] = (
     # of towers: each device has all of one
     ("vision.patch.weight", (None,) * 5),
     ("vision.convolution.weight", (None,) * 4),
+    ("vision.merger.convolution", (None,) * 4),
+    ("vision.merger.convolution_bias", (None,)),
     ("vision.positions", (None,) * 3),
     ("vision.std_*", (None,)),
     ("vision.layers.*_min", ()),

@@ -283,6 +283,7 @@ _ABSENT: Mapping[str, Any] = {
     "standardized": False,
     "windows_see_whole": False,
     "sections": (),
+    "sections_in_order": False,
     "without_mlp": (),
     "head_bias": False,
     "rivals_within": None,

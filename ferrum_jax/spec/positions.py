@@ -16,8 +16,8 @@ class RopeSpec:
 
     partial_rotary_factor: of a head's dimensions, how many turn: the first ones. interleaved: neighbours turn together,
     not the first half with the second. A proportional one pairs values over the whole head, and turns the first pairs.
-    sections: of a model that sees images, how many frequencies turn by a token's
-    time, row and column; they take turns. Empty where all turn by its position.
+    sections: of a model that sees images, how many frequencies turn by a token's time, row and column; they take turns,
+    or stand one after the other where sections_in_order. Empty where all turn by its position.
     factor [linear, proportional, dynamic, llama3, yarn]: how many times longer contexts may be than in training.
     longest [dynamic]: the context that frequencies are for; one of the original length or less leaves them as they are.
     original_max_position_embeddings [dynamic, llama3, yarn, longrope]. low_freq_factor, high_freq_factor [llama3].
@@ -43,6 +43,7 @@ class RopeSpec:
     is_long: bool = False
     longest: int = 0
     sections: tuple[int, ...] = ()
+    sections_in_order: bool = False
 
     def __post_init__(self) -> None:
         if self.rope_type not in ROPE_TYPES:

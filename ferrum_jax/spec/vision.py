@@ -7,16 +7,16 @@ import math
 
 from ferrum_jax.spec.checks import check_positive
 
-TOWERS = ("qwen", "siglip", "gemma4", "pixtral")
+TOWERS = ("qwen", "siglip", "gemma4", "pixtral", "glm4v")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class VisionSpec:
     """One tower: patches, layers that attend within an image, and merge x merge patches made one embedding.
 
-    tower: "qwen", for images of any size, whose tokens attend to the past alone as text does; "siglip", for those of
-    one square grid, whose tokens attend to all of their image; "gemma4", for images of any size; or "pixtral", for
-    those of any size, whose tokens stand in rows with a token of text between.
+    tower: "qwen" or "glm4v", for images of any size, whose tokens attend to the past alone as text does; "siglip", for
+    those of one square grid, whose tokens attend to all of their image; "gemma4", for images of any size; or "pixtral",
+    for those of any size, whose tokens stand in rows with a token of text between.
     windows_see_whole: tokens attend to all of their image in layers with a window, in others as text does.
     patch_values: floats of a patch as it is given. num_positions: of the learned square grid, which is resampled to
     each image's; of "gemma4" of a row and of a column, each learned; of "pixtral" 0, for none are. clipped: products

@@ -1,5 +1,6 @@
 """Where images stand in a prompt: each placeholder becomes as many tokens as its image has, and each run a span.
 
+    GLM       <|begin_of_image|> <|image|> <|end_of_image|>      likewise
     Qwen      <|vision_start|> <|image_pad|> <|vision_end|>      one pad becomes n of them
     Gemma 3   <start_of_image>      becomes      \\n\\n <start_of_image> <image_soft_token> * 256 <end_of_image> \\n\\n
     Gemma 4   <|image|>             becomes      <|image> <|image|> * n <image|>
@@ -46,6 +47,7 @@ class Placeholders:
 
 
 QWEN = Placeholders(placeholder="<|image_pad|>", token="<|image_pad|>")
+GLM = Placeholders(placeholder="<|image|>", token="<|image|>")
 GEMMA3 = Placeholders(
     placeholder="<start_of_image>",
     token="<image_soft_token>",
@@ -56,7 +58,7 @@ GEMMA3 = Placeholders(
 GEMMA4 = Placeholders(placeholder="<|image|>", token="<|image|>", before="<|image>", after="<image|>")
 PIXTRAL = Placeholders(placeholder="[IMG]", token="[IMG]", between="[IMG_BREAK]", after="[IMG_END]")
 # By the processor's kind.
-PLACEHOLDERS = {"qwen": QWEN, "gemma3": GEMMA3, "gemma4": GEMMA4, "pixtral": PIXTRAL}
+PLACEHOLDERS = {"qwen": QWEN, "glm": GLM, "gemma3": GEMMA3, "gemma4": GEMMA4, "pixtral": PIXTRAL}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

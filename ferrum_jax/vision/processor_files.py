@@ -13,7 +13,14 @@ from ferrum_jax.files.json_files import read_optional_json
 from ferrum_jax.quoting import Elsewhere
 from ferrum_jax.quoting.known_fields import ANY, OBJECT, TRUTH, FieldKind, Fields, Known, number, require, whole
 from ferrum_jax.vision.image import Normalising
-from ferrum_jax.vision.processors import Gemma3Images, Gemma4Images, ImageProcessor, PixtralImages, QwenImages
+from ferrum_jax.vision.processors import (
+    Gemma3Images,
+    Gemma4Images,
+    GlmImages,
+    ImageProcessor,
+    PixtralImages,
+    QwenImages,
+)
 
 FILES = ("processor_config.json", "preprocessor_config.json")
 _CLIP = [0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.26130258, 0.27577711]
@@ -76,18 +83,15 @@ def _fields(
 
 
 _SCAN = "pan_and_scan_"
-_QWEN = _fields(
-    {
-        "patch_size": Known(_WHOLE, 14),
-        "temporal_patch_size": Known(_WHOLE, 2),
-        "merge_size": Known(_WHOLE, 2),
-        "min_pixels": Known(ANY),
-        "max_pixels": Known(ANY),
-    },
-    _CLIP,
-    _BICUBIC,
-    {"shortest_edge": 56 * 56, "longest_edge": 28 * 28 * 1280},
-)
+_OF_FRAMES = {
+    "patch_size": Known(_WHOLE, 14),
+    "temporal_patch_size": Known(_WHOLE, 2),
+    "merge_size": Known(_WHOLE, 2),
+    "min_pixels": Known(ANY),
+    "max_pixels": Known(ANY),
+}
+_QWEN = _fields(_OF_FRAMES, _CLIP, _BICUBIC, {"shortest_edge": 56 * 56, "longest_edge": 28 * 28 * 1280})
+_GLM = _fields(_OF_FRAMES, _CLIP, _BICUBIC, {"shortest_edge": 112 * 112, "longest_edge": 28 * 28 * 15000})
 _GEMMA3 = _fields(
     {
         "do_pan_and_scan": Known(TRUTH, False),
@@ -180,6 +184,13 @@ def _qwen(found: Mapping[str, Any], tower: Mapping[str, Any]) -> QwenImages:
     )
 
 
+def _glm(found: Mapping[str, Any], tower: Mapping[str, Any]) -> GlmImages:
+    """Bounds count the pixels of all frames that a patch has."""
+    own = _qwen(found, tower)
+    least, most = (edge / own.temporal_patch_size for edge in (own.min_pixels, own.max_pixels))
+    return GlmImages(**{**vars(own), "min_pixels": least, "max_pixels": most})
+
+
 def _gemma3(found: Mapping[str, Any], tower: Mapping[str, Any]) -> Gemma3Images:
     size = _size(found)
     patch = require("config.json's vision_config.patch_size", tower.get("patch_size", 14), _WHOLE)
@@ -250,6 +261,8 @@ def _check_tower(key: str, value: int, tower: Mapping[str, Any], its_key: str) -
 _Make = Callable[[Mapping[str, Any], Mapping[str, Any]], ImageProcessor]
 _KINDS: Mapping[str, tuple[_Make, Fields]] = {
     "Qwen2VLImageProcessor": (_qwen, _QWEN),
+    "Glm4vImageProcessor": (_glm, _GLM),
+    "Glm46VImageProcessor": (_glm, _GLM),
     "Gemma3ImageProcessor": (_gemma3, _GEMMA3),
     "Gemma4ImageProcessor": (_gemma4, _GEMMA4),
     "PixtralImageProcessor": (_pixtral, _PIXTRAL),

@@ -84,6 +84,21 @@ class QwenImages:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class GlmImages(QwenImages):
+    """As Qwen's, but that an image with a side shorter than a merged patch grows to one first."""
+
+    kind: ClassVar[str] = "glm"
+
+    def size(self, height: int, width: int) -> tuple[int, int]:
+        """Height and width after resizing. Raises ValueError for an image that is too narrow."""
+        unit = self.patch_size * self.merge_size
+        if min(height, width) < unit:
+            scale = max(unit / height, unit / width)
+            height, width = int(height * scale), int(width * scale)
+        return super().size(height, width)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Gemma3Images:
     """Square images of one size for Gemma 3's tower; with pan_and_scan a long image's crops beside the whole.
 

@@ -20,6 +20,7 @@ from tests.support import GOLDENS, SMALL, finish, small_llm, step
 
 FOLDER = "vision/qwen3_vl"
 HYBRID = "vision/qwen3_5_vision"  # whose recurrent states resume where a snapshot was taken
+GLM = ("vision/glm4v", "vision/glm4v_moe")  # whose rotary sections stand one after the other
 IMAGE, START = 150, 152
 LADDER = dataclasses.replace(SMALL, max_image_tokens=64, max_image_patches=256)
 CONFIG = dataclasses.replace(LADDER, max_num_batched_tokens=64, invariant=True)  # one bucket
@@ -85,7 +86,7 @@ def assert_golden(output, prompt: int, folder: str = FOLDER) -> None:
 
 
 @EACH_CONFIG
-@pytest.mark.parametrize("folder", [FOLDER, pytest.param(HYBRID, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("folder", [FOLDER, *(pytest.param(name, marks=pytest.mark.slow) for name in (HYBRID, *GLM))])
 def test_tokens_after_images_are_the_reference_s(config, folder):
     engine = engine_of(config, folder=folder)
     for prompt, output in enumerate(run(engine, *(asked(prompt, folder=folder) for prompt in range(3)))):
@@ -185,20 +186,23 @@ def test_a_request_that_is_aborted_gives_its_images_back():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("caches", [True, False])
-@pytest.mark.parametrize(("budget", "num_blocks"), [(5, 80), (16, 80), (11, 9)])
-def test_images_before_recurrent_layers_are_cut_hit_and_preempted(budget, num_blocks, caches):
+@pytest.mark.parametrize(
+    ("folder", "budget", "num_blocks"),
+    [*((HYBRID, *sizes) for sizes in ((5, 80), (16, 80), (11, 9))), (GLM[0], 5, 80), (GLM[0], 11, 9), (GLM[1], 7, 9)],
+)
+def test_images_of_other_families_are_cut_hit_and_preempted(folder, budget, num_blocks, caches):
     sizes = {"max_num_batched_tokens": budget, "num_blocks": num_blocks, "enable_prefix_caching": caches}
-    engine = engine_of(folder=HYBRID, **sizes)
+    engine = engine_of(folder=folder, **sizes)
     for _ in range(2):
-        for prompt, output in zip((2, 1, 0), run(engine, *(asked(p, folder=HYBRID) for p in (2, 1, 0))), strict=True):
-            assert_golden(output, prompt, HYBRID)
-    other = run(engine, asked(2, brighter=0.5, folder=HYBRID))
-    again = run(engine_of(folder=HYBRID), asked(2, brighter=0.5, folder=HYBRID))
+        for prompt, output in zip((2, 1, 0), run(engine, *(asked(p, folder=folder) for p in (2, 1, 0))), strict=True):
+            assert_golden(output, prompt, folder)
+    other = run(engine, asked(2, brighter=0.5, folder=folder))
+    again = run(engine_of(folder=folder), asked(2, brighter=0.5, folder=folder))
     assert other[0].token_ids == again[0].token_ids
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("folder", [FOLDER, HYBRID])
+@pytest.mark.parametrize("folder", [FOLDER, HYBRID, GLM[0]])
 def test_bits_do_not_depend_on_companions_chunks_preemption_or_found_images(folder):
     def said(prompts, **sizes):
         engine = engine_of(folder=folder, **sizes)

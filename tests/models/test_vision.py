@@ -15,8 +15,10 @@ from ferrum_jax.towers.image_slots import encoder_sizes
 from tests.models.test_goldens import NEAR_TIE, assert_close
 from tests.models.vision_goldens import (
     CAUSAL_GEMMA4,
+    COUNT_PLACES,
     GEMMA3,
     GEMMA4,
+    GLM,
     IMAGE,
     MISTRAL3,
     QWEN,
@@ -29,16 +31,16 @@ from tests.models.vision_goldens import (
     placed,
 )
 
-FAST = (*QWEN, GEMMA3, GEMMA4, MISTRAL3)
+FAST = (*QWEN, *GLM, GEMMA3, GEMMA4, MISTRAL3)
 NAMES = (*FAST, pytest.param(CAUSAL_GEMMA4, marks=pytest.mark.slow))
 # Patches of a call; 300 is not a multiple of a tile. None: those of the prompt, for this tower is never padded.
 CALLS = [
-    *itertools.product((*QWEN, MISTRAL3), (512, 300)),
+    *itertools.product((*QWEN, *GLM, MISTRAL3), (512, 300)),
     (GEMMA3, None),
     (GEMMA4, 153),
     pytest.param(CAUSAL_GEMMA4, 153, marks=pytest.mark.slow),
 ]
-ALONE = [*itertools.product((*QWEN, MISTRAL3), (512,)), (GEMMA3, None), (GEMMA4, 153)]
+ALONE = [*itertools.product((*QWEN, *GLM, MISTRAL3), (512,)), (GEMMA3, None), (GEMMA4, 153)]
 
 
 @pytest.mark.parametrize(("name", "num_patches"), CALLS)
@@ -66,7 +68,7 @@ def test_an_image_s_embeddings_do_not_depend_on_the_others_of_a_call(name, num_p
         start = end
 
 
-@pytest.mark.parametrize("name", QWEN)
+@pytest.mark.parametrize("name", COUNT_PLACES)
 @pytest.mark.parametrize("prompt", [0, 1, 2])
 def test_positions_are_the_reference_s(name, prompt):
     golden = load(name)[2]
@@ -142,7 +144,13 @@ def test_tensors_of_the_tower_have_one_of_two_prefixes_and_the_same_values(tmp_p
         (MISTRAL3, {"head_dim": 16}, "head_dim is 16; it must be hidden_size / num_attention_heads, 8"),
         (MISTRAL3, {"num_attention_heads": 7}, "hidden_size is 40 and num_heads 7"),
         (MISTRAL3, {"rope_parameters": {"rope_type": "yarn"}}, 'rope_type is "yarn"'),
-        *((name, {"window_size": 112}, "window_size") for name in ("qwen3_vl", GEMMA3, GEMMA4, MISTRAL3)),
+        ("glm4v", {"out_hidden_size": 40}, "out_hidden_size is 40"),
+        ("glm4v", {"image_size": 3}, "image_size 3 and patch_size 4"),
+        ("glm4v", {"attention_bias": True}, "attention_bias is true"),
+        ("glm4v", {"rms_norm_eps": 1e-6}, "rms_norm_eps is 1e-06"),
+        ("glm4v", {"num_heads": 7}, "hidden_size is 40 and num_heads 7"),
+        ("glm4v", {"rope_parameters": {"rope_type": "yarn"}}, 'rope_type is "yarn"'),
+        *((name, {"window_size": 112}, "window_size") for name in ("qwen3_vl", "glm4v", GEMMA3, GEMMA4, MISTRAL3)),
     ],
 )
 def test_a_tower_that_cannot_be_is_refused_by_name(name, change, said):

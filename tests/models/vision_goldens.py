@@ -17,6 +17,8 @@ from tests.golden_table import GOLDENS
 
 VISION = GOLDENS / "vision"
 QWEN = ("qwen3_vl", "qwen3_vl_moe", "qwen3_5_vision", "qwen3_5_moe_vision")
+GLM = ("glm4v", "glm4v_moe")
+COUNT_PLACES = (*QWEN, *GLM)  # rotary positions count rows and columns
 GEMMA3, GEMMA4, CAUSAL_GEMMA4 = "gemma3_vision", "gemma4_vision", "gemma4_vision_causal"
 MISTRAL3 = "mistral3_vision"
 IMAGE, IMAGE_BEGINS = 150, 152
@@ -76,7 +78,7 @@ def placed(name: str, prompt: int) -> tuple[PlacedImage, ...]:
             length=rows * columns // merge**2 + (rows // merge - 1) * breaks,
             digest=b"-",
             grid=(frames, rows, columns),
-            rope_grid=(frames, rows // merge, columns // merge) if name in QWEN else None,
+            rope_grid=(frames, rows // merge, columns // merge) if name in COUNT_PLACES else None,
             sees_both_ways=both_ways,
             columns=columns // merge * breaks,
         )
@@ -107,7 +109,7 @@ def _forward(name: str):
 def outputs(name: str, prompt: int, more: np.ndarray | None = None):
     """(every observed value, logits) of a golden prompt and the tokens after it, with the golden embeddings of images.
 
-    Images of a Gemma are seen whole where its config says so; positions of a Qwen count rows and columns.
+    Images of a Gemma are seen whole where its config says so; positions of some count rows and columns.
     """
     spec, parameters, golden = load(name)
     ids = golden[f"prompt_{prompt}"]
@@ -115,8 +117,8 @@ def outputs(name: str, prompt: int, more: np.ndarray | None = None):
     images = np.zeros((len(ids), spec.vision.embedding_size), np.float32)
     if f"tower_{prompt}" in golden:
         images[ids == IMAGE] = golden[f"tower_{prompt}"]
-    there, rest = placed(name, prompt), LONGEST[name in QWEN] - len(ids)
-    positions = rope_positions(there, 0, len(ids)) if name in QWEN else np.arange(len(ids), dtype=np.int32)
+    there, rest = placed(name, prompt), LONGEST[name in COUNT_PLACES] - len(ids)
+    positions = rope_positions(there, 0, len(ids)) if name in COUNT_PLACES else np.arange(len(ids), dtype=np.int32)
     weights = {name: x for name, x in parameters.items() if not registry.of_tower(name)}
     seen, logits = _forward(name)(
         weights,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 
 import pytest
@@ -17,6 +18,7 @@ from tests.support import GOLDENS
 # Sizes of an engine, its prompts by number, and blocks that hold one of them whole and not two.
 _KINDS = {
     "vision/qwen3_vl": (LADDER, asked, 8),
+    "vision/glm4v": (LADDER, functools.partial(asked, folder="vision/glm4v"), 8),
     test_gemma3_images.FOLDER: (test_gemma3_images.LADDER, test_gemma3_images.prompt_of, 11),
     test_gemma4_images.FOLDER: (test_gemma4_images.CONFIG, test_gemma4_images.prompt_of, 11),
     test_mistral3_images.FOLDER: (test_mistral3_images.LADDER, test_mistral3_images.prompt_of, 9),
@@ -57,6 +59,7 @@ def say(name: str, mesh: str) -> dict[str, object]:
         ("vision/qwen3_vl", MESHES[:1] + MESHES[-1:]),
         ("vision/gemma3_vision", MESHES[:1] + MESHES[-1:]),
         pytest.param("vision/gemma4_vision", MESHES[:1] + MESHES[-1:], marks=pytest.mark.long),
+        pytest.param("vision/glm4v", MESHES[:1] + MESHES[-1:], marks=pytest.mark.long),
         pytest.param("vision/mistral3_vision", MESHES[:1] + MESHES[-1:], marks=pytest.mark.long),
         pytest.param("vision/qwen3_vl", MESHES[:1] + MESHES[1:3], marks=pytest.mark.long),
     ],

@@ -7,18 +7,20 @@ import pytest
 
 from ferrum_jax.prompt import PlacedImage, rope_positions, rope_shift
 from ferrum_jax.text.tokenizer import Tokenizer
-from ferrum_jax.vision.placeholders import GEMMA3, GEMMA4, PIXTRAL, QWEN, expand_ids, expand_text, parts_of
+from ferrum_jax.vision.placeholders import GEMMA3, GEMMA4, GLM, PIXTRAL, QWEN, expand_ids, expand_text, parts_of
 from ferrum_jax.vision.processor_files import processor_of
 from scripts.goldens.pictures import picture
 from scripts.make_image_goldens import GEMMA4 as GEMMA4_FILE
 from scripts.make_image_goldens import (
     GEMMA4_PROMPTS,
     GEMMA_PROMPTS,
+    GLM_PROMPTS,
     NARROW,
     PIXTRAL_PROMPTS,
     QWEN_PROMPTS,
     SCANNED,
     SMALL,
+    SMALL_GLM,
 )
 from tests.vision.test_processors import FOLDER, golden
 
@@ -38,6 +40,7 @@ def images_of(settings, sizes):
 CASES = [("qwen", QWEN, SMALL, i, *prompt) for i, prompt in enumerate(QWEN_PROMPTS)]
 CASES += [("gemma3", GEMMA3, SCANNED, i, *prompt) for i, prompt in enumerate(GEMMA_PROMPTS)]
 CASES += [("gemma4", GEMMA4, GEMMA4_FILE, i, *prompt) for i, prompt in enumerate(GEMMA4_PROMPTS)]
+CASES += [("glm", GLM, SMALL_GLM, i, *prompt) for i, prompt in enumerate(GLM_PROMPTS)]
 CASES += [("pixtral", PIXTRAL, NARROW, i, *prompt) for i, prompt in enumerate(PIXTRAL_PROMPTS)]
 
 

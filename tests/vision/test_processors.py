@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from ferrum_jax.vision.processor_files import processor_of, read_processor
-from ferrum_jax.vision.processors import Gemma3Images, Gemma4Images, PixtralImages, QwenImages
+from ferrum_jax.vision.processors import Gemma3Images, Gemma4Images, GlmImages, PixtralImages, QwenImages
 from scripts.goldens.pictures import picture, sampled
 from tests.support import GOLDENS
 
@@ -92,6 +92,14 @@ def test_an_image_too_narrow_for_pixtral_is_refused_with_its_size():
     assert processor.num_tokens(1, 160) == 5
     with pytest.raises(ValueError, match="the image is 4 x 900; its longer side may be 160 times the shorter at most"):
         processor.process(np.zeros((900, 4, 3), np.uint8))
+
+
+def test_glm_s_bounds_count_the_pixels_of_all_frames():
+    processor = processor_of(CASES["glm"]["settings"], {})
+    assert isinstance(processor, GlmImages) and (processor.min_pixels, processor.max_pixels) == (6272, 4816896)
+    assert (
+        processor_of(CASES["glm"]["settings"] | {"image_processor_type": "Glm46VImageProcessorFast"}, {}) == processor
+    )
 
 
 def test_a_tower_says_the_size_of_pixtral_s_patches(tmp_path):
