@@ -135,7 +135,7 @@ class PlacedImage:
 
     @property
     def num_embeddings(self) -> int:
-        """Of its tokens those that are not text."""
+        """How many of its tokens are not text."""
         return self.length - (self.length // (self.columns + 1) if self.columns else 0)
 
     def embeddings_of(self, start: int, stop: int) -> np.ndarray:
