@@ -55,7 +55,7 @@ A key of `config.json` that is not understood is an error that names it, for it 
 | DeepSeek-V3.2, DeepSeek-V4 | they choose the tokens that a token attends to, which is not served yet |
 | Mamba2 with norms before its gate; experts of a latent (Nemotron-3 Super) | not served yet |
 {not_served}| `clip_qkv` of OLMoE | no released OLMoE clips |
-| sounds, videos, images of others than Qwen3-VL, Qwen3.5, Gemma 3 and 4, Mistral 3, GLM-4.1V to 4.6V | the text part, where the table names it |
+| sounds, videos, images of others than [these](guides/images.md) | the text part, where the table names it |
 """
 
 

@@ -12,6 +12,7 @@ from ferrum_jax.scheduling.request_log import read_request_log
 from tests.engine.test_images import CONFIG, FOLDER, HYBRID, asked, engine_of
 
 GEMMA3 = "vision/gemma3_vision"  # whose images are computed whole
+MISTRAL3 = "vision/mistral3_vision"  # whose images have tokens of text between their rows
 WHOLE = dataclasses.replace(CONFIG, max_num_batched_tokens=32, max_image_patches=144)
 COUNTERS = ("lookups", "hit_tokens", "missed_tokens", "resumed_tokens", "evictions", "refusals", "preemptions")
 IMAGE_COUNTERS = ("images_encoded", "image_hits", "image_evictions")
@@ -34,9 +35,9 @@ def serve(engine, folder: str, seed: int, num_requests: int) -> None:
     """Prompts with 0, 1 and 3 images, some of them seen before, arrive while others run."""
     rng = np.random.default_rng(seed)
     for index in range(num_requests):
-        per_token = 9 if folder == GEMMA3 else 4
+        how = {"per_token": 9 if folder == GEMMA3 else 4, "breaks": folder == MISTRAL3}
         brighter = 0.1 * rng.integers(3)
-        ids, params, options = asked(int(rng.integers(3)), brighter=brighter, folder=folder, per_token=per_token)
+        ids, params, options = asked(int(rng.integers(3)), brighter=brighter, folder=folder, **how)
         changes = ({}, {}, {"n": 2}, {"prompt_logprobs": 0}, {"max_tokens": 40})[rng.integers(5)]
         ids = [*ids, *rng.integers(6, 100, rng.integers(0, 6)).tolist()]
         params = dataclasses.replace(params, **({"max_tokens": int(rng.integers(1, 12))} | changes))
@@ -88,8 +89,9 @@ def images_waited(plans) -> bool:
         pytest.param(FOLDER, CONFIG, {"num_blocks": 80, "max_num_batched_tokens": 5}, marks=pytest.mark.slow),
         pytest.param(HYBRID, CONFIG, {"num_blocks": 11, "max_num_batched_tokens": 11}, marks=pytest.mark.slow),
         pytest.param(GEMMA3, WHOLE, {"num_blocks": 14, "max_num_batched_tokens": 23}, marks=pytest.mark.slow),
+        pytest.param(MISTRAL3, CONFIG, {"num_blocks": 12, "max_num_batched_tokens": 11}, marks=pytest.mark.slow),
     ],
-    ids=["preempted", "cut", "recurrent", "whole"],
+    ids=["preempted", "cut", "recurrent", "whole", "in rows"],
 )
 def test_a_replay_plans_every_step_with_images_as_the_engine_did(tmp_path, folder, config, sizes):
     path = tmp_path / "requests.jsonl"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import dataclasses
 import json
 import urllib.request
 
@@ -26,12 +27,14 @@ def llm(tmp_path_factory):
 def test_an_image_crosses_to_the_engine_as_bytes_with_the_same_values(llm):
     prompt = {"prompt": f"t7 {PLACE} t9", "images": [picture(1, 64, 96)]}
     encoded = llm.model.prompts.encoded(prompt)
-    sent = json.dumps(wire_images(encoded.images, encoded.media))
+    given = dataclasses.replace(encoded.images[0], token_rows=3)
+    sent = json.dumps(wire_images([given], encoded.media))
     assert len(sent) < 2 * 64 * 96 * 3, "base64 of a byte for each channel of a pixel, and little beside"
     found = with_images(json.loads(sent))
-    (image,), (given,) = found["images"], encoded.images
+    (image,) = found["images"]
     np.testing.assert_array_equal(image.patches, given.patches)
-    assert (image.grid, image.num_tokens, image.digest) == (given.grid, given.num_tokens, given.digest)
+    for field in ("grid", "num_tokens", "token_rows", "digest", "normalising"):
+        assert getattr(image, field) == getattr(given, field)
     assert tuple(found["media"]) == encoded.media
 
 
