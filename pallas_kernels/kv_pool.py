@@ -7,6 +7,9 @@
     packed      [P, C, K, H + V] lanes 0 .. H - 1 and H .. H + V - 1            "xla" where V has another size than K
     latent      [P, C, 1, H + V] V is lanes 0 .. H - 1, and K all of them       "xla", "mosaic_tpu"
 
+A layer with an indexer has its keys beside, [P, C, 1, I] under the same ids, in the pool's dtype, or in bfloat16 where
+that has eight bits.
+
 What lies in unowned blocks may be anything, NaN too. int8 values have a float32 scale per token and head for K
 and one for V: value = int8 * scale. fp8 has none: values beyond its range become its largest. In the logical form
 floats of 8 and 16 bits are kept as unsigned integers with their bits, because XLA:CPU writes a token to an array
@@ -45,6 +48,7 @@ class KVPool:
 
     values: Any  # [P, C, 2K, Hp], or packed [P, C, K, H + V]
     scales: Any  # [P, 2K, C] float32, K of head k at 2k and V at 2k + 1; None where values are not int8
+    index_keys: Any = None  # [P, C, 1, I], of an indexer; None where there is none
     head_dim: int = static()  # H
     v_head_dim: int = static()  # V, most often H
     is_latent: bool = dataclasses.field(default=False, metadata={"static": True})
@@ -55,6 +59,11 @@ class KVPool:
     def dtype(self) -> jnp.dtype:
         """What values are: float32, bfloat16, int8 or an fp8."""
         return self.bits_of or self.values.dtype
+
+    @property
+    def index_dtype(self) -> jnp.dtype:
+        """What an indexer's keys are."""
+        return self.dtype if self.dtype.itemsize > 1 else jnp.dtype(jnp.bfloat16)
 
     @property
     def key_dim(self) -> int:
@@ -131,12 +140,23 @@ def pool_shape(
     return KVPool(values=values, scales=scales, head_dim=head_dim, v_head_dim=V, is_latent=is_latent, bits_of=bits_of)
 
 
+def with_index_keys(shape: KVPool, index_dim: int) -> KVPool:
+    """The shapes of a layer's pool that has keys of an indexer too, of index_dim values, 0 for none."""
+    if not index_dim:
+        return shape
+    bits = jnp.uint16 if shape.index_dtype.itemsize < 4 else shape.index_dtype
+    index_keys = jax.ShapeDtypeStruct((*shape.values.shape[:2], 1, index_dim), bits)
+    return dataclasses.replace(shape, index_keys=index_keys)
+
+
 def make_pool(shape: KVPool, *, fill: float | jax.Array) -> KVPool:
     """A pool of this shape in which everything reads as `fill`; of int8, whose values are 0, scales do."""
     bits = 0 if shape.dtype == jnp.int8 else as_bits(jnp.asarray(fill).astype(shape.dtype), shape)
     values = jnp.full(shape.values.shape, bits, shape.values.dtype)
     scales = None if shape.scales is None else jnp.full(shape.scales.shape, fill, shape.scales.dtype)
-    return dataclasses.replace(shape, values=values, scales=scales)
+    index = shape.index_keys
+    index = index and jnp.full(index.shape, index_bits(jnp.asarray(fill), shape), index.dtype)
+    return dataclasses.replace(shape, values=values, scales=scales, index_keys=index)
 
 
 def as_bits(values: jax.Array, pool: KVPool) -> jax.Array:
@@ -147,6 +167,17 @@ def as_bits(values: jax.Array, pool: KVPool) -> jax.Array:
 def from_bits(values: jax.Array, pool: KVPool) -> jax.Array:
     """The pool's array as values."""
     return values if pool.bits_of is None else jax.lax.bitcast_convert_type(values, pool.bits_of)
+
+
+def index_bits(keys: jax.Array, pool: KVPool) -> jax.Array:
+    """An indexer's keys as the pool's array holds them: integers with the bits of floats below 32."""
+    keys = keys.astype(pool.index_dtype)
+    return keys if pool.index_dtype.itemsize > 2 else jax.lax.bitcast_convert_type(keys, jnp.uint16)
+
+
+def index_values(kept: jax.Array, pool: KVPool) -> jax.Array:
+    """What the pool's array holds of an indexer's keys, as values."""
+    return kept if kept.dtype == pool.index_dtype else jax.lax.bitcast_convert_type(kept, pool.index_dtype)
 
 
 def check_pool(pool: KVPool, num_kv_heads: int, implementation: str) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 
+from pallas_kernels.chosen_keys import ChosenKeys
 from pallas_kernels.kv_pool import KVPool, check_pool
 from pallas_kernels.kv_write import kv_write
 from pallas_kernels.logits import Logits
@@ -104,6 +105,7 @@ def paged_attention(
     scale: float,
     soft_cap: float | None = None,
     sinks: jax.Array | None = None,
+    chosen: ChosenKeys | None = None,
     implementation: str = "xla",
 ) -> tuple[jax.Array, KVPool]:  # [T, N, V], the dtype of q, zero for padding tokens; the pool with k and v
     """softmax(scale * q k^T + mask) v of every token over its row's context, accumulated in float32.
@@ -111,8 +113,9 @@ def paged_attention(
     q: [T, N, H]. k: [T, K, H], v: [T, K, V] of the same tokens; they are written to the pool first (in place where it
     is donated), and attention reads what the pool keeps of them. schedule: of `make_schedule`, which has the window,
     for the same implementation. soft_cap: logits become soft_cap * tanh(logits / soft_cap). sinks: [N], a logit
-    per head that takes weight and has no value. What no query may see is never read into a result: it may be NaN.
-    It has nine parameters, its arrays and the numbers of the formula, so that a call reads like it.
+    per head that takes weight and has no value. chosen: the keys that each token attends to, in "xla" alone; None is
+    all that its window has. What no query may see is never read into a result: it may be NaN.
+    It has ten parameters, its arrays and the numbers of the formula, so that a call reads like it.
     Raises ValueError for shapes that do not fit, for a scale or soft_cap that is not above 0 and for an unknown
     implementation.
     """
@@ -128,10 +131,12 @@ def paged_attention(
         )
     check_pool(pool, sizes["K"], implementation)
     logits = Logits(scale=scale, soft_cap=soft_cap, sinks=sinks)
+    if chosen is not None and implementation != "xla":
+        raise ValueError(f"keys are chosen, and implementation is {implementation!r}; 'xla' has that")
     if implementation == "xla":
         assert isinstance(schedule, Schedule), "the schedule was made for another implementation"
         pool = kv_write(pool, k, v, schedule.write_blocks, schedule.write_offsets)
-        return xla.attention(q, pool, schedule, logits), pool
+        return xla.attention(q, pool, schedule, logits, chosen), pool
     if implementation == "mosaic_tpu" and pool.is_latent:
         from pallas_kernels.paged_attention.tpu.latent.kernel import latent_attention  # as below
 

@@ -47,6 +47,14 @@ class Schedule:
     window: int | None = static()
     chunked: bool = static()
     causal: bool = static()
+    invariant: bool = static()  # all rows are tiled alike, for bits that do not depend on a step's other tokens
+
+    def chooses(self, queries: QueryTiles, i: jax.Array, top_k: int) -> jax.Array:  # [] bool
+        """Whether the queries of tile i attend to chosen keys; else each sees top_k keys at most, and so all of them.
+
+        Invariant: they always do, for which of them share a tile depends on the step.
+        """
+        return jnp.asarray(True) if self.invariant else queries.high[i] >= top_k
 
 
 def make_schedule(
@@ -87,6 +95,7 @@ def make_schedule(
         window=window,
         chunked=chunked,
         causal=causal,
+        invariant=config.decode_tile_q is None,
     )
 
 

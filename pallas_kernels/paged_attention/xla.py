@@ -8,15 +8,17 @@ position. A KV tile in which a query sees nothing leaves that query's state as i
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 
+from pallas_kernels.chosen_keys import ChosenKeys
 from pallas_kernels.kv_pool import KVPool, from_bits
 from pallas_kernels.logits import Logits
+from pallas_kernels.paged_attention.attend_to_chosen import HIDDEN, attend_to_chosen
 from pallas_kernels.paged_attention.schedule import QueryTiles, Schedule, oldest_seen
 
-_HIDDEN = -1e30  # finite: the difference of two is 0, not NaN
 _MAX_VECTOR_DOTS = 4  # up to here XLA:CPU reads K and V faster once per query than once in a thin matrix product
 _MAX_KEYS_FIRST = 64  # up to here it is faster with the keys as left operand
 
@@ -38,15 +40,35 @@ def attention(
     pool: KVPool,  # with the step's K and V
     schedule: Schedule,
     logits: Logits,
+    chosen: ChosenKeys | None = None,
 ) -> jax.Array:  # [T, N, V]
     """Attention over the pool, as `paged_attention` of the package defines it."""
     out = jnp.zeros((*q.shape[:2], pool.value_dim), q.dtype)
     for queries in schedule.passes:
 
-        def one_tile(i: jax.Array, out: jax.Array, queries: QueryTiles = queries) -> jax.Array:
+        def to_all(i: jax.Array, queries: QueryTiles = queries) -> jax.Array:
             tile = _load_tile(q, schedule, queries, i, pool.num_kv_heads, logits.scale)
             attended = _attend(tile, pool, schedule, queries.first_kv[i], queries.end_kv[i], logits)
-            return queries.tiles.store(out, _tokens_first(attended, queries.tiles.tile).astype(out.dtype), i)
+            return _tokens_first(attended, queries.tiles.tile)
+
+        def to_chosen(i: jax.Array, queries: QueryTiles = queries) -> jax.Array:
+            assert chosen is not None
+            scaled = queries.tiles.load(q, i).astype(jnp.float32) * logits.scale
+            most = jnp.minimum(queries.high[i] + 1, chosen.top_k)
+            return attend_to_chosen(scaled, queries.tiles.load(chosen.places, i), most, pool, logits)
+
+        def one_tile(
+            i: jax.Array,
+            out: jax.Array,
+            queries: QueryTiles = queries,
+            to_all: Callable[[jax.Array], jax.Array] = to_all,
+            to_chosen: Callable[[jax.Array], jax.Array] = to_chosen,
+        ) -> jax.Array:
+            if chosen is None:
+                attended = to_all(i)
+            else:
+                attended = jax.lax.cond(schedule.chooses(queries, i, chosen.top_k), to_chosen, to_all, i)
+            return queries.tiles.store(out, attended.astype(out.dtype), i)
 
         out = jax.lax.fori_loop(0, queries.tiles.num_tiles, one_tile, out)
     return out
@@ -95,13 +117,13 @@ def _attend(
         scores = _scores(tile.queries, k)
         if logits.soft_cap is not None:
             scores = logits.soft_cap * jnp.tanh(scores / logits.soft_cap)
-        scores = jnp.where(visible, scores, _HIDDEN)
+        scores = jnp.where(visible, scores, HIDDEN)
         raised = jnp.maximum(highest, jnp.max(scores, axis=-1))
         weights = jnp.where(visible, jnp.exp(scores - raised[..., None]), 0.0)
         kept = jnp.exp(highest - raised)
         return raised, total * kept + jnp.sum(weights, axis=-1), acc * kept[..., None] + _weighted_sum(weights, v)
 
-    empty = (jnp.full((K, Q), _HIDDEN), jnp.zeros((K, Q)), jnp.zeros((K, Q, pool.value_dim)))
+    empty = (jnp.full((K, Q), HIDDEN), jnp.zeros((K, Q)), jnp.zeros((K, Q, pool.value_dim)))
     highest, total, acc = jax.lax.fori_loop(first_kv, end_kv, one_kv_tile, empty)
     if logits.sinks is not None:  # a sink is one more logit per head, without a value
         sink = jnp.tile(logits.sinks.astype(jnp.float32).reshape(K, -1), (1, len(tile.positions)))

@@ -173,6 +173,7 @@ MAY_IMPORT = {
         "pallas_kernels.quantized_matmul",
         "pallas_kernels.state_space",
     ),
+    "pallas_kernels.indexer": ("pallas_kernels", "pallas_kernels.paged_attention"),
     "pallas_kernels.paged_attention.tpu": (
         "pallas_kernels",
         "pallas_kernels.kv_write",
@@ -224,6 +225,7 @@ MAY_IMPORT = {
         "ferrum_jax.towers",
         "nouns",
         "pallas_kernels",
+        "pallas_kernels.indexer",
         "pallas_kernels.low_rank",
         "pallas_kernels.paged_attention",
     ),

@@ -1,0 +1,29 @@
+"""ChosenKeys: the keys that an indexer chose for the tokens of a step, which attention reads in place of all."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+
+from pallas_kernels.ragged import static
+
+MAX_PIECE = 128  # places that are read at once, at most
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ChosenKeys:
+    """The keys that each token attends to, the earliest first.
+
+    A key is named by its place among all tokens of the pool, block * C + offset. Behind a token's last there is 0, in
+    the null block. Layers of one cache group share them, for they have the same blocks.
+    """
+
+    places: jax.Array  # [T, at least top_k, a multiple of 128] int32
+    top_k: int = static()
+
+
+def padded_to_pieces(top_k: int) -> int:
+    """The second axis of places."""
+    return -(-top_k // MAX_PIECE) * MAX_PIECE

@@ -1,0 +1,72 @@
+"""An indexer: a small attention that chooses, for each query, which keys a larger one reads."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+
+from pallas_kernels.chosen_keys import ChosenKeys
+from pallas_kernels.indexer import xla
+from pallas_kernels.kv_pool import KVPool, index_bits
+from pallas_kernels.paged_attention.schedule import Schedule
+from pallas_kernels.ragged import static
+from pallas_kernels.ragged_batch import RaggedBatch, write_places
+from pallas_kernels.shapes import check_counts, check_shapes
+
+__all__ = ["IndexerSchedule", "choose_keys", "make_indexer_schedule"]
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class IndexerSchedule:
+    """The schedule that an indexer needs of a step, for all layers of one cache group."""
+
+    write_blocks: jax.Array  # [T] int32, where each token's key goes; padding tokens go to block 0
+    write_offsets: jax.Array  # [T] int32
+    reads: Schedule | None  # of the keys; None where no row can have more keys than are chosen
+    top_k: int = static()
+
+
+def make_indexer_schedule(
+    batch: RaggedBatch, *, num_tokens: int, block_size: int, top_k: int, attention: Schedule | None
+) -> IndexerSchedule:
+    """attention: the schedule of "xla" for the same step, whose tiles of queries are the indexer's; it has no window.
+
+    None where top_k covers the longest context that the block tables have room for.
+    """
+    check_counts(num_tokens=num_tokens, block_size=block_size, top_k=top_k)
+    if attention is None and batch.block_tables.shape[1] * block_size > top_k:
+        raise ValueError(f"contexts may be longer than {top_k} keys, and there is no schedule to choose some of them")
+    if attention is not None and (attention.window is not None or not attention.causal or batch.seen_ends is not None):
+        raise ValueError("an indexer chooses from all keys before a query; there is no window, and nothing beyond it")
+    blocks, offsets = write_places(batch, num_tokens=num_tokens, block_size=block_size)
+    return IndexerSchedule(write_blocks=blocks, write_offsets=offsets, reads=attention, top_k=top_k)
+
+
+def choose_keys(
+    q: jax.Array,
+    weights: jax.Array,
+    key: jax.Array,
+    pool: KVPool,
+    schedule: IndexerSchedule,
+) -> tuple[ChosenKeys | None, KVPool]:
+    """The positions of the schedule's top_k best scores of each token, over its row's context: sum_j w_j relu(q_j k).
+
+    q: [T, J, I]. weights: [T, J] float32. key: [T, I], of the same tokens, written to the pool's index_keys first.
+    Scores are float32. A token sees itself and what is before it; of equal scores the earlier position is chosen. None
+    where every key is. What no query may see is never read into a chosen: it may be NaN.
+    Raises ValueError for shapes that do not fit.
+    Source: DeepSeek-AI 2025 (DeepSeek-V3.2, section 2.1).
+    """
+    num_tokens = len(schedule.write_blocks)
+    if pool.index_keys is None:
+        raise ValueError("the pool has no keys of an indexer; its index_dim is 0")
+    check_shapes(("T J I", q), ("T J", weights), ("T I", key), T=num_tokens, I=pool.index_keys.shape[3])
+    kept = pool.index_keys.at[schedule.write_blocks, schedule.write_offsets, 0].set(
+        index_bits(key, pool), mode="promise_in_bounds"
+    )
+    pool = dataclasses.replace(pool, index_keys=kept)
+    if schedule.reads is None:
+        return None, pool
+    return xla.choose(q, weights, pool, schedule.reads, schedule.top_k), pool

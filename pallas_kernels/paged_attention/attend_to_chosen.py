@@ -1,0 +1,73 @@
+"""Attention to keys that an indexer chose, in plain XLA: each query reads its own, and nothing else.
+
+One query's keys are gathered piece by piece, in the order of their positions, and merged by an online softmax in
+float32 as whole tiles are (`xla.py`). Where a tile's queries see no more keys than are chosen, they attend to all of
+them, which reads K and V once for all queries; not where each token's bits must be the same in every step.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from pallas_kernels.chosen_keys import MAX_PIECE
+from pallas_kernels.kv_pool import KVPool, from_bits
+from pallas_kernels.logits import Logits
+
+HIDDEN = -1e30  # finite: the difference of two is 0, not NaN
+_PIECE_KEYS = 2048  # that a tile's queries read at once: with 576 values of float32, 4.7 MB
+
+
+def attend_to_chosen(
+    queries: jax.Array,  # [Q, N, H] float32, scaled
+    places: jax.Array,  # [Q, at least top_k] int32
+    most: jax.Array,  # [] int32, keys that one of the queries has at most
+    pool: KVPool,  # with the step's K and V
+    logits: Logits,
+) -> jax.Array:  # [Q, N, V] float32
+    """Attention of a tile's queries, each to its own keys."""
+    Q, N, H = queries.shape
+    K = pool.num_kv_heads
+    piece = max(MAX_PIECE // 8, min(MAX_PIECE, _PIECE_KEYS // Q))
+    heads = queries.reshape(Q, K, N // K, H)
+
+    def one_piece(j: jax.Array, state: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[jax.Array, ...]:
+        highest, total, acc = state  # [Q, K, G], [Q, K, G], [Q, K, G, V]
+        at = jax.lax.dynamic_slice_in_dim(places, j * piece, piece, axis=1)
+        there = (at > 0)[:, None, None]  # [Q, 1, 1, S]
+        k, v = _gather(pool, at)
+        scores = jnp.einsum("qkgh,qskh->qkgs", heads, k)
+        if logits.soft_cap is not None:
+            scores = logits.soft_cap * jnp.tanh(scores / logits.soft_cap)
+        scores = jnp.where(there, scores, HIDDEN)
+        raised = jnp.maximum(highest, jnp.max(scores, axis=-1))
+        weights = jnp.where(there, jnp.exp(scores - raised[..., None]), 0.0)
+        kept = jnp.exp(highest - raised)
+        acc = acc * kept[..., None] + jnp.einsum("qkgs,qskv->qkgv", weights, v)
+        return raised, total * kept + jnp.sum(weights, axis=-1), acc
+
+    shape = (Q, K, N // K)
+    empty = (jnp.full(shape, HIDDEN), jnp.zeros(shape), jnp.zeros((*shape, pool.value_dim)))
+    highest, total, acc = jax.lax.fori_loop(0, -(-most // piece), one_piece, empty)
+    if logits.sinks is not None:  # a sink is one more logit per head, without a value
+        sink = logits.sinks.astype(jnp.float32).reshape(K, -1)
+        raised = jnp.maximum(highest, sink)
+        kept = jnp.exp(highest - raised)
+        total, acc = total * kept + jnp.exp(sink - raised), acc * kept[..., None]
+    return (acc / jnp.where(total > 0, total, 1.0)[..., None]).reshape(Q, N, -1)
+
+
+def _gather(pool: KVPool, at: jax.Array) -> tuple[jax.Array, jax.Array]:  # [Q, S, K, H or V] float32 each
+    """K and V of the tokens at these places [Q, S]; values of the null block are zero, for they may be NaN."""
+    P, C, vectors, lanes = pool.values.shape
+    found = from_bits(pool.values.reshape(P * C, vectors, lanes)[at], pool).astype(jnp.float32)
+    if pool.is_packed:
+        k, v = jnp.split(found, [pool.head_dim], axis=-1)
+    else:
+        k, v = found[:, :, 0::2], found[:, :, 1::2]
+    if pool.scales is not None:
+        scales = pool.scales[at // C, :, at % C][..., None]  # [Q, S, 2K, 1]
+        k, v = k * scales[:, :, 0::2], v * scales[:, :, 1::2]
+    if pool.is_latent:
+        k, v = jnp.concatenate([k, v], axis=-1), k
+    return k, jnp.where((at > 0)[..., None, None], v, 0.0)
