@@ -22,6 +22,7 @@ from ferrum_jax.layers.norm import RMSNorm, rms_norm_of, unit_rms
 from ferrum_jax.layers.rope import Rotation
 from ferrum_jax.sharding.shards import WHOLE, Shards
 from ferrum_jax.spec import ModelSpec
+from pallas_kernels.chosen_keys import ChosenKeys
 from pallas_kernels.state_rows import StateRows
 
 
@@ -41,7 +42,34 @@ class Attend(Protocol):
         soft_cap: float | None = None,
         sinks: jax.Array | None = None,  # [N]
         is_latent: bool = False,  # k is V, and k and v together are K
+        chosen: ChosenKeys | None = None,  # the keys that each token attends to
     ) -> jax.Array: ...  # [T, N, V]
+
+
+class Choose(Protocol):
+    """The keys that an indexer chooses for the tokens of a step, as `choose_keys` defines it; None chooses all."""
+
+    def __call__(
+        self,
+        layer: int,
+        q: jax.Array,  # [T, J, I]
+        weights: jax.Array,  # [T, J] float32
+        key: jax.Array,  # [T, I]
+        *,
+        top_k: int,
+    ) -> ChosenKeys | None: ...
+
+
+def choose_alone(layer: int, q: jax.Array, weights: jax.Array, key: jax.Array, *, top_k: int) -> ChosenKeys | None:
+    """All tokens are one sequence that starts here, in blocks 1, 2, .. of one token each."""
+    T = len(q)
+    if top_k >= T:
+        return None
+    dots = jnp.einsum("tji,si->tjs", q.astype(jnp.float32), key.astype(jnp.float32))
+    scores = jnp.einsum("tjs,tj->ts", jax.nn.relu(dots), weights)
+    seen = jnp.tril(jnp.ones((T, T), bool))
+    _, best = jax.lax.top_k(jnp.where(seen, scores, -jnp.inf), top_k)
+    return ChosenKeys(places=jnp.where(best <= jnp.arange(T)[:, None], best + 1, 0), top_k=top_k)
 
 
 def causal_attention(
@@ -56,11 +84,12 @@ def causal_attention(
     soft_cap: float | None = None,
     sinks: jax.Array | None = None,
     is_latent: bool = False,
+    chosen: ChosenKeys | None = None,
     seen_ends: jax.Array | None = None,  # [T]
 ) -> jax.Array:
     """Token t attends to tokens 0 .. t, or to the last `window` of them; all are one sequence that starts here.
 
-    seen_ends: it attends to tokens after it too, those before seen_ends[t].
+    chosen: of `choose_alone`. seen_ends: it attends to tokens after it too, those before seen_ends[t].
 
     Softmax in float32. mask of T = 3:   1 . .     window 2:   1 . .     chunks of 2:   1 . .
                                          1 1 .                 1 1 .                    1 1 .
@@ -81,6 +110,8 @@ def causal_attention(
         mask &= jnp.arange(T)[:, None] // window == jnp.arange(T)[None, :] // window
     elif window is not None:
         mask &= ~jnp.tril(jnp.ones((T, T), bool), -window)
+    if chosen is not None:
+        mask &= jnp.zeros((T, T + 1), bool).at[jnp.arange(T)[:, None], chosen.places].set(True)[:, 1:]
     scores = jnp.where(mask[None, None], scores, -jnp.inf)
     if sinks is not None:  # one more logit per head, which takes weight and has no value
         column = jnp.broadcast_to(sinks.astype(jnp.float32).reshape(K, -1, 1, 1), (*scores.shape[:-1], 1))
@@ -114,21 +145,24 @@ KeysAndValues = tuple[jax.Array, jax.Array]  # [T, K, H], [T, K, V]
 
 
 _attend_alone, _recur_alone = functools.partial(causal_attention, 0), functools.partial(recur_from_empty, 0)
+_choose_alone = functools.partial(choose_alone, 0)
 
 
 @dataclasses.dataclass(kw_only=True)
 class LayerContext:
     """The surroundings of one layer in one forward pass.
 
-    attend: see `Attend`, of this layer. recur: see `Recur`, of this layer. expert_tile: rows of a tile of one expert,
+    attend, choose, recur: see `Attend`, `Choose` and `Recur`, of this layer. expert_tile: rows of a tile of one expert,
     None for the kernel's own choice. implementation: of the kernels. shards: the devices that share the layer's work.
     expert_shards: the data shards whose tokens go to the experts together. is_token: [T], False for padding, which goes
     to no expert; None where there is none. borrowed: the keys and values of the layer that lends to this one.
-    The layer leaves here what it gives beside its output: lent, what it lends to later ones; routed, the experts that
-    each token goes to, [T, X] int32.
+    chosen: the keys that the last indexer before this layer chose.
+    The layer leaves here what it gives beside its output: lent, what it lends to later ones; chosen, what its own
+    indexer chose; routed, the experts that each token goes to, [T, X] int32.
     """
 
     attend: Callable[..., jax.Array] = _attend_alone
+    choose: Callable[..., ChosenKeys | None] = _choose_alone
     recur: Callable[..., jax.Array] = _recur_alone
     expert_tile: int | None = None
     implementation: str = "xla"
@@ -137,6 +171,7 @@ class LayerContext:
     is_token: jax.Array | None = None
     borrowed: KeysAndValues | None = None
     lent: KeysAndValues | None = None
+    chosen: ChosenKeys | None = None
     routed: jax.Array | None = None
 
 
@@ -161,13 +196,14 @@ class LayerArguments:
 class ForwardContext:
     """The surroundings of one forward pass.
 
-    attend: see `Attend`. recur: see `Recur`. shards: the devices that share each layer's work. images: what tokens of
-    images have in place of embeddings; None where no token is of one. observe: called with the name and value of the
-    embedding, of every layer's output and of the final norm, for tests that compare them. run: of each layer; None
-    calls them here, one after the other, with `attend` and `recur`.
+    attend, choose, recur: see `Attend`, `Choose` and `Recur`. shards: the devices that share each layer's work. images:
+    what tokens of images have in place of embeddings; None where no token is of one. observe: called with the name and
+    value of the embedding, of every layer's output and of the final norm, for tests that compare them. run: of each
+    layer; None calls them here, one after the other, with `attend`, `choose` and `recur`.
     """
 
     attend: Attend = causal_attention
+    choose: Choose = choose_alone
     recur: Recur = recur_from_empty
     shards: Shards = WHOLE
     images: ImageTokens | None = None

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from ferrum_jax.layers.attention import LayerContext
+from ferrum_jax.layers.indexer import Indexer
 from ferrum_jax.layers.linear import Linear
 from ferrum_jax.layers.norm import RMSNorm
 from ferrum_jax.layers.rope import Rotation
@@ -23,7 +24,8 @@ class LatentAttention(nnx.Module):
 
     A query is brought to the latent's side once, and a head's result from it: q k = (W_UKᵀ q) c + q r, and what the
     softmax weighs is c itself. So nothing of the context is expanded, one token or many: there is one KV head, whose K
-    is (c, r) and whose V is c. On a mesh a device has some of the heads, and every latent whole.
+    is (c, r) and whose V is c. With an indexer it attends to the keys that this chose, or the last one before it. On a
+    mesh a device has some of the heads, and every latent whole.
     Source: DeepSeek-AI 2024 (DeepSeek-V2, section 2.1.2 and appendix C).
     """
 
@@ -42,6 +44,9 @@ class LatentAttention(nnx.Module):
             self.q_a_norm = RMSNorm(rank, eps=_NORM_EPS, dtype=dtype)
             self.q_b = Linear(rank, N * (A + H), dtype=dtype, rngs=rngs)
         self.has_query_latent = rank is not None
+        self.chooses = own.indexer is not None
+        has_indexer = own.indexer is not None and not own.indexer.shared
+        self.indexer = Indexer(own.indexer, D, rank or D, dtype=dtype, rngs=rngs) if has_indexer else None
         self.kv_a = Linear(D, C + H, bias=own.bias, dtype=dtype, rngs=rngs)
         self.kv_a_norm = RMSNorm(C, eps=_NORM_EPS, dtype=dtype)
         self.kv_b = Linear(C, N * (A + V), dtype=dtype, rngs=rngs)
@@ -55,7 +60,10 @@ class LatentAttention(nnx.Module):
     ) -> jax.Array:  # [T, D]
         T, A, C = len(x), self.key_dim, self.kv_a_norm.weight.shape[0]
         of_keys, of_values = self._absorbed(x.dtype)
-        q = self.q_b(self.q_a_norm(self.q_a(x))) if self.has_query_latent else self.q(x)
+        made_of = self.q_a_norm(self.q_a(x)) if self.has_query_latent else x
+        q = self.q_b(made_of) if self.has_query_latent else self.q(x)
+        if self.indexer is not None:
+            context.chosen = self.indexer(x, made_of, rotation, context)
         q, turning = jnp.split(q.reshape(T, len(of_keys), -1), [A], axis=-1)
         latent, shared = jnp.split(self.kv_a(x)[:, None], [C], axis=-1)
         queries = (
@@ -70,6 +78,7 @@ class LatentAttention(nnx.Module):
             window=self.window,
             soft_cap=self.soft_cap,
             is_latent=True,
+            chosen=context.chosen if self.chooses else None,
         )  # [T, N, C]
         out = jnp.einsum("tnc,nvc->tnv", attended, of_values)
         return self.o(out.reshape(T, -1), context.shards)

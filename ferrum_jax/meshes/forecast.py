@@ -15,6 +15,8 @@ from __future__ import annotations
 import dataclasses
 import math
 
+import jax
+
 from ferrum_jax.meshes.collectives import Sent, sent_by_step, sent_by_token
 from ferrum_jax.runtime.layout import Layout
 from ferrum_jax.sharding import local_bytes
@@ -193,12 +195,21 @@ class _Bound:
 
 
 def _context_bytes(layout: Layout, context: int) -> float:
-    """Keys and values that a token of such a context reads on one device; of layers with a window, no more than it."""
+    """Keys and values that a token of such a context reads on one device, and keys of indexers.
+
+    Layers with a window read no more than it, those with an indexer no more than it chooses, of all its own keys.
+    """
     ledger, spec = layout.ledger, layout.options.spec
-    groups = zip(spec.kv_groups, ledger.groups, strict=True)
-    return (
-        sum(min(context, group.window or context) * blocks.block_bytes for group, blocks in groups) / ledger.block_size
-    )
+    total = 0.0
+    for group, blocks in zip(spec.kv_groups, ledger.groups, strict=True):
+        seen, pools = min(context, group.window or context), [layout.pools.kv[layer] for layer in group.layers]
+        top_k = min((own.top_k for own in map(spec.indexer_of, group.layers) if own), default=seen)
+        if seen > top_k:
+            index_keys = sum(local_bytes(pool.index_keys) for pool in pools if pool and pool.index_keys is not None)
+            share = index_keys / sum(local_bytes(array) for array in jax.tree.leaves(pools))
+            seen = seen * share + top_k * (1 - share)
+        total += seen * blocks.block_bytes
+    return total / ledger.block_size
 
 
 def _weight_bytes(layout: Layout, rows: int) -> float:
@@ -231,8 +242,12 @@ def _only_looked_up(name: str, spec: ModelSpec) -> bool:
 
 def _attention_operations(local: ModelSpec, context: int) -> float:
     """Operations of one token on one device, over `context` tokens. local: the spec with that device's heads."""
-    attending = ((local.attention_of(layer), local.window_of(layer)) for layer in local.attention_layers)
-    return sum(
-        2.0 * min(context, window or context) * own.num_attention_heads * sum(own.dot_sizes)
-        for own, window in attending
-    )
+    total = 0.0
+    for layer in local.attention_layers:
+        own, indexer = local.attention_of(layer), local.indexer_of(layer)
+        seen = min(context, local.window_of(layer) or context)
+        if indexer is not None and seen > indexer.top_k:
+            total += 0.0 if indexer.shared else 2.0 * seen * indexer.num_heads * indexer.head_dim
+            seen = indexer.top_k
+        total += 2.0 * seen * own.num_attention_heads * sum(own.dot_sizes)
+    return total

@@ -209,17 +209,22 @@ class Decoder(nnx.Module):
 
 
 def _one_by_one(spec: ModelSpec, context: ForwardContext) -> RunLayer:
-    """Layers called where they stand, each with the keys and values that an earlier one lent to it."""
+    """Layers called where they stand, each with what earlier ones lent to it and chose."""
     lent: dict[int, KeysAndValues] = {}
+    last = LayerContext()
 
     def run(index: int, layer: Any, x: jax.Array, beside: LayerArguments) -> jax.Array:
+        nonlocal last
         own = LayerContext(
             attend=functools.partial(context.attend, index),
+            choose=functools.partial(context.choose, index),
             recur=functools.partial(context.recur, index),
             shards=context.shards,
             borrowed=lent.get(spec.lender_of(index)),
+            chosen=last.chosen,
         )
         x = layer(x, beside, own)
+        last = own
         if own.lent is not None:
             lent[index] = own.lent
         return x

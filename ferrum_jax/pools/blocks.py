@@ -2,7 +2,8 @@
 
 Outside of the pools a block has one form, whatever implementation, mesh or packing the pools have: per layer
 values [C, 2K, H] in the KV dtype, K and V of head k at 2k and 2k + 1, and for int8 float32 scales [2K, C]. Where V has
-another size than K, values are [C, K, H + V], K of each head and then V, or a latent and what K has beside it.
+another size than K, values are [C, K, H + V], K of each head and then V, or a latent and what K has beside it. An
+indexer's keys are [C, I].
 Copies run as executables (`runtime/block_copies.py`), for a view of a pool on the host would stop its donation.
 """
 
@@ -14,7 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels.kv_pool import KVPool, as_bits, from_bits
+from pallas_kernels.kv_pool import KVPool, as_bits, from_bits, index_bits, index_values
 
 
 @jax.tree_util.register_dataclass
@@ -24,6 +25,7 @@ class LayerBlocks:
 
     values: jax.Array  # [n, C, 2K, H] or [n, C, K, H + V]
     scales: jax.Array | None  # [n, 2K, C] float32, None where values are not int8
+    index_keys: jax.Array | None = None  # [n, C, I], None where the layer has no indexer
 
 
 def gather_blocks(pools: tuple[KVPool, ...], ids: jax.Array, *, head_copies: int) -> tuple[LayerBlocks, ...]:
@@ -33,20 +35,21 @@ def gather_blocks(pools: tuple[KVPool, ...], ids: jax.Array, *, head_copies: int
 
 def _gather(pool: KVPool, ids: jax.Array, head_copies: int) -> LayerBlocks:
     scales = None if pool.scales is None else pool.scales[ids]
-    return outside(pool, from_bits(pool.values[ids], pool), scales, head_copies)
+    index_keys = None if pool.index_keys is None else index_values(pool.index_keys[ids], pool)
+    return outside(pool, from_bits(pool.values[ids], pool), scales, index_keys, head_copies)
 
 
-def outside(pool: KVPool, values: Any, scales: Any, head_copies: int) -> LayerBlocks:
-    """Blocks in their form outside of a pool like this; values and scales: what it has of them, not as integers.
+def outside(pool: KVPool, values: Any, scales: Any, index_keys: Any, head_copies: int) -> LayerBlocks:
+    """Blocks in their form outside of a pool like this; the arrays: what it has of them, floats not as integers.
 
-    They are NumPy's arrays or jax's.
+    They are NumPy's arrays or jax's. Every device of "tp" has all of an indexer's keys.
     """
     n, C, H, both = values.shape[0], pool.block_size, pool.head_dim, pool.head_dim + pool.v_head_dim
     values = values if pool.is_packed else values[..., :H]  # of [n, C, K, H + V] or [n, C, 2K, Hp]
     values = values.reshape(n, C, -1, both)[:, :, ::head_copies].reshape(n, C, -1, _lanes(pool))
     if scales is not None:
         scales = scales.reshape(n, -1, 2, C)[:, ::head_copies].reshape(n, -1, C)
-    return LayerBlocks(values=values, scales=scales)
+    return LayerBlocks(values=values, scales=scales, index_keys=None if index_keys is None else index_keys[:, :, 0])
 
 
 def _lanes(pool: KVPool) -> int:
@@ -71,4 +74,7 @@ def _scatter(pool: KVPool, ids: jax.Array, blocks: LayerBlocks, head_copies: int
     if scales is not None and blocks.scales is not None:
         repeated = jnp.repeat(blocks.scales.reshape(n, -1, 2, C), head_copies, axis=1)
         scales = scales.at[ids].set(repeated.reshape(n, -1, C))
-    return dataclasses.replace(pool, values=pool.values.at[ids].set(values), scales=scales)
+    index_keys = pool.index_keys
+    if index_keys is not None and blocks.index_keys is not None:
+        index_keys = index_keys.at[ids].set(index_bits(blocks.index_keys, pool)[:, :, None])
+    return dataclasses.replace(pool, values=pool.values.at[ids].set(values), scales=scales, index_keys=index_keys)

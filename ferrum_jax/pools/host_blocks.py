@@ -1,13 +1,15 @@
 """Blocks as flat buffers: what goes between the pools and the host tier.
 
 On a device a block is one flat array of what its pools have of it in all layers of a cache group, bit for bit, and
-where values are int8 one of scales. It is of the heads that this device has, whichever other devices have them too. So
-no device sends another anything, a block comes and goes in one or two transfers, and its memory is its own.
+where values are int8 one of scales, and one of indexers' keys where there are such. It is of the heads that this device
+has, whichever other devices have them too. So no device sends another anything, a block comes and goes in a transfer of
+each, and its memory is its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import dataclasses
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -20,8 +22,9 @@ from ferrum_jax.sharding import apart, formats, on_mesh, partitions
 from ferrum_jax.sharding.shards import TENSOR
 from pallas_kernels.kv_pool import KVPool
 
-Buffers = tuple[jax.Array, ...]  # one block: values, then scales where there are any, each flat
+Buffers = tuple[jax.Array, ...]  # one block: of each kind of `_KINDS` that there is, flat
 Pools = tuple[KVPool, ...]  # of the layers of a cache group
+_KINDS = ("values", "scales", "index_keys")
 
 
 def to_buffers(pools: Pools, ids: jax.Array) -> tuple[Buffers, ...]:
@@ -33,7 +36,7 @@ def to_buffers(pools: Pools, ids: jax.Array) -> tuple[Buffers, ...]:
     def block(id: jax.Array) -> Buffers:
         return tuple(
             jnp.concatenate([jax.lax.dynamic_index_in_dim(array, id, keepdims=False) for array in kind]).reshape(-1)
-            for kind in _kinds(pools)
+            for kind in _kinds(pools).values()
         )
 
     return tuple(block(ids[i]) for i in range(len(ids)))
@@ -41,22 +44,32 @@ def to_buffers(pools: Pools, ids: jax.Array) -> tuple[Buffers, ...]:
 
 def from_buffers(pools: Pools, ids: jax.Array, blocks: tuple[Buffers, ...]) -> Pools:
     """The pools of one device, to be donated, with blocks at `ids` [n] int32."""
-    arrays, tree = jax.tree.flatten(pools)
+    kinds = _kinds(pools)
     for i, block in enumerate(blocks):
-        parts = [
-            buffer.reshape(len(pools), *kind[0].shape[1:]) for buffer, kind in zip(block, _kinds(pools), strict=True)
-        ]
-        layers = [part[layer] for layer in range(len(pools)) for part in parts]
-        arrays = [
-            jax.lax.dynamic_update_index_in_dim(array, layer, ids[i], 0)
-            for array, layer in zip(arrays, layers, strict=True)
-        ]
-    return jax.tree.unflatten(tree, arrays)
+        for (name, arrays), buffer in zip(kinds.items(), block, strict=True):
+            parts = buffer.reshape(len(arrays), *arrays[0].shape[1:])
+            kinds[name] = tuple(
+                jax.lax.dynamic_update_index_in_dim(array, parts[j], ids[i], 0) for j, array in enumerate(arrays)
+            )
+    return _with_kinds(pools, kinds)
 
 
-def _kinds(pools: Pools) -> Iterator[tuple[Any, ...]]:
-    """The values of all layers, then the scales of all layers where there are any."""
-    return zip(*map(jax.tree.leaves, pools), strict=True)
+def _kinds(pools: Pools) -> dict[str, tuple[Any, ...]]:
+    """The arrays of each kind that there is, of the layers that have it; all layers have values."""
+    found = {name: tuple(getattr(pool, name) for pool in pools) for name in _KINDS}
+    there = {name: tuple(array for array in arrays if array is not None) for name, arrays in found.items()}
+    return {name: arrays for name, arrays in there.items() if arrays}
+
+
+def _with_kinds(pools: Pools, kinds: Mapping[str, Sequence[Any]]) -> Pools:
+    """The pools with other arrays, as `_kinds` gives them."""
+    left = {name: iter(arrays) for name, arrays in kinds.items()}
+    return tuple(
+        dataclasses.replace(
+            pool, **{name: next(arrays) for name, arrays in left.items() if getattr(pool, name) is not None}
+        )
+        for pool in pools
+    )
 
 
 def trace_to_buffers(pools: Pools, count: int, mesh: Mesh) -> jax.stages.Traced:
@@ -89,7 +102,7 @@ def buffer_shapes(pools: Pools, mesh: Mesh) -> tuple[jax.ShapeDtypeStruct, ...]:
     """The shapes of one block's buffers on a mesh, those of every device one after the other."""
     return tuple(
         apart(mesh, sum(array.size // array.shape[0] for array in kind) // mesh.shape[TENSOR], kind[0].dtype)
-        for kind in _kinds(pools)
+        for kind in _kinds(pools).values()
     )
 
 
@@ -103,13 +116,17 @@ def blocks_of(pools: Pools, blocks: Sequence[Sequence[Sequence[Any]]], head_copi
 
     pools: the shapes on the whole mesh. head_copies: how often they repeat each KV head.
     """
-    kinds = [
-        np.stack([_joined(block[kind], array.shape[1:], len(pools)) for block in blocks], axis=1)
-        for kind, array in enumerate(jax.tree.leaves(pools[0]))
-    ]  # [L, n, ...]
-    values, scales = kinds[0], kinds[1] if len(kinds) > 1 else [None] * len(pools)
-    values = values.view(pools[0].dtype)  # the bits are those of floats where the pool keeps integers
-    return tuple(outside(pool, values[i], scales[i], head_copies) for i, pool in enumerate(pools))
+    joined = {
+        name: np.stack([_joined(block[kind], arrays[0].shape[1:], len(arrays)) for block in blocks], axis=1)
+        for kind, (name, arrays) in enumerate(_kinds(pools).items())
+    }  # [layers that have it, n, ...]; the bits are those of floats where the pool keeps integers
+    joined["values"] = joined["values"].view(pools[0].dtype)
+    if "index_keys" in joined:
+        joined["index_keys"] = joined["index_keys"].view(pools[0].index_dtype)
+    return tuple(
+        outside(pool, found.values, found.scales, found.index_keys, head_copies)
+        for pool, found in zip(pools, _with_kinds(pools, joined), strict=True)
+    )
 
 
 def _joined(parts: Sequence[Any], shape: tuple[int, ...], num_layers: int) -> np.ndarray:

@@ -25,7 +25,7 @@ from ferrum_jax.ints import round_up
 from ferrum_jax.pools import untouched
 from ferrum_jax.sharding import StateArray, formats, local_shape, on_mesh, partitions, row_major
 from ferrum_jax.spec import AttentionSpec, ModelSpec
-from pallas_kernels.kv_pool import KVPool, make_pool, pool_shape
+from pallas_kernels.kv_pool import KVPool, make_pool, pool_shape, with_index_keys
 from pallas_kernels.target import Target
 
 FreshPools = tuple[tuple[jax.Array, ...], jax.Array, jax.Array, jax.Array, jax.Array]
@@ -58,14 +58,8 @@ def kv_shapes(
     """The shapes of the pool of each layer that has blocks, by layer; num_blocks: per group, with the null block."""
     pools: dict[int, KVPool] = {}
     for group, count in zip(spec.kv_groups, num_blocks, strict=True):
-        pool = layer_pool_shape(
-            spec.attention_of(group.layers[0]),
-            num_blocks=count,
-            block_size=block_size,
-            kv_dtype=kv_dtype,
-            implementation=implementation,
-        )
-        pools |= dict.fromkeys(group.layers, pool)
+        form = {"block_size": block_size, "kv_dtype": kv_dtype, "implementation": implementation}
+        pools |= {layer: layer_pool_shape(spec.attention_of(layer), num_blocks=count, **form) for layer in group.layers}
     return pools
 
 
@@ -73,13 +67,12 @@ def layer_pool_shape(
     attention: AttentionSpec, *, num_blocks: int, block_size: int, kv_dtype: jnp.dtype, implementation: str
 ) -> KVPool:
     """The shapes of the pool of a layer with this attention."""
-    return pool_shape(
-        num_blocks=num_blocks,
-        block_size=block_size,
-        **attention.kept._asdict(),
-        dtype=kv_dtype,
-        implementation=implementation,
+    kept = attention.kept._asdict()
+    index_dim = kept.pop("index_dim")
+    shape = pool_shape(
+        num_blocks=num_blocks, block_size=block_size, **kept, dtype=kv_dtype, implementation=implementation
     )
+    return with_index_keys(shape, index_dim)
 
 
 def block_bytes(
@@ -101,9 +94,10 @@ def block_bytes(
 def _order(pool: KVPool, array: Any) -> tuple[int, ...]:
     """The axes of one of a pool's arrays from the outermost in memory to the innermost.
 
-    A latent's tokens stand where other pools have heads, because a TPU would pad its one head to two.
+    Tokens of what has one head stand where others have heads, because a TPU would pad it to two.
     """
-    return (0, 2, 1, 3) if pool.is_latent and array.ndim == 4 else tuple(range(array.ndim))
+    is_one = array is pool.index_keys or (pool.is_latent and array.ndim == 4)
+    return (0, 2, 1, 3) if is_one else tuple(range(array.ndim))
 
 
 def _kept_bytes(shape: Sequence[int], itemsize: int, target: Target) -> int:

@@ -19,6 +19,8 @@ from ferrum_jax.models.registry import bind, unbind
 from ferrum_jax.runtime.step_options import StepOptions
 from ferrum_jax.sharding.shards import Shards
 from ferrum_jax.sizes import invariance
+from pallas_kernels.chosen_keys import ChosenKeys
+from pallas_kernels.indexer import IndexerSchedule, choose_keys
 from pallas_kernels.kv_pool import KVPool
 from pallas_kernels.low_rank import ExpertSlots, LowRankSlots, Pairs
 from pallas_kernels.paged_attention import paged_attention
@@ -26,6 +28,16 @@ from pallas_kernels.state_rows import StateRows
 
 # Traced once for all kinds of layers and, where shapes agree, for all buckets; XLA inlines the calls.
 _attend = jax.jit(paged_attention, static_argnames=("scale", "soft_cap", "implementation"))
+_choose = jax.jit(choose_keys)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LayerSchedule:
+    """What a layer's attention needs of a step: who computes it, the schedule for it, and that of its indexer."""
+
+    implementation: str | None = None
+    attention: Any = None
+    indexer: IndexerSchedule | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -50,6 +62,8 @@ class _LayerOperands:
     rows: StateRows | None
     is_token: jax.Array
     borrowed: KeysAndValues | None
+    index_schedule: IndexerSchedule | None
+    chosen: ChosenKeys | None
     adapters: dict[str, LowRankSlots | ExpertSlots]
     pairs: Pairs | None
 
@@ -61,8 +75,8 @@ def run_layer(
     state: Any,
     x: jax.Array,  # [T, D]
     given: _LayerOperands,
-) -> tuple[jax.Array, KVPool | None, Any, KeysAndValues | None, jax.Array | None]:
-    """(x, pool, state) after the layer, what it lends to later ones, and where its tokens' experts are asked for these.
+) -> tuple[jax.Array, KVPool | None, Any, KeysAndValues | None, ChosenKeys | None, jax.Array | None]:
+    """(x, pool, state) after the layer, what it lends, the keys chosen last, and its tokens' experts if asked for.
 
     pool: of the layer's keys and values, or of its lender's, which are written again where they are.
     """
@@ -88,6 +102,12 @@ def run_layer(
         out, caches["pool"] = _attend(q, k, v, pool, schedule, implementation=kind.implementation, **how)
         return out
 
+    def choose(q: jax.Array, weights: jax.Array, key: jax.Array, *, top_k: int) -> ChosenKeys | None:
+        schedule = given.index_schedule
+        assert schedule is not None and schedule.top_k == top_k, f"a layer chooses {top_k} keys, its schedule others"
+        chosen, caches["pool"] = _choose(q, weights, key, caches["pool"], schedule)
+        return chosen
+
     def recur(shapes: Any, compute: Callable[[Any, StateRows], tuple[jax.Array, Any]], num_tokens: int) -> jax.Array:
         kept = [(array.shape[1:], array.dtype) for array in jax.tree.leaves(caches["state"])]
         asked = [(state.shape, state.dtype) for state in jax.tree.leaves(shapes)]
@@ -97,15 +117,18 @@ def run_layer(
 
     context = LayerContext(
         attend=attend,
+        choose=choose,
         recur=recur,
         expert_tile=kind.expert_tile,
         shards=kind.shards,
         expert_shards=kind.expert_shards,
         is_token=given.is_token,
         borrowed=given.borrowed,
+        chosen=given.chosen,
     )
     x = layer(x, given.beside, context)
-    return x, caches["pool"], caches["state"], context.lent, context.routed if kind.gives_experts else None
+    beside = context.lent, context.chosen, context.routed if kind.gives_experts else None
+    return x, caches["pool"], caches["state"], *beside
 
 
 _run_layer = jax.jit(run_layer, static_argnums=0)
@@ -115,7 +138,7 @@ class LayerCalls:
     """The layers of one step, called one after the other; afterwards their caches are in `pools` and `states`, and in
     `routed` the experts of their tokens, [T, X] of each layer that has experts.
 
-    schedules: by layer, what computes its attention and the schedule for it. rows: of recurrent layers. adapters: slots
+    schedules: by layer, what its attention needs of the step. rows: of recurrent layers. adapters: slots
     by the name of the weight, and pairs which tokens name them; None in a step without.
     """
 
@@ -124,7 +147,7 @@ class LayerCalls:
         options: StepOptions,
         pools: Sequence[KVPool | None],
         states: Sequence[Any],
-        schedules: Mapping[int, tuple[str, Any]],
+        schedules: Mapping[int, LayerSchedule],
         rows: StateRows | None,
         is_token: jax.Array,
         adapters: tuple[Mapping[str, LowRankSlots | ExpertSlots], Pairs] | None = None,
@@ -134,14 +157,15 @@ class LayerCalls:
         self._options, self._schedules, self._rows, self._is_token = options, schedules, rows, is_token
         self._adapters, self._pairs = ({}, None) if adapters is None else adapters
         self._lent: dict[int, KeysAndValues] = {}
+        self._chosen: ChosenKeys | None = None
 
     def __call__(self, index: int, layer: nnx.Module, x: jax.Array, beside: LayerArguments) -> jax.Array:
         options, lender = self._options, self._options.spec.lender_of(index)
-        implementation, schedule = self._schedules.get(lender, (None, None))
+        own = self._schedules.get(lender, LayerSchedule())
         graph, weights = unbind(layer)
         kind = _LayerKind(
             graph=graph,
-            implementation=implementation,
+            implementation=own.implementation,
             gives_experts=options.gives_experts,
             expert_tile=invariance.EXPERT_TILE if options.invariant else None,
             shards=options.shards,
@@ -149,14 +173,16 @@ class LayerCalls:
         )
         given = _LayerOperands(
             beside=beside,
-            schedule=schedule,
+            schedule=own.attention,
             rows=self._rows if jax.tree.leaves(self.states[index]) else None,
             is_token=self._is_token,
             borrowed=self._lent.get(lender) if lender != index else None,
+            index_schedule=own.indexer,
+            chosen=self._chosen,
             adapters=self._adapters_of(index),
             pairs=self._pairs,
         )
-        x, self.pools[lender], self.states[index], lent, routed = _run_layer(
+        x, self.pools[lender], self.states[index], lent, self._chosen, routed = _run_layer(
             kind, weights, self.pools[lender], self.states[index], x, given
         )
         if lent is not None:

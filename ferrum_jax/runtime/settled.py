@@ -284,6 +284,8 @@ def _refusals(asked: Settled) -> list[str]:
             kv_dtype=asked.kv_dtype,
         )
     ]
+    if spec.top_ks and asked.implementation == "mosaic_gpu":
+        kernels.append("attention has an indexer, which 'mosaic_gpu' does not have; take implementation 'xla'")
     kernels = list(dict.fromkeys(kernels))
     if config.product_implementation == "mosaic_tpu" and target.platform != "tpu":
         kernels.append(f"product_implementation is 'mosaic_tpu', and {target.platform!r} is no TPU; leave it 'xla'")

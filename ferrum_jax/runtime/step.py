@@ -25,12 +25,19 @@ from ferrum_jax.models.registry import bind
 from ferrum_jax.pools.pools import Pools
 from ferrum_jax.runtime.buckets import Bucket
 from ferrum_jax.runtime.inputs import ForwardInputs, forward_words, unpack_forward
-from ferrum_jax.runtime.layer_calls import LayerCalls
-from ferrum_jax.runtime.step_options import StepOptions, attention_config, compiler_options, implementation_of
+from ferrum_jax.runtime.layer_calls import LayerCalls, LayerSchedule
+from ferrum_jax.runtime.step_options import (
+    StepOptions,
+    attention_config,
+    chooses_keys,
+    compiler_options,
+    implementation_of,
+)
 from ferrum_jax.sharding import crosses_processes, formats, on_mesh, partition, partitions
 from ferrum_jax.sharding.shards import DATA
 from ferrum_jax.sizes import invariance
 from ferrum_jax.spec import ModelSpec
+from pallas_kernels.indexer import make_indexer_schedule
 from pallas_kernels.low_rank import ExpertSlots, LowRankSlots, Pairs, pairs_of
 from pallas_kernels.paged_attention import RaggedBatch, make_schedule
 from pallas_kernels.state_rows import StateRows
@@ -244,33 +251,38 @@ def lay_out_tokens(inputs: ForwardInputs, num_tokens: int) -> TokenLayout:
 
 def schedules_of(
     layers: Mapping[int, Any], inputs: ForwardInputs, tokens: TokenLayout, bucket: Bucket, options: StepOptions
-) -> dict[int, tuple[str, Any]]:
-    """By layer: what computes its attention, and the schedule for it. layers: the pools of those that are computed."""
-    found: dict[int, tuple[str, Any]] = {}
+) -> dict[int, LayerSchedule]:
+    """By layer, what its attention needs of the step. layers: the pools of those that are computed."""
+    found: dict[int, LayerSchedule] = {}
     vision = options.spec.vision
     for group, table in zip(options.spec.kv_groups, inputs.block_tables, strict=True):
         first = group.layers[0]
         if first not in layers:
             continue
+        heads = options.local.attention_of(first).num_attention_heads
         implementation = implementation_of(bucket, options, layers[first])
+        batch = RaggedBatch(
+            block_tables=table,
+            starts=inputs.starts,
+            counts=inputs.counts,
+            query_offsets=tokens.offsets,
+            seen_ends=inputs.seen_ends if vision is not None and vision.sees_whole(group.window) else None,
+        )
+        sizes = {"num_tokens": bucket.num_tokens, "block_size": options.block_size}
         schedule = make_schedule(
-            RaggedBatch(
-                block_tables=table,
-                starts=inputs.starts,
-                counts=inputs.counts,
-                query_offsets=tokens.offsets,
-                seen_ends=inputs.seen_ends if vision is not None and vision.sees_whole(group.window) else None,
-            ),
-            num_tokens=bucket.num_tokens,
-            block_size=options.block_size,
-            config=attention_config(
-                bucket, options, layers[first], options.local.attention_of(first).num_attention_heads
-            ),
+            batch,
+            **sizes,
+            config=attention_config(bucket, options, layers[first], heads),
             window=group.window,
             chunked=group.chunked,
             implementation=implementation,
         )
-        found |= dict.fromkeys(group.layers, (implementation, schedule))
+        indexer = None
+        for top_k in {own.top_k for own in map(options.spec.indexer_of, group.layers) if own is not None}:
+            reads = schedule if chooses_keys(bucket, options) else None
+            indexer = make_indexer_schedule(batch, **sizes, top_k=top_k, attention=reads)
+        of_layer = LayerSchedule(implementation=implementation, attention=schedule, indexer=indexer)
+        found |= dict.fromkeys(group.layers, of_layer)
     return found
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import jax.numpy as jnp
 
@@ -56,7 +57,17 @@ class StepOptions:
 
 def implementation_of(bucket: Bucket, options: StepOptions, pool: KVPool) -> str:
     """What computes the attention of a bucket's steps over this pool."""
-    return serving(options.implementation, is_latent=pool.is_latent, decode_only=bucket.decode_only)
+    return serving(
+        options.implementation,
+        is_latent=pool.is_latent,
+        decode_only=bucket.decode_only,
+        chooses=chooses_keys(bucket, options),
+    )
+
+
+def chooses_keys(bucket: Bucket, options: StepOptions) -> bool:
+    """Whether a row of a bucket may have more keys than an indexer of the model chooses."""
+    return bucket.table_width * options.block_size > min(options.spec.top_ks, default=math.inf)
 
 
 def attention_config(

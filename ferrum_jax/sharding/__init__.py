@@ -53,6 +53,8 @@ PARAMETERS: tuple[tuple[str, tuple[str | None, ...]], ...] = (
     ("embed.weight", ("vocabulary", None)),
     ("head.weight", ("vocabulary", None)),
     ("head.bias", ("vocabulary",)),
+    ("layers.*.indexer.*norm.*", (None,)),
+    ("layers.*.indexer.*.weight", (None, None)),
     ("layers.*.attention.q.weight", ("heads", None)),
     ("layers.*.attention.q.bias", ("heads",)),
     ("layers.*.attention.[kv].weight", ("kv_heads", None)),

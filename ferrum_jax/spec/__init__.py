@@ -5,7 +5,7 @@ the group says already: attention_bias is `attention.bias`. Errors name the key 
 """
 
 from ferrum_jax.spec.feed_forward import ExpertsSpec, MlpSpec
-from ferrum_jax.spec.heads import AttentionSpec, Kept, LatentSpec, QkNorm
+from ferrum_jax.spec.heads import AttentionSpec, IndexerSpec, Kept, LatentSpec, QkNorm
 from ferrum_jax.spec.model_spec import CacheGroup, LayerInputSpec, ModelSpec, NormSpec
 from ferrum_jax.spec.positions import RopeSpec, Temperature
 from ferrum_jax.spec.recurrence import GatedDeltaSpec, Mamba2Spec, RecurrenceSpec, ShortConvSpec
@@ -16,6 +16,7 @@ __all__ = [
     "CacheGroup",
     "ExpertsSpec",
     "GatedDeltaSpec",
+    "IndexerSpec",
     "Kept",
     "LatentSpec",
     "LayerInputSpec",

@@ -43,16 +43,37 @@ class LatentSpec:
             check_positive(self, "q_lora_rank")
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class IndexerSpec:
+    """A small attention that chooses which keys a query sees: the top_k positions with the highest scores.
+
+    A score is a weighted sum over num_heads of relu(q k); all heads share a key of head_dim values, which the cache
+    keeps. The earlier position wins where scores are equal. interleaved: pairs that turn are neighbours, not halves.
+    shared: the layer has no indexer of its own and takes what the last one before it chose.
+    """
+
+    num_heads: int
+    head_dim: int
+    top_k: int
+    interleaved: bool = False
+    shared: bool = False
+
+    def __post_init__(self) -> None:
+        check_positive(self, "num_heads", "head_dim", "top_k")
+
+
 class Kept(NamedTuple):
     """What a cache keeps of a token: of each KV head two vectors, K and V.
 
-    is_latent: a latent, which is V and the first part of K, and the rest of K.
+    is_latent: a latent, which is V and the first part of K, and the rest of K. index_dim: of an indexer's key, 0
+    without.
     """
 
     num_kv_heads: int
     head_dim: int
     v_head_dim: int
     is_latent: bool = False
+    index_dim: int = 0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -63,6 +84,7 @@ class AttentionSpec:
     the sigmoid of a projection that q brings along. value_of_key: V is what K is before its norm and positions.
     v_norm: the heads of V are normed, without a weight. sinks: each head has a logit that takes weight and no value.
     v_head_dim: of V, None is head_dim. latent: None is keys and values of each head; else there is one KV head.
+    indexer: None is all keys before a query, or in its window.
     query_pre_attn_scalar: logits are q k over its root; None is head_dim. attn_logit_softcapping: logits become
     cap * tanh(logits / cap). rope: None is no positions. output_multiplier: of what attention
     gives.
@@ -86,6 +108,7 @@ class AttentionSpec:
     rope: RopeSpec | None = dataclasses.field(default_factory=RopeSpec)
     temperature: Temperature | None = None
     latent: LatentSpec | None = None
+    indexer: IndexerSpec | None = None
     output_multiplier: float = 1.0
 
     def __post_init__(self) -> None:
@@ -111,9 +134,11 @@ class AttentionSpec:
     @property
     def kept(self) -> Kept:
         """What a cache keeps of a token."""
+        own = self.indexer
+        index_dim = 0 if own is None or own.shared else own.head_dim
         if self.latent is not None:
-            return Kept(1, self.latent.kv_lora_rank, self.head_dim, is_latent=True)
-        return Kept(self.num_key_value_heads, self.head_dim, self.value_dim)
+            return Kept(1, self.latent.kv_lora_rank, self.head_dim, is_latent=True, index_dim=index_dim)
+        return Kept(self.num_key_value_heads, self.head_dim, self.value_dim, index_dim=index_dim)
 
     @property
     def dot_sizes(self) -> tuple[int, int]:

@@ -14,7 +14,7 @@ from typing import Any
 
 from ferrum_jax.spec.checks import check_above_zero, check_positive
 from ferrum_jax.spec.feed_forward import ExpertsSpec, MlpSpec
-from ferrum_jax.spec.heads import AttentionSpec
+from ferrum_jax.spec.heads import AttentionSpec, IndexerSpec
 from ferrum_jax.spec.recurrence import RecurrenceSpec
 from ferrum_jax.spec.stored_weight import WeightForm
 from ferrum_jax.spec.vision import VisionSpec
@@ -159,7 +159,7 @@ class ModelSpec:
             if layer in own or lender not in own or not lender < layer < self.num_hidden_layers:
                 raise ValueError(f"layer {layer} borrows from {lender}; it must be an earlier one that has blocks")
         for group in self.kv_groups:
-            kept = {self.attention_of(layer).kept for layer in group.layers}
+            kept = {self.attention_of(layer).kept._replace(index_dim=0) for layer in group.layers}
             if len(kept) > 1:
                 raise ValueError(
                     f"layers {list(group.layers)} are one cache group and keep {sorted(kept)} (KV heads, sizes of "
@@ -258,6 +258,15 @@ class ModelSpec:
         """The attention of a layer."""
         return next((own for layers, own in self.other_attention if layer in layers), self.attention)
 
+    def indexer_of(self, layer: int) -> IndexerSpec | None:
+        """What chooses the keys that a layer attends to; None where it attends to all."""
+        return self.attention_of(layer).indexer
+
+    @property
+    def top_ks(self) -> set[int]:
+        """How many keys the indexers of layers choose."""
+        return {own.top_k for own in map(self.indexer_of, self.attention_layers) if own is not None}
+
     def mlp_of(self, layer: int) -> MlpSpec:
         """The MLP of a layer."""
         return next((own for layers, own in self.other_mlp if layer in layers), self.mlp)
@@ -275,6 +284,7 @@ _ABSENT: Mapping[str, Any] = {
     "borrowed": (),
     "v_head_dim": None,
     "latent": None,
+    "indexer": None,
     "num_best": 2,
     "grouped": True,
     "vision": None,

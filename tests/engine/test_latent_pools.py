@@ -1,4 +1,7 @@
-"""A cache of latents end to end: in int8 too, its blocks come back from host memory and from a folder as others do."""
+"""A cache of latents end to end: in int8 too, its blocks come back from host memory and from a folder as others do.
+
+Layers with an indexer bring its keys along, in one cache group with layers that share its choice.
+"""
 
 from __future__ import annotations
 
@@ -30,9 +33,12 @@ def answers(engine) -> list[tuple[int, ...]]:
     return found
 
 
-@pytest.mark.parametrize("kv_dtype", ["auto", "int8"])
-def test_blocks_of_latents_come_back_from_host_memory_and_from_a_folder(kv_dtype, tmp_path, monkeypatch):
-    llm = small_llm("deepseek_v3", dataclasses.replace(INVARIANT, kv_dtype=kv_dtype))
+@pytest.mark.parametrize(
+    ("name", "kv_dtype"),
+    [("deepseek_v3", "auto"), ("deepseek_v3", "int8"), ("deepseek_v32", "auto"), ("glm5", "auto"), ("glm5", "int8")],
+)
+def test_blocks_of_latents_come_back_from_host_memory_and_from_a_folder(name, kv_dtype, tmp_path, monkeypatch):
+    llm = small_llm(name, dataclasses.replace(INVARIANT, kv_dtype=kv_dtype))
     expected = answers(engine_of(llm, enable_prefix_caching=False))
     tiered = engine_of(llm, num_blocks=12, host_cache_bytes=64 * llm.ledger.host_block_bytes)
     assert [answers(tiered), answers(tiered)] == [expected, expected]

@@ -1,0 +1,52 @@
+"""An indexer: what chooses the keys that a layer's attention reads."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from ferrum_jax.layers.attention import LayerContext
+from ferrum_jax.layers.linear import Linear, project
+from ferrum_jax.layers.norm import LayerNorm
+from ferrum_jax.layers.rope import Rotation
+from ferrum_jax.spec import IndexerSpec
+from pallas_kernels.chosen_keys import ChosenKeys
+
+_NORM_EPS = 1e-6  # of its keys, whatever the spec says of the model's norms
+
+
+class Indexer(nnx.Module):
+    """J heads of I values whose queries are made of what attention's are, and one key of I values a token.
+
+        score(t, s) = sum_j w_j(t) relu(q_j(t) k(s));    k = norm(W_k x)    w = W_w x / sqrt(J I)
+
+    The first values of queries and keys turn by attention's angles. On a mesh every device has all of it, and so the
+    same chosen: with heads apart each layer would sum the scores of all tokens over the devices.
+    Source: DeepSeek-AI 2025 (DeepSeek-V3.2, section 2.1).
+    """
+
+    def __init__(
+        self, own: IndexerSpec, hidden_size: int, query_size: int, *, dtype: jnp.dtype, rngs: nnx.Rngs | None
+    ) -> None:
+        J, self.width = own.num_heads, own.head_dim
+        self.top_k, self.interleaved = own.top_k, own.interleaved
+        self.q = Linear(query_size, J * self.width, dtype=dtype, rngs=rngs)
+        self.k = Linear(hidden_size, self.width, dtype=dtype, rngs=rngs)
+        self.k_norm = LayerNorm(self.width, eps=_NORM_EPS, dtype=dtype)
+        self.weigh = Linear(hidden_size, J, dtype=dtype, rngs=rngs)
+
+    def __call__(
+        self,
+        x: jax.Array,  # [T, D]
+        made_of: jax.Array,  # [T, what attention's queries are made of]
+        rotation: Rotation,
+        context: LayerContext,
+    ) -> ChosenKeys | None:
+        own = dataclasses.replace(rotation, interleaved=self.interleaved)
+        q = own.of_keys(self.q(made_of).reshape(len(x), -1, self.width))  # [T, J, I]
+        key = own.of_keys(self.k_norm(self.k(x))[:, None])[:, 0]  # [T, I]
+        weights = project(x, self.weigh.weight[...], out_dtype=jnp.float32) * (q.shape[1] * self.width) ** -0.5
+        return context.choose(q, weights, key, top_k=self.top_k)
