@@ -21,6 +21,7 @@ _KEYS: Mapping[tuple[float, float], str] = {
     (1, 2**16): """
         head_dim global_head_dim swa_head_dim swa_v_head_dim linear_key_head_dim linear_value_head_dim
         mamba_d_head mamba_head_dim n_routed_experts qk_nope_head_dim qk_rope_head_dim v_head_dim ep_size
+        index_head_dim index_n_heads
         n_group topk_group moe_num_experts moe_k moe_topk rotary_dim attention_head_dim mm_tokens_per_image
     """,
     (1e-6, 1e9): """
@@ -40,6 +41,7 @@ _KEYS: Mapping[tuple[float, float], str] = {
     """,
     (0, 1000): """
         num_kv_shared_layers first_k_dense_replace moe_layer_start_index llama_4_scaling_beta attn_scale
+        index_topk_freq index_skip_topk_offset
         moe_layer_num_skipped num_nextn_predict_layers num_mtp_layers mtp_num_hidden_layers
     """,
     (0, 2**16): """
@@ -63,7 +65,7 @@ _KEYS: Mapping[tuple[float, float], str] = {
     (0.0, 1e-3): "moe_norm_min",
     (1, 2**17): "qk_head_dim",
     (-1, 1000): "moe_layer_end_index",
-    (1, 2**31): "attention_chunk_size",
+    (1, 2**31): "attention_chunk_size index_topk",
     (1e-6, 1.0): "partial_rotary_factor",
     (1, 2**14): "image_size",
     (2, 2**30): "original_max_position_embeddings",

@@ -1,10 +1,11 @@
-"""DeepseekV2ForCausalLM, DeepseekV3ForCausalLM (V3, R1, Kimi-K2).
+"""DeepseekV2ForCausalLM, DeepseekV3ForCausalLM (V3, R1, Kimi-K2), DeepseekV32ForCausalLM (V3.2).
 
 Latent attention, and experts behind the first layers: of the best groups, the best experts, and one that all tokens go
 to. V2 scores them by softmax and groups by their best expert; V3 by sigmoid and a correction, groups by their best two.
 YaRN's mscale is a factor of the logits besides. Layers behind the last predict one token
-more, for drafts.
-Source: DeepSeek-AI 2024 (DeepSeek-V2, section 2; DeepSeek-V3, sections 2.1 and 2.2); keys as in Hugging Face's configs.
+more, for drafts. V3.2 is V3 with an indexer in each layer, whose pairs that turn are halves.
+Source: DeepSeek-AI 2024 (DeepSeek-V2, section 2; DeepSeek-V3, sections 2.1 and 2.2), 2025 (DeepSeek-V3.2, section 2.1);
+keys as in Hugging Face's configs.
 """
 
 from __future__ import annotations
@@ -21,9 +22,11 @@ from ferrum_jax.models.family import ONE_TOKEN, Family
 from ferrum_jax.models.mtp import MtpLayers, copies_in_layers, rules_in_layers
 from ferrum_jax.models.plain import spec_from
 from ferrum_jax.models.rope_reader import mapping, rope_from
-from ferrum_jax.spec import AttentionSpec, ExpertsSpec, LatentSpec, ModelSpec, RopeSpec
+from ferrum_jax.spec import AttentionSpec, ExpertsSpec, IndexerSpec, LatentSpec, ModelSpec, RopeSpec
 
 LATENT = "latent attention: on TPUs a kernel decodes, all else is on XLA"
+
+CHOSEN = "latent attention to keys that an indexer chooses: where contexts may be longer than those, on XLA"
 
 
 def _v2(reader: ConfigReader) -> ModelSpec:
@@ -42,11 +45,37 @@ def _v3(reader: ConfigReader) -> ModelSpec:
     return _spec(reader, experts_from(reader))
 
 
-def _spec(reader: ConfigReader, experts: ExpertsSpec | None) -> ModelSpec:
+def _v32(reader: ConfigReader) -> ModelSpec:
+    reader.only(scoring_func="sigmoid", topk_method="noaux_tc", mlp_bias=False)
+    return _spec(reader, experts_from(reader, sparse_layers_from(reader)), indexer=indexer_from(reader))
+
+
+def indexer_from(reader: ConfigReader, **family: Any) -> IndexerSpec:
+    """The indexer that each layer has, as DeepSeek-V3.2's config names it. Raises ValueError where it cannot turn."""
+    reader.only(layer_types=["indexed_attention"] * reader.require("num_hidden_layers"))
+    turning, width = reader.get("qk_rope_head_dim", 64), reader.get("index_head_dim", 128)
+    if turning > width:
+        raise ValueError(f"qk_rope_head_dim is {turning} and index_head_dim {width}; the former must fit into it")
+    return IndexerSpec(
+        num_heads=reader.get("index_n_heads", 64), head_dim=width, top_k=reader.get("index_topk", 2048), **family
+    )
+
+
+def sparse_layers_from(reader: ConfigReader) -> tuple[int, ...]:
+    """The layers with experts: those that the config lists, or all but the first."""
+    count = reader.require("num_hidden_layers")
+    first = min(reader.get("first_k_dense_replace", 3), count)
+    kinds = reader.get("mlp_layer_types", ["dense"] * first + ["sparse"] * (count - first))
+    if len(kinds) != count or not set(kinds) <= {"dense", "sparse"}:
+        raise ValueError(f"mlp_layer_types is {kinds}; it must name one of 'dense' and 'sparse' for each layer")
+    return tuple(layer for layer, kind in enumerate(kinds) if kind == "sparse")
+
+
+def _spec(reader: ConfigReader, experts: ExpertsSpec | None, **attention: Any) -> ModelSpec:
     reader.only(moe_layer_freq=1, ep_size=1)
     # of layers behind the last, which `Family.mtp` counts, and of training
     reader.leave("num_nextn_predict_layers", "num_mtp_layers", "aux_loss_alpha", "seq_aux")
-    return spec_from(reader, attention=latent_attention_from(reader), experts=experts)
+    return spec_from(reader, attention=latent_attention_from(reader, **attention), experts=experts)
 
 
 def latent_attention_from(reader: ConfigReader, *, rope: RopeSpec | None = None, **family: Any) -> AttentionSpec:
@@ -131,6 +160,22 @@ def attention_rules(spec: ModelSpec) -> tuple[Rule, ...]:
         *tensors.per_layer("self_attn.kv_a_layernorm.weight", "attention.kv_a_norm.weight", layers),
         *linear("self_attn.kv_b_proj", "attention.kv_b", bias=False),
         *linear("self_attn.o_proj", "attention.o", bias=own.output_bias),
+        *indexer_rules(spec),
+    )
+
+
+def indexer_rules(spec: ModelSpec) -> tuple[Rule, ...]:
+    """The projections of layers' own indexers, and the norm of their keys."""
+    indexers = {layer: spec.attention_of(layer).indexer for layer in spec.attention_layers}
+    layers = tuple(layer for layer, own in indexers.items() if own is not None and not own.shared)
+    linear = functools.partial(tensors.linear, layers=layers, bias=False)
+    norm = functools.partial(tensors.per_layer, layers=layers)
+    return (
+        *linear("self_attn.indexer.wq_b", "attention.indexer.q"),
+        *linear("self_attn.indexer.wk", "attention.indexer.k"),
+        *linear("self_attn.indexer.weights_proj", "attention.indexer.weigh"),
+        *norm("self_attn.indexer.k_norm.weight", "attention.indexer.k_norm.weight"),
+        *norm("self_attn.indexer.k_norm.bias", "attention.indexer.k_norm.bias"),
     )
 
 
@@ -163,5 +208,18 @@ FAMILIES = {
         mtp=MtpLayers(),
         models="DeepSeek-V3, V3.1, R1, Kimi-K2",
         notes=f"{LATENT}; {ONE_TOKEN}",
+    ),
+    "DeepseekV32ForCausalLM": Family(
+        read=_v32,
+        defaults={
+            "max_position_embeddings": 163840,
+            "n_group": 8,
+            "topk_group": 4,
+            "routed_scaling_factor": 2.5,
+        },
+        weight_rules=weight_rules,
+        harmless=harmless_tensors,
+        models="DeepSeek-V3.2",
+        notes=f"{CHOSEN}; {ONE_TOKEN}",
     ),
 }

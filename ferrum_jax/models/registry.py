@@ -27,9 +27,9 @@ from ferrum_jax.spec.stored_weight import WeightForm
 
 # The files of families, in the order of the documentation.
 _FAMILIES = """
-    arcee cohere2 deepseek ernie exaone4 falcon_h1 gemma gemma4 glm4 glm4v gpt_oss granite granite_hybrid hunyuan kimi
-    lfm2 llama4 llama mimo_v2_flash minimax_m2 ministral3 mistral4 mistral mixtral nemotron nemotron_h olmo phi phimoe
-    qwen qwen3_5 qwen3_next qwen3_vl qwen3_vl_moe seed_oss smollm3 starcoder2
+    arcee cohere2 deepseek ernie exaone4 falcon_h1 gemma gemma4 glm4 glm4v glm5 gpt_oss granite granite_hybrid hunyuan
+    kimi lfm2 llama4 llama mimo_v2_flash minimax_m2 ministral3 mistral4 mistral mixtral nemotron nemotron_h olmo phi
+    phimoe qwen qwen3_5 qwen3_next qwen3_vl qwen3_vl_moe seed_oss smollm3 starcoder2
 """.split()  # noqa: SIM905
 # Those of encoders, which make embeddings or score pairs of texts, and generate nothing.
 _ENCODERS = ("bert", "embedding_gemma", "modernbert")
