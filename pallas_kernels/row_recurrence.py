@@ -41,7 +41,7 @@ class RowRecurrence:
         self,
         shared: tuple[jax.Array, ...],  # [T, K, A] each
         v: jax.Array,  # [T, K * G, B]
-        scalars: tuple[jax.Array, ...],  # [T, K * G] each
+        of_heads: tuple[jax.Array, ...],  # [T, K * G, ...] each
         pool: jax.Array,  # [slots, K * G, ...] float32
         rows: StateRows,
         *,
@@ -51,7 +51,7 @@ class RowRecurrence:
         T, K, _ = shared[0].shape
         by_group = (T, K, v.shape[1] // K)
         values = v.reshape(*by_group, -1)
-        tokens = (*shared, values, *(each.reshape(by_group) for each in scalars))
+        tokens = (*shared, values, *(each.reshape(*by_group, *each.shape[2:]) for each in of_heads))
         out = jnp.zeros(values.shape, v.dtype)
         if rows.sequential:
             out, pool = self._sequential(tokens, out, pool, rows)

@@ -28,7 +28,8 @@ def gated_delta(
 ) -> tuple[jax.Array, jax.Array]:  # [T, N, B], dtype of v; the pool
     """o = Sᵀ q, where each token of a row changes its S [A, B]:  S ← exp(log_decay) S;  S ← S + k (beta (v - Sᵀ k))ᵀ.
 
-    q, k: [T, K, A]; head n of N uses those of head n // (N / K). v: [T, N, B]. log_decay: [T, N] float32, at most 0.
+    q, k: [T, K, A]; head n of N uses those of head n // (N / K). v: [T, N, B]. log_decay: [T, N] float32, at most 0;
+    or [T, N, A], one for each channel of k, so that exp(log_decay) S weighs the rows of S.
     beta: [T, N] float32. pool: [slots, N, A, B] float32, a row's S; returned with those after the step, in place where
     it is donated. Outputs of padding tokens are 0. All is computed in float32.
     tile: tokens of a row that are computed at once where it has several; tiles are cut at multiples of `tile` of the
@@ -36,13 +37,14 @@ def gated_delta(
     choose_tile's. Rows of one token are taken one token at a time, and so are all with `rows.sequential`.
     It has nine parameters: the arrays of the rule, one by one, so that a call reads like it.
     Raises ValueError for shapes that do not fit and for an unknown implementation.
-    Source: Yang, Kautz, Hatamizadeh 2024, Gated Delta Networks, equations 10 (the rule) and section 3.3 (tiles).
+    Source: Yang, Kautz, Hatamizadeh 2024, Gated Delta Networks, equations 10 (the rule) and section 3.3 (tiles); Kimi
+    Team 2025, Kimi Linear, section 3 (decays of channels).
     """
     sizes = check_shapes(
         ("T K A", q),
         ("T K A", k),
         ("T N B", v),
-        ("T N", log_decay),
+        ("T N A" if log_decay.ndim == 3 else "T N", log_decay),
         ("T N", beta),
         ("slots N A B", pool),
         ("R", rows.slots),

@@ -12,12 +12,14 @@ from pallas_kernels.row_cases import DECODE, MIXED, RecurrentCase, make_pool, re
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Case(RecurrentCase):
-    """Sizes of the op's arrays."""
+    """Sizes of the op's arrays. by_channel: log_decay is [T, N, A]. decay: its mean, without its sign."""
 
     num_key_heads: int = 2
     num_value_heads: int = 4
     key_dim: int = 8
     value_dim: int = 12
+    by_channel: bool = False
+    decay: float = 0.3
 
 
 CASES = (
@@ -29,6 +31,12 @@ CASES = (
     Case(name="decode_some", rows=((3, 1), (8, 0), (0, 1)), num_tokens=4, num_rows=4, decode_only=True),
     Case(name="single", rows=((9, 1),), num_tokens=1, num_rows=1, num_value_heads=2, decode_only=True),
     Case(name="no_token", rows=(), num_tokens=8, num_rows=3),
+    Case(name="channels", rows=MIXED, num_tokens=40, num_rows=9, tile=16, by_channel=True),
+    Case(name="channels_sequential", rows=MIXED, num_tokens=40, num_rows=9, sequential=True, by_channel=True),
+    Case(name="channels_long", rows=((70, 100), (0, 80)), num_tokens=192, num_rows=4, by_channel=True, decay=0.01),
+    Case(name="channels_strong", rows=((70, 100), (0, 80)), num_tokens=192, num_rows=4, by_channel=True, decay=5.0),
+    Case(name="channels_odd_tile", rows=((3, 50),), num_tokens=64, num_rows=2, tile=21, by_channel=True, decay=40.0),
+    Case(name="channels_decode", rows=DECODE, num_tokens=20, num_rows=20, decode_only=True, by_channel=True),
     Case(name="bfloat16", rows=((4, 3), (0, 40), (6, 1)), num_tokens=64, num_rows=3, tile=16, dtype="bfloat16"),
 )
 
@@ -43,5 +51,6 @@ def make_arguments(case: Case, seed: int = 0) -> tuple[Any, ...]:
     slots, pool = make_pool(case, rng, N, A, B)
     q, k = (x / np.linalg.norm(x, axis=-1, keepdims=True) for x in rng.standard_normal((2, T, K, A)))
     v = rng.standard_normal((T, N, B))
-    log_decay, beta = -rng.exponential(0.3, (T, N)), rng.uniform(0, 1, (T, N))
+    decays = (T, N, A) if case.by_channel else (T, N)
+    log_decay, beta = -rng.exponential(case.decay, decays), rng.uniform(0, 1, (T, N))
     return recurrent_arguments(case, [q, k, v, log_decay, beta], pool, slots)

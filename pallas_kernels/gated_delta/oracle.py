@@ -13,7 +13,7 @@ def gated_delta(
     q: np.ndarray,  # [T, K, A]
     k: np.ndarray,  # [T, K, A]
     v: np.ndarray,  # [T, N, B]
-    log_decay: np.ndarray,  # [T, N]
+    log_decay: np.ndarray,  # [T, N] or [T, N, A]
     beta: np.ndarray,  # [T, N]
     pool: np.ndarray,  # [slots, N, A, B]
     rows: Any,
@@ -21,7 +21,7 @@ def gated_delta(
     """(out [T, N, B], pool), padding 0; the null slot is left as it was."""
 
     def change(S: np.ndarray, t: int, head: int, query: np.ndarray, key: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        S = np.exp(float(log_decay[t, head])) * S
+        S = np.exp(log_decay[t, head].astype(np.float64)).reshape(-1, 1) * S
         S = S + np.outer(key, float(beta[t, head]) * (v[t, head].astype(np.float64) - S.T @ key))
         return S, S.T @ query
 

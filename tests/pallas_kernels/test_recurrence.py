@@ -37,7 +37,7 @@ def chosen(cases, fast: set[str]) -> list:
     return [pytest.param(case, id=case.name, marks=() if case.name in fast else pytest.mark.slow) for case in cases]
 
 
-@pytest.mark.parametrize("case", chosen(delta.CASES, {"mixed", "decode_some"}))
+@pytest.mark.parametrize("case", chosen(delta.CASES, {"mixed", "decode_some", "channels_odd_tile"}))
 def test_every_case_of_gated_delta_equals_the_float64_oracle(case: delta.Case) -> None:
     arguments = delta.make_arguments(case)
     got = jax.jit(functools.partial(gated_delta, tile=case.tile), compiler_options=FAST_COMPILE)(*arguments)
@@ -71,13 +71,14 @@ WHOLE = delta.Case(name="", rows=((0, 90),), num_tokens=96, num_rows=3, tile=16)
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("by_channel", [False, True], ids=["heads", "channels"])
 @pytest.mark.parametrize(
     ("ends", "sequential"),
     [((32, 80, 90), False), ((7, 8, 31, 90), True)],
     ids=["multiples of the tile", "anywhere, sequential"],
 )
-def test_a_row_has_the_same_bits_however_it_is_cut(ends: tuple[int, ...], sequential: bool) -> None:
-    case = dataclasses.replace(WHOLE, sequential=sequential)
+def test_a_row_has_the_same_bits_however_it_is_cut(ends: tuple[int, ...], sequential: bool, by_channel: bool) -> None:
+    case = dataclasses.replace(WHOLE, sequential=sequential, by_channel=by_channel)
     *tokens, pool, rows = delta.make_arguments(case)
     run = jax.jit(functools.partial(gated_delta, tile=16))
     whole, states = run(*tokens, pool, rows)
@@ -110,7 +111,7 @@ def test_a_convolution_has_the_same_bits_however_a_row_is_cut() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["mixed", "single", "sequential"])
+@pytest.mark.parametrize("name", ["mixed", "single", "sequential", "channels"])
 def test_states_are_written_in_place(name: str) -> None:
     case = next(case for case in delta.CASES if case.name == name)
     arguments = delta.make_arguments(case)
