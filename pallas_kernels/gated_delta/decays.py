@@ -84,13 +84,14 @@ class ChannelDecays:
 
     def pairs(self, x: jax.Array) -> jax.Array:  # [L, K, A] -> [K, G, L, L]
         num = len(self.since)
-        x, k = self._cut(x), self._cut(self.k)
-        own = jnp.sum(x[:, :, None] * k[:, None] * jnp.exp(self.within), axis=-1)  # [n, M, M, K, G]
-        to_begin = jnp.exp(_shifted(self.ends)[:, :, None] + self.within[None, :, -1])  # [n, n, M, K, G, A]
-        others = dot("aikgd,abjkgd->kgaibj", x * jnp.exp(self.since), k[None] * to_begin)
-        is_own = jnp.eye(num, dtype=bool)[None, None, :, None, :, None]
-        both = jnp.where(is_own, jnp.transpose(own, (3, 4, 0, 1, 2))[:, :, :, :, None], others)
-        return jnp.tril(both.reshape(*both.shape[:2], *(num * self.since.shape[1],) * 2))
+        earlier = jnp.tril(jnp.ones((num, num), bool), -1)[:, :, None, None, None, None]
+        gaps = _shifted(self.ends)[:, :, None] + self.within[None, :, -1]  # [n, n, M, K, G, A]
+        keys = self._cut(self.k)[None] * jnp.exp(jnp.where(earlier, gaps, -jnp.inf))
+        others = dot("aikgd,abjkgd->kgaibj", self._cut(x) * jnp.exp(self.since), keys)
+        own = jnp.sum(self._cut(x)[:, :, None] * self._cut(self.k)[:, None] * jnp.exp(self.within), axis=-1)
+        # its place among the others by a product: XLA would compute it again for each place of a broadcast
+        found = others + dot("aijkg,ab->kgaibj", own, jnp.eye(num))
+        return jnp.tril(found.reshape(*found.shape[:2], *x.shape[:1] * 2))
 
     def kept(self, state: jax.Array, written: jax.Array) -> jax.Array:  # [K, G, A, B], [L, K, G, B] -> [K, G, A, B]
         keys = self._cut(self.k) * jnp.exp(self.ends[-1][:, None] + self.within[:, -1])
