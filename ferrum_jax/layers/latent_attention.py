@@ -50,6 +50,7 @@ class LatentAttention(nnx.Module):
         self.kv_a = Linear(D, C + H, bias=own.bias, dtype=dtype, rngs=rngs)
         self.kv_a_norm = RMSNorm(C, eps=_NORM_EPS, dtype=dtype)
         self.kv_b = Linear(C, N * (A + V), dtype=dtype, rngs=rngs)
+        self.gate_heads = Linear(D, N, dtype=dtype, rngs=rngs) if own.head_gate else None
         self.o = Linear(N * V, D, bias=own.output_bias, dtype=dtype, rngs=rngs)
 
     def __call__(
@@ -81,6 +82,8 @@ class LatentAttention(nnx.Module):
             chosen=context.chosen if self.chooses else None,
         )  # [T, N, C]
         out = jnp.einsum("tnc,nvc->tnv", attended, of_values)
+        if self.gate_heads is not None:
+            out = out * jax.nn.sigmoid(self.gate_heads(x).astype(jnp.float32)).astype(out.dtype)[..., None]
         return self.o(out.reshape(T, -1), context.shards)
 
     def _absorbed(self, dtype: jnp.dtype) -> tuple[jax.Array, jax.Array]:

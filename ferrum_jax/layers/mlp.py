@@ -45,6 +45,17 @@ class Gated:
 
 
 @dataclasses.dataclass(frozen=True)
+class LimitedGated:
+    """act(gate) * up, act(gate) at most a limit and up within it. Source: inclusionAI 2026 (Ling 3.0), as served."""
+
+    act: Callable[[jax.Array], jax.Array]
+    limit: float
+
+    def __call__(self, gate: jax.Array, up: jax.Array) -> jax.Array:
+        return jnp.minimum(self.act(gate), self.limit) * jnp.clip(up, -self.limit, self.limit)
+
+
+@dataclasses.dataclass(frozen=True)
 class ClampedSwiGLU:
     """(up + 1) * gate * sigmoid(alpha * gate), gate at most limit and up within it. Source: OpenAI 2025 (gpt-oss)."""
 
@@ -58,9 +69,10 @@ class ClampedSwiGLU:
 
 def gating_of(spec: MlpSpec) -> Callable[[jax.Array, jax.Array], jax.Array]:
     """How a model's MLPs join gate and up. A value: two of equal specs are equal."""
-    if spec.swiglu_limit is None:
-        return Gated(activation_of(spec.hidden_act))
-    return ClampedSwiGLU(spec.swiglu_limit, spec.swiglu_alpha)
+    if spec.swiglu_limit is not None:
+        return ClampedSwiGLU(spec.swiglu_limit, spec.swiglu_alpha)
+    act = activation_of(spec.hidden_act)
+    return LimitedGated(act, spec.gated_limit) if spec.gated_limit else Gated(act)
 
 
 class MLP(nnx.Module):

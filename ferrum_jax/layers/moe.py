@@ -79,27 +79,36 @@ class Experts(nnx.Module):
 class MoE(nnx.Module):
     """router [E, D], bias [E] or None, and experts; `ExpertsSpec` says how scores become a token's X experts.
 
-    mlp: how an expert joins gate and up. correction: [E], float32 in every dtype, for it tells experts apart whose
-    scores differ by less than bfloat16 can say. shared: one more expert that all tokens go to, None where there is
-    none; times sigmoid of shared_gate [1, D] where it has one.
+    mlp: how an expert joins gate and up. limits: of the experts, and of the shared one, as `MlpSpec.gated_limit`.
+    correction: [E], float32 in every dtype, for it tells experts apart whose scores differ by less than bfloat16 can
+    say. shared: one more expert that all tokens go to, None where there is none; times sigmoid of shared_gate [1, D]
+    where it has one.
     On a mesh a device has some of the experts and some columns of the shared one, and router and gate whole. Where the
     experts are spread over data shards, the tokens of all shards are gathered, each device adds what its experts say of
     any of them, and the sums go back to the shards that the tokens came from (decision 0018).
     """
 
     def __init__(
-        self, hidden_size: int, spec: ExpertsSpec, mlp: MlpSpec, *, dtype: jnp.dtype, rngs: nnx.Rngs | None
+        self,
+        hidden_size: int,
+        spec: ExpertsSpec,
+        mlp: MlpSpec,
+        *,
+        limits: tuple[float, float] = (0.0, 0.0),
+        dtype: jnp.dtype,
+        rngs: nnx.Rngs | None,
     ) -> None:
         self.spec = spec
+        routed, whole = (dataclasses.replace(mlp, gated_limit=limit) for limit in limits)
         self.router = Linear(hidden_size, spec.num_experts, bias=spec.bias, dtype=dtype, rngs=rngs)
         self.correction = nnx.Param(jnp.zeros((spec.num_experts,), jnp.float32)) if spec.corrected else None
         self.experts = Experts(hidden_size, spec, dtype=dtype, rngs=rngs)
         width = spec.shared_intermediate_size
-        shared = dataclasses.replace(mlp, intermediate_size=width) if width else None
+        shared = dataclasses.replace(whole, intermediate_size=width) if width else None
         self.shared = None if shared is None else MLP(hidden_size, shared, dtype=dtype, rngs=rngs)
         has_gate = shared is not None and spec.shared_gate
         self.shared_gate = Linear(hidden_size, 1, dtype=dtype, rngs=rngs) if has_gate else None
-        self.gating = gating_of(mlp) if spec.has_gates else activation_of(mlp.hidden_act)
+        self.gating = gating_of(routed) if spec.has_gates else activation_of(mlp.hidden_act)
 
     def route(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
         """[T, D] -> (expert ids [T, X] int32, weights [T, X] float32), best first, lower id first on a tie."""

@@ -114,7 +114,8 @@ def _mlp_of(spec: ModelSpec, layer: int, dtype: jnp.dtype, rngs: nnx.Rngs | None
     if spec.experts is not None and layer in spec.experts.layers:
         if spec.experts.own_norms:
             return NormedMoE(spec.hidden_size, spec.experts, spec.mlp, spec.norm, dtype=dtype, rngs=rngs)
-        return MoE(spec.hidden_size, spec.experts, spec.mlp, dtype=dtype, rngs=rngs)
+        limits = spec.experts.limits_of(layer)
+        return MoE(spec.hidden_size, spec.experts, spec.mlp, limits=limits, dtype=dtype, rngs=rngs)
     return MLP(spec.hidden_size, spec.mlp_of(layer), dtype=dtype, rngs=rngs)
 
 

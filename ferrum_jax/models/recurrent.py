@@ -11,7 +11,7 @@ from flax import nnx
 
 from ferrum_jax.layers import gated_delta
 from ferrum_jax.layers.mamba2_and_short_conv import Mamba2, ShortConv, mamba2_arrays, short_conv_arrays
-from ferrum_jax.spec import GatedDeltaSpec, Mamba2Spec, ModelSpec, ShortConvSpec
+from ferrum_jax.spec import GatedDeltaSpec, KimiDeltaSpec, Mamba2Spec, ModelSpec, ShortConvSpec
 
 Mixer = Callable[..., jax.Array]  # (x [T, D], rotation, context) -> [T, D]
 
@@ -23,6 +23,7 @@ class _Kind(NamedTuple):
 
 _KINDS: dict[type, _Kind] = {
     GatedDeltaSpec: _Kind(gated_delta.GatedDeltaNet, gated_delta.state_arrays),
+    KimiDeltaSpec: _Kind(gated_delta.KimiDelta, gated_delta.state_arrays),
     ShortConvSpec: _Kind(ShortConv, short_conv_arrays),
     Mamba2Spec: _Kind(Mamba2, mamba2_arrays),
 }

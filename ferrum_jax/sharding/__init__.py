@@ -68,6 +68,8 @@ PARAMETERS: tuple[tuple[str, tuple[str | None, ...]], ...] = (
     ("layers.*.attention.ba.weight", ("heads", None)),
     ("layers.*.attention.*_heads.weight", ("heads", None)),
     ("layers.*.attention.conv", (None, None, None)),
+    ("layers.*.attention.*_conv", ("heads", None, None)),
+    ("layers.*.attention.a_log_by_head", (None, None, "heads", None)),
     ("layers.*.a_log", ("heads",)),
     ("layers.*.dt_bias", ("heads",)),
     ("layers.*.skip", ("heads",)),

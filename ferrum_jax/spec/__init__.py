@@ -8,7 +8,7 @@ from ferrum_jax.spec.feed_forward import ExpertsSpec, MlpSpec
 from ferrum_jax.spec.heads import AttentionSpec, IndexerSpec, Kept, LatentSpec, QkNorm
 from ferrum_jax.spec.model_spec import CacheGroup, LayerInputSpec, ModelSpec, NormSpec
 from ferrum_jax.spec.positions import RopeSpec, Temperature
-from ferrum_jax.spec.recurrence import GatedDeltaSpec, Mamba2Spec, RecurrenceSpec, ShortConvSpec
+from ferrum_jax.spec.recurrence import GatedDeltaSpec, KimiDeltaSpec, Mamba2Spec, RecurrenceSpec, ShortConvSpec
 from ferrum_jax.spec.vision import VisionSpec
 
 __all__ = [
@@ -18,6 +18,7 @@ __all__ = [
     "GatedDeltaSpec",
     "IndexerSpec",
     "Kept",
+    "KimiDeltaSpec",
     "LatentSpec",
     "LayerInputSpec",
     "Mamba2Spec",

@@ -15,7 +15,8 @@ class MlpSpec:
 
     gated: down is given hidden_act(gate) * up, else hidden_act(up). gate_multiplier, output_multiplier: gate, and what
     down gives, are multiplied by it. swiglu_limit: gated by
-    clamped SwiGLU with swiglu_alpha; None is hidden_act(gate) * up.
+    clamped SwiGLU with swiglu_alpha; None is hidden_act(gate) * up. gated_limit: there hidden_act(gate) is at most it,
+    and up within it; 0 is without.
     """
 
     intermediate_size: int
@@ -26,6 +27,7 @@ class MlpSpec:
     output_multiplier: float = 1.0
     swiglu_limit: float | None = None
     swiglu_alpha: float = 1.702
+    gated_limit: float = 0.0
 
     def __post_init__(self) -> None:
         check_positive(self, "intermediate_size")
@@ -46,6 +48,7 @@ class ExpertsSpec:
     own_norms: the shared expert, the others together, and the router each norm what they are given, and the first two
     what they give; the router's norm has a scale of each value, and an expert's weight one of that expert.
     bias: of routers and experts. has_gates: down is given hidden_act(gate) * up, else hidden_act(up).
+    limits: of some layers (layer, that of its experts, that of its shared expert), as `MlpSpec.gated_limit`.
 
     Raises ValueError naming the field whose value cannot be.
     """
@@ -68,6 +71,7 @@ class ExpertsSpec:
     own_norms: bool = False
     bias: bool = False
     has_gates: bool = True
+    limits: tuple[tuple[int, float, float], ...] = ()
 
     def __post_init__(self) -> None:
         assert self.layers, "a model whose layers are all dense has no ExpertsSpec"
@@ -90,6 +94,10 @@ class ExpertsSpec:
             raise ValueError(
                 f"num_experts_per_tok is {self.num_experts_per_tok}; where inputs are weighed it must be 1"
             )
+
+    def limits_of(self, layer: int) -> tuple[float, float]:
+        """The limits of a layer's experts, and of its shared one."""
+        return next(((routed, shared) for i, routed, shared in self.limits if i == layer), (0.0, 0.0))
 
     @property
     def chosen_share(self) -> float:

@@ -81,7 +81,8 @@ class AttentionSpec:
     """Attention: its heads, what is added to its projections, and how it turns and weighs them.
 
     bias: of q, k, v. output_bias: of o. qk_norm: None is no norms. gate: outputs are multiplied by
-    the sigmoid of a projection that q brings along. value_of_key: V is what K is before its norm and positions.
+    the sigmoid of a projection that q brings along. head_gate: those of a latent's head by the sigmoid of one number.
+    value_of_key: V is what K is before its norm and positions.
     v_norm: the heads of V are normed, without a weight. sinks: each head has a logit that takes weight and no value.
     v_head_dim: of V, None is head_dim. latent: None is keys and values of each head; else there is one KV head.
     indexer: None is all keys before a query, or in its window.
@@ -100,6 +101,7 @@ class AttentionSpec:
     output_bias: bool = False
     qk_norm: QkNorm | None = None
     gate: bool = False
+    head_gate: bool = False
     value_of_key: bool = False
     v_norm: bool = False
     sinks: bool = False
@@ -123,6 +125,7 @@ class AttentionSpec:
             check_positive(self, "v_head_dim")
         assert not self.value_of_key or self.value_dim == self.head_dim, "V is K, and has its size"
         assert self.latent is None or self.num_key_value_heads == 1, "all heads share the latent"
+        assert self.latent is not None or not self.head_gate, "no layer computes this"
         if self.rope is not None:
             self.rope.check(self.head_dim)
 

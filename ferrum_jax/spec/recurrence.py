@@ -39,6 +39,11 @@ class GatedDeltaSpec:
         return 2 * self.num_key_heads * self.key_head_dim + self.output_size
 
     @property
+    def state_shape(self) -> tuple[int, int, int]:
+        """Matrices of a row's state, and what q and v have of each."""
+        return self.num_value_heads, self.key_head_dim, self.value_head_dim
+
+    @property
     def output_size(self) -> int:
         """What the output projection is given."""
         return self.num_value_heads * self.value_head_dim
@@ -46,6 +51,51 @@ class GatedDeltaSpec:
     def undivided(self, tp: int) -> list[str]:
         """What this many devices cannot share, with its size."""
         return no_multiples(tp, linear_num_key_heads=self.num_key_heads)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class KimiDeltaSpec:
+    """Kimi Delta Attention, in the layers of the cache group "state": each channel of a key decays by itself.
+
+    head_dim: of q, k and v. conv_kernel_dim: taps of the convolution. low_rank: decays and the output's gate are made
+    by two projections with head_dim values between, else by one. decay_bound: the logarithm of a decay is this times a
+    sigmoid; None is minus a softplus, without a bound. flat_rates: A_log is [N] in checkpoints, else [1, 1, N, 1].
+
+    Raises ValueError naming the field whose value cannot be.
+    """
+
+    num_heads: int
+    head_dim: int
+    conv_kernel_dim: int
+    low_rank: bool = True
+    decay_bound: float | None = None
+    flat_rates: bool = True
+
+    def __post_init__(self) -> None:
+        check_positive(self, "num_heads", "head_dim")
+        if self.conv_kernel_dim < 2:
+            raise ValueError(f"short_conv_kernel_size is {self.conv_kernel_dim}; it must be at least 2")
+        if self.decay_bound is not None and self.decay_bound >= 0:
+            raise ValueError(f"the lower bound of decays is {self.decay_bound}; it must be below 0")
+
+    @property
+    def conv_channels(self) -> int:
+        """Channels of the convolutions: all q, k and v."""
+        return 3 * self.output_size
+
+    @property
+    def state_shape(self) -> tuple[int, int, int]:
+        """Matrices of a row's state, and what q and v have of each."""
+        return self.num_heads, self.head_dim, self.head_dim
+
+    @property
+    def output_size(self) -> int:
+        """What the output projection is given."""
+        return self.num_heads * self.head_dim
+
+    def undivided(self, tp: int) -> list[str]:
+        """What this many devices cannot share, with its size."""
+        return no_multiples(tp, linear_num_heads=self.num_heads)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -118,4 +168,4 @@ class Mamba2Spec:
         return reasons + (no_multiples(tp, mamba_n_groups=self.num_groups) if parted and self.num_groups > 1 else [])
 
 
-RecurrenceSpec = GatedDeltaSpec | ShortConvSpec | Mamba2Spec
+RecurrenceSpec = GatedDeltaSpec | KimiDeltaSpec | ShortConvSpec | Mamba2Spec

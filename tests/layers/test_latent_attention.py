@@ -22,11 +22,17 @@ from tests.fast_compile import FAST_COMPILE
 N, A, H, V, C, D, T = 3, 6, 4, 5, 8, 10, 21
 
 
-@pytest.fixture(scope="module")
-def layer() -> LatentAttention:
+@pytest.fixture(scope="module", params=[False, True], ids=["plain", "gated heads"])
+def layer(request) -> LatentAttention:
     latent = LatentSpec(kv_lora_rank=C, qk_nope_head_dim=A, q_lora_rank=7)
     attention = AttentionSpec(
-        num_attention_heads=N, num_key_value_heads=1, head_dim=H, v_head_dim=V, latent=latent, rope=None
+        num_attention_heads=N,
+        num_key_value_heads=1,
+        head_dim=H,
+        v_head_dim=V,
+        latent=latent,
+        rope=None,
+        head_gate=request.param,
     )
     spec = ModelSpec(
         architecture="",
@@ -38,7 +44,7 @@ def layer() -> LatentAttention:
         mlp=MlpSpec(intermediate_size=6),
     )
     made = LatentAttention(spec, 0, dtype=jnp.dtype("float32"), rngs=nnx.Rngs(3))
-    for name in ("q_a", "q_b", "kv_a", "kv_b", "o"):
+    for name in ("q_a", "q_b", "kv_a", "kv_b", "o", *(["gate_heads"] if request.param else [])):
         weight = getattr(made, name).weight
         weight[...] = jax.device_put(np.asarray(weight[...]) * 50)  # drawn at 0.02
     return made
@@ -59,7 +65,10 @@ def expanded(layer: LatentAttention, x: np.ndarray) -> np.ndarray:
     scores = np.where(np.tri(T, dtype=bool), scores, -np.inf)
     weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
     weights /= weights.sum(axis=-1, keepdims=True)
-    return np.einsum("nts,snv->tnv", weights, both[..., A:]).reshape(T, -1) @ w["o"].T
+    out = np.einsum("nts,snv->tnv", weights, both[..., A:])
+    if layer.gate_heads is not None:
+        out /= 1 + np.exp(-x @ np.asarray(layer.gate_heads.weight[...], np.float64).T)[..., None]
+    return out.reshape(T, -1) @ w["o"].T
 
 
 def test_the_absorbed_form_is_attention_to_the_keys_and_values_of_all_heads(layer):

@@ -38,6 +38,11 @@ SPEC = ModelSpec(
 )
 EXPERTS = ExpertsSpec(layers=(0,), num_experts=7, num_experts_per_tok=2, intermediate_size=12)
 
+_PARTS = {
+    "experts": ("gate", "up", "down"),
+    "shared": ("gate.weight", "up.weight", "down.weight"),
+}
+
 
 @pytest.fixture(autouse=True)
 def strict():
@@ -306,6 +311,25 @@ def test_experts_with_biases_and_a_clamped_gate():
     gated = functools.partial(oracle.clamped_swiglu, limit=0.4, alpha=1.5)
     wanted = grouped_matmul.expert_mlp(wide, ids, weights, *experts, biases, gated)
     assert_close(jitted(lambda x: layer(x, LayerContext()))(x), wanted, "float32")
+
+
+def test_experts_and_the_shared_one_have_limits_of_their_own():
+    spec = dataclasses.replace(EXPERTS, shared_intermediate_size=10, shared_gate=False)
+    mlp = dataclasses.replace(SPEC.mlp, bias=False)
+    layer = MoE(SPEC.hidden_size, spec, mlp, limits=(0.3, 0.2), dtype=jnp.dtype("float32"), rngs=None)
+    w = fill(layer, "float32")
+    x, wide = draw(1, (33, 20), "float32")
+    experts, shared = ([w[f"{of}.{name}"] for name in names] for of, names in _PARTS.items())
+    wanted = grouped_matmul.expert_mlp(
+        wide, *oracle.route(wide, w["router.weight"], 2, False), *experts, None, limited(0.3)
+    )
+    inner = limited(0.2)(oracle.linear(wide, shared[0]), oracle.linear(wide, shared[1]))
+    found = jitted(lambda x: layer(x, LayerContext()))(x)
+    assert_close(found, wanted + oracle.linear(inner, shared[2]), "float32")
+
+
+def limited(limit: float) -> functools.partial:
+    return functools.partial(oracle.limited_gate, limit=limit)
 
 
 def test_padding_goes_to_no_expert():

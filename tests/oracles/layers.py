@@ -79,6 +79,11 @@ def clamped_swiglu(gate: np.ndarray, up: np.ndarray, limit: float, alpha: float)
     return (up + 1) * gate / (1 + np.exp(-alpha * gate))
 
 
+def limited_gate(gate: np.ndarray, up: np.ndarray, limit: float) -> np.ndarray:
+    """What is gated, its two factors no larger than a limit; silu is above -1."""
+    return np.minimum(silu(gate), limit) * np.maximum(np.minimum(up, limit), -limit)
+
+
 def route(
     x: np.ndarray, router: np.ndarray, num_chosen: int, normalise: bool, bias: np.ndarray | float = 0.0
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -104,6 +109,37 @@ def route_among_rivals(
             weights.append(1 / sum(math.exp(row[e] - row[best]) for e in rivals))
             left.remove(best)
     return np.reshape(ids, (len(x), -1)), np.reshape(weights, (len(x), -1))
+
+
+def kimi_delta(x: np.ndarray, w: dict[str, np.ndarray], bound: float | None, eps: float) -> np.ndarray:
+    """[T, D] -> [T, D], one head and one token at a time. w: the layer's parameters by name."""
+    T, N = len(x), len(w["b_heads.weight"])
+
+    def low_rank_or_one(name: str) -> np.ndarray:
+        if f"{name}_heads.weight" in w:
+            return linear(x, w[f"{name}_heads.weight"])
+        return linear(linear(x, w[f"{name}_a.weight"]), w[f"{name}_b.weight"])
+
+    def convolved(name: str) -> np.ndarray:
+        taps = w[f"{name}_conv"][:, 0]
+        padded = np.pad(linear(x, w[f"{name}_heads.weight"]), ((taps.shape[1] - 1, 0), (0, 0)))
+        return silu(sum(padded[i : i + T] * taps[:, i] for i in range(taps.shape[1]))).reshape(T, N, -1)
+
+    q, k, v = map(convolved, "qkv")
+    q, k = (y / np.sqrt(np.sum(y * y, axis=-1, keepdims=True) + 1e-6) for y in (q, k))
+    rates = np.exp(w["a_log"] if "a_log" in w else w["a_log_by_head"].ravel())[:, None]
+    forget = (low_rank_or_one("f") + w["dt_bias"]).reshape(q.shape)
+    decay = np.exp(-rates * np.log1p(np.exp(forget)) if bound is None else bound / (1 + np.exp(-rates * forget)))
+    beta = 1 / (1 + np.exp(-linear(x, w["b_heads.weight"])))
+    out = np.zeros_like(v)
+    for n in range(N):
+        S = np.zeros((q.shape[-1], v.shape[-1]))
+        for t in range(T):
+            S = decay[t, n][:, None] * S
+            S += np.outer(k[t, n], beta[t, n] * (v[t, n] - k[t, n] @ S))
+            out[t, n] = q[t, n] @ S / math.sqrt(q.shape[-1])
+    gate = 1 / (1 + np.exp(-low_rank_or_one("g").reshape(out.shape)))
+    return linear((rms_norm(out, w["norm.weight"], eps) * gate).reshape(T, -1), w["o.weight"])
 
 
 def llama3_frequencies(
