@@ -88,7 +88,7 @@ class Rule:
     experts: more than 0 stacks the tensors of experts 0 .. experts - 1: [E, *shape of one].
     part: the slice of each source; None takes it whole. The parts of a tensor must cover it, each row once.
     shift: by how much the number of a layer is less in the source than in the target.
-    joined: the tensor, or its part, that holds those of all experts in checkpoints that have it in their place.
+    joined: the tensor, or its part, that some checkpoints have in its place, such as one that holds all experts.
 
     Raises ValueError when the placeholders do not fit `layers` and `experts`.
     """
@@ -186,8 +186,7 @@ def as_stored(rules: Sequence[Rule], names: Iterable[str]) -> tuple[Rule, ...]:
     """The rules for tensors of these names.
 
     "model." is dropped if a base model was saved alone and none has it, and so is "vision_model." of a tower, which
-    later versions of the reference write without it. Experts are taken of the tensor that holds all of a layer's where
-    there is one.
+    later versions of the reference write without it. A rule's `joined` is taken where there is one.
     """
     names = set(names)
     if not any(name.startswith(TOWER) for name in names):

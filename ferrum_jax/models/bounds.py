@@ -17,9 +17,10 @@ _KEYS: Mapping[tuple[float, float], str] = {
         swa_num_key_value_heads linear_num_key_heads linear_num_value_heads conv_dim conv_dim_out block_dim
         block_ff_dim block_multiple_of mamba_d_ssm mamba_n_heads mamba_num_heads mamba_n_groups n_groups
         mamba_d_state ssm_state_size q_lora_rank kv_lora_rank intermediate_size_mlp num_heads out_hidden_size
+        linear_num_heads
     """,
     (1, 2**16): """
-        head_dim global_head_dim swa_head_dim swa_v_head_dim linear_key_head_dim linear_value_head_dim
+        head_dim global_head_dim swa_head_dim swa_v_head_dim linear_key_head_dim linear_value_head_dim linear_head_dim
         mamba_d_head mamba_head_dim n_routed_experts qk_nope_head_dim qk_rope_head_dim v_head_dim ep_size
         index_head_dim index_n_heads
         n_group topk_group moe_num_experts moe_k moe_topk rotary_dim attention_head_dim mm_tokens_per_image
@@ -32,7 +33,7 @@ _KEYS: Mapping[tuple[float, float], str] = {
     """,
     (1, 1000): """
         num_hidden_layers sliding_window_pattern full_attention_interval global_attn_every_n_layers
-        decoder_sparse_step no_rope_layer_interval moe_layer_freq moe_layer_interval depth
+        decoder_sparse_step no_rope_layer_interval moe_layer_freq moe_layer_interval depth layer_group_size
     """,
     (1e-6, 1e6): "low_freq_factor high_freq_factor beta_fast beta_slow attention_factor short_factor long_factor",
     (0, 2**24): """
@@ -48,7 +49,11 @@ _KEYS: Mapping[tuple[float, float], str] = {
         top_k_experts num_experts num_local_experts num_experts_per_tok experts_per_token
         interleave_moe_layer_step
     """,
-    (1, 2**10): "linear_conv_kernel_dim conv_L_cache mamba_d_conv conv_kernel mamba_expand patch_size",
+    (1, 2**10): """
+        linear_conv_kernel_dim short_conv_kernel_size conv_L_cache mamba_d_conv conv_kernel mamba_expand patch_size
+        group_norm_size
+    """,
+    (-1e6, -1e-6): "kda_lower_bound",
     # what keeps a norm from dividing by zero
     (1e-30, 1.0): "rms_norm_eps layer_norm_eps layer_norm_epsilon norm_eps norm_epsilon",
     # 0 where use_sliding_window is false

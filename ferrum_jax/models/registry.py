@@ -27,9 +27,22 @@ from ferrum_jax.spec.stored_weight import WeightForm
 
 # The files of families, in the order of the documentation.
 _FAMILIES = """
-    arcee cohere2 deepseek ernie exaone4 falcon_h1 gemma gemma4 glm4 glm4v glm5 gpt_oss granite granite_hybrid hunyuan
-    kimi lfm2 llama4 llama mimo_v2_flash minimax_m2 ministral3 mistral4 mistral mixtral nemotron nemotron_h olmo phi
-    phimoe qwen qwen3_5 qwen3_next qwen3_vl qwen3_vl_moe seed_oss smollm3 starcoder2
+    arcee
+    bailing_hybrid
+    cohere2
+    deepseek
+    ernie exaone4
+    falcon_h1
+    gemma gemma4 glm4 glm4v glm5 gpt_oss granite granite_hybrid
+    hunyuan
+    kimi kimi_linear
+    lfm2 llama llama4
+    mimo_v2_flash minimax_m2 ministral3 mistral mistral4 mixtral
+    nemotron nemotron_h
+    olmo
+    phi phimoe
+    qwen qwen3_5 qwen3_next qwen3_vl qwen3_vl_moe
+    seed_oss smollm3 starcoder2
 """.split()  # noqa: SIM905
 # Those of encoders, which make embeddings or score pairs of texts, and generate nothing.
 _ENCODERS = ("bert", "embedding_gemma", "modernbert")
@@ -45,8 +58,6 @@ ENCODERS: dict[str, EncoderFamily] = dict(sorted(_declared(_ENCODERS, "ENCODERS"
 _SPELLINGS = {spelling: name for name, family in FAMILIES.items() for spelling in family.also}
 # Families that are asked for and not served, by model_type, and what is missing.
 NOT_SERVED = {
-    "bailing_hybrid": "its recurrent layers decay each channel of a key by itself (Kimi delta attention), which is not "
-    "served yet",
     "step3p7": "its layers have different numbers of query heads and limits of SwiGLU, and a gate for each head, which "
     "is not served yet",
 }

@@ -125,6 +125,14 @@ def joined(rules: Iterable[Rule], spec: ModelSpec, *, transposed: bool = False) 
     return tuple(with_stack(rule) if rule.experts else rule for rule in rules)
 
 
+def or_named(rules: Iterable[Rule], theirs: str, instead: str) -> tuple[Rule, ...]:
+    """The rules of tensors in whose names some checkpoints say something else instead."""
+    return tuple(
+        dataclasses.replace(rule, joined=StoredTensor(rule.source.replace(theirs, instead), rule.part))
+        for rule in rules
+    )
+
+
 def expert_rules(
     spec: ModelSpec,
     *,

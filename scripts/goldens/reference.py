@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -58,7 +59,15 @@ def skeleton(golden: Golden) -> Any:
         attn_implementation="eager",
         **({"experts_implementation": "eager"} if _PER_TOKEN & set(golden.config) else {}),
     )
-    return getattr(transformers, f"{golden.architecture}ForCausalLM")(config).eval()
+    model = getattr(transformers, f"{golden.architecture}ForCausalLM")(config).eval()
+    recur_by_token(sys.modules[type(model).__module__])
+    return model
+
+
+def recur_by_token(reference: Any) -> None:
+    """Kimi Delta Attention of prompts as that of new tokens: the same sums, in a fortieth of the time."""
+    if hasattr(reference, "chunk_kimi_delta_attention"):
+        reference.chunk_kimi_delta_attention = reference.recurrent_kimi_delta_attention
 
 
 def law(name: str, shape: tuple[int, ...], golden: Golden) -> dict[str, Any]:

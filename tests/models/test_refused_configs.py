@@ -56,6 +56,17 @@ REFUSED = {
         ({"partial_rotary_factor": 0.05}, "head_dim is 16, and 0 of its dimensions turn"),
         ({"layer_types": ["linear_attention"] * 4}, "cache_groups are .*'state' must come once at most"),
     ],
+    "Kimi-Linear-48B-A3B": [
+        ({"mla_use_nope": False}, "mla_use_nope is false; of this architecture it must be true"),
+        ({"linear_attn_config": {"kda_layers": [0, 1, 2]}}, r"kda_layers \[0, 1, 2\]; together they must name each"),
+        ({"linear_attn_config": {"gate_lower_bound": -5.0}}, r"does not understand: gate_lower_bound = -5\.0"),
+    ],
+    "Ling-3.0-flash": [
+        ({"no_kda_lora": False}, "no_kda_lora is false; of this architecture it must be true"),
+        ({"num_hidden_layers": 40}, "num_hidden_layers is 40, no multiple of layer_group_size, 6"),
+        ({"expert_swiglu_limit_list": [4]}, r"expert_swiglu_limit_list is \[4\]; it must be a number, 0 or more"),
+        ({"kda_lower_bound": 0.5}, "kda_lower_bound is 0.5; it must be a number from -1e"),
+    ],
     "Llama-3-8B": [
         ({"architectures": ["GPT2LMHeadModel"]}, f"'GPT2LMHeadModel'; supported are \\['{min(FAMILIES)}', "),
         ({"architectures": ABSENT}, "must name one of"),

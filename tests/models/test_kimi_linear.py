@@ -1,0 +1,41 @@
+"""Kimi Linear and Ling 3.0: which layers recur, limits of experts, and tensors under the names that are in use."""
+
+from __future__ import annotations
+
+import pytest
+
+from checkpoints.rules import as_stored, expand
+from ferrum_jax.models.registry import family_of, spec_of
+from scripts.published import config_of
+
+KIMI, LING = spec_of(config_of("Kimi-Linear-48B-A3B")), spec_of(config_of("Ling-3.0-flash"))
+
+
+def test_layers_of_kimi_linear_are_counted_from_one():
+    assert KIMI.attention_layers == (3, 7, 11, 15, 19, 23, 26)
+    assert KIMI.attention.rope is None and KIMI.routed_layers == tuple(range(1, 27))
+
+
+def test_the_last_layer_of_each_group_of_ling_attends():
+    assert LING.attention_layers == tuple(range(5, 42, 6)) and LING.attention.head_gate
+
+
+def test_the_last_experts_of_ling_have_limits_of_two_sizes():
+    assert LING.experts is not None
+    found = {layer: LING.experts.limits_of(layer) for layer in (33, 34, 35, 39, 40, 41)}
+    assert found == {33: (0, 0), 34: (0, 5), 35: (4, 5), 39: (4, 5), 40: (4, 7), 41: (4, 7)}
+
+
+@pytest.mark.parametrize(
+    ("spec", "target", "authors", "saved"),
+    [
+        (KIMI, "layers.0.mlp.up.weight", "layers.0.mlp.up_proj", "layers.0.block_sparse_moe.up_proj"),
+        (LING, "layers.0.attention.o.weight", "layers.0.attention.o_proj", "layers.0.attention.dense"),
+    ],
+    ids=["Kimi Linear", "Ling"],
+)
+def test_tensors_have_the_names_of_the_authors_or_of_the_reference_implementation(spec, target, authors, saved):
+    rules = family_of(spec.architecture).weight_rules(spec)
+    for name in (authors, saved):
+        (source,) = expand(as_stored(rules, [f"model.{name}.weight"]))[target]
+        assert source.name == f"model.{name}.weight"
