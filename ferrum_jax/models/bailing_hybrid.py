@@ -42,7 +42,7 @@ _ONLY = {
     "use_qkv_bias": False,
     "value_norm": False,
 }
-# Of training, of layers that are left out, and of what the reference implementation gives other names.
+# What concerns training, and layers that are left out.
 _LEFT = (
     *("embedding_dropout", "output_dropout", "mtp_loss_scaling_factor", "mtp_use_kda", "num_nextn_predict_layers"),
     *("num_mtp_layers", "max_window_layers", "router_dtype", "seq_aux", "num_kv_heads_for_linear_attn"),
