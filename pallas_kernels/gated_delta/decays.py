@@ -6,9 +6,9 @@ With s the running sum of log_decay, x queries or keys, and u what tokens write:
     pairs(x)[i, j] = sum over channels of exp(s[i] - s[j]) x[i] k[j] for j <= i, else 0
     kept(S, u) = exp(s[-1]) S + sum over j of (exp(s[-1] - s[j]) * k[j]) u[j]ᵀ
 
-exp is given nothing above 0: exp(-s[j]) of a channel that decays by exp(-5) a token leaves float32 after 18 tokens. What
-lies between two tokens of one short stretch is summed for each pair, for the difference of two large sums has lost its
-last digits. Between stretches it is split where the earlier one ends and where the later one begins.
+exp is given nothing above 0: exp(-s[j]) of a channel that decays by exp(-5) a token leaves float32 after 18 tokens.
+What lies between two tokens of one short stretch is summed for each pair, for the difference of two large sums has lost
+its last digits. Between stretches it is split where the earlier one ends and where the later one begins.
 """
 
 from __future__ import annotations
