@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from ferrum_jax.layers import gated_delta
-from ferrum_jax.layers.mamba2_and_short_conv import Mamba2, ShortConv, mamba2_arrays, short_conv_arrays
+from ferrum_jax.layers.recurrent import gated_delta
+from ferrum_jax.layers.recurrent.mamba2_and_short_conv import Mamba2, ShortConv, mamba2_arrays, short_conv_arrays
 from ferrum_jax.spec import GatedDeltaSpec, KimiDeltaSpec, Mamba2Spec, ModelSpec, ShortConvSpec
 
 Mixer = Callable[..., jax.Array]  # (x [T, D], rotation, context) -> [T, D]

@@ -24,7 +24,7 @@ from ferrum_jax.models.registry import encoder_spec_of, spec_of
 from ferrum_jax.runtime.layout import lay_out
 from ferrum_jax.sharding import make_mesh
 from ferrum_jax.sizes.mesh_shape import MeshShape
-from ferrum_jax.spec import AttentionSpec, GatedDeltaSpec, Mamba2Spec, ModelSpec
+from ferrum_jax.spec import AttentionSpec, GatedDeltaSpec, KimiDeltaSpec, Mamba2Spec, ModelSpec
 from tests.aot.program_text import large_constants, ops_of, wide_weights
 from tests.support import GOLDENS
 
@@ -86,6 +86,8 @@ def _with_wider_heads(spec: ModelSpec) -> ModelSpec:
     recurrence = spec.recurrence
     if isinstance(recurrence, GatedDeltaSpec):
         recurrence = dataclasses.replace(recurrence, key_head_dim=_HEAD_DIM, value_head_dim=_HEAD_DIM)
+    if isinstance(recurrence, KimiDeltaSpec):
+        recurrence = dataclasses.replace(recurrence, head_dim=_HEAD_DIM)
     if isinstance(recurrence, Mamba2Spec):
         recurrence = dataclasses.replace(recurrence, head_dim=_HEAD_DIM // 2, state_dim=_HEAD_DIM)
     return dataclasses.replace(wide, recurrence=recurrence)

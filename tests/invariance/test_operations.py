@@ -19,11 +19,11 @@ from flax import nnx
 
 from ferrum_jax.layers import text_rows
 from ferrum_jax.layers.attention import LayerContext
-from ferrum_jax.layers.gated_delta import GatedDeltaNet
 from ferrum_jax.layers.linear import project
 from ferrum_jax.layers.mlp import ACTIVATIONS, Gated
 from ferrum_jax.layers.moe import MoE
 from ferrum_jax.layers.norm import LayerNorm, RMSNorm
+from ferrum_jax.layers.recurrent.gated_delta import GatedDeltaNet
 from ferrum_jax.layers.rope import rotate, rotations
 from ferrum_jax.models import registry
 from ferrum_jax.sizes.invariance import COMPILER_OPTIONS, EXPERT_TILE, FEWEST_ROWS

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import pytest
 
 from ferrum_jax.layers.attention import LayerContext
-from ferrum_jax.layers.gated_delta import KimiDelta
+from ferrum_jax.layers.recurrent.gated_delta import KimiDelta
 from ferrum_jax.spec import CacheGroup, KimiDeltaSpec
 from tests.layers.test_layers import SPEC, assert_close, draw, fill, jitted
 from tests.oracles import layers as oracle

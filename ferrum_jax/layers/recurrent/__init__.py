@@ -1,0 +1,1 @@
+"""Layers whose cache is a state for each row."""
