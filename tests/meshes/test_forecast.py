@@ -75,6 +75,22 @@ def test_a_decode_step_reads_the_weights_once_and_the_context_of_every_row(layou
     assert found.decode_step_s == pytest.approx(read / Target.named("cpu").bandwidth_bytes_per_s)
 
 
+def test_beyond_the_chosen_keys_a_context_costs_the_keys_of_indexers_alone():
+    layout = BundleOrder(model=str(GOLDENS / "deepseek_v32"), target="cpu", config=SMALL).laid_out().layout
+    spec, bandwidth = layout.options.spec, Target.named("cpu").bandwidth_bytes_per_s
+    latent, own = spec.attention.latent, spec.attention.indexer
+    assert latent is not None and own is not None
+
+    def context_s(context: int) -> float:
+        found = forecast(layout, Target.named("cpu"), tokens_in=context - 10, tokens_out=20)
+        return found.decode.contexts_s / found.num_rows
+
+    layers, kept = spec.num_hidden_layers, latent.kv_lora_rank + spec.attention.head_dim
+    index_s = layers * own.head_dim * 4 / bandwidth
+    assert context_s(200) - context_s(100) == pytest.approx(100 * index_s)
+    assert context_s(100) == pytest.approx(100 * index_s + own.top_k * layers * kept * 4 / bandwidth)
+
+
 def test_rows_are_as_many_as_the_pool_holds_at_their_full_length(layout):
     assert forecast(layout, Target.named("cpu"), tokens_in=250, tokens_out=6).num_rows == 4  # 80 blocks, 16 a row
     few = BundleOrder(model=str(GOLDENS / "qwen3"), target="cpu", config=dataclasses.replace(SMALL, num_blocks=40))

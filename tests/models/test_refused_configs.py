@@ -56,6 +56,17 @@ REFUSED = {
         ({"partial_rotary_factor": 0.05}, "head_dim is 16, and 0 of its dimensions turn"),
         ({"layer_types": ["linear_attention"] * 4}, "cache_groups are .*'state' must come once at most"),
     ],
+    "DeepSeek-V3.2": [
+        ({"index_topk": 0}, "index_topk is 0; it must be a number from 1 to"),
+        ({"index_head_dim": 32}, "qk_rope_head_dim is 64 and index_head_dim 32; the former must fit into it"),
+        ({"mlp_layer_types": ["dense", "sparse"]}, r"mlp_layer_types is \['dense', 'sparse'\]; it must name one of"),
+        ({"layer_types": ["full_attention"]}, r"layer_types is \[\"full_attention\"\]; of this architecture it must be"),
+    ],
+    "GLM-5.2": [
+        ({"indexer_types": ["full", "shared"]}, r"indexer_types is \['full', 'shared'\]; it must name one of .* of 78"),
+        ({"index_topk_pattern": "SF" * 39}, r"indexer_types is \['shared', 'full', .*'full' for the first"),
+        ({"indexer_rope_interleave": False}, "indexer_rope_interleave is false; of this architecture it must be true"),
+    ],
     "Kimi-Linear-48B-A3B": [
         ({"mla_use_nope": False}, "mla_use_nope is false; of this architecture it must be true"),
         ({"linear_attn_config": {"kda_layers": [0, 1, 2]}}, r"kda_layers \[0, 1, 2\]; together they must name each"),
