@@ -23,7 +23,7 @@ from ferrum_jax.layers.linear import project
 from ferrum_jax.layers.mlp import ACTIVATIONS, Gated
 from ferrum_jax.layers.moe import MoE
 from ferrum_jax.layers.norm import LayerNorm, RMSNorm
-from ferrum_jax.layers.recurrent.gated_delta import GatedDeltaNet
+from ferrum_jax.layers.recurrent.gated_delta import unit_heads
 from ferrum_jax.layers.rope import rotate, rotations
 from ferrum_jax.models import registry
 from ferrum_jax.sizes.invariance import COMPILER_OPTIONS, EXPERT_TILE, FEWEST_ROWS
@@ -38,6 +38,8 @@ DOTS = (
     *((k, n) for k in (8, 16, 32, 44, 64, 96, 128, 256, 512) for n in (1, 2, 8, 32, 44, 64, 128, 200)),
     *((768, 768), (768, 256), (1024, 1), (1024, 32), (1024, 128), (1024, 3072), (2048, 512), (2880, 32), (3072, 1024)),
 )
+# Heads of a device, what each is given, and what it gives; narrow ones, of 17 to 32 values, are other sums in 2,048.
+LATENTS = ((4, 128, 512), (4, 512, 128), (2, 256, 128), (2, 192, 512), (2, 512, 256), (4, 128, 64))
 Operation = Callable[[jax.Array], jax.Array]  # [T, ...] to [T, ...]
 Case = tuple[Callable[[], Operation], tuple[int, ...]]  # how it is made, and the shape of what it is given of a token
 
@@ -72,8 +74,8 @@ def _gate(name: str) -> Operation:
 
 
 def _unit_heads(x: jax.Array) -> jax.Array:
-    net = GatedDeltaNet(_spec("qwen3_next"), 0, dtype=jnp.dtype(jnp.float32), rngs=None)
-    return jnp.concatenate([head.reshape(len(x), -1) for head in net._heads(x)], axis=1)
+    heads = unit_heads(x, *_spec("qwen3_next").recurrence.state_shape)
+    return jnp.concatenate([head.reshape(len(x), -1) for head in heads], axis=1)
 
 
 def _turned(x: jax.Array) -> jax.Array:
@@ -84,6 +86,12 @@ def _turned(x: jax.Array) -> jax.Array:
 def _project(num_in: int, num_out: int) -> Operation:
     weight = np.random.default_rng(1).standard_normal((num_out, num_in))
     return functools.partial(project, weight=jnp.asarray(weight, jnp.float32))
+
+
+def _of_latents(num_heads: int, num_in: int, num_out: int) -> Operation:
+    """What brings a head's query to the side of its latent, or a result from it."""
+    weight = jnp.asarray(np.random.default_rng(1).standard_normal((num_heads, num_out, num_in)), jnp.float32)
+    return lambda x: jnp.einsum("tni,noi->tno", x, weight)
 
 
 def _cases() -> dict[str, Case]:
@@ -103,6 +111,7 @@ def _cases() -> dict[str, Case]:
     cases |= {f"experts {x} of {e}": (part(_experts, e, x), (width,)) for e, x in ((4, 2), (8, 8), (60, 4))}
     cases |= {f"dot {num_in} {num_out}": (part(_project, num_in, num_out), (num_in,)) for num_in, num_out in DOTS}
     cases |= {name: (part(_gate, name), (2, 200)) for name in ACTIVATIONS}
+    cases |= {f"latents {n} {i} {o}": (part(_of_latents, n, i, o), (n, i)) for n, i, o in LATENTS}
     cases["unit heads"] = lambda: _unit_heads, (_spec("qwen3_next").recurrence.conv_channels,)
     return cases
 
@@ -146,9 +155,9 @@ def test_a_token_has_the_same_bits_in_steps_of_few_sizes():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["rms", "zero", "layer", "rotation", "route", "experts", "dot", ""])
+@pytest.mark.parametrize("kind", ["rms", "zero", "layer", "rotation", "route", "experts", "dot", "latents", ""])
 def test_a_token_has_the_same_bits_in_steps_of_all_sizes(kind):
-    kinds = ("rms", "zero", "layer", "rotation", "route", "experts", "dot")
+    kinds = ("rms", "zero", "layer", "rotation", "route", "experts", "dot", "latents")
     found = {name: case for name, case in _cases().items() if next(filter(name.startswith, kinds), "") == kind}
     assert found
     _check(found, tuple(range(2 * FEWEST_ROWS, MOST + 1, FEWEST_ROWS)))

@@ -60,7 +60,7 @@ REFUSED = {
         ({"index_topk": 0}, "index_topk is 0; it must be a number from 1 to"),
         ({"index_head_dim": 32}, "qk_rope_head_dim is 64 and index_head_dim 32; the former must fit into it"),
         ({"mlp_layer_types": ["dense", "sparse"]}, r"mlp_layer_types is \['dense', 'sparse'\]; it must name one of"),
-        ({"layer_types": ["full_attention"]}, r"layer_types is \[\"full_attention\"\]; of this architecture it must be"),
+        ({"layer_types": ["full_attention"]}, r"layer_types is \[\"full_attention\"\]; of this architecture"),
     ],
     "GLM-5.2": [
         ({"indexer_types": ["full", "shared"]}, r"indexer_types is \['full', 'shared'\]; it must name one of .* of 78"),

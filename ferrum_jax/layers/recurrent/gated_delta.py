@@ -59,7 +59,7 @@ def delta_of_rows(
 
     def compute(pools: Any, rows: StateRows) -> tuple[jax.Array, Any]:
         convolved, conv = causal_conv(mixed, weight, pools["conv"], rows, implementation=context.implementation)
-        q, k, v = _heads(act(convolved.astype(jnp.float32)), N, key_dim, value_dim)
+        q, k, v = unit_heads(act(convolved.astype(jnp.float32)), N, key_dim, value_dim)
         out, delta = gated_delta(
             q, k, v.astype(dtype), log_decay, beta, pools["delta"], rows, implementation=context.implementation
         )
@@ -72,7 +72,9 @@ def delta_of_rows(
     return context.recur(shapes, compute, len(mixed))
 
 
-def _heads(mixed: jax.Array, num_values: int, key_dim: int, value_dim: int) -> tuple[jax.Array, jax.Array, jax.Array]:
+def unit_heads(
+    mixed: jax.Array, num_values: int, key_dim: int, value_dim: int
+) -> tuple[jax.Array, jax.Array, jax.Array]:
     """q, k [T, K, A] of unit length, q over sqrt(A) besides, and v [T, N, B]; from [T, I] float32."""
     T = len(mixed)
     num_keys = (mixed.shape[1] - num_values * value_dim) // (2 * key_dim)
