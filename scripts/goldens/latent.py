@@ -74,13 +74,14 @@ LATENT: dict[str, Golden] = {
         config=_EXPERTS
         | _GROUPS
         | {
-            "vocab_size": 186,
+            "vocab_size": 258,
             "hidden_size": 46,
             "num_hidden_layers": 3,
+            "n_routed_experts": 24,
             "num_attention_heads": 6,
             "num_key_value_heads": 6,
             "q_lora_rank": 28,
-            "kv_lora_rank": 18,
+            "kv_lora_rank": 16,
             "qk_rope_head_dim": 8,
             "qk_nope_head_dim": 10,
             "v_head_dim": 12,
