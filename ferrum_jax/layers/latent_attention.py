@@ -24,25 +24,28 @@ class LatentAttention(nnx.Module):
 
     A query is brought to the latent's side once, and a head's result from it: q k = (W_UKᵀ q) c + q r, and what the
     softmax weighs is c itself. So nothing of the context is expanded, one token or many: there is one KV head, whose K
-    is (c, r) and whose V is c. With an indexer it attends to the keys that this chose, or the last one before it. On a
-    mesh a device has some of the heads, and every latent whole.
+    is (c, r) and whose V is c. With an indexer it attends to the keys that this chose, or the last one before it. With a
+    gate, each head of q brings as many more values as V has, its own. On a mesh a device has some of the heads, and
+    every latent whole.
     Source: DeepSeek-AI 2024 (DeepSeek-V2, section 2.1.2 and appendix C).
     """
 
     def __init__(self, spec: ModelSpec, layer: int, *, dtype: jnp.dtype, rngs: nnx.Rngs | None) -> None:
         own, D = spec.attention_of(layer), spec.hidden_size
-        assert own.latent is not None and own.qk_norm is None and not (own.gate or own.sinks), "no layer computes this"
+        assert own.latent is not None and own.qk_norm is None and not own.sinks, "no layer computes this"
         N, A, H, V = own.num_attention_heads, own.latent.qk_nope_head_dim, own.head_dim, own.value_dim
         C, rank = own.latent.kv_lora_rank, own.latent.q_lora_rank
         self.scale = own.scale
         self.window, self.soft_cap = spec.window_of(layer), own.attn_logit_softcapping
         self.key_dim, self.value_dim = A, V
+        self.has_gate, self.raw_queries = own.gate, own.latent.raw_queries
+        self.turning_dim, self.query_dim = H, A + H + V * self.has_gate
         if rank is None:
-            self.q = Linear(D, N * (A + H), dtype=dtype, rngs=rngs)
+            self.q = Linear(D, N * self.query_dim, dtype=dtype, rngs=rngs)
         else:
             self.q_a = Linear(D, rank, bias=own.bias, dtype=dtype, rngs=rngs)
             self.q_a_norm = RMSNorm(rank, eps=_NORM_EPS, dtype=dtype)
-            self.q_b = Linear(rank, N * (A + H), dtype=dtype, rngs=rngs)
+            self.q_b = Linear(rank * (1 + self.raw_queries), N * self.query_dim, dtype=dtype, rngs=rngs)
         self.has_query_latent = rank is not None
         self.chooses = own.indexer is not None
         has_indexer = own.indexer is not None and not own.indexer.shared
@@ -61,11 +64,10 @@ class LatentAttention(nnx.Module):
     ) -> jax.Array:  # [T, D]
         T, A, C = len(x), self.key_dim, self.kv_a_norm.weight.shape[0]
         of_keys, of_values = self._absorbed(x.dtype)
-        made_of = self.q_a_norm(self.q_a(x)) if self.has_query_latent else x
-        q = self.q_b(made_of) if self.has_query_latent else self.q(x)
+        made_of, q = self._queries(x)
         if self.indexer is not None:
             context.chosen = self.indexer(x, made_of, rotation, context)
-        q, turning = jnp.split(q.reshape(T, len(of_keys), -1), [A], axis=-1)
+        q, turning, gate = jnp.split(q, [A, A + self.turning_dim], axis=-1)  # without a gate that is empty
         latent, shared = jnp.split(self.kv_a(x)[:, None], [C], axis=-1)
         queries = (
             jnp.einsum("tna,nac->tnc", rotation.weighed(q), of_keys),  # [T, N, C]
@@ -82,9 +84,20 @@ class LatentAttention(nnx.Module):
             chosen=context.chosen if self.chooses else None,
         )  # [T, N, C]
         out = jnp.einsum("tnc,nvc->tnv", attended, of_values)
+        if self.has_gate:
+            out = (out.astype(jnp.float32) * jax.nn.sigmoid(gate.astype(jnp.float32))).astype(out.dtype)
         if self.gate_heads is not None:
             out = out * jax.nn.sigmoid(self.gate_heads(x).astype(jnp.float32)).astype(out.dtype)[..., None]
         return self.o(out.reshape(T, -1), context.shards)
+
+    def _queries(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """What queries are made of, and they, with their gates: [T, N, A + H] or [T, N, A + H + V]."""
+        if not self.has_query_latent:
+            return x, self.q(x).reshape(len(x), -1, self.query_dim)
+        raw = self.q_a(x)
+        normed = self.q_a_norm(raw)
+        q = self.q_b(jnp.concatenate([normed, raw], axis=-1) if self.raw_queries else normed)
+        return normed, q.reshape(len(x), -1, self.query_dim)
 
     def _absorbed(self, dtype: jnp.dtype) -> tuple[jax.Array, jax.Array]:
         """W_UK [N, A, C] and W_UV [N, V, C] of this device's heads. A form's codes are decoded, x is not rounded."""

@@ -133,7 +133,7 @@ class MoE(nnx.Module):
         return jnp.take_along_axis(scores, ids, axis=1), ids
 
     def _in_chosen_groups(self, scores: jax.Array) -> jax.Array:  # [T, E] -> the same
-        """Scores; minus infinity for experts outside the groups whose best scores sum highest."""
+        """Scores; minus infinity, or 0, for experts outside the groups whose best scores sum highest."""
         groups, chosen = self.spec.num_groups, self.spec.num_chosen_groups
         if chosen == groups:
             return scores
@@ -141,7 +141,8 @@ class MoE(nnx.Module):
         sums = jnp.sum(jax.lax.top_k(by_group, min(self.spec.num_best, by_group.shape[-1]))[0], axis=-1)
         _, best = jax.lax.top_k(sums, chosen)
         is_chosen = jnp.any(best[:, :, None] == jnp.arange(groups)[None, None, :], axis=1)
-        return jnp.where(is_chosen[:, :, None], by_group, -jnp.inf).reshape(scores.shape)
+        outside = 0.0 if self.spec.zero_outside else -jnp.inf
+        return jnp.where(is_chosen[:, :, None], by_group, outside).reshape(scores.shape)
 
     def __call__(self, x: jax.Array, context: LayerContext) -> jax.Array:  # [T, D] -> [T, D]
         expert_ids, expert_weights = self._routes(x, context)

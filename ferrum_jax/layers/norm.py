@@ -1,4 +1,4 @@
-"""RMSNorm in the two forms that models use, and LayerNorm, with float32 statistics whatever the dtype."""
+"""RMSNorm in the forms that models use, and LayerNorm, with float32 statistics whatever the dtype."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from ferrum_jax.layers.linear import Linear
 from ferrum_jax.sharding.shards import WHOLE, Shards
 from ferrum_jax.spec import NormSpec
 
@@ -35,6 +36,25 @@ class RMSNorm(nnx.Module):
         if self.rounds_once:
             return (wide * scale * weight.astype(jnp.float32)).astype(x.dtype)
         return weight * (wide * scale).astype(x.dtype)
+
+
+class GatedNorm(RMSNorm):
+    """z = y * sigmoid(W_up silu(W_down y)) of an RMSNorm's y; the sigmoid and the product in float32.
+
+    Source: SK Telecom 2026 (A.X K2).
+    """
+
+    def __init__(self, size: int, norm: NormSpec, *, dtype: jnp.dtype, rngs: nnx.Rngs | None) -> None:
+        super().__init__(
+            size, eps=norm.eps, zero_centred=norm.zero_centred, rounds_once=norm.rounds_once, dtype=dtype
+        )
+        self.down = Linear(size, norm.gate_rank, dtype=dtype, rngs=rngs)
+        self.up = Linear(norm.gate_rank, size, dtype=dtype, rngs=rngs)
+
+    def __call__(self, x: jax.Array, parts: Shards = WHOLE) -> jax.Array:  # [T, size] -> the same
+        y = super().__call__(x, parts)
+        gate = self.up(jax.nn.silu(self.down(y))).astype(jnp.float32)
+        return (y * jax.nn.sigmoid(gate)).astype(y.dtype)
 
 
 class GroupedNorm(nnx.Module):

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 _KEYS: Mapping[tuple[float, float], str] = {
     (1, 2**24): """
         vocab_size hidden_size num_attention_heads num_key_value_heads num_global_key_value_heads
-        vocab_size_per_layer_input intermediate_size type_vocab_size swa_num_attention_heads
+        vocab_size_per_layer_input intermediate_size type_vocab_size swa_num_attention_heads gated_norm_rank
         swa_num_key_value_heads linear_num_key_heads linear_num_value_heads conv_dim conv_dim_out block_dim
         block_ff_dim block_multiple_of mamba_d_ssm mamba_n_heads mamba_num_heads mamba_n_groups n_groups
         mamba_d_state ssm_state_size q_lora_rank kv_lora_rank intermediate_size_mlp num_heads out_hidden_size

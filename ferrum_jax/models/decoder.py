@@ -32,7 +32,7 @@ from ferrum_jax.layers.latent_attention import LatentAttention
 from ferrum_jax.layers.linear import Linear, project
 from ferrum_jax.layers.mlp import MLP
 from ferrum_jax.layers.moe import MoE, NormedMoE
-from ferrum_jax.layers.norm import norm_of
+from ferrum_jax.layers.norm import GatedNorm, norm_of
 from ferrum_jax.layers.rope import Rotation, rotation_of
 from ferrum_jax.models.mtp import MtpEnds
 from ferrum_jax.models.recurrent import Mixer, recurrent_layer
@@ -43,16 +43,19 @@ class DecoderLayer(nnx.Module):
     """Attention and MLP (or experts), each with the norms that the spec says, and beside a residual."""
 
     def __init__(self, spec: ModelSpec, layer: int, *, dtype: jnp.dtype, rngs: nnx.Rngs | None) -> None:
-        def norm(is_there: bool) -> Callable[[jax.Array], jax.Array]:
+        def norm(is_there: bool, gated: bool = False) -> Callable[[jax.Array], jax.Array]:
+            if is_there and gated and spec.norm.gate_rank:
+                return GatedNorm(spec.hidden_size, spec.norm, dtype=dtype, rngs=rngs)
             return norm_of(spec.norm, spec.hidden_size, dtype=dtype) if is_there else _as_it_is
 
         mixes, has_mlp = layer in spec.mixing_layers, layer not in spec.without_mlp
-        self.attention_norm = norm(spec.norm.before and mixes)
+        self.attention_norm = norm(spec.norm.before and mixes, gated=True)
         self.attention: Mixer | None = _mixer_of(spec, layer, dtype, rngs)
         self.attention_out_norm = norm(spec.norm.after and mixes)
         self.is_parallel = spec.parallel
         norms_itself = spec.experts is not None and spec.experts.own_norms and layer in spec.experts.layers
-        self.mlp_norm = norm(spec.norm.before and has_mlp and not spec.parallel and not norms_itself)
+        norms_before = spec.norm.before and has_mlp and not spec.parallel and not norms_itself
+        self.mlp_norm = norm(norms_before, gated=layer in spec.moe_layers)
         self.mlp = _mlp_of(spec, layer, dtype, rngs) if has_mlp else None
         self.mlp_out_norm = norm(spec.norm.after and has_mlp)
         self.residual_multiplier = spec.residual_multiplier

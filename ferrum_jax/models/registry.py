@@ -27,7 +27,7 @@ from ferrum_jax.spec.stored_weight import WeightForm
 
 # The files of families, in the order of the documentation.
 _FAMILIES = """
-    arcee
+    arcee axk2
     bailing_hybrid
     cohere2
     deepseek

@@ -55,6 +55,7 @@ PARAMETERS: tuple[tuple[str, tuple[str | None, ...]], ...] = (
     ("head.bias", ("vocabulary",)),
     ("layers.*.indexer.*norm.*", (None,)),
     ("layers.*.indexer.*.weight", (None, None)),
+    ("layers.*_norm.*.weight", (None, None)),
     ("layers.*.attention.q.weight", ("heads", None)),
     ("layers.*.attention.q.bias", ("heads",)),
     ("layers.*.attention.[kv].weight", ("kv_heads", None)),

@@ -40,7 +40,8 @@ class ExpertsSpec:
     layers: those that have experts, at least one; the others have an MLP. intermediate_size: of an expert.
     scoring: what makes an expert's score of its logit. corrected: experts are chosen by score plus a correction, and
     weighed by score alone. num_groups, num_chosen_groups: only experts of the groups whose num_best best scores sum
-    highest are chosen. norm_topk_prob: the weights of a token's experts sum to one, before they are multiplied by
+    highest are chosen; zero_outside: the others stand at 0, before those chosen whose score is negative.
+    norm_topk_prob: the weights of a token's experts sum to one, before they are multiplied by
     routed_scaling_factor. rivals_within: an expert is weighed by softmax over its rivals, which are those not chosen
     before it whose logits are behind its own by this share at most; None is by its score.
     weighs_inputs: what an expert is given is multiplied by its weight, not what it gives.
@@ -62,6 +63,7 @@ class ExpertsSpec:
     num_groups: int = 1
     num_chosen_groups: int = 1
     num_best: int = 2
+    zero_outside: bool = False
     norm_topk_prob: bool = False
     routed_scaling_factor: float = 1.0
     rivals_within: float | None = None

@@ -30,15 +30,17 @@ class LatentSpec:
 
     kv_lora_rank: size of that vector. qk_nope_head_dim: the part of each head's query and key that does not rotate;
     head_dim is the part that does, and all heads share its key. q_lora_rank: size of the vector that queries are made
-    of; None is the token's.
+    of; None is the token's. raw_queries: they are made of it as it is before its norm, too.
     """
 
     kv_lora_rank: int
     qk_nope_head_dim: int
     q_lora_rank: int | None = None
+    raw_queries: bool = False
 
     def __post_init__(self) -> None:
         check_positive(self, "kv_lora_rank", "qk_nope_head_dim")
+        assert self.q_lora_rank or not self.raw_queries, "no layer computes this"
         if self.q_lora_rank is not None:
             check_positive(self, "q_lora_rank")
 

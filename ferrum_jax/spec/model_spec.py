@@ -48,7 +48,8 @@ class NormSpec:
 
     kind: "rms" or "layer", which takes the mean off first. bias: of LayerNorms. zero_centred: they multiply by
     1 + weight. rounds_once: of RMSNorms, the product with the weight is rounded to the dtype, not the quotient too.
-    before, after: what attention and MLP are given is normed, what they give.
+    before, after: what attention and MLP are given is normed, what they give. gate_rank: the norms before attention
+    and before experts are followed by a gate, which the normed values make through this many; 0 is no gate.
     """
 
     kind: str = "rms"
@@ -58,10 +59,12 @@ class NormSpec:
     rounds_once: bool = False
     before: bool = True
     after: bool = False
+    gate_rank: int = 0
 
     def __post_init__(self) -> None:
         assert self.kind in NORM_KINDS, f"kind is {self.kind!r}; known are {NORM_KINDS}"
         assert self.before or self.after, "layers without norms"
+        assert not self.gate_rank or (self.kind == "rms" and self.before), "no layer computes this"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -307,6 +310,9 @@ _ABSENT: Mapping[str, Any] = {
     "v_norm": False,
     "own_norms": False,
     "rounds_once": False,
+    "gate_rank": 0,
+    "raw_queries": False,
+    "zero_outside": False,
     "other_mlp": (),
     "layer_inputs": None,
     "image_id": 0,

@@ -86,7 +86,7 @@ def law(name: str, shape: tuple[int, ...], golden: Golden) -> dict[str, Any]:
             return said
     if name == "model.norm.weight" and (golden.norm_mean == 0 or golden.architecture == "Gemma4"):
         return normal(-1.0, 1.0)  # of either sign; otherwise a tied table would repeat every token
-    if "norm" in name:
+    if "norm" in name and len(shape) == 1:  # not the matrices of a gate behind one
         return normal(1.0 if "linear_attn" in name else golden.norm_mean, 0.2)
     if "embed" in name:
         return normal(0.0, golden.embed_std)
