@@ -26,7 +26,7 @@ from checkpoints.fingerprint import fingerprint
 from checkpoints.folder import has_chat_template, tokenizer_files
 from checkpoints.formats import KEYS, Scheme, StoredForms, scheme_of, stored_scale_dtype
 from checkpoints.remote import RemoteFolder
-from checkpoints.rules import HEAD, Expansion, Rule, Shape, TensorSlice, saved_alone
+from checkpoints.rules import HEAD, MISTRALS_HEAD, Expansion, Rule, Shape, TensorSlice, saved_alone
 from ferrum_jax.files.json_files import read_json, read_optional_json
 from ferrum_jax.paths import is_url
 
@@ -65,7 +65,8 @@ class Checkpoint:
         if self.kind == "orbax":
             return "head.weight" in orbax_folder.read_description(self.path)["parameters"]
         names = huggingface.map_tensors(self.remote or self.path)
-        return any(name.endswith(HEAD) for name in names) or not saved_alone(names)
+        has_one = MISTRALS_HEAD in names or any(name.endswith(HEAD) for name in names)
+        return has_one or not saved_alone(names)
 
     @functools.cached_property
     def stored_forms(self) -> StoredForms:

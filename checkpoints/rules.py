@@ -24,6 +24,7 @@ from checkpoints.names.problems import listed
 Shape = tuple[int, ...]
 BASE = "model."  # prefix of the names of a decoder's tensors, except the head's
 HEAD = "lm_head.weight"
+MISTRALS_HEAD = "output.weight"  # what it is called where a checkpoint has Mistral's own names
 TOWER = "vision_tower.vision_model."  # prefix of the names of a SigLIP tower's tensors
 
 

@@ -11,7 +11,7 @@ from flax import nnx
 from ferrum_jax.layers.attention import LayerContext
 from ferrum_jax.layers.linear import Linear, project
 from ferrum_jax.layers.norm import LayerNorm
-from ferrum_jax.layers.rope import Rotation
+from ferrum_jax.layers.rope import LearnedTemperature, Rotation
 from ferrum_jax.spec import IndexerSpec
 from pallas_kernels.chosen_keys import ChosenKeys
 
@@ -20,6 +20,8 @@ _NORM_EPS = 1e-6  # of its keys, whatever the spec says of the model's norms
 
 class Indexer(nnx.Module):
     """J heads of I values whose queries are made of what attention's are, and one key of I values a token.
+
+    With queries of its own they are made of the token, normed, and weighed by a learned temperature.
 
         score(t, s) = sum_j w_j(t) relu(q_j(t) k(s));    k = norm(W_k x)    w = W_w x / sqrt(J I)
 
@@ -33,7 +35,9 @@ class Indexer(nnx.Module):
     ) -> None:
         J, self.width = own.num_heads, own.head_dim
         self.top_k, self.interleaved = own.top_k, own.interleaved
-        self.q = Linear(query_size, J * self.width, dtype=dtype, rngs=rngs)
+        self.q_norm = LayerNorm(hidden_size, eps=_NORM_EPS, dtype=dtype) if own.own_queries else None
+        self.temperature = LearnedTemperature(J, dtype=dtype) if own.own_queries else None
+        self.q = Linear(hidden_size if own.own_queries else query_size, J * self.width, dtype=dtype, rngs=rngs)
         self.k = Linear(hidden_size, self.width, dtype=dtype, rngs=rngs)
         self.k_norm = LayerNorm(self.width, eps=_NORM_EPS, dtype=dtype)
         self.weigh = Linear(hidden_size, J, dtype=dtype, rngs=rngs)
@@ -46,7 +50,8 @@ class Indexer(nnx.Module):
         context: LayerContext,
     ) -> ChosenKeys | None:
         own = dataclasses.replace(rotation, interleaved=self.interleaved)
-        q = own.of_keys(self.q(made_of).reshape(len(x), -1, self.width))  # [T, J, I]
+        q = self.q(made_of if self.q_norm is None else self.q_norm(x)).reshape(len(x), -1, self.width)
+        q = own.of_keys(q if self.temperature is None else self.temperature(q, rotation))  # [T, J, I]
         key = own.of_keys(self.k_norm(self.k(x))[:, None])[:, 0]  # [T, I]
         weights = project(x, self.weigh.weight[...], out_dtype=jnp.float32) * (q.shape[1] * self.width) ** -0.5
         return context.choose(q, weights, key, top_k=self.top_k)

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from ferrum_jax.layers.attention import LayerContext
+from ferrum_jax.layers.attention import KeysAndValues, LayerContext
 from ferrum_jax.layers.indexer import Indexer
 from ferrum_jax.layers.linear import Linear
 from ferrum_jax.layers.norm import RMSNorm
-from ferrum_jax.layers.rope import Rotation
+from ferrum_jax.layers.rope import LearnedTemperature, Rotation
 from ferrum_jax.spec import ModelSpec
 from pallas_kernels.quantized_matmul import QuantizedWeight, decode
-
-_NORM_EPS = 1e-6  # of both latents, whatever the spec says of the model's norms
-
 
 class LatentAttention(nnx.Module):
     """N heads of A values that do not turn and H that do; values of V; a latent c of C values a token.
@@ -25,8 +24,8 @@ class LatentAttention(nnx.Module):
     A query is brought to the latent's side once, and a head's result from it: q k = (W_UKᵀ q) c + q r, and what the
     softmax weighs is c itself. So nothing of the context is expanded, one token or many: there is one KV head, whose K
     is (c, r) and whose V is c. With an indexer it attends to the keys that this chose, or the last one before it. With a
-    gate, each head of q brings as many more values as V has, its own. On a mesh a device has some of the heads, and
-    every latent whole.
+    gate, each head of q brings as many more values as V has, its own. A layer that borrows attends to the latents of
+    its lender. On a mesh a device has some of the heads, and every latent whole.
     Source: DeepSeek-AI 2024 (DeepSeek-V2, section 2.1.2 and appendix C).
     """
 
@@ -39,19 +38,23 @@ class LatentAttention(nnx.Module):
         self.window, self.soft_cap = spec.window_of(layer), own.attn_logit_softcapping
         self.key_dim, self.value_dim = A, V
         self.has_gate, self.raw_queries = own.gate, own.latent.raw_queries
-        self.turning_dim, self.query_dim = H, A + H + V * self.has_gate
+        self.shared_dim, self.latent_dim, self.turning_dim = H, C, H * own.latent.shared_key
+        self.query_dim = A + self.turning_dim + V * self.has_gate
         if rank is None:
             self.q = Linear(D, N * self.query_dim, dtype=dtype, rngs=rngs)
         else:
             self.q_a = Linear(D, rank, bias=own.bias, dtype=dtype, rngs=rngs)
-            self.q_a_norm = RMSNorm(rank, eps=_NORM_EPS, dtype=dtype)
+            self.q_a_norm = RMSNorm(rank, eps=own.latent.norm_eps, dtype=dtype)
             self.q_b = Linear(rank * (1 + self.raw_queries), N * self.query_dim, dtype=dtype, rngs=rngs)
         self.has_query_latent = rank is not None
         self.chooses = own.indexer is not None
         has_indexer = own.indexer is not None and not own.indexer.shared
         self.indexer = Indexer(own.indexer, D, rank or D, dtype=dtype, rngs=rngs) if has_indexer else None
-        self.kv_a = Linear(D, C + H, bias=own.bias, dtype=dtype, rngs=rngs)
-        self.kv_a_norm = RMSNorm(C, eps=_NORM_EPS, dtype=dtype)
+        self.temperature = LearnedTemperature(N, dtype=dtype) if own.learned_temperature else None
+        self.lends, borrows = layer in dict(spec.borrowed).values(), spec.lender_of(layer) != layer
+        width = C + self.turning_dim
+        self.kv_a = None if borrows else Linear(D, width, bias=own.bias, dtype=dtype, rngs=rngs)
+        self.kv_a_norm = None if borrows else RMSNorm(C, eps=own.latent.norm_eps, dtype=dtype)
         self.kv_b = Linear(C, N * (A + V), dtype=dtype, rngs=rngs)
         self.gate_heads = Linear(D, N, dtype=dtype, rngs=rngs) if own.head_gate else None
         self.o = Linear(N * V, D, bias=own.output_bias, dtype=dtype, rngs=rngs)
@@ -62,21 +65,19 @@ class LatentAttention(nnx.Module):
         rotation: Rotation,
         context: LayerContext,
     ) -> jax.Array:  # [T, D]
-        T, A, C = len(x), self.key_dim, self.kv_a_norm.weight.shape[0]
+        T, A = len(x), self.key_dim
         of_keys, of_values = self._absorbed(x.dtype)
-        made_of, q = self._queries(x)
+        made_of, q = self._queries(x, rotation)
         if self.indexer is not None:
             context.chosen = self.indexer(x, made_of, rotation, context)
         q, turning, gate = jnp.split(q, [A, A + self.turning_dim], axis=-1)  # without a gate that is empty
-        latent, shared = jnp.split(self.kv_a(x)[:, None], [C], axis=-1)
         queries = (
             jnp.einsum("tna,nac->tnc", rotation.weighed(q), of_keys),  # [T, N, C]
-            rotation.of_queries(turning),  # [T, N, H]
+            self._shared_part(turning, rotation.of_queries),  # [T, N, H]
         )
         attended = context.attend(
             jnp.concatenate(queries, axis=-1),
-            self.kv_a_norm(latent),
-            rotation.of_keys(shared),
+            *self._latents(x, rotation, context),
             scale=self.scale,
             window=self.window,
             soft_cap=self.soft_cap,
@@ -90,14 +91,30 @@ class LatentAttention(nnx.Module):
             out = out * jax.nn.sigmoid(self.gate_heads(x).astype(jnp.float32)).astype(out.dtype)[..., None]
         return self.o(out.reshape(T, -1), context.shards)
 
-    def _queries(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def _queries(self, x: jax.Array, rotation: Rotation) -> tuple[jax.Array, jax.Array]:
         """What queries are made of, and they, with their gates: [T, N, A + H] or [T, N, A + H + V]."""
         if not self.has_query_latent:
-            return x, self.q(x).reshape(len(x), -1, self.query_dim)
+            q = self.q(x).reshape(len(x), -1, self.query_dim)
+            return x, q if self.temperature is None else self.temperature(q, rotation)
         raw = self.q_a(x)
         normed = self.q_a_norm(raw)
         q = self.q_b(jnp.concatenate([normed, raw], axis=-1) if self.raw_queries else normed)
         return normed, q.reshape(len(x), -1, self.query_dim)
+
+    def _latents(self, x: jax.Array, rotation: Rotation, context: LayerContext) -> KeysAndValues:
+        """c [T, 1, C] and r [T, 1, H] of the tokens, or those of the lender."""
+        if self.kv_a is None or self.kv_a_norm is None:
+            assert context.borrowed is not None, "the layer borrows, and nothing was lent to it"
+            return context.borrowed
+        latent, shared = jnp.split(self.kv_a(x)[:, None], [self.latent_dim], axis=-1)
+        kept = self.kv_a_norm(latent), self._shared_part(shared, rotation.of_keys)
+        if self.lends:
+            context.lent = kept
+        return kept
+
+    def _shared_part(self, x: jax.Array, turned: Callable[[jax.Array], jax.Array]) -> jax.Array:  # [T, heads, H]
+        """What all heads share, or zeros where they share nothing."""
+        return turned(x) if self.turning_dim else jnp.zeros((*x.shape[:2], self.shared_dim), x.dtype)
 
     def _absorbed(self, dtype: jnp.dtype) -> tuple[jax.Array, jax.Array]:
         """W_UK [N, A, C] and W_UV [N, V, C] of this device's heads. A form's codes are decoded, x is not rounded."""

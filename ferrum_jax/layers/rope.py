@@ -16,6 +16,7 @@ import math
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 
 from ferrum_jax.spec import AttentionSpec, RopeSpec
 
@@ -99,19 +100,23 @@ def axes_of_frequencies(rope: RopeSpec, head_dim: int) -> np.ndarray:
 
 
 @functools.partial(
-    jax.tree_util.register_dataclass, data_fields=("cos", "sin", "query_factor"), meta_fields=("interleaved",)
+    jax.tree_util.register_dataclass,
+    data_fields=("cos", "sin", "query_factor", "log_position"),
+    meta_fields=("interleaved",),
 )
 @dataclasses.dataclass(frozen=True)
 class Rotation:
     """The rotation of a step's q and k by their positions: cos and sin of their angles, and a factor for q alone.
 
-    Each is [T, 1, H'/2] float32, the 1 for heads; query_factor is [T, 1, 1]. None where a layer has no such thing.
+    Each is [T, 1, H'/2] float32, the 1 for heads; query_factor is [T, 1, 1]. log_position: ln(1 + position), [T, 1],
+    for a `LearnedTemperature`. None where a layer has no such thing.
     """
 
     cos: jax.Array | None = None
     sin: jax.Array | None = None
     query_factor: jax.Array | None = None
     interleaved: bool = False
+    log_position: jax.Array | None = None
 
     def of_queries(self, q: jax.Array) -> jax.Array:  # [T, heads, H] -> the same
         """q, turned and multiplied by its factor."""
@@ -128,27 +133,50 @@ class Rotation:
         return rotate(k, self.cos, self.sin, interleaved=self.interleaved)
 
 
-def rotation_of(positions: jax.Array, attention: AttentionSpec) -> Rotation:
-    """The Rotation of every position, shared by all layers of a step whose rope and temperature are equal."""
+class LearnedTemperature(nnx.Module):
+    """Queries far from the start weigh sharper: q times a ln(1 + position) + b, with weights a and b of each head.
+
+    Source: Nakanishi 2025 (Scalable-Softmax), section 2, with a bias.
+    """
+
+    def __init__(self, num_heads: int, *, dtype: jnp.dtype) -> None:
+        self.scale, self.bias = nnx.Param(jnp.zeros((num_heads,), dtype)), nnx.Param(jnp.ones((num_heads,), dtype))
+
+    def __call__(self, q: jax.Array, rotation: Rotation) -> jax.Array:  # [T, heads, H] -> the same
+        assert rotation.log_position is not None, "the spec of the layer's attention says that its temperature is learned"
+        scale, bias = (weight[...].astype(jnp.float32)[None] for weight in (self.scale, self.bias))
+        factor = scale * rotation.log_position + bias  # [T, heads]
+        return (q.astype(jnp.float32) * factor[:, :, None]).astype(q.dtype)
+
+
+def rotation_of(positions: jax.Array, attention: AttentionSpec, learned: jax.Array | None = None) -> Rotation:
+    """The Rotation of every position, shared by all layers of a step whose rope and temperature are equal.
+
+    learned: [H'/2] float32, the weights of a rope whose frequencies are learned.
+    """
     rope, temperature, factor = attention.rope, attention.temperature, None
+    log_position = jnp.log1p(positions.astype(jnp.float32))[:, None] if attention.learned_temperature else None
     if temperature is not None:
         far = jnp.floor((positions + temperature.offset).astype(jnp.float32) / temperature.length)
         factor = (1 + temperature.scale * jnp.log1p(far))[:, None, None]
     if rope is None:
-        return Rotation(query_factor=factor)
-    cos, sin = rotations(positions, rope, attention.head_dim)
-    return Rotation(cos, sin, factor, rope.interleaved)
+        return Rotation(query_factor=factor, log_position=log_position)
+    assert (learned is not None) == rope.learned_frequencies, "frequencies are learned, or they are not"
+    cos, sin = rotations(positions, rope, attention.head_dim, learned)
+    return Rotation(cos, sin, factor, rope.interleaved, log_position)
 
 
 def rotations(
     positions: jax.Array,  # [T] int32, or [3, T]: time, row and column
     rope: RopeSpec,
     head_dim: int,
+    learned: jax.Array | None = None,  # [H'/2] float32
 ) -> tuple[jax.Array, jax.Array]:  # cos, sin: [T, 1, H'/2] float32, the 1 for heads
     """cos and sin of every position's angles."""
     turned_by = positions.astype(jnp.float32)
     turned_by = turned_by[:, None] if positions.ndim == 1 else turned_by[axes_of_frequencies(rope, head_dim)].T
-    angles = turned_by * frequencies(rope, head_dim)[None, :]
+    turns = frequencies(rope, head_dim)
+    angles = turned_by * (turns if learned is None else turns * jnp.exp(learned))[None, :]
     factor = rope.attention_factor
     return jnp.cos(angles)[:, None, :] * factor, jnp.sin(angles)[:, None, :] * factor
 

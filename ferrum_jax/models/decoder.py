@@ -141,6 +141,10 @@ class Decoder(nnx.Module):
         self.layers = nnx.List([DecoderLayer(spec, layer, dtype=dtype, rngs=rngs) for layer in range(spec.num_layers)])
         self.mtp = nnx.List([MtpEnds(spec, dtype=dtype, rngs=rngs) for _ in range(spec.num_mtp_layers)])
         self.norm = norm_of(spec.norm, spec.hidden_size, dtype=dtype)
+        rope, H = spec.attention.rope, spec.attention.head_dim
+        learned = rope is not None and rope.learned_frequencies
+        # float32 in every dtype, as its products with positions
+        self.rope_weights = nnx.Param(jnp.zeros((rope.rotary_dim(H) // 2,), jnp.float32)) if rope and learned else None
         tied = spec.tie_word_embeddings
         head = functools.partial(Linear, spec.hidden_size, spec.vocab_size, bias=spec.head_bias)
         self.head = None if tied else head(dtype=dtype, rngs=rngs)
@@ -158,7 +162,8 @@ class Decoder(nnx.Module):
         context.show("embed", x)
         inputs = None if self.layer_inputs is None else self._inputs_of_layers(token_ids, x, context)
         kinds = [self.spec.attention_of(layer) for layer in range(self.spec.num_hidden_layers)]
-        rotations = {kind: rotation_of(positions, kind) for kind in dict.fromkeys(kinds)}
+        learned = None if self.rope_weights is None else self.rope_weights[...]
+        rotations = {kind: rotation_of(positions, kind, learned) for kind in dict.fromkeys(kinds)}
         for i, kind in enumerate(kinds):
             beside = LayerArguments(
                 rotation=rotations[kind],

@@ -30,13 +30,16 @@ class LatentSpec:
 
     kv_lora_rank: size of that vector. qk_nope_head_dim: the part of each head's query and key that does not rotate;
     head_dim is the part that does, and all heads share its key. q_lora_rank: size of the vector that queries are made
-    of; None is the token's. raw_queries: they are made of it as it is before its norm, too.
+    of; None is the token's. raw_queries: they are made of it as it is before its norm, too. norm_eps: of the norms of
+    both vectors. shared_key: False of heads whose keys are all their own; what is kept of the shared one is 0.
     """
 
     kv_lora_rank: int
     qk_nope_head_dim: int
     q_lora_rank: int | None = None
     raw_queries: bool = False
+    norm_eps: float = 1e-6
+    shared_key: bool = True
 
     def __post_init__(self) -> None:
         check_positive(self, "kv_lora_rank", "qk_nope_head_dim")
@@ -51,7 +54,8 @@ class IndexerSpec:
 
     A score is a weighted sum over num_heads of relu(q k); all heads share a key of head_dim values, which the cache
     keeps. The earlier position wins where scores are equal. interleaved: pairs that turn are neighbours, not halves.
-    shared: the layer has no indexer of its own and takes what the last one before it chose.
+    shared: the layer has no indexer of its own and takes what the last one before it chose. own_queries: they are made
+    of the token, normed, and weighed by a learned temperature.
     """
 
     num_heads: int
@@ -59,6 +63,7 @@ class IndexerSpec:
     top_k: int
     interleaved: bool = False
     shared: bool = False
+    own_queries: bool = False
 
     def __post_init__(self) -> None:
         check_positive(self, "num_heads", "head_dim", "top_k")
@@ -90,7 +95,7 @@ class AttentionSpec:
     indexer: None is all keys before a query, or in its window.
     query_pre_attn_scalar: logits are q k over its root; None is head_dim. attn_logit_softcapping: logits become
     cap * tanh(logits / cap). rope: None is no positions. output_multiplier: of what attention
-    gives.
+    gives. learned_temperature: q is multiplied by a ln(1 + position) + b, two weights of each head.
 
     Raises ValueError naming the field whose value cannot be.
     """
@@ -111,6 +116,7 @@ class AttentionSpec:
     attn_logit_softcapping: float | None = None
     rope: RopeSpec | None = dataclasses.field(default_factory=RopeSpec)
     temperature: Temperature | None = None
+    learned_temperature: bool = False
     latent: LatentSpec | None = None
     indexer: IndexerSpec | None = None
     output_multiplier: float = 1.0

@@ -24,6 +24,7 @@ class RopeSpec:
     beta_fast, beta_slow, truncate [yarn]: which frequencies are interpolated.
     attention_factor [yarn, longrope]: scales cos and sin, complete here (inferred where it was not given).
     short_factor, long_factor [longrope]: what each frequency is divided by; the long ones hold where is_long.
+    learned_frequencies: each is multiplied by e to the power of a weight of the model.
     """
 
     rope_type: str = "default"
@@ -44,6 +45,7 @@ class RopeSpec:
     longest: int = 0
     sections: tuple[int, ...] = ()
     sections_in_order: bool = False
+    learned_frequencies: bool = False
 
     def __post_init__(self) -> None:
         if self.rope_type not in ROPE_TYPES:

@@ -17,6 +17,7 @@ import transformers  # pyright: ignore[reportMissingImports]
 
 from scripts.goldens.golden import Golden
 from scripts.goldens.mesh_rows import GREEDY, answered
+from scripts.goldens.mistral_large4 import text_model_class
 from scripts.goldens.recipe import normal
 from scripts.goldens.weights import make
 
@@ -59,6 +60,8 @@ def skeleton(golden: Golden) -> Any:
         attn_implementation="eager",
         **({"experts_implementation": "eager"} if _PER_TOKEN & set(golden.config) else {}),
     )
+    if golden.architecture == "MistralLarge4Text":
+        return text_model_class()(config).eval()
     model = getattr(transformers, f"{golden.architecture}ForCausalLM")(config).eval()
     recur_by_token(sys.modules[type(model).__module__])
     return model
@@ -77,6 +80,8 @@ def law(name: str, shape: tuple[int, ...], golden: Golden) -> dict[str, Any]:
         (("e_score_correction_bias", "expert_bias", "moe_statics"), normal(0.0, 0.1)),
         (("layer_scalar", "router.scale", "per_expert_scale"), normal(1.0, 0.2)),
         (("router.proj.weight",), normal(0.0, 3.0)),  # what it is given has a norm of one
+        (("ssmax_scaling.s", "lerope.alpha"), normal(0.1, 0.1)),
+        (("ssmax_scaling.b",), normal(0.8, 0.2)),
         (("A_log",), {"uniform": [-4.0, 1.0]}),  # some heads forget at once, others hardly ever
         (("bias",), normal(0.0, 0.3)),
         (("sinks",), normal(0.0, 1.0)),
