@@ -229,6 +229,7 @@ class Attention(nnx.Module):
     def __init__(self, spec: ModelSpec, layer: int, *, dtype: jnp.dtype, rngs: nnx.Rngs | None) -> None:
         own, D = spec.attention_of(layer), spec.hidden_size
         N, K, H, V = own.num_attention_heads, own.num_key_value_heads, own.head_dim, own.value_dim
+        assert not own.learned_temperature, "no layer computes this"
         assert not own.gate or H == V, "q brings the gates along, one for each of its values"
         self.lends = layer in dict(spec.borrowed).values()
         borrows = spec.lender_of(layer) != layer

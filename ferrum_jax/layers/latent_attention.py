@@ -16,6 +16,7 @@ from ferrum_jax.layers.rope import LearnedTemperature, Rotation
 from ferrum_jax.spec import ModelSpec
 from pallas_kernels.quantized_matmul import QuantizedWeight, decode
 
+
 class LatentAttention(nnx.Module):
     """N heads of A values that do not turn and H that do; values of V; a latent c of C values a token.
 
@@ -23,9 +24,9 @@ class LatentAttention(nnx.Module):
 
     A query is brought to the latent's side once, and a head's result from it: q k = (W_UKᵀ q) c + q r, and what the
     softmax weighs is c itself. So nothing of the context is expanded, one token or many: there is one KV head, whose K
-    is (c, r) and whose V is c. With an indexer it attends to the keys that this chose, or the last one before it. With a
-    gate, each head of q brings as many more values as V has, its own. A layer that borrows attends to the latents of
-    its lender. On a mesh a device has some of the heads, and every latent whole.
+    is (c, r) and whose V is c. With an indexer it attends to the keys that this chose, or the last one before it. A
+    layer that borrows attends to the latents of its lender. With a gate, each head of q brings as many more values as V
+    has, its own. On a mesh a device has some of the heads, and every latent whole.
     Source: DeepSeek-AI 2024 (DeepSeek-V2, section 2.1.2 and appendix C).
     """
 
@@ -40,21 +41,26 @@ class LatentAttention(nnx.Module):
         self.has_gate, self.raw_queries = own.gate, own.latent.raw_queries
         self.shared_dim, self.latent_dim, self.turning_dim = H, C, H * own.latent.shared_key
         self.query_dim = A + self.turning_dim + V * self.has_gate
+        self.query_factor, self.latent_factor = 1.0, (D / C) ** 0.5 if own.latent.rooted else 1.0
         if rank is None:
             self.q = Linear(D, N * self.query_dim, dtype=dtype, rngs=rngs)
         else:
             self.q_a = Linear(D, rank, bias=own.bias, dtype=dtype, rngs=rngs)
+            self.query_factor = (D / rank) ** 0.5 if own.latent.rooted else 1.0
             self.q_a_norm = RMSNorm(rank, eps=own.latent.norm_eps, dtype=dtype)
             self.q_b = Linear(rank * (1 + self.raw_queries), N * self.query_dim, dtype=dtype, rngs=rngs)
         self.has_query_latent = rank is not None
         self.chooses = own.indexer is not None
         has_indexer = own.indexer is not None and not own.indexer.shared
         self.indexer = Indexer(own.indexer, D, rank or D, dtype=dtype, rngs=rngs) if has_indexer else None
+        assert not (own.gate and own.learned_temperature), "no layer computes this"
         self.temperature = LearnedTemperature(N, dtype=dtype) if own.learned_temperature else None
         self.lends, borrows = layer in dict(spec.borrowed).values(), spec.lender_of(layer) != layer
         width = C + self.turning_dim
         self.kv_a = None if borrows else Linear(D, width, bias=own.bias, dtype=dtype, rngs=rngs)
         self.kv_a_norm = None if borrows else RMSNorm(C, eps=own.latent.norm_eps, dtype=dtype)
+        has_norm = own.latent.shared_norm and not borrows
+        self.shared_norm = RMSNorm(H, eps=own.latent.norm_eps, dtype=dtype) if has_norm else None
         self.kv_b = Linear(C, N * (A + V), dtype=dtype, rngs=rngs)
         self.gate_heads = Linear(D, N, dtype=dtype, rngs=rngs) if own.head_gate else None
         self.o = Linear(N * V, D, bias=own.output_bias, dtype=dtype, rngs=rngs)
@@ -85,21 +91,22 @@ class LatentAttention(nnx.Module):
             chosen=context.chosen if self.chooses else None,
         )  # [T, N, C]
         out = jnp.einsum("tnc,nvc->tnv", attended, of_values)
-        if self.has_gate:
-            out = (out.astype(jnp.float32) * jax.nn.sigmoid(gate.astype(jnp.float32))).astype(out.dtype)
+        out = _gated(out, gate) if self.has_gate else out
         if self.gate_heads is not None:
             out = out * jax.nn.sigmoid(self.gate_heads(x).astype(jnp.float32)).astype(out.dtype)[..., None]
         return self.o(out.reshape(T, -1), context.shards)
 
     def _queries(self, x: jax.Array, rotation: Rotation) -> tuple[jax.Array, jax.Array]:
         """What queries are made of, and they, with their gates: [T, N, A + H] or [T, N, A + H + V]."""
-        if not self.has_query_latent:
-            q = self.q(x).reshape(len(x), -1, self.query_dim)
-            return x, q if self.temperature is None else self.temperature(q, rotation)
-        raw = self.q_a(x)
-        normed = self.q_a_norm(raw)
-        q = self.q_b(jnp.concatenate([normed, raw], axis=-1) if self.raw_queries else normed)
-        return normed, q.reshape(len(x), -1, self.query_dim)
+        made_of = x
+        if self.has_query_latent:
+            raw = self.q_a(x)
+            made_of = _times(self.q_a_norm(raw), self.query_factor)
+            q = self.q_b(jnp.concatenate([made_of, raw], axis=-1) if self.raw_queries else made_of)
+        else:
+            q = self.q(x)
+        q = q.reshape(len(x), -1, self.query_dim)
+        return made_of, q if self.temperature is None else self.temperature(q, rotation)
 
     def _latents(self, x: jax.Array, rotation: Rotation, context: LayerContext) -> KeysAndValues:
         """c [T, 1, C] and r [T, 1, H] of the tokens, or those of the lender."""
@@ -107,7 +114,8 @@ class LatentAttention(nnx.Module):
             assert context.borrowed is not None, "the layer borrows, and nothing was lent to it"
             return context.borrowed
         latent, shared = jnp.split(self.kv_a(x)[:, None], [self.latent_dim], axis=-1)
-        kept = self.kv_a_norm(latent), self._shared_part(shared, rotation.of_keys)
+        shared = shared if self.shared_norm is None else self.shared_norm(shared)
+        kept = _times(self.kv_a_norm(latent), self.latent_factor), self._shared_part(shared, rotation.of_keys)
         if self.lends:
             context.lent = kept
         return kept
@@ -122,6 +130,16 @@ class LatentAttention(nnx.Module):
         dense = _dense(weight, dtype) if isinstance(weight, QuantizedWeight) else weight
         by_head = dense.reshape(-1, self.key_dim + self.value_dim, dense.shape[-1])
         return by_head[:, : self.key_dim], by_head[:, self.key_dim :]
+
+
+def _gated(x: jax.Array, gate: jax.Array) -> jax.Array:
+    """x times the sigmoid of its gate, rounded once."""
+    return (x.astype(jnp.float32) * jax.nn.sigmoid(gate.astype(jnp.float32))).astype(x.dtype)
+
+
+def _times(x: jax.Array, factor: float) -> jax.Array:
+    """x times a number that is not rounded first."""
+    return x if factor == 1 else (x.astype(jnp.float32) * factor).astype(x.dtype)
 
 
 def _dense(weight: QuantizedWeight, dtype: jnp.dtype) -> jax.Array:

@@ -45,16 +45,14 @@ class GatedNorm(RMSNorm):
     """
 
     def __init__(self, size: int, norm: NormSpec, *, dtype: jnp.dtype, rngs: nnx.Rngs | None) -> None:
-        super().__init__(
-            size, eps=norm.eps, zero_centred=norm.zero_centred, rounds_once=norm.rounds_once, dtype=dtype
-        )
+        super().__init__(size, eps=norm.eps, zero_centred=norm.zero_centred, rounds_once=norm.rounds_once, dtype=dtype)
         self.down = Linear(size, norm.gate_rank, dtype=dtype, rngs=rngs)
         self.up = Linear(norm.gate_rank, size, dtype=dtype, rngs=rngs)
 
     def __call__(self, x: jax.Array, parts: Shards = WHOLE) -> jax.Array:  # [T, size] -> the same
         y = super().__call__(x, parts)
         gate = self.up(jax.nn.silu(self.down(y))).astype(jnp.float32)
-        return (y * jax.nn.sigmoid(gate)).astype(y.dtype)
+        return (y.astype(jnp.float32) * jax.nn.sigmoid(gate)).astype(y.dtype)
 
 
 class GroupedNorm(nnx.Module):

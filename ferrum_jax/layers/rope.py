@@ -143,7 +143,9 @@ class LearnedTemperature(nnx.Module):
         self.scale, self.bias = nnx.Param(jnp.zeros((num_heads,), dtype)), nnx.Param(jnp.ones((num_heads,), dtype))
 
     def __call__(self, q: jax.Array, rotation: Rotation) -> jax.Array:  # [T, heads, H] -> the same
-        assert rotation.log_position is not None, "the spec of the layer's attention says that its temperature is learned"
+        assert rotation.log_position is not None, (
+            "the spec of the layer's attention says that its temperature is learned"
+        )
         scale, bias = (weight[...].astype(jnp.float32)[None] for weight in (self.scale, self.bias))
         factor = scale * rotation.log_position + bias  # [T, heads]
         return (q.astype(jnp.float32) * factor[:, :, None]).astype(q.dtype)

@@ -13,14 +13,16 @@ from collections.abc import Callable, Mapping
 _KEYS: Mapping[tuple[float, float], str] = {
     (1, 2**24): """
         vocab_size hidden_size num_attention_heads num_key_value_heads num_global_key_value_heads
-        vocab_size_per_layer_input intermediate_size type_vocab_size swa_num_attention_heads gated_norm_rank
+        vocab_size_per_layer_input intermediate_size type_vocab_size swa_num_attention_heads
+        swa_q_lora_rank swa_kv_lora_rank gated_norm_rank
         swa_num_key_value_heads linear_num_key_heads linear_num_value_heads conv_dim conv_dim_out block_dim
         block_ff_dim block_multiple_of mamba_d_ssm mamba_n_heads mamba_num_heads mamba_n_groups n_groups
         mamba_d_state ssm_state_size q_lora_rank kv_lora_rank intermediate_size_mlp num_heads out_hidden_size
         linear_num_heads
     """,
     (1, 2**16): """
-        head_dim global_head_dim swa_head_dim swa_v_head_dim linear_key_head_dim linear_value_head_dim linear_head_dim
+        head_dim global_head_dim swa_head_dim swa_v_head_dim swa_qk_nope_head_dim swa_qk_rope_head_dim
+        linear_key_head_dim linear_value_head_dim linear_head_dim
         mamba_d_head mamba_head_dim n_routed_experts qk_nope_head_dim qk_rope_head_dim v_head_dim ep_size
         index_head_dim index_n_heads
         n_group topk_group moe_num_experts moe_k moe_topk rotary_dim attention_head_dim mm_tokens_per_image
@@ -38,7 +40,7 @@ _KEYS: Mapping[tuple[float, float], str] = {
     (1e-6, 1e6): "low_freq_factor high_freq_factor beta_fast beta_slow attention_factor short_factor long_factor",
     (0, 2**24): """
         hidden_size_per_layer_input pad_token_id moe_intermediate_size shared_expert_intermediate_size
-        moe_shared_expert_intermediate_size shared_intermediate_size num_labels
+        moe_shared_expert_intermediate_size shared_intermediate_size num_labels shared_experts_intermediate_size
     """,
     (0, 1000): """
         num_kv_shared_layers first_k_dense_replace moe_layer_start_index llama_4_scaling_beta attn_scale
@@ -59,7 +61,7 @@ _KEYS: Mapping[tuple[float, float], str] = {
     # 0 where use_sliding_window is false
     (0, 2**31): "sliding_window sliding_window_size max_window_layers full_attn_mod interpolate_factor",
     (1, 16): "in_channels temporal_patch_size spatial_merge_size pooling_kernel_size num_channels",
-    (1.000001, 1e15): "global_rope_theta local_rope_theta rope_theta rope_local_base_freq",
+    (1.000001, 1e15): "global_rope_theta local_rope_theta rope_theta rope_local_base_freq swa_rope_theta",
     (1, 2**30): "max_position_embeddings floor_scale initial_context_length",
     (0, 2**10): "n_shared_experts moe_num_shared_experts num_shared_expert",
     (0.0, 1.0): "router_jitter_noise rotary_pct",

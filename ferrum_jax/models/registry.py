@@ -30,7 +30,7 @@ _FAMILIES = """
     arcee axk2
     bailing_hybrid
     cohere2
-    deepseek
+    deepseek dots3
     ernie exaone4
     falcon_h1
     gemma gemma4 glm4 glm4v glm5 gpt_oss granite granite_hybrid

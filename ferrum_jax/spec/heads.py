@@ -32,6 +32,8 @@ class LatentSpec:
     head_dim is the part that does, and all heads share its key. q_lora_rank: size of the vector that queries are made
     of; None is the token's. raw_queries: they are made of it as it is before its norm, too. norm_eps: of the norms of
     both vectors. shared_key: False of heads whose keys are all their own; what is kept of the shared one is 0.
+    shared_norm: it is normed before it turns. rooted: behind their norms both vectors are multiplied by the root of
+    the model's width over their size.
     """
 
     kv_lora_rank: int
@@ -40,6 +42,8 @@ class LatentSpec:
     raw_queries: bool = False
     norm_eps: float = 1e-6
     shared_key: bool = True
+    shared_norm: bool = False
+    rooted: bool = False
 
     def __post_init__(self) -> None:
         check_positive(self, "kv_lora_rank", "qk_nope_head_dim")

@@ -315,6 +315,8 @@ _ABSENT: Mapping[str, Any] = {
     "zero_outside": False,
     "norm_eps": 1e-6,
     "shared_key": True,
+    "shared_norm": False,
+    "rooted": False,
     "own_queries": False,
     "learned_temperature": False,
     "learned_frequencies": False,

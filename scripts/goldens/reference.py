@@ -27,7 +27,14 @@ NUM_GREEDY = 64
 MARGIN = 1e-4  # of the best logit, a hundred times the error of float32
 LEAST_DIFFERENT = 10  # of the tokens that follow a prompt
 _FINAL_NORMS = ("norm", "embedding_norm", "final_layernorm", "norm_f")
-_SEE_IMAGES = ("Gemma3", "Gemma4", "Llama4", "Qwen3_5", "Qwen3_5Moe")  # whose config of text has a class of its own
+_SEE_IMAGES = (
+    "Dots3Note",
+    "Gemma3",
+    "Gemma4",
+    "Llama4",
+    "Qwen3_5",
+    "Qwen3_5Moe",
+)  # whose config of text has a class of its own
 _DECIDING = (
     *("lm_head.weight", "mlp.gate.weight", "mlp.gate.wg.weight", "block_sparse_moe.gate.weight"),
     *("router.weight", "router.layer.weight"),
