@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 
 import jax
@@ -13,7 +12,7 @@ from flax import nnx
 
 from ferrum_jax.layers.attention import LayerContext, causal_attention
 from ferrum_jax.layers.latent_attention import LatentAttention
-from ferrum_jax.layers.rope import Rotation
+from ferrum_jax.layers.rope import rotation_of
 from ferrum_jax.spec import AttentionSpec, LatentSpec, MlpSpec, ModelSpec
 from pallas_kernels.kv_pool import KV_DTYPES, KVPool, make_pool, pool_shape, round_trip
 from pallas_kernels.paged_attention import AttentionConfig, RaggedBatch, make_schedule, paged_attention
@@ -22,58 +21,89 @@ from tests.fast_compile import FAST_COMPILE
 N, A, H, V, C, D, T = 3, 6, 4, 5, 8, 10, 21
 
 
-@pytest.fixture(scope="module", params=[False, True], ids=["plain", "gated heads"])
-def layer(request) -> LatentAttention:
-    latent = LatentSpec(kv_lora_rank=C, qk_nope_head_dim=A, q_lora_rank=7)
-    attention = AttentionSpec(
+KINDS = {  # what a family's latents and its attention have beyond DeepSeek's
+    "DeepSeek": ({}, {}),
+    "Ling": ({}, {"head_gate": True}),
+    "A.X K2": ({"raw_queries": True}, {"gate": True}),
+    "dots3": ({"rooted": True, "shared_norm": True}, {"head_gate": True}),
+    "Mistral Large 4": ({"q_lora_rank": None, "norm_eps": 1e-3}, {"learned_temperature": True}),
+    "Mistral Large 4, still": ({"q_lora_rank": None, "shared_key": False}, {"learned_temperature": True}),
+}
+
+
+def attention_of(kind: str) -> AttentionSpec:
+    of_latent, of_attention = KINDS[kind]
+    return AttentionSpec(
         num_attention_heads=N,
         num_key_value_heads=1,
         head_dim=H,
         v_head_dim=V,
-        latent=latent,
+        latent=LatentSpec(**{"kv_lora_rank": C, "qk_nope_head_dim": A, "q_lora_rank": 7} | of_latent),
         rope=None,
-        head_gate=request.param,
+        query_pre_attn_scalar=A + H,
+        **of_attention,
     )
+
+
+def layer_of(kind: str) -> LatentAttention:
     spec = ModelSpec(
         architecture="",
         vocab_size=9,
         hidden_size=D,
         num_hidden_layers=1,
         max_position_embeddings=64,
-        attention=dataclasses.replace(attention, query_pre_attn_scalar=A + H),
+        attention=attention_of(kind),
         mlp=MlpSpec(intermediate_size=6),
     )
     made = LatentAttention(spec, 0, dtype=jnp.dtype("float32"), rngs=nnx.Rngs(3))
-    for name in ("q_a", "q_b", "kv_a", "kv_b", "o", *(["gate_heads"] if request.param else [])):
-        weight = getattr(made, name).weight
-        weight[...] = jax.device_put(np.asarray(weight[...]) * 50)  # drawn at 0.02
+    rng = np.random.default_rng(5)
+    for name in ("q", "q_a", "q_b", "kv_a", "kv_b", "o", "gate_heads"):
+        if (weight := getattr(getattr(made, name, None), "weight", None)) is not None:
+            weight[...] = jax.device_put(np.asarray(weight[...]) * 50)  # drawn at 0.02
+    if made.temperature is not None:
+        made.temperature.scale[...] = jax.device_put(rng.normal(size=N).astype(np.float32))
     return made
 
 
 def expanded(layer: LatentAttention, x: np.ndarray) -> np.ndarray:
     """Keys and values of every head, and then attention, in float64."""
-    w = {name: np.asarray(getattr(layer, name).weight[...], np.float64) for name in ("q_a", "q_b", "kv_a", "kv_b", "o")}
+
+    def linear(name: str, y: np.ndarray) -> np.ndarray:
+        return y @ np.asarray(getattr(layer, name).weight[...], np.float64).T
 
     def norm(y: np.ndarray) -> np.ndarray:
-        return y / np.sqrt((y * y).mean(axis=-1, keepdims=True) + 1e-6)
+        return y / np.sqrt((y * y).mean(axis=-1, keepdims=True) + layer.kv_a_norm.eps)
 
-    q = (norm(x @ w["q_a"].T) @ w["q_b"].T).reshape(T, N, A + H)
-    latent, shared = np.split(x @ w["kv_a"].T, [C], axis=-1)
-    both = (norm(latent) @ w["kv_b"].T).reshape(T, N, A + V)
-    k = np.concatenate([both[..., :A], np.broadcast_to(shared[:, None], (T, N, H))], axis=-1)
+    latent, shared = np.split(linear("kv_a", x), [C], axis=-1)
+    latent = norm(latent) * ((D / C) ** 0.5 if layer.latent_factor != 1 else 1)
+    shared = shared if layer.shared_norm is None else norm(shared)
+    if layer.has_query_latent:
+        raw = linear("q_a", x)
+        made_of = norm(raw) * ((D / 7) ** 0.5 if layer.query_factor != 1 else 1)
+        q = linear("q_b", np.concatenate([made_of, raw], axis=-1) if layer.raw_queries else made_of)
+    else:
+        q = linear("q", x)
+    q, gate = np.split(q.reshape(T, N, -1), [A + shared.shape[-1]], axis=-1)
+    if layer.temperature is not None:
+        scale, bias = (np.asarray(w[...], np.float64) for w in (layer.temperature.scale, layer.temperature.bias))
+        q = q * (np.log(1 + np.arange(T))[:, None] * scale + bias)[:, :, None]
+    both = linear("kv_b", latent).reshape(T, N, A + V)
+    k = np.concatenate([both[..., :A], np.broadcast_to(shared[:, None], (T, N, shared.shape[-1]))], axis=-1)
     scores = np.einsum("tnh,snh->nts", q, k) * (A + H) ** -0.5
     scores = np.where(np.tri(T, dtype=bool), scores, -np.inf)
     weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
     weights /= weights.sum(axis=-1, keepdims=True)
     out = np.einsum("nts,snv->tnv", weights, both[..., A:])
-    if layer.gate_heads is not None:
-        out /= 1 + np.exp(-x @ np.asarray(layer.gate_heads.weight[...], np.float64).T)[..., None]
-    return out.reshape(T, -1) @ w["o"].T
+    gate = linear("gate_heads", x)[:, :, None] if layer.gate_heads is not None else gate
+    return linear("o", (out / (1 + np.exp(-gate)) if gate.size else out).reshape(T, -1))
 
 
-def test_the_absorbed_form_is_attention_to_the_keys_and_values_of_all_heads(layer):
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_absorbed_form_is_attention_to_the_keys_and_values_of_all_heads(kind):
+    layer = layer_of(kind)
     x = np.random.default_rng(1).normal(size=(T, D)).astype(np.float32)
-    found = jax.jit(lambda x: layer(x, Rotation(), LayerContext()), compiler_options=FAST_COMPILE)(x)
+    rotation = rotation_of(jnp.arange(T), attention_of(kind))
+    found = jax.jit(lambda x: layer(x, rotation, LayerContext()), compiler_options=FAST_COMPILE)(x)
     np.testing.assert_allclose(found, expanded(layer, x.astype(np.float64)), rtol=0, atol=2e-4)
 
 

@@ -16,9 +16,9 @@ from ferrum_jax.layers.embedding import Embedding
 from ferrum_jax.layers.linear import Linear, project
 from ferrum_jax.layers.mlp import ACTIVATIONS, MLP
 from ferrum_jax.layers.moe import MoE
-from ferrum_jax.layers.norm import RMSNorm
+from ferrum_jax.layers.norm import GatedNorm, RMSNorm
 from ferrum_jax.layers.rope import frequencies, rotate, rotation_of, rotations
-from ferrum_jax.spec import AttentionSpec, ExpertsSpec, MlpSpec, ModelSpec, QkNorm, RopeSpec
+from ferrum_jax.spec import AttentionSpec, ExpertsSpec, MlpSpec, ModelSpec, NormSpec, QkNorm, RopeSpec
 from pallas_kernels.grouped_matmul import oracle as grouped_matmul
 from pallas_kernels.tolerance import TOLERANCE
 from tests.fast_compile import FAST_COMPILE
@@ -145,6 +145,16 @@ def test_norm_has_float32_statistics(shape: tuple[int, ...], dtype: str):
     assert_close(centred(x), oracle.rms_norm(wide, np.ones(20), 1e-5), dtype)
     nnx.update(centred, nnx.state(layer))
     assert_close(centred(x), oracle.rms_norm(wide, 1 + weight, 1e-5), dtype)
+
+
+def test_a_gated_norm_multiplies_by_a_gate_that_its_own_values_make():
+    layer = GatedNorm(20, NormSpec(eps=1e-5, gate_rank=6), dtype=jnp.dtype("float32"), rngs=None)
+    w = fill(layer, "float32")
+    x, wide = draw(1, (5, 20), "float32")
+    normed = oracle.rms_norm(wide, w["weight"], 1e-5)
+    hidden = oracle.linear(normed, w["down.weight"], 0.0)
+    gate = oracle.linear(hidden / (1 + np.exp(-hidden)), w["up.weight"], 0.0)
+    assert_close(jitted(layer)(x), normed / (1 + np.exp(-gate)), "float32")
 
 
 @pytest.mark.parametrize("name", ["silu", "gelu", "gelu_pytorch_tanh", "relu"])
@@ -284,6 +294,17 @@ def test_experts_are_weighted_by_the_router(num_tokens: int, norm_topk_prob: boo
     experts = (w["experts.gate"], w["experts.up"], w["experts.down"])
     wanted = grouped_matmul.expert_mlp(wide, ids, weights, *experts)
     assert_close(jitted(lambda x: layer(x, LayerContext()))(x), wanted, "float32")
+
+
+@pytest.mark.parametrize(("zero_outside", "chosen"), [(False, [0, 1]), (True, [0, 2])])
+def test_experts_outside_the_chosen_groups_stand_below_all_others_or_at_zero(zero_outside: bool, chosen: list[int]):
+    grouped = {"num_experts": 6, "scoring": "sigmoid", "corrected": True, "num_groups": 3, "num_chosen_groups": 1}
+    experts = dataclasses.replace(EXPERTS, **grouped, zero_outside=zero_outside)
+    layer = MoE(SPEC.hidden_size, experts, SPEC.mlp, dtype=jnp.dtype("float32"), rngs=None)  # scores are 0.5
+    layer.correction[...] = jnp.array([2.0, -2.0, -1.0, -1.0, -1.0, -1.0])
+    ids, weights = jitted(layer.route)(draw(1, (3, 20), "float32")[0])
+    np.testing.assert_array_equal(ids, [chosen] * 3)
+    np.testing.assert_array_equal(weights, np.full((3, 2), 0.5))
 
 
 @pytest.mark.parametrize("within", [0.02, 0.5, 1.5])

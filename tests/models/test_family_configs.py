@@ -213,6 +213,42 @@ def test_mimo_v2_flash_is_read_in_the_published_spelling_and_in_the_references()
     assert spec_of(config | {"attention_value_scale": None}).attention.output_multiplier == 1
 
 
+def test_dots3_is_read_in_the_published_spelling_and_in_the_references():
+    config = PUBLISHED["dots3-note-prev"][0]
+    spec = spec_of(config)
+    far, near = spec.attention, spec.attention_of(2)
+    assert (spec.window_of(1), spec.window_of(2), near.indexer) == (None, 512, None)
+    assert (far.num_attention_heads, far.kept) == (128, (1, 512, 64, True, 128))
+    assert (near.num_attention_heads, near.kept) == (64, (1, 1024, 64, True, 0))
+    assert (far.rope.rope_theta, near.rope.rope_theta) == (8e7, 5e4)
+    windowed = [layer for layer in range(46) if layer > 1 and layer % 4 != 1]
+    sizes = {"num_attention_heads": 64, "num_key_value_heads": 64, "kv_lora_rank": 1024, "qk_nope_head_dim": 192}
+    kinds = ["sliding_attention" if layer in windowed else "indexed_attention" for layer in range(46)]
+    ropes = {
+        kind: {"rope_theta": theta} for kind, theta in zip(("indexed_attention", kinds[2]), (8e7, 5e4), strict=True)
+    }
+    canonical = {
+        key: x for key, x in config.items() if not key.startswith("swa_") and key not in ("use_dsa", "rope_theta")
+    }
+    canonical |= {"per_layer_config": {f"{layer:02}": sizes for layer in windowed}, "layer_types": kinds}
+    assert spec_of(canonical | {"rope_parameters": ropes}) == spec
+
+
+def test_layers_of_mistral_large_4_borrow_the_latents_of_their_kind_and_share_indexers():
+    config = config_of("Mistral-Large-4-1T-A52B")
+    said = {"kv_source_layers": [*range(70), 68, 67], "indexer_types": ["full"] * 70 + ["shared"] * 2}
+    text = config["text_config"] | {"no_rope_layers": [1, 0, 1, 0] * 18} | said
+    said["kv_source_layers"][69] = 67
+    with pytest.raises(ValueError, match="69 has latents of 67 and an indexer of its own"):
+        spec_of(config | {"text_config": text})
+    said["kv_source_layers"][69] = 69
+    spec = spec_of(config | {"text_config": text})
+    assert spec.borrowed == ((70, 68), (71, 67)) and spec.kv_groups[0].layers == tuple(range(70))
+    turning, still = spec.attention_of(70), spec.attention_of(71)
+    assert turning.kept == still.kept and turning.indexer.shared and still.indexer.shared
+    assert (turning.rope.rope_type, still.rope, still.latent.qk_nope_head_dim) == ("yarn", None, 128)
+
+
 def test_phi35_moe_is_read_with_one_mscale_and_a_head_with_a_bias():
     config = PUBLISHED["Phi-3.5-MoE"][0]
     factors = {"short_factor": [1.0] * 64, "long_factor": [2.0] * 64}

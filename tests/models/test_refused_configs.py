@@ -22,6 +22,7 @@ ODD_PHI = {"hidden_size": 32 * 84, "partial_rotary_factor": 0.75}
 MSCALES = {"short_mscale": 1.243163121016122, "long_mscale": 1.243163121016122}
 PHIMOE_ROPE = {"type": "longrope", "original_max_position_embeddings": 4096, **MSCALES}
 PHIMOE_ROPE |= {"short_factor": [1.0] * 64, "long_factor": [2.0] * 64}
+LARGE = config_of("Mistral-Large-4-1T-A52B")["text_config"]
 NEGATIVE = {"layer_types": ["sliding_attention"] * 2, "sliding_window": -4, "use_sliding_window": True}
 ABSENT = object()
 REFUSED = {
@@ -166,6 +167,21 @@ REFUSED = {
         ({"moe_layer_freq": [0, 1]}, "it must name 'dense' or 'sparse' for each of 48 layers"),
         ({"sliding_window_size": "128"}, 'sliding_window_size is "128"; it must be a number'),
         ({"attention_value_scale": 0}, "attention_value_scale is 0; it must be a number"),
+    ],
+    "A.X-K2-Light": [({"q_lora_rank": None}, "q_lora_rank is null; of this architecture queries and their gates")],
+    "Mistral-Large-4-1T-A52B": [
+        (
+            {"text_config": LARGE | {"kv_source_layers": [*range(71), 70]}},
+            "71 attends to the latents of 70; that must be the last layer before it that lends, of those with posit",
+        ),
+        (
+            {"text_config": LARGE | {"kv_source_layers": [0, 0, *range(2, 72)]}},
+            "1 has latents of 0 and an indexer of its own; a cache of an indexer's keys alone is not served",
+        ),
+    ],
+    "dots3-note-prev": [
+        ({"use_dsa": False}, "use_dsa is false; of this architecture it must be"),
+        ({"per_layer_config": {"2": {"head_dim": 192}}}, "per_layer_config is .*; it must give the layers of layer_t"),
     ],
     "Phi-3.5-MoE": [
         ({"num_experts_per_tok": 4}, "num_experts_per_tok is 4; of this architecture it must be 2"),
