@@ -57,7 +57,7 @@ def _spec(reader: ConfigReader) -> ModelSpec:
 
 
 def _kinds(reader: ConfigReader) -> list[str]:
-    """Of each layer "full_attention", where it has an indexer, or "sliding_attention"."""
+    """The kind of each layer: "full_attention", where it has an indexer, or "sliding_attention"."""
     slide = reader.flag("use_sliding_window", True)
     layers = range(reader.require("num_hidden_layers"))
     silent = ["sliding_attention" if slide and i > 1 and i % 4 != 1 else "indexed_attention" for i in layers]
@@ -95,7 +95,7 @@ def _layer(reader: ConfigReader, rope: RopeSpec, indexer: IndexerSpec | None) ->
 
 
 def _ropes(reader: ConfigReader) -> tuple[RopeSpec, RopeSpec]:
-    """Of layers with an indexer, and of those with a window; how much of a head turns is said by its sizes."""
+    """The ropes of layers with an indexer and of those with a window; sizes say how much of a head turns."""
     by_kind, longest = mapping(reader, "rope_parameters"), reader.require("max_position_embeddings")
     unknown = sorted(set(by_kind) - set(_THETAS))
     if unknown or not all(isinstance(values, Mapping) for values in by_kind.values()):
@@ -133,7 +133,9 @@ def _with_one_spelling(config: Mapping[str, Any]) -> dict[str, Any]:
 def _of_windowed(by_layer: Any, config: Mapping[str, Any]) -> dict[str, Any]:
     """What per_layer_config says of each layer with a window, and the config of all."""
     kinds = config.get("layer_types")
-    windowed = [i for i, kind in enumerate(kinds or ()) if kind == "sliding_attention"]
+    windowed = [
+        i for i, kind in enumerate(kinds if isinstance(kinds, list | tuple) else ()) if kind == "sliding_attention"
+    ]
     said = list(by_layer.values()) if isinstance(by_layer, Mapping) else [None]
     numbers = [str(key) for key in by_layer] if isinstance(by_layer, Mapping) else []
     known = {*_WINDOWED, "qk_rope_head_dim"}
@@ -143,8 +145,8 @@ def _of_windowed(by_layer: Any, config: Mapping[str, Any]) -> dict[str, Any]:
             f"per_layer_config is {shown(by_layer)}; it must give the layers of layer_types that are "
             f"'sliding_attention', {windowed}, sizes of attention, the same to each, and nothing to others"
         )
-    own = dict(said[0]) if said else {}
-    return {key: own.get(key, config[key]) for key in known if key in own or key in config}
+    own = {**config, **(said[0] if said else {})}
+    return {key: own[key] for key in known if key in own}
 
 
 def _rules(spec: ModelSpec) -> tuple[Rule, ...]:

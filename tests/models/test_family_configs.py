@@ -234,7 +234,7 @@ def test_dots3_is_read_in_the_published_spelling_and_in_the_references():
     assert spec_of(canonical | {"rope_parameters": ropes}) == spec
 
 
-def test_layers_of_mistral_large_4_borrow_the_latents_of_their_kind_and_share_indexers():
+def test_layers_of_mistral_large_4_borrow_latents_of_their_kind_and_share_indexers():
     config = config_of("Mistral-Large-4-1T-A52B")
     said = {"kv_source_layers": [*range(70), 68, 67], "indexer_types": ["full"] * 70 + ["shared"] * 2}
     text = config["text_config"] | {"no_rope_layers": [1, 0, 1, 0] * 18} | said
