@@ -52,7 +52,7 @@ A key of `config.json` that is not understood is an error that names it, for it 
 
 | what | why |
 |---|---|
-| DeepSeek-V3.2, DeepSeek-V4 | they choose the tokens that a token attends to, which is not served yet |
+| DeepSeek-V4 | it compresses keys and joins several residual streams, which is not served yet |
 | Mamba2 with norms before its gate; experts of a latent (Nemotron-3 Super) | not served yet |
 {not_served}| `clip_qkv` of OLMoE | no released OLMoE clips |
 | sounds, videos, images of others than [these](guides/images.md) | the text part, where the table names it |
