@@ -26,7 +26,7 @@ def _spec(reader: ConfigReader) -> ModelSpec:
     return spec_from(
         reader,
         attention=_attention(reader),
-        experts=deepseek.experts_from(reader, deepseek.sparse_layers_from(reader), zero_outside=True),
+        experts=deepseek.experts_from(reader, deepseek.with_experts(reader), zero_outside=True),
         norm=norm_from(reader, gate_rank=reader.get("gated_norm_rank", 16)),
     )
 
@@ -34,8 +34,6 @@ def _spec(reader: ConfigReader) -> ModelSpec:
 def _attention(reader: ConfigReader) -> AttentionSpec:
     own = deepseek.latent_attention_from(reader, gate=True, indexer=deepseek.indexer_from(reader))
     assert own.latent is not None
-    if own.latent.q_lora_rank is None:
-        raise ValueError("q_lora_rank is null; of this architecture queries and their gates are made of a latent")
     return dataclasses.replace(own, latent=dataclasses.replace(own.latent, raw_queries=True))
 
 

@@ -20,7 +20,7 @@ from ferrum_jax.models import tensors
 from ferrum_jax.models.config_reader import ConfigReader
 from ferrum_jax.models.family import ONE_TOKEN, Family
 from ferrum_jax.models.mtp import MtpLayers, copies_in_layers, rules_in_layers
-from ferrum_jax.models.plain import spec_from
+from ferrum_jax.models.plain import sparse_layers, spec_from
 from ferrum_jax.models.rope_reader import mapping, rope_from
 from ferrum_jax.spec import AttentionSpec, ExpertsSpec, IndexerSpec, LatentSpec, ModelSpec, RopeSpec
 
@@ -47,7 +47,7 @@ def _v3(reader: ConfigReader) -> ModelSpec:
 
 def _v32(reader: ConfigReader) -> ModelSpec:
     reader.only(scoring_func="sigmoid", topk_method="noaux_tc", mlp_bias=False)
-    return _spec(reader, experts_from(reader, sparse_layers_from(reader)), indexer=indexer_from(reader))
+    return _spec(reader, experts_from(reader, with_experts(reader)), indexer=indexer_from(reader))
 
 
 def indexer_from(reader: ConfigReader, **family: Any) -> IndexerSpec:
@@ -61,14 +61,9 @@ def indexer_from(reader: ConfigReader, **family: Any) -> IndexerSpec:
     )
 
 
-def sparse_layers_from(reader: ConfigReader) -> tuple[int, ...]:
-    """The layers with experts: those that the config lists, or all but the first."""
-    count = reader.require("num_hidden_layers")
-    first = min(reader.get("first_k_dense_replace", 3), count)
-    kinds = reader.get("mlp_layer_types", ["dense"] * first + ["sparse"] * (count - first))
-    if len(kinds) != count or not set(kinds) <= {"dense", "sparse"}:
-        raise ValueError(f"mlp_layer_types is {kinds}; it must name one of 'dense' and 'sparse' for each layer")
-    return tuple(layer for layer, kind in enumerate(kinds) if kind == "sparse")
+def with_experts(reader: ConfigReader) -> tuple[int, ...]:
+    """The layers with experts: those that the config lists, or all but the first, 3 where it is silent."""
+    return sparse_layers(reader, min(reader.get("first_k_dense_replace", 3), reader.require("num_hidden_layers")))
 
 
 def _spec(reader: ConfigReader, experts: ExpertsSpec | None, **attention: Any) -> ModelSpec:

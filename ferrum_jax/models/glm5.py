@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 
 from ferrum_jax.models import deepseek
+from ferrum_jax.models.bounds import shown
 from ferrum_jax.models.config_reader import ConfigReader
 from ferrum_jax.models.family import ONE_TOKEN, Family
 from ferrum_jax.models.plain import spec_from
@@ -23,7 +24,7 @@ def _spec(reader: ConfigReader) -> ModelSpec:
     reader.only(indexer_rope_interleave=True, moe_router_dtype="float32")
     # of layers behind the last
     reader.leave("num_nextn_predict_layers", "num_mtp_layers", "index_share_for_mtp_iteration")
-    experts = deepseek.experts_from(reader, deepseek.sparse_layers_from(reader))
+    experts = deepseek.experts_from(reader, deepseek.with_experts(reader))
     attention = deepseek.latent_attention_from(reader, indexer=deepseek.indexer_from(reader, interleaved=True))
     other = sharing(attention, shared_from(reader))
     return spec_from(reader, attention=attention, other_attention=other, experts=experts)
@@ -33,15 +34,16 @@ def shared_from(reader: ConfigReader) -> tuple[int, ...]:
     """The layers that have no indexer of their own. Raises ValueError where the first is one."""
     count = reader.require("num_hidden_layers")
     every, offset = max(reader.get("index_topk_freq", 1), 1), reader.get("index_skip_topk_offset", 2)
-    spread = ["shared" if max(layer - offset + 1, 0) % every else "full" for layer in range(count)]
-    said = reader.said("index_topk_pattern")
-    pattern = spread if said is None else [_LETTERS.get(kind, kind) for kind in said]
-    kinds = reader.get("indexer_types", pattern)
-    if len(kinds) != count or not set(kinds) <= {"full", "shared"} or kinds[0] != "full":
-        raise ValueError(
-            f"indexer_types is {kinds}; it must name one of 'full' and 'shared' for each of {count} layers, 'full' "
-            "for the first"
-        )
+    kinds = ["shared" if max(layer - offset + 1, 0) % every else "full" for layer in range(count)]
+    said = "index_topk_freq and index_skip_topk_offset"
+    for key in ("index_topk_pattern", "indexer_types"):  # the last that is there counts
+        if (found := reader.said(key)) is not None:
+            said, kinds = f"{key} is {shown(found)}, and", found
+    if not isinstance(kinds, str | list | tuple) or len(kinds) != count:
+        raise ValueError(f"{said} must name one of 'full' (F) and 'shared' (S) for each of {count} layers")
+    kinds = [_LETTERS.get(str(kind), kind) for kind in kinds]
+    if not set(map(str, kinds)) <= {"full", "shared"} or kinds[0] != "full":
+        raise ValueError(f"{said} must say 'full' or 'shared' of a layer, and 'full' of the first")
     return tuple(layer for layer, kind in enumerate(kinds) if kind == "shared")
 
 

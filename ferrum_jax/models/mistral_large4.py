@@ -73,7 +73,7 @@ def _spec(reader: ConfigReader) -> ModelSpec:
         attention=turning,
         other_attention=_others(turning, still, shared),
         experts=deepseek.experts_from(
-            reader, deepseek.sparse_layers_from(reader), scoring="softmax", corrected=False, norm_topk_prob=True
+            reader, deepseek.with_experts(reader), scoring="softmax", corrected=False, norm_topk_prob=True
         ),
         cache_groups=(CacheGroup(kind="full", layers=owners),),
         borrowed=borrowed,

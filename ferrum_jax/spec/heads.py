@@ -138,6 +138,9 @@ class AttentionSpec:
         assert not self.value_of_key or self.value_dim == self.head_dim, "V is K, and has its size"
         assert self.latent is None or self.num_key_value_heads == 1, "all heads share the latent"
         assert self.latent is not None or not self.head_gate, "no layer computes this"
+        own = self.indexer
+        if own is not None and not own.own_queries and self.latent is not None and self.latent.q_lora_rank is None:
+            raise ValueError("q_lora_rank is null; the queries of an indexer are made of the latent of queries")
         if self.rope is not None:
             self.rope.check(self.head_dim)
 

@@ -10,7 +10,7 @@ from ferrum_jax.models.registry import (
     abstract_parts,
     spec_of,
 )
-from ferrum_jax.spec import CacheGroup, RopeSpec
+from ferrum_jax.spec import CacheGroup, Kept, RopeSpec
 from scripts.published import PUBLISHED, config_of
 from tests.models.tiny import TINY
 
@@ -203,7 +203,7 @@ def test_mimo_v2_flash_is_read_in_the_published_spelling_and_in_the_references()
     config = PUBLISHED["MiMo-V2-Flash"][0]
     spec = spec_of(config)
     far, near = spec.attention, spec.attention_of(1)
-    assert (far.kept, near.kept) == ((4, 192, 128, False), (8, 192, 128, False))
+    assert (far.kept, near.kept) == (Kept(4, 192, 128), Kept(8, 192, 128))
     assert not far.sinks and near.sinks and spec.window_of(0) is None and spec.window_of(1) == 129
     assert (far.rope.rope_theta, near.rope.rope_theta, near.rope.rotary_dim(192)) == (5e6, 1e4, 64)
     assert spec.experts.layers == tuple(range(1, 48)) and not spec.experts.shared_intermediate_size

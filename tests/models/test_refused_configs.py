@@ -60,12 +60,21 @@ REFUSED = {
     "DeepSeek-V3.2": [
         ({"index_topk": 0}, "index_topk is 0; it must be a number from 1 to"),
         ({"index_head_dim": 32}, "qk_rope_head_dim is 64 and index_head_dim 32; the former must fit into it"),
-        ({"mlp_layer_types": ["dense", "sparse"]}, r"mlp_layer_types is \['dense', 'sparse'\]; it must name one of"),
+        (
+            {"mlp_layer_types": ["dense", "sparse"]},
+            r"mlp_layer_types is \[\"dense\", \"sparse\"\]; it must name .* of 61",
+        ),
+        ({"q_lora_rank": None}, "q_lora_rank is null; the queries of an indexer are made of the latent of queries"),
         ({"layer_types": ["full_attention"]}, r"layer_types is \[\"full_attention\"\]; of this architecture"),
     ],
     "GLM-5.2": [
-        ({"indexer_types": ["full", "shared"]}, r"indexer_types is \['full', 'shared'\]; it must name one of .* of 78"),
-        ({"index_topk_pattern": "SF" * 39}, r"indexer_types is \['shared', 'full', .*'full' for the first"),
+        (
+            {"indexer_types": ["full", "shared"]},
+            r"indexer_types is \[\"full\", \"shared\"\], and must name .* of 78 layers",
+        ),
+        ({"index_topk_pattern": "SF" * 39}, r'index_topk_pattern is "SFSF.*, and must say .*full. of the first'),
+        ({"index_topk_pattern": 5}, "index_topk_pattern is 5, and must name one of"),
+        ({"index_topk_freq": 2, "index_skip_topk_offset": 0}, "index_topk_freq and index_skip_topk_offset must say"),
         ({"indexer_rope_interleave": False}, "indexer_rope_interleave is false; of this architecture it must be true"),
     ],
     "Kimi-Linear-48B-A3B": [
@@ -168,7 +177,6 @@ REFUSED = {
         ({"sliding_window_size": "128"}, 'sliding_window_size is "128"; it must be a number'),
         ({"attention_value_scale": 0}, "attention_value_scale is 0; it must be a number"),
     ],
-    "A.X-K2-Light": [({"q_lora_rank": None}, "q_lora_rank is null; of this architecture queries and their gates")],
     "Mistral-Large-4-1T-A52B": [
         (
             {"text_config": LARGE | {"kv_source_layers": [*range(71), 70]}},
