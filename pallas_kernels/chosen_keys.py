@@ -14,16 +14,16 @@ MAX_PIECE = 128  # places that are read at once, at most
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ChosenKeys:
-    """The keys that each token attends to, the earliest first.
+    """The keys that each token attends to, the earliest first: the same for all KV heads, or of each its own.
 
     A key is named by its place among all tokens of the pool, block * C + offset. Behind a token's last there is 0, in
     the null block. Layers of one cache group share them, for they have the same blocks.
     """
 
-    places: jax.Array  # [T, at least top_k, a multiple of 128] int32
+    places: jax.Array  # [T, 1 or K, at least top_k, a multiple of 128] int32
     top_k: int = static()
 
 
 def padded_to_pieces(top_k: int) -> int:
-    """The second axis of places."""
+    """The last axis of places."""
     return -(-top_k // MAX_PIECE) * MAX_PIECE

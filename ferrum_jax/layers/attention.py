@@ -53,23 +53,41 @@ class Choose(Protocol):
         self,
         layer: int,
         q: jax.Array,  # [T, J, I]
-        weights: jax.Array,  # [T, J] float32
+        weights: jax.Array | None,  # [T, J] float32; None where each head chooses for one KV head
         key: jax.Array,  # [T, I]
         *,
         top_k: int,
+        group: int = 1,
+        local: int = 0,
     ) -> ChosenKeys | None: ...
 
 
-def choose_alone(layer: int, q: jax.Array, weights: jax.Array, key: jax.Array, *, top_k: int) -> ChosenKeys | None:
+def choose_alone(
+    layer: int,
+    q: jax.Array,
+    weights: jax.Array | None,
+    key: jax.Array,
+    *,
+    top_k: int,
+    group: int = 1,
+    local: int = 0,
+) -> ChosenKeys | None:
     """All tokens are one sequence that starts here, in blocks 1, 2, .. of one token each."""
     T = len(q)
     if top_k >= T:
         return None
-    dots = jnp.einsum("tji,si->tjs", q.astype(jnp.float32), key.astype(jnp.float32))
-    scores = jnp.einsum("tjs,tj->ts", jax.nn.relu(dots), weights)
-    seen = jnp.tril(jnp.ones((T, T), bool))
-    _, best = jax.lax.top_k(jnp.where(seen, scores, -jnp.inf), top_k)
-    return ChosenKeys(places=jnp.where(best <= jnp.arange(T)[:, None], best + 1, 0), top_k=top_k)
+    scores = jnp.einsum("tji,si->tjs", q.astype(jnp.float32), key.astype(jnp.float32))
+    if weights is not None:
+        scores = jnp.einsum("tjs,tj->ts", jax.nn.relu(scores), weights)[:, None]
+    t = jnp.arange(T)[:, None, None]
+    scores = jnp.where(jnp.arange(T) <= t, scores, -jnp.inf)
+    scores = jnp.pad(scores, ((0, 0), (0, 0), (0, -T % group)), constant_values=-jnp.inf)
+    scores = scores.reshape(T, scores.shape[1], -1, group).max(axis=-1)
+    at = jnp.arange(scores.shape[2])
+    is_local = (at > t // group - local) & (at <= t // group)
+    _, best = jax.lax.top_k(jnp.where(is_local, jnp.inf, scores), top_k // group)
+    best = (best[..., None] * group + jnp.arange(group)).reshape(T, scores.shape[1], top_k)
+    return ChosenKeys(places=jnp.where(best <= t, best + 1, 0), top_k=top_k)
 
 
 def causal_attention(
@@ -110,9 +128,11 @@ def causal_attention(
         mask &= jnp.arange(T)[:, None] // window == jnp.arange(T)[None, :] // window
     elif window is not None:
         mask &= ~jnp.tril(jnp.ones((T, T), bool), -window)
+    mask = mask[None, None]
     if chosen is not None:
-        mask &= jnp.zeros((T, T + 1), bool).at[jnp.arange(T)[:, None], chosen.places].set(True)[:, 1:]
-    scores = jnp.where(mask[None, None], scores, -jnp.inf)
+        t, s = jnp.arange(T)[:, None, None], jnp.arange(chosen.places.shape[1])[:, None]
+        mask &= jnp.zeros((len(s), 1, T, T + 1), bool).at[s, 0, t, chosen.places].set(True)[..., 1:]
+    scores = jnp.where(mask, scores, -jnp.inf)
     if sinks is not None:  # one more logit per head, which takes weight and has no value
         column = jnp.broadcast_to(sinks.astype(jnp.float32).reshape(K, -1, 1, 1), (*scores.shape[:-1], 1))
         scores = jnp.concatenate((scores, column), axis=-1)
@@ -236,6 +256,7 @@ class Attention(nnx.Module):
         self.head_dim, self.value_dim = H, V
         self.scale, self.window, self.soft_cap = own.scale, spec.window_of(layer), own.attn_logit_softcapping
         self.chunked = spec.is_chunked(layer)
+        self.chooses = own.indexer is not None
         self.has_gate, self.output_multiplier = own.gate, own.output_multiplier
         self.q = Linear(D, N * H * (1 + self.has_gate), bias=own.bias, dtype=dtype, rngs=rngs)
         self.k = None if borrows else Linear(D, K * H, bias=own.bias, dtype=dtype, rngs=rngs)
@@ -275,6 +296,7 @@ class Attention(nnx.Module):
             chunked=self.chunked,
             soft_cap=self.soft_cap,
             sinks=None if self.sinks is None else self.sinks[...],
+            chosen=context.chosen if self.chooses else None,
         )
         attended = attended if gate is None else attended * jax.nn.sigmoid(gate)
         if self.output_multiplier != 1:

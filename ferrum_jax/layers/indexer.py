@@ -1,4 +1,4 @@
-"""An indexer: what chooses the keys that a layer's attention reads."""
+"""Indexers: what chooses the keys that a layer's attention reads."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from ferrum_jax.layers.attention import LayerContext
+from ferrum_jax.layers.attention import Attention, LayerContext
 from ferrum_jax.layers.linear import Linear, project
-from ferrum_jax.layers.norm import LayerNorm
+from ferrum_jax.layers.norm import LayerNorm, rms_norm_of
 from ferrum_jax.layers.rope import LearnedTemperature, Rotation
-from ferrum_jax.spec import IndexerSpec
+from ferrum_jax.spec import IndexerSpec, ModelSpec
 from pallas_kernels.chosen_keys import ChosenKeys
 
 _NORM_EPS = 1e-6  # of its keys, whatever the spec says of the model's norms
@@ -55,3 +55,41 @@ class Indexer(nnx.Module):
         key = own.of_keys(self.k_norm(self.k(x))[:, None])[:, 0]  # [T, I]
         weights = project(x, self.weigh.weight[...], out_dtype=jnp.float32) * (q.shape[1] * self.width) ** -0.5
         return context.choose(q, weights, key, top_k=self.top_k)
+
+
+class HeadIndexer(nnx.Module):
+    """A head of I values for each KV head, which chooses groups of keys for that one, and one key of I values a token.
+
+        score(t, s) = q(t) k(s);    q = norm(W_q x)    k = norm(W_k x)
+
+    The first values of queries and keys turn by attention's angles. On a mesh a device has the heads of its KV heads,
+    and every key.
+    Source: MiniMax 2026 (MiniMax-M3).
+    """
+
+    def __init__(self, spec: ModelSpec, own: IndexerSpec, *, dtype: jnp.dtype, rngs: nnx.Rngs | None) -> None:
+        self.width, self.top_k, self.group, self.local = own.head_dim, own.top_k, own.group_size, own.local_groups
+        self.heads = Linear(spec.hidden_size, own.num_heads * self.width, dtype=dtype, rngs=rngs)
+        self.k = Linear(spec.hidden_size, self.width, dtype=dtype, rngs=rngs)
+        self.q_norm = rms_norm_of(spec.norm, self.width, dtype=dtype)
+        self.k_norm = rms_norm_of(spec.norm, self.width, dtype=dtype)
+
+    def __call__(self, x: jax.Array, rotation: Rotation, context: LayerContext) -> ChosenKeys | None:  # x: [T, D]
+        q = rotation.of_keys(self.q_norm(self.heads(x).reshape(len(x), -1, self.width)))  # [T, K, I]
+        key = rotation.of_keys(self.k_norm(self.k(x))[:, None])[:, 0]  # [T, I]
+        return context.choose(q, None, key, top_k=self.top_k, group=self.group, local=self.local)
+
+
+class IndexedAttention(Attention):
+    """Attention whose KV heads read the keys that an indexer chose for each."""
+
+    def __init__(self, spec: ModelSpec, layer: int, *, dtype: jnp.dtype, rngs: nnx.Rngs | None) -> None:
+        super().__init__(spec, layer, dtype=dtype, rngs=rngs)
+        own = spec.attention_of(layer)
+        assert own.indexer is not None and own.indexer.by_head and not own.indexer.shared, "no layer computes this"
+        assert own.indexer.num_heads == own.num_key_value_heads, "each head chooses for one KV head"
+        self.indexer = HeadIndexer(spec, own.indexer, dtype=dtype, rngs=rngs)
+
+    def __call__(self, x: jax.Array, rotation: Rotation, context: LayerContext) -> jax.Array:  # [T, D] -> [T, D]
+        context.chosen = self.indexer(x, rotation, context)
+        return super().__call__(x, rotation, context)

@@ -28,6 +28,7 @@ from ferrum_jax.layers.attention import (
     RunLayer,
 )
 from ferrum_jax.layers.embedding import Embedding, LayerInputGate, LayerInputs
+from ferrum_jax.layers.indexer import IndexedAttention
 from ferrum_jax.layers.latent_attention import LatentAttention
 from ferrum_jax.layers.linear import Linear, project
 from ferrum_jax.layers.mlp import MLP
@@ -104,7 +105,8 @@ def _mixer_of(spec: ModelSpec, layer: int, dtype: jnp.dtype, rngs: nnx.Rngs | No
     """What joins a token with those before it: attention, what has a recurrent state, both, or nothing."""
     attention = recurrence = None
     if layer in spec.attention_layers:
-        kind = Attention if spec.attention_of(layer).latent is None else LatentAttention
+        own = spec.attention_of(layer)
+        kind = LatentAttention if own.latent is not None else Attention if own.indexer is None else IndexedAttention
         attention = kind(spec, layer, dtype=dtype, rngs=rngs)
     if layer in spec.state_layers and spec.recurrence is not None:
         recurrence = recurrent_layer(spec, layer, dtype=dtype, rngs=rngs)

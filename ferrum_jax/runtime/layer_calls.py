@@ -102,9 +102,13 @@ def run_layer(
         out, caches["pool"] = _attend(q, k, v, pool, schedule, implementation=kind.implementation, **how)
         return out
 
-    def choose(q: jax.Array, weights: jax.Array, key: jax.Array, *, top_k: int) -> ChosenKeys | None:
-        schedule = given.index_schedule
-        assert schedule is not None and schedule.top_k == top_k, f"a layer chooses {top_k} keys, its schedule others"
+    def choose(
+        q: jax.Array, weights: jax.Array | None, key: jax.Array, *, top_k: int, group: int = 1, local: int = 0
+    ) -> ChosenKeys | None:
+        schedule, asked = given.index_schedule, (top_k, group, local)
+        assert schedule is not None, "a layer has an indexer, and no schedule for it"
+        theirs = schedule.top_k, schedule.group, schedule.local
+        assert theirs == asked, f"a layer chooses {asked} (keys, in groups, always), its schedule {theirs}"
         chosen, caches["pool"] = _choose(q, weights, key, caches["pool"], schedule)
         return chosen
 

@@ -278,9 +278,11 @@ def schedules_of(
             implementation=implementation,
         )
         indexer = None
-        for top_k in {own.top_k for own in map(options.spec.indexer_of, group.layers) if own is not None}:
+        indexers = [own for own in map(options.spec.indexer_of, group.layers) if own is not None]
+        for top_k, keys, local in {(own.top_k, own.group_size, own.local_groups) for own in indexers}:
             reads = schedule if chooses_keys(bucket, options) else None
-            indexer = make_indexer_schedule(batch, **sizes, top_k=top_k, attention=reads)
+            how = {"top_k": top_k, "group": keys, "local": local}
+            indexer = make_indexer_schedule(batch, **sizes, **how, attention=reads)
         of_layer = LayerSchedule(implementation=implementation, attention=schedule, indexer=indexer)
         found |= dict.fromkeys(group.layers, of_layer)
     return found

@@ -57,6 +57,7 @@ PARAMETERS: tuple[tuple[str, tuple[str | None, ...]], ...] = (
     ("layers.*.indexer.temperature.*", (None,)),
     ("layers.*.temperature.*", ("heads",)),
     ("layers.*.indexer.*norm.*", (None,)),
+    ("layers.*.indexer.heads.weight", ("kv_heads", None)),
     ("layers.*.indexer.*.weight", (None, None)),
     ("layers.*_norm.*.weight", (None, None)),
     ("layers.*.attention.q.weight", ("heads", None)),

@@ -60,6 +60,8 @@ class IndexerSpec:
     keeps. The earlier position wins where scores are equal. interleaved: pairs that turn are neighbours, not halves.
     shared: the layer has no indexer of its own and takes what the last one before it chose. own_queries: they are made
     of the token, normed, and weighed by a learned temperature.
+    by_head: each head chooses for one KV head instead, by its own q k. group_size: keys of a stretch that begins at a
+    multiple of it are chosen together, by the best score. local_groups: that always are, a query's own the last.
     """
 
     num_heads: int
@@ -68,9 +70,17 @@ class IndexerSpec:
     interleaved: bool = False
     shared: bool = False
     own_queries: bool = False
+    by_head: bool = False
+    group_size: int = 1
+    local_groups: int = 0
 
     def __post_init__(self) -> None:
-        check_positive(self, "num_heads", "head_dim", "top_k")
+        check_positive(self, "num_heads", "head_dim", "top_k", "group_size")
+        if self.top_k % self.group_size or not 0 <= self.local_groups * self.group_size <= self.top_k:
+            raise ValueError(
+                f"an indexer chooses {self.top_k} keys in groups of {self.group_size}, {self.local_groups} of them "
+                "always; these must fit into what it chooses"
+            )
 
 
 class Kept(NamedTuple):

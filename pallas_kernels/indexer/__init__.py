@@ -26,27 +26,44 @@ class IndexerSchedule:
     write_offsets: jax.Array  # [T] int32
     reads: Schedule | None  # of the keys; None where no row can have more keys than are chosen
     top_k: int = static()
+    group: int = static()
+    local: int = static()
 
 
 def make_indexer_schedule(
-    batch: RaggedBatch, *, num_tokens: int, block_size: int, top_k: int, attention: Schedule | None
+    batch: RaggedBatch,
+    *,
+    num_tokens: int,
+    block_size: int,
+    top_k: int,
+    attention: Schedule | None,
+    group: int = 1,
+    local: int = 0,
 ) -> IndexerSchedule:
     """attention: the schedule of "xla" for the same step, whose tiles of queries are the indexer's; it has no window.
 
-    None where top_k covers the longest context that the block tables have room for.
+    None where top_k covers the longest context that the block tables have room for. group: keys that are chosen
+    together, of a stretch that begins at a multiple of it. local: groups that are chosen whatever their scores, the
+    last of them the query's own. Raises ValueError where these do not fit into top_k.
     """
-    check_counts(num_tokens=num_tokens, block_size=block_size, top_k=top_k)
+    check_counts(num_tokens=num_tokens, block_size=block_size, top_k=top_k, group=group)
+    if top_k % group or not 0 <= local * group <= top_k:
+        raise ValueError(
+            f"top_k is {top_k}; it must be a multiple of group, {group}, and have room for local, {local}, groups"
+        )
     if attention is None and batch.block_tables.shape[1] * block_size > top_k:
         raise ValueError(f"contexts may be longer than {top_k} keys, and there is no schedule to choose some of them")
     if attention is not None and (attention.window is not None or not attention.causal or batch.seen_ends is not None):
         raise ValueError("an indexer chooses from all keys before a query; there is no window, and nothing beyond it")
     blocks, offsets = write_places(batch, num_tokens=num_tokens, block_size=block_size)
-    return IndexerSchedule(write_blocks=blocks, write_offsets=offsets, reads=attention, top_k=top_k)
+    return IndexerSchedule(
+        write_blocks=blocks, write_offsets=offsets, reads=attention, top_k=top_k, group=group, local=local
+    )
 
 
 def choose_keys(
     q: jax.Array,
-    weights: jax.Array,
+    weights: jax.Array | None,
     key: jax.Array,
     pool: KVPool,
     schedule: IndexerSchedule,
@@ -54,6 +71,7 @@ def choose_keys(
     """The positions of the schedule's top_k best scores of each token, over its row's context: sum_j w_j relu(q_j k).
 
     q: [T, J, I]. weights: [T, J] float32. key: [T, I], of the same tokens, written to the pool's index_keys first.
+    weights None: each head chooses for one KV head, by its own q k. In groups, the best score counts for all.
     Scores are float32. A token sees itself and what is before it; of equal scores the earlier position is chosen. None
     where every key is. What no query may see is never read into a chosen: it may be NaN.
     Raises ValueError for shapes that do not fit.
@@ -62,11 +80,14 @@ def choose_keys(
     num_tokens = len(schedule.write_blocks)
     if pool.index_keys is None:
         raise ValueError("the pool has no keys of an indexer; its index_dim is 0")
-    check_shapes(("T J I", q), ("T J", weights), ("T I", key), T=num_tokens, I=pool.index_keys.shape[3])
+    sizes = check_shapes(("T J I", q), ("T I", key), T=num_tokens, I=pool.index_keys.shape[3])
+    if weights is not None:
+        check_shapes(("T J", weights), T=num_tokens, J=sizes["J"])
     kept = pool.index_keys.at[schedule.write_blocks, schedule.write_offsets, 0].set(
         index_bits(key, pool), mode="promise_in_bounds"
     )
     pool = dataclasses.replace(pool, index_keys=kept)
     if schedule.reads is None:
         return None, pool
-    return xla.choose(q, weights, pool, schedule.reads, schedule.top_k), pool
+    how = {"top_k": schedule.top_k, "group": schedule.group, "local": schedule.local}
+    return xla.choose(q, weights, pool, schedule.reads, **how), pool

@@ -7,7 +7,7 @@ import numpy as np
 
 def choose(
     q: np.ndarray,  # [T, J, I]
-    weights: np.ndarray,  # [T, J]
+    weights: np.ndarray | None,  # [T, J]; None where each head chooses for itself
     key: np.ndarray,  # [T, I]
     index_keys: np.ndarray,  # [P, C, I], before the step
     block_tables: np.ndarray,  # [R, M]
@@ -15,10 +15,12 @@ def choose(
     counts: np.ndarray,  # [R]
     *,
     top_k: int,
-) -> list[tuple[list[int], float]]:
-    """What each token that is no padding chooses: positions, ascending, and how far the last is from the next score.
+    group: int = 1,
+    local: int = 0,
+) -> list[list[tuple[list[int], float]]]:
+    """What each token that is no padding chooses, and each head of it that chooses for itself, else one for all.
 
-    The distance is infinite where all are chosen.
+    Positions, ascending, and how far the score of the last group is from the next, infinite where all are chosen.
     """
     C, pool = index_keys.shape[1], index_keys.astype(np.float64)
     rows = list(zip(block_tables, starts, counts, strict=True))
@@ -32,9 +34,19 @@ def choose(
         for position in range(start, start + count):
             seen = np.arange(position + 1)
             dots = q[token].astype(np.float64) @ pool[table[seen // C], seen % C].T  # [J, S]
-            scores = weights[token].astype(np.float64) @ np.maximum(dots, 0)
-            order = np.argsort(-scores, kind="stable")
-            gap = scores[order[top_k - 1]] - scores[order[top_k]] if len(order) > top_k else np.inf
-            found.append((sorted(order[:top_k].tolist()), float(gap)))
+            if weights is not None:
+                dots = weights[token].astype(np.float64)[None] @ np.maximum(dots, 0)
+            found.append([_best(scores, top_k // group, group, local) for scores in dots])
             token += 1
     return found
+
+
+def _best(scores: np.ndarray, num_chosen: int, group: int, local: int) -> tuple[list[int], float]:
+    """The positions of the best groups of those that a query sees, and the distance to the next."""
+    stretches = [scores[i : i + group] for i in range(0, len(scores), group)]
+    best = np.array([stretch.max() for stretch in stretches])
+    best[max(len(best) - local, 0) :] = np.inf
+    order = np.argsort(-best, kind="stable")
+    gap = best[order[num_chosen - 1]] - best[order[num_chosen]] if len(order) > num_chosen else np.inf
+    chosen = [np.arange(i * group, i * group + len(stretches[i])) for i in sorted(order[:num_chosen])]
+    return np.concatenate(chosen).tolist(), float(gap)

@@ -2,7 +2,8 @@
 
 The scores of a tile's queries over the row's context stand in one buffer, as integers that are ordered like them. The
 k-th largest is found bit by bit, from the highest, by counting; what is above it is chosen, and the earliest of those
-equal to it. Nothing is sorted, and every loop runs over the context that is there.
+equal to it. Nothing is sorted, and every loop runs over the context that is there. Keys that are chosen together have
+one place in the buffer; heads that choose for themselves are queries of their own there.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import math
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from pallas_kernels.chosen_keys import ChosenKeys, padded_to_pieces
 from pallas_kernels.kv_pool import KVPool, index_values
@@ -18,15 +20,27 @@ from pallas_kernels.paged_attention.schedule import QueryTiles, Schedule
 
 _TILE = 512  # keys that are scored at once
 _TILES_COUNTED = 8  # tiles of scores that are counted at once
+_ALWAYS = np.uint32(0xFFFFFFFE)  # above every score, and not the last number, for one is added to it
 
 
-def choose(q: jax.Array, weights: jax.Array, pool: KVPool, schedule: Schedule, top_k: int) -> ChosenKeys:
+def choose(
+    q: jax.Array,
+    weights: jax.Array | None,
+    pool: KVPool,
+    schedule: Schedule,
+    *,
+    top_k: int,
+    group: int = 1,
+    local: int = 0,
+) -> ChosenKeys:
     """See the package's choose_keys."""
-    tile = _TILE // schedule.block_size * schedule.block_size or schedule.block_size
+    least = math.lcm(schedule.block_size, group)
+    tile = _TILE // least * least or least
     reach = schedule.block_tables.shape[1] * schedule.block_size
     counted = min(_TILES_COUNTED, -(-reach // tile)) * tile
-    width = -(-reach // counted) * counted
-    places = jnp.zeros((len(q), padded_to_pieces(top_k)), jnp.int32)
+    width = -(-reach // counted) * counted // group
+    S = 1 if weights is not None else q.shape[1]
+    places = jnp.zeros((len(q), S, padded_to_pieces(top_k)), jnp.int32)
     for queries in schedule.passes:
 
         def one_tile(
@@ -34,45 +48,60 @@ def choose(q: jax.Array, weights: jax.Array, pool: KVPool, schedule: Schedule, t
         ) -> tuple[jax.Array, jax.Array]:
             def chosen(state: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
                 places, scores = state
-                scores = _score(q, weights, pool, schedule, queries, i, scores, tile)
-                positions, scores = _best(scores, queries.high[i] + 1, top_k, tile, counted)
+                scores = _score(q, weights, pool, schedule, queries, i, scores, tile, group, local)
+                end = queries.high[i] // group + 1
+                best, scores = _best(scores, end, top_k // group, tile // group, counted // group)
                 table, C = schedule.block_tables[queries.tiles.runs[i]], schedule.block_size
-                at = jnp.maximum(positions, 0)
-                found = jnp.where(positions < 0, 0, table.at[at // C].get(mode="clip") * C + at % C)
-                found = jnp.pad(found, ((0, 0), (0, places.shape[1] - top_k)))
+                at = (jnp.maximum(best, 0)[..., None] * group + jnp.arange(group)).reshape(-1, S, top_k)
+                is_there = jnp.repeat(best >= 0, group, axis=1).reshape(at.shape)
+                is_there &= at <= _positions(queries, i)[:, None, None]
+                found = jnp.where(is_there, table.at[at // C].get(mode="clip") * C + at % C, 0)
+                found = jnp.pad(found, ((0, 0), (0, 0), (0, places.shape[2] - top_k)))
                 return queries.tiles.store(places, found, i), scores
 
             return jax.lax.cond(schedule.chooses(queries, i, top_k), chosen, lambda state: state, state)
 
-        scores = jnp.zeros((queries.tiles.tile, width), jnp.uint32)
+        scores = jnp.zeros((queries.tiles.tile * S, width), jnp.uint32)
         places, _ = jax.lax.fori_loop(0, queries.tiles.num_tiles, one_tile, (places, scores))
     return ChosenKeys(places=places, top_k=top_k)
 
 
+def _positions(queries: QueryTiles, i: jax.Array) -> jax.Array:  # [Q]
+    """Of the lanes of tile i."""
+    return queries.low[i] - queries.tiles.first_lanes[i] + jnp.arange(queries.tiles.tile)
+
+
 def _score(
     q: jax.Array,
-    weights: jax.Array,
+    weights: jax.Array | None,
     pool: KVPool,
     schedule: Schedule,
     queries: QueryTiles,
     i: jax.Array,
-    scores: jax.Array,  # [Q, width] uint32
+    scores: jax.Array,  # [Q * S, width] uint32
     tile: int,
+    group: int,
+    local: int,
 ) -> jax.Array:
     """The buffer with the scores of tile i, 0 for what a query does not see."""
-    tiles, C = queries.tiles, schedule.block_size
-    heads, weighed = (tiles.load(x, i).astype(jnp.float32) for x in (q, weights))  # [Q, J, I], [Q, J]
-    positions = queries.low[i] - tiles.first_lanes[i] + jnp.arange(tiles.tile)
+    tiles, C, positions = queries.tiles, schedule.block_size, _positions(queries, i)
+    heads = tiles.load(q, i).astype(jnp.float32)  # [Q, J, I]
+    weighed = None if weights is None else tiles.load(weights, i).astype(jnp.float32)  # [Q, J]
     table, (P, _, _, width) = schedule.block_tables[tiles.runs[i]], pool.index_keys.shape
     flat = pool.index_keys.reshape(P, C, width)
 
     def one(j: jax.Array, scores: jax.Array) -> jax.Array:
         ids = table.at[j * (tile // C) + jnp.arange(tile // C)].get(mode="clip")
         keys = index_values(flat[ids].reshape(tile, width), pool).astype(jnp.float32)
-        each = jax.nn.relu(jnp.einsum("qji,si->qjs", heads, keys))
-        found = jnp.einsum("qjs,qj->qs", each, weighed)
-        seen = j * tile + jnp.arange(tile) <= positions[:, None]
-        return jax.lax.dynamic_update_slice_in_dim(scores, jnp.where(seen, _ordered(found), 0), j * tile, axis=1)
+        found = jnp.einsum("qji,si->qjs", heads, keys)
+        if weighed is not None:
+            found = jnp.einsum("qjs,qj->qs", jax.nn.relu(found), weighed)[:, None]
+        seen = j * tile + jnp.arange(tile) <= positions[:, None, None]
+        found = jnp.where(seen, _ordered(found), 0).reshape(*found.shape[:2], tile // group, group).max(axis=-1)
+        if local:
+            own, at = positions[:, None, None] // group, j * (tile // group) + jnp.arange(tile // group)
+            found = jnp.where((at > own - local) & (at <= own), _ALWAYS, found)
+        return jax.lax.dynamic_update_slice_in_dim(scores, found.reshape(len(scores), -1), j * (tile // group), axis=1)
 
     return jax.lax.fori_loop(0, queries.high[i] // tile + 1, one, scores)
 

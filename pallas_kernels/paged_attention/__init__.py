@@ -131,6 +131,8 @@ def paged_attention(
         )
     check_pool(pool, sizes["K"], implementation)
     logits = Logits(scale=scale, soft_cap=soft_cap, sinks=sinks)
+    if chosen is not None and chosen.places.shape[1] not in (1, sizes["K"]):
+        raise ValueError(f"{chosen.places.shape[1]} heads have keys of their own; it must be 1 or each of {sizes['K']}")
     if chosen is not None and implementation != "xla":
         raise ValueError(f"keys are chosen, and implementation is {implementation!r}; 'xla' has that")
     if implementation == "xla":
