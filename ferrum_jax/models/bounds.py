@@ -24,7 +24,7 @@ _KEYS: Mapping[tuple[float, float], str] = {
         head_dim global_head_dim swa_head_dim swa_v_head_dim swa_qk_nope_head_dim swa_qk_rope_head_dim
         linear_key_head_dim linear_value_head_dim linear_head_dim
         mamba_d_head mamba_head_dim n_routed_experts qk_nope_head_dim qk_rope_head_dim v_head_dim ep_size
-        index_head_dim index_n_heads
+        index_head_dim index_n_heads index_topk_blocks sparse_num_index_heads sparse_index_dim sparse_topk_blocks
         n_group topk_group moe_num_experts moe_k moe_topk rotary_dim attention_head_dim mm_tokens_per_image
     """,
     (1e-6, 1e9): """
@@ -41,10 +41,11 @@ _KEYS: Mapping[tuple[float, float], str] = {
     (0, 2**24): """
         hidden_size_per_layer_input pad_token_id moe_intermediate_size shared_expert_intermediate_size
         moe_shared_expert_intermediate_size shared_intermediate_size num_labels shared_experts_intermediate_size
+        dense_intermediate_size
     """,
     (0, 1000): """
         num_kv_shared_layers first_k_dense_replace moe_layer_start_index llama_4_scaling_beta attn_scale
-        index_topk_freq index_skip_topk_offset
+        index_topk_freq index_skip_topk_offset index_local_blocks sparse_local_block sparse_init_block
         moe_layer_num_skipped num_nextn_predict_layers num_mtp_layers mtp_num_hidden_layers
     """,
     (0, 2**16): """
@@ -72,7 +73,7 @@ _KEYS: Mapping[tuple[float, float], str] = {
     (0.0, 1e-3): "moe_norm_min",
     (1, 2**17): "qk_head_dim",
     (-1, 1000): "moe_layer_end_index",
-    (1, 2**31): "attention_chunk_size index_topk",
+    (1, 2**31): "attention_chunk_size index_topk index_block_size sparse_block_size",
     (1e-6, 1.0): "partial_rotary_factor",
     (1, 2**14): "image_size",
     (2, 2**30): "original_max_position_embeddings",

@@ -37,7 +37,7 @@ _FAMILIES = """
     hunyuan
     kimi kimi_linear
     lfm2 llama llama4
-    mimo_v2_flash minimax_m2 ministral3 mistral mistral4 mistral_large4 mixtral
+    mimo_v2_flash minimax_m2 minimax_m3 ministral3 mistral mistral4 mistral_large4 mixtral
     nemotron nemotron_h
     olmo
     phi phimoe

@@ -14,6 +14,7 @@ import numpy as np
 import safetensors.torch  # pyright: ignore[reportMissingImports]
 import torch  # pyright: ignore[reportMissingImports]
 import transformers  # pyright: ignore[reportMissingImports]
+from transformers import conversion_mapping  # pyright: ignore[reportMissingImports]
 
 from scripts.goldens.golden import Golden
 from scripts.goldens.mesh_rows import GREEDY, answered
@@ -26,6 +27,7 @@ OBSERVED = (2, 3)
 NUM_GREEDY = 64
 MARGIN = 1e-4  # of the best logit, a hundred times the error of float32
 LEAST_DIFFERENT = 10  # of the tokens that follow a prompt
+_NAMED_LIKE = {"MiniMaxM3VL": ("minimax_m3_vl_text", "minimax_m3_vl")}  # text, named as in checkpoints of the whole
 _FINAL_NORMS = ("norm", "embedding_norm", "final_layernorm", "norm_f")
 _SEE_IMAGES = (
     "Dots3Note",
@@ -34,6 +36,7 @@ _SEE_IMAGES = (
     "Llama4",
     "Qwen3_5",
     "Qwen3_5Moe",
+    "MiniMaxM3VL",
 )  # whose config of text has a class of its own
 _DECIDING = (
     *("lm_head.weight", "mlp.gate.weight", "mlp.gate.wg.weight", "block_sparse_moe.gate.weight"),
@@ -57,6 +60,8 @@ MESH = Limits(4, 1e-7, 1.7e-5)  # thrice the noise of float32, and half of the 1
 
 def skeleton(golden: Golden) -> Any:
     """The model in float32, with weights that nobody uses."""
+    if golden.architecture in _NAMED_LIKE:
+        _name_like(*_NAMED_LIKE[golden.architecture])
     text = "Text" if golden.architecture in _SEE_IMAGES else ""
     config_class = getattr(transformers, f"{golden.architecture}{text}Config")
     config = config_class(
@@ -78,6 +83,13 @@ def recur_by_token(reference: Any) -> None:
     """Kimi Delta Attention of prompts as that of new tokens: the same sums, in a fortieth of the time."""
     if hasattr(reference, "chunk_kimi_delta_attention"):
         reference.chunk_kimi_delta_attention = reference.recurrent_kimi_delta_attention
+
+
+def _name_like(text: str, whole: str) -> None:
+    """Tensors of a text model are saved and loaded under the names that they have in the whole, without its prefix."""
+    known = conversion_mapping.get_checkpoint_conversion_mapping(whole)
+    named = [each for each in known if not each.source_patterns[0].startswith("^")]
+    conversion_mapping.register_checkpoint_conversion_mapping(text, named, overwrite=True)
 
 
 def law(name: str, shape: tuple[int, ...], golden: Golden) -> dict[str, Any]:
