@@ -15,8 +15,6 @@ from ferrum_jax.layers.rope import LearnedTemperature, Rotation
 from ferrum_jax.spec import IndexerSpec, ModelSpec
 from pallas_kernels.chosen_keys import ChosenKeys
 
-_NORM_EPS = 1e-6  # of its keys, whatever the spec says of the model's norms
-
 
 class Indexer(nnx.Module):
     """J heads of I values whose queries are made of what attention's are, and one key of I values a token.
@@ -25,8 +23,8 @@ class Indexer(nnx.Module):
 
         score(t, s) = sum_j w_j(t) relu(q_j(t) k(s));    k = norm(W_k x)    w = W_w x / sqrt(J I)
 
-    The first values of queries and keys turn by attention's angles. On a mesh every device has all of it, and so the
-    same chosen: with heads apart each layer would sum the scores of all tokens over the devices.
+    The first or last values of queries and keys turn by attention's angles. On a mesh every device has all of it, and
+    so the same chosen: with heads apart each layer would sum the scores of all tokens over the devices.
     Source: DeepSeek-AI 2025 (DeepSeek-V3.2, section 2.1).
     """
 
@@ -34,12 +32,12 @@ class Indexer(nnx.Module):
         self, own: IndexerSpec, hidden_size: int, query_size: int, *, dtype: jnp.dtype, rngs: nnx.Rngs | None
     ) -> None:
         J, self.width = own.num_heads, own.head_dim
-        self.top_k, self.interleaved = own.top_k, own.interleaved
+        self.top_k, self.interleaved, self.turns_last = own.top_k, own.interleaved, own.turns_last
         self.q_norm = LayerNorm(hidden_size, eps=_NORM_EPS, dtype=dtype) if own.own_queries else None
         self.temperature = LearnedTemperature(J, dtype=dtype) if own.own_queries else None
         self.q = Linear(hidden_size if own.own_queries else query_size, J * self.width, dtype=dtype, rngs=rngs)
         self.k = Linear(hidden_size, self.width, dtype=dtype, rngs=rngs)
-        self.k_norm = LayerNorm(self.width, eps=_NORM_EPS, dtype=dtype)
+        self.k_norm = LayerNorm(self.width, eps=own.key_norm_eps, dtype=dtype)
         self.weigh = Linear(hidden_size, J, dtype=dtype, rngs=rngs)
 
     def __call__(
@@ -51,10 +49,16 @@ class Indexer(nnx.Module):
     ) -> ChosenKeys | None:
         own = dataclasses.replace(rotation, interleaved=self.interleaved)
         q = self.q(made_of if self.q_norm is None else self.q_norm(x)).reshape(len(x), -1, self.width)
-        q = own.of_keys(q if self.temperature is None else self.temperature(q, rotation))  # [T, J, I]
-        key = own.of_keys(self.k_norm(self.k(x))[:, None])[:, 0]  # [T, I]
+        q = self._turned(q if self.temperature is None else self.temperature(q, rotation), own)  # [T, J, I]
+        key = self._turned(self.k_norm(self.k(x))[:, None], own)[:, 0]  # [T, I]
         weights = project(x, self.weigh.weight[...], out_dtype=jnp.float32) * (q.shape[1] * self.width) ** -0.5
         return context.choose(q, weights, key, top_k=self.top_k)
+
+    def _turned(self, x: jax.Array, own: Rotation) -> jax.Array:  # [T, heads, I] -> the same
+        if not self.turns_last or own.cos is None:
+            return own.of_keys(x)
+        staying = self.width - 2 * own.cos.shape[-1]
+        return jnp.concatenate((x[..., :staying], own.of_keys(x[..., staying:])), axis=-1)
 
 
 class HeadIndexer(nnx.Module):

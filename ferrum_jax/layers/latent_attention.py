@@ -26,13 +26,14 @@ class LatentAttention(nnx.Module):
     softmax weighs is c itself. So nothing of the context is expanded, one token or many: there is one KV head, whose K
     is (c, r) and whose V is c. With an indexer it attends to the keys that this chose, or the last one before it. A
     layer that borrows attends to the latents of its lender. With a gate, each head of q brings as many more values as V
-    has, its own. On a mesh a device has some of the heads, and every latent whole.
+    has, its own; other gates are a projection of x, one for each head or each of its values. On a mesh a device has
+    some of the heads, and every latent whole.
     Source: DeepSeek-AI 2024 (DeepSeek-V2, section 2.1.2 and appendix C).
     """
 
     def __init__(self, spec: ModelSpec, layer: int, *, dtype: jnp.dtype, rngs: nnx.Rngs | None) -> None:
         own, D = spec.attention_of(layer), spec.hidden_size
-        assert own.latent is not None and own.qk_norm is None and not own.sinks, "no layer computes this"
+        assert own.latent is not None and own.qk_norm is None, "no layer computes this"
         N, A, H, V = own.num_attention_heads, own.latent.qk_nope_head_dim, own.head_dim, own.value_dim
         C, rank = own.latent.kv_lora_rank, own.latent.q_lora_rank
         self.scale = own.scale
@@ -62,7 +63,9 @@ class LatentAttention(nnx.Module):
         has_norm = own.latent.shared_norm and not borrows
         self.shared_norm = RMSNorm(H, eps=own.latent.norm_eps, dtype=dtype) if has_norm else None
         self.kv_b = Linear(C, N * (A + V), dtype=dtype, rngs=rngs)
-        self.gate_heads = Linear(D, N, dtype=dtype, rngs=rngs) if own.head_gate else None
+        gates = N * (V if own.value_gate else 1)
+        self.gate_heads = Linear(D, gates, dtype=dtype, rngs=rngs) if own.head_gate or own.value_gate else None
+        self.sinks = nnx.Param(jnp.zeros((N,), dtype)) if own.sinks else None
         self.o = Linear(N * V, D, bias=own.output_bias, dtype=dtype, rngs=rngs)
 
     def __call__(
@@ -87,13 +90,15 @@ class LatentAttention(nnx.Module):
             scale=self.scale,
             window=self.window,
             soft_cap=self.soft_cap,
+            sinks=None if self.sinks is None else self.sinks[...],
             is_latent=True,
             chosen=context.chosen if self.chooses else None,
         )  # [T, N, C]
         out = jnp.einsum("tnc,nvc->tnv", attended, of_values)
         out = _gated(out, gate) if self.has_gate else out
         if self.gate_heads is not None:
-            out = out * jax.nn.sigmoid(self.gate_heads(x).astype(jnp.float32)).astype(out.dtype)[..., None]
+            gate = self.gate_heads(x).reshape(*out.shape[:2], -1)
+            out = out * jax.nn.sigmoid(gate.astype(jnp.float32)).astype(out.dtype)
         return self.o(out.reshape(T, -1), context.shards)
 
     def _queries(self, x: jax.Array, rotation: Rotation) -> tuple[jax.Array, jax.Array]:

@@ -46,13 +46,18 @@ class Gated:
 
 @dataclasses.dataclass(frozen=True)
 class LimitedGated:
-    """act(gate) * up, act(gate) at most a limit and up within it. Source: inclusionAI 2026 (Ling 3.0), as served."""
+    """act(gate) * up, act(gate) at most a limit and up within it; before: gate itself is, and not what act gives of it.
+
+    Source: inclusionAI 2026 (Ling 3.0), as served; before as in Tencent's Hy4.
+    """
 
     act: Callable[[jax.Array], jax.Array]
     limit: float
+    before: bool = False
 
     def __call__(self, gate: jax.Array, up: jax.Array) -> jax.Array:
-        return jnp.minimum(self.act(gate), self.limit) * jnp.clip(up, -self.limit, self.limit)
+        limited = self.act(jnp.minimum(gate, self.limit)) if self.before else jnp.minimum(self.act(gate), self.limit)
+        return limited * jnp.clip(up, -self.limit, self.limit)
 
 
 @dataclasses.dataclass(frozen=True)

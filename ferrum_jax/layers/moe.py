@@ -19,7 +19,7 @@ from ferrum_jax.layers.adapted_weight import Adapted
 from ferrum_jax.layers.attention import LayerContext
 from ferrum_jax.layers.formed_weight import FormedWeight
 from ferrum_jax.layers.linear import Linear, project, random_weight
-from ferrum_jax.layers.mlp import MLP, activation_of, gating_of
+from ferrum_jax.layers.mlp import MLP, GatedWithin, activation_of, gating_of
 from ferrum_jax.layers.norm import norm_of, unit_rms
 from ferrum_jax.spec import ExpertsSpec, MlpSpec, NormSpec
 from pallas_kernels.grouped_matmul import ExpertAdapters, ExpertStack, expert_mlp
@@ -109,6 +109,8 @@ class MoE(nnx.Module):
         has_gate = shared is not None and spec.shared_gate
         self.shared_gate = Linear(hidden_size, 1, dtype=dtype, rngs=rngs) if has_gate else None
         self.gating = gating_of(routed) if spec.has_gates else activation_of(mlp.hidden_act)
+        if spec.gate_limit is not None:
+            self.gating = LimitedGated(activation_of(mlp.hidden_act), spec.gate_limit, before=True)
 
     def route(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
         """[T, D] -> (expert ids [T, X] int32, weights [T, X] float32), best first, lower id first on a tie."""

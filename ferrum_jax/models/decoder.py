@@ -4,6 +4,7 @@
 
 With norms after instead, or too:  h += norm(attention(h));  h += norm(attention(norm(h))); the same of the MLP.
 In parallel:  h += attention(norm(h)) + mlp(norm(h)), one norm.
+With hyper-connections h is several residuals, of which a half is given a sum, and to which its output is added.
 With an input of each layer's own, u:  h += norm(projection(act(gate h) * u)) at its end.
 Tokens are flat: [T, D] holds tokens of any number of sequences, told apart only by their positions and by
 the context's `attend`. A family adds how its config.json is read; see llama.py, qwen.py and gemma.py.
@@ -35,6 +36,7 @@ from ferrum_jax.layers.mlp import MLP
 from ferrum_jax.layers.moe import MoE, NormedMoE
 from ferrum_jax.layers.norm import GatedNorm, norm_of
 from ferrum_jax.layers.rope import Rotation, rotation_of
+from ferrum_jax.layers.streams import HyperConnection, StreamSum
 from ferrum_jax.models.mtp import MtpEnds
 from ferrum_jax.models.recurrent import Mixer, recurrent_layer
 from ferrum_jax.spec import ModelSpec
@@ -60,6 +62,10 @@ class DecoderLayer(nnx.Module):
         self.mlp = _mlp_of(spec, layer, dtype, rngs) if has_mlp else None
         self.mlp_out_norm = norm(spec.norm.after and has_mlp)
         self.residual_multiplier = spec.residual_multiplier
+        streams = spec.hyper_connections
+        connect = functools.partial(HyperConnection, streams, spec.hidden_size, spec.norm, rngs=rngs)
+        self.attention_streams = None if streams is None else connect()
+        self.mlp_streams = None if streams is None else connect()
         own = spec.layer_inputs
         self.own_input = None if own is None else LayerInputGate(spec.hidden_size, own, dtype=dtype, rngs=rngs)
         self.own_input_norm = norm(own is not None)
@@ -67,10 +73,10 @@ class DecoderLayer(nnx.Module):
 
     def __call__(
         self,
-        x: jax.Array,  # [T, D]
+        x: jax.Array,  # [T, D]; with hyper-connections [T, S, D]
         beside: LayerArguments,
         context: LayerContext,
-    ) -> jax.Array:  # [T, D]
+    ) -> jax.Array:  # the same
         x = self._mixed(x, beside.rotation, context)
         if self.own_input is not None and beside.own_input is not None:
             x = x + self.own_input_norm(self.own_input(x, beside.own_input))
@@ -79,6 +85,8 @@ class DecoderLayer(nnx.Module):
 
     def _mixed(self, x: jax.Array, rotation: Rotation, context: LayerContext) -> jax.Array:  # [T, D] -> [T, D]
         """The residual with what attention and MLP add."""
+        if self.attention_streams is not None and self.mlp_streams is not None:
+            return self._mixed_streams(x, self.attention_streams, self.mlp_streams, rotation, context)
         normed = self.attention_norm(x)
         if self.attention is not None:
             x = x + self._scaled(self.attention_out_norm(self.attention(normed, rotation, context)))
@@ -86,6 +94,15 @@ class DecoderLayer(nnx.Module):
             return x
         given = normed if self.is_parallel else self.mlp_norm(x)
         return x + self._scaled(self.mlp_out_norm(self.mlp(given, context)))
+
+    def _mixed_streams(
+        self, x: jax.Array, first: HyperConnection, second: HyperConnection, rotation: Rotation, context: LayerContext
+    ) -> jax.Array:  # [T, S, D] -> the same
+        assert self.attention is not None and self.mlp is not None, "a layer with hyper-connections has both halves"
+        given, weights = first.given(x)
+        x = first.added(x, self.attention(self.attention_norm(given), rotation, context), weights)
+        given, weights = second.given(x)
+        return second.added(x, self.mlp(self.mlp_norm(given), context), weights)
 
     def _scaled(self, x: jax.Array) -> jax.Array:
         return x if self.residual_multiplier == 1 else x * jnp.asarray(self.residual_multiplier, x.dtype)
@@ -147,9 +164,11 @@ class Decoder(nnx.Module):
         learned = rope is not None and rope.learned_frequencies
         # float32 in every dtype, as its products with positions
         self.rope_weights = nnx.Param(jnp.zeros((rope.rotary_dim(H) // 2,), jnp.float32)) if rope and learned else None
+        streams = spec.hyper_connections
+        self.streams = None if streams is None else StreamSum(streams, spec.hidden_size, spec.norm, rngs=rngs)
         tied = spec.tie_word_embeddings
         head = functools.partial(Linear, spec.hidden_size, spec.vocab_size, bias=spec.head_bias)
-        self.head = None if tied else head(dtype=dtype, rngs=rngs)
+        self.head = None if tied else head(dtype=jnp.dtype(jnp.float32) if spec.wide_head else dtype, rngs=rngs)
 
     def __call__(
         self,
@@ -161,6 +180,7 @@ class Decoder(nnx.Module):
         images = context.images
         x = self.embed(token_ids, context.shards)
         x = x if images is None else images.in_place_of(x)
+        x = x if self.streams is None else jnp.repeat(x[:, None], self.streams.own.num_streams, axis=1)
         context.show("embed", x)
         inputs = None if self.layer_inputs is None else self._inputs_of_layers(token_ids, x, context)
         kinds = [self.spec.attention_of(layer) for layer in range(self.spec.num_hidden_layers)]
@@ -174,7 +194,7 @@ class Decoder(nnx.Module):
             )
             x = run(i, self.layers[i], x, beside)
             context.show(f"layers.{i}", x)
-        x = self.norm(x)
+        x = self.norm(x if self.streams is None else self.streams(x))
         context.show("norm", x)
         return x
 
@@ -210,6 +230,7 @@ class Decoder(nnx.Module):
         if self.head is None:
             scores = self.embed.attend(hidden)
         else:
+            hidden = hidden.astype(jnp.float32) if self.spec.wide_head else hidden
             scores = project(hidden, self.head.weight[...], out_dtype=jnp.float32)
             if self.head.bias is not None:
                 scores = scores + self.head.bias[...].astype(jnp.float32)[None, :]

@@ -62,6 +62,7 @@ def implementation_of(bucket: Bucket, options: StepOptions, pool: KVPool) -> str
         is_latent=pool.is_latent,
         decode_only=bucket.decode_only,
         chooses=chooses_keys(bucket, options),
+        sinks=options.spec.attention.sinks,
     )
 
 

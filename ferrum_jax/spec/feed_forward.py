@@ -50,6 +50,7 @@ class ExpertsSpec:
     what they give; the router's norm has a scale of each value, and an expert's weight one of that expert.
     bias: of routers and experts. has_gates: down is given hidden_act(gate) * up, else hidden_act(up).
     limits: of some layers (layer, that of its experts, that of its shared expert), as `MlpSpec.gated_limit`.
+    gate_limit: gates are at most this, and up within it, but for the shared expert; None is no limit.
 
     Raises ValueError naming the field whose value cannot be.
     """
@@ -74,6 +75,7 @@ class ExpertsSpec:
     bias: bool = False
     has_gates: bool = True
     limits: tuple[tuple[int, float, float], ...] = ()
+    gate_limit: float | None = None
 
     def __post_init__(self) -> None:
         assert self.layers, "a model whose layers are all dense has no ExpertsSpec"

@@ -58,6 +58,7 @@ class IndexerSpec:
 
     A score is a weighted sum over num_heads of relu(q k); all heads share a key of head_dim values, which the cache
     keeps. The earlier position wins where scores are equal. interleaved: pairs that turn are neighbours, not halves.
+    turns_last: the last values of a head turn, not the first. key_norm_eps: of the norm of keys.
     shared: the layer has no indexer of its own and takes what the last one before it chose. own_queries: they are made
     of the token, normed, and weighed by a learned temperature.
     by_head: each head chooses for one KV head instead, by its own q k. group_size: keys of a stretch that begins at a
@@ -68,6 +69,8 @@ class IndexerSpec:
     head_dim: int
     top_k: int
     interleaved: bool = False
+    turns_last: bool = False
+    key_norm_eps: float = 1e-6
     shared: bool = False
     own_queries: bool = False
     by_head: bool = False
@@ -102,7 +105,8 @@ class AttentionSpec:
     """Attention: its heads, what is added to its projections, and how it turns and weighs them.
 
     bias: of q, k, v. output_bias: of o. qk_norm: None is no norms. gate: outputs are multiplied by
-    the sigmoid of a projection that q brings along. head_gate: those of a latent's head by the sigmoid of one number.
+    the sigmoid of a projection that q brings along. head_gate: those of a latent's head by the sigmoid of one number,
+    value_gate: each by one of its own.
     value_of_key: V is what K is before its norm and positions.
     v_norm: the heads of V are normed, without a weight. sinks: each head has a logit that takes weight and no value.
     v_head_dim: of V, None is head_dim. latent: None is keys and values of each head; else there is one KV head.
@@ -123,6 +127,7 @@ class AttentionSpec:
     qk_norm: QkNorm | None = None
     gate: bool = False
     head_gate: bool = False
+    value_gate: bool = False
     value_of_key: bool = False
     v_norm: bool = False
     sinks: bool = False
@@ -147,7 +152,8 @@ class AttentionSpec:
             check_positive(self, "v_head_dim")
         assert not self.value_of_key or self.value_dim == self.head_dim, "V is K, and has its size"
         assert self.latent is None or self.num_key_value_heads == 1, "all heads share the latent"
-        assert self.latent is not None or not self.head_gate, "no layer computes this"
+        assert self.latent is not None or not (self.head_gate or self.value_gate), "no layer computes this"
+        assert not (self.head_gate and self.value_gate), "no layer computes this"
         own = self.indexer
         if own is not None and not own.own_queries and self.latent is not None and self.latent.q_lora_rank is None:
             raise ValueError("q_lora_rank is null; the queries of an indexer are made of the latent of queries")

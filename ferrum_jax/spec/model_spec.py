@@ -17,6 +17,7 @@ from ferrum_jax.spec.feed_forward import ExpertsSpec, MlpSpec
 from ferrum_jax.spec.heads import AttentionSpec, IndexerSpec
 from ferrum_jax.spec.recurrence import RecurrenceSpec
 from ferrum_jax.spec.stored_weight import WeightForm
+from ferrum_jax.spec.streams import StreamsSpec
 from ferrum_jax.spec.vision import VisionSpec
 
 NORM_KINDS = ("rms", "layer")
@@ -93,9 +94,11 @@ class ModelSpec:
     vision: the tower of a model that sees images; None of one that reads text alone.
     borrowed: pairs (layer, an earlier layer to whose keys and values it attends); it has none of its own.
     layer_inputs: None where layers are given the residual alone. layer_scales: what a layer gives is multiplied by a
-    weight, one number. parallel: attention and MLP are given the same norm's output. embedding_scale,
+    weight, one number. hyper_connections: None where a token has one residual.
+    parallel: attention and MLP are given the same norm's output. embedding_scale,
     residual_multiplier, logit_scale: embeddings, what a layer's halves add, and logits of tokens are multiplied by it.
-    head_bias: of a head that is no embedding. final_logit_softcapping: logits become cap * tanh(logits / cap).
+    head_bias: of a head that is no embedding. wide_head: its weight is float32 in every dtype.
+    final_logit_softcapping: logits become cap * tanh(logits / cap).
     cache_groups: empty takes one group "full" of all layers.
     num_mtp_layers: layers behind the last that a forward leaves alone; each predicts one token more. See `with_mtp`.
     forms: of the parameters that are not dense, by their dotted path, in its order.
@@ -120,12 +123,14 @@ class ModelSpec:
     norm: NormSpec = NormSpec()
     layer_inputs: LayerInputSpec | None = None
     layer_scales: bool = False
+    hyper_connections: StreamsSpec | None = None
     parallel: bool = False
     embedding_scale: float = 1.0
     residual_multiplier: float = 1.0
     logit_scale: float = 1.0
     tie_word_embeddings: bool = False
     head_bias: bool = False
+    wide_head: bool = False
     final_logit_softcapping: float | None = None
     cache_groups: tuple[CacheGroup, ...] = ()
     num_mtp_layers: int = 0
@@ -288,12 +293,15 @@ _ABSENT: Mapping[str, Any] = {
     "v_head_dim": None,
     "latent": None,
     "indexer": None,
+    "turns_last": False,
+    "key_norm_eps": 1e-6,
     "by_head": False,
     "group_size": 1,
     "local_groups": 0,
     "num_best": 2,
     "grouped": True,
     "head_gate": False,
+    "value_gate": False,
     "vision": None,
     "tower": "qwen",
     "clipped": False,
@@ -327,6 +335,9 @@ _ABSENT: Mapping[str, Any] = {
     "layer_inputs": None,
     "image_id": 0,
     "layer_scales": False,
+    "hyper_connections": None,
+    "wide_head": False,
+    "gate_limit": None,
     "chunked": False,
     "num_mtp_layers": 0,
 }

@@ -11,13 +11,15 @@ TPU_BLOCK_SIZES = (16, 32, 64, 128, 256)
 LATENT_LANES = 128  # the TPU's kernel wants a multiple of these for a latent's values
 
 
-def serving(implementation: str, *, is_latent: bool, decode_only: bool, chooses: bool = False) -> str:
+def serving(
+    implementation: str, *, is_latent: bool, decode_only: bool, chooses: bool = False, sinks: bool = False
+) -> str:
     """The implementation for a bucket.
 
-    Steps that mix prompts into decoding are XLA's where a cache has latents, and all those in which rows may have more
-    keys than an indexer chooses.
+    Steps that mix prompts into decoding, or whose heads have sinks, are XLA's where a cache has latents, and all those
+    in which rows may have more keys than an indexer chooses.
     """
-    if implementation == "mosaic_tpu" and ((is_latent and not decode_only) or chooses):
+    if implementation == "mosaic_tpu" and ((is_latent and (sinks or not decode_only)) or chooses):
         return "xla"
     return implementation
 

@@ -112,6 +112,7 @@ def test_what_the_kernel_has_not_is_said_with_what_to_take() -> None:
     assert "is latent" in refusals("mosaic_gpu", **latent, head_dim=512, block_size=None, kv_dtype="bfloat16")[0]
     assert serving("mosaic_tpu", is_latent=True, decode_only=False) == "xla"
     assert serving("mosaic_tpu", is_latent=True, decode_only=True) == "mosaic_tpu"
+    assert serving("mosaic_tpu", is_latent=True, decode_only=True, sinks=True) == "xla"
 
 
 def test_a_window_and_sinks_are_refused() -> None:
