@@ -19,7 +19,7 @@ from ferrum_jax.layers.adapted_weight import Adapted
 from ferrum_jax.layers.attention import LayerContext
 from ferrum_jax.layers.formed_weight import FormedWeight
 from ferrum_jax.layers.linear import Linear, project, random_weight
-from ferrum_jax.layers.mlp import MLP, GatedWithin, activation_of, gating_of
+from ferrum_jax.layers.mlp import MLP, LimitedGated, activation_of, gating_of
 from ferrum_jax.layers.norm import norm_of, unit_rms
 from ferrum_jax.spec import ExpertsSpec, MlpSpec, NormSpec
 from pallas_kernels.grouped_matmul import ExpertAdapters, ExpertStack, expert_mlp

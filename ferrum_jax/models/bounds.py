@@ -25,10 +25,11 @@ _KEYS: Mapping[tuple[float, float], str] = {
         linear_key_head_dim linear_value_head_dim linear_head_dim
         mamba_d_head mamba_head_dim n_routed_experts qk_nope_head_dim qk_rope_head_dim v_head_dim ep_size
         index_head_dim index_n_heads index_topk_blocks sparse_num_index_heads sparse_index_dim sparse_topk_blocks
+        hc_mult
         n_group topk_group moe_num_experts moe_k moe_topk rotary_dim attention_head_dim mm_tokens_per_image
     """,
     (1e-6, 1e9): """
-        query_pre_attn_scalar attn_logit_softcapping final_logit_softcapping swiglu_limit swiglu_alpha
+        query_pre_attn_scalar attn_logit_softcapping final_logit_softcapping swiglu_limit swiglu_alpha hc_magnitude
         block_ffn_dim_multiplier lm_head_multiplier key_multiplier attention_in_multiplier
         attention_out_multiplier ssm_in_multiplier ssm_out_multiplier attention_multiplier attention_value_scale
         embedding_multiplier residual_multiplier logits_scaling logit_scale routed_scaling_factor
@@ -70,7 +71,7 @@ _KEYS: Mapping[tuple[float, float], str] = {
     (1, 2**20): "num_position_embeddings position_embedding_size",
     (0.0, 1e6): "mscale mscale_all_dim",
     (2, 2**31): "local_attention",
-    (0.0, 1e-3): "moe_norm_min",
+    (0.0, 1e-3): "moe_norm_min hc_eps",
     (1, 2**17): "qk_head_dim",
     (-1, 1000): "moe_layer_end_index",
     (1, 2**31): "attention_chunk_size index_topk index_block_size sparse_block_size",

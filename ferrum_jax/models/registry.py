@@ -34,7 +34,7 @@ _FAMILIES = """
     ernie exaone4
     falcon_h1
     gemma gemma4 glm4 glm4v glm5 gpt_oss granite granite_hybrid
-    hunyuan
+    hunyuan hy_v4
     kimi kimi_linear
     lfm2 llama llama4
     mimo_v2_flash minimax_m2 minimax_m3 ministral3 mistral mistral4 mistral_large4 mixtral

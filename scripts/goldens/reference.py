@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 import sys
 import tempfile
 from collections.abc import Callable
@@ -27,7 +28,7 @@ OBSERVED = (2, 3)
 NUM_GREEDY = 64
 MARGIN = 1e-4  # of the best logit, a hundred times the error of float32
 LEAST_DIFFERENT = 10  # of the tokens that follow a prompt
-_NAMED_LIKE = {"MiniMaxM3VL": ("minimax_m3_vl_text", "minimax_m3_vl")}  # text, named as in checkpoints of the whole
+_HALVES = (("attn", "attn"), ("mlp", "ffn"))  # of a layer of HYV4
 _FINAL_NORMS = ("norm", "embedding_norm", "final_layernorm", "norm_f")
 _SEE_IMAGES = (
     "Dots3Note",
@@ -60,8 +61,7 @@ MESH = Limits(4, 1e-7, 1.7e-5)  # thrice the noise of float32, and half of the 1
 
 def skeleton(golden: Golden) -> Any:
     """The model in float32, with weights that nobody uses."""
-    if golden.architecture in _NAMED_LIKE:
-        _name_like(*_NAMED_LIKE[golden.architecture])
+    _name_as_published(golden.architecture)
     text = "Text" if golden.architecture in _SEE_IMAGES else ""
     config_class = getattr(transformers, f"{golden.architecture}{text}Config")
     config = config_class(
@@ -85,11 +85,23 @@ def recur_by_token(reference: Any) -> None:
         reference.chunk_kimi_delta_attention = reference.recurrent_kimi_delta_attention
 
 
-def _name_like(text: str, whole: str) -> None:
-    """Tensors of a text model are saved and loaded under the names that they have in the whole, without its prefix."""
-    known = conversion_mapping.get_checkpoint_conversion_mapping(whole)
-    named = [each for each in known if not each.source_patterns[0].startswith("^")]
-    conversion_mapping.register_checkpoint_conversion_mapping(text, named, overwrite=True)
+def _name_as_published(architecture: str) -> None:
+    """Tensors are saved and loaded by the names in published checkpoints, where the reference would take others."""
+    known = conversion_mapping.get_checkpoint_conversion_mapping
+    if architecture == "MiniMaxM3VL":  # the names in the whole, without its prefix
+        kind, named = "minimax_m3_vl_text", known("minimax_m3_vl")
+        named = [each for each in named if not each.source_patterns[0].startswith("^")]
+    elif architecture == "HYV4":  # its own are not the same on the way back
+        names = {"self_attn.learnable_sink_param": "self_attn.sinks", "self_attn.linear_gate": "self_attn.gate_proj"}
+        for part in ("fn", "base", "scale"):
+            names |= {f"hc_{half}_layer.hc_pre.hc_{part}": f"{ours}_hc.{part}" for half, ours in _HALVES}
+            names |= {f"hc_head.hc_head_{part}": f"hc_head.hc_{part}"}
+        make = conversion_mapping.WeightRenaming
+        kind = "hy_v4"
+        named = [make(source_patterns=re.escape(old), target_patterns=new) for old, new in names.items()]
+    else:
+        return
+    conversion_mapping.register_checkpoint_conversion_mapping(kind, named, overwrite=True)
 
 
 def law(name: str, shape: tuple[int, ...], golden: Golden) -> dict[str, Any]:

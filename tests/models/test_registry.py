@@ -32,7 +32,8 @@ from ferrum_jax.spec import AttentionSpec, ExpertsSpec, Mamba2Spec, MlpSpec, Rop
 from scripts.published import FAST, PUBLISHED
 from tests.models.tiny import TINY
 
-_FLOAT32 = (".mlp.correction", ".a_log", ".skip", "rope_weights")  # whatever the dtype
+# whatever the dtype
+_FLOAT32 = (".mlp.correction", ".a_log", ".skip", "rope_weights", "streams.mix", "streams.base", "streams.scale")
 NAMES = [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in PUBLISHED]
 
 
@@ -50,6 +51,7 @@ def test_a_published_config_gives_the_published_number_of_parameters(name: str):
     assert sum(math.prod(x.shape) for x in weights.values()) == PUBLISHED[name][1]
     dtypes = {target: x.dtype for target, x in weights.items() if target not in dict(spec.forms)}
     ends = (*_FLOAT32, ".dt_bias") if isinstance(spec.recurrence, Mamba2Spec) else _FLOAT32
+    ends = (*ends, "head.weight") if spec.wide_head else ends
     exact = {target: dtypes.pop(target) for target in list(dtypes) if target.endswith(ends)}
     assert set(dtypes.values()) == {jnp.dtype("bfloat16")}
     assert set(exact.values()) <= {jnp.dtype("float32")}, "what chooses experts and what decays is never rounded"
