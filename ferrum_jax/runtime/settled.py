@@ -286,6 +286,12 @@ def _refusals(asked: Settled) -> list[str]:
     ]
     if spec.top_ks and asked.implementation == "mosaic_gpu":
         kernels.append("attention has an indexer, which 'mosaic_gpu' does not have; take implementation 'xla'")
+    kept = [own for own in _kept(spec) if not own.is_latent and own.head_dim not in (64, 128, 256)]
+    if spec.top_ks and asked.implementation == "mosaic_tpu" and kept:
+        kernels.append(
+            f"attention has an indexer, and heads of {kept[0].head_dim} values are padded for 'mosaic_tpu', which steps"
+            " on XLA cannot read; take implementation 'xla'"
+        )
     kernels = list(dict.fromkeys(kernels))
     if config.product_implementation == "mosaic_tpu" and target.platform != "tpu":
         kernels.append(f"product_implementation is 'mosaic_tpu', and {target.platform!r} is no TPU; leave it 'xla'")

@@ -1,5 +1,6 @@
 """What follows from spec, config and device: implementation, KV dtype and block size, or every reason against them."""
 
+import dataclasses
 import re
 from typing import Any
 
@@ -10,7 +11,7 @@ from ferrum_jax.runtime.layout import lay_out
 from ferrum_jax.runtime.placing.fit import scalar_bytes
 from ferrum_jax.sharding import make_mesh
 from ferrum_jax.sizes.mesh_shape import MeshShape
-from ferrum_jax.spec import AttentionSpec, CacheGroup, MlpSpec, ModelSpec
+from ferrum_jax.spec import AttentionSpec, CacheGroup, IndexerSpec, MlpSpec, ModelSpec
 from pallas_kernels.kv_pool import KV_DTYPES
 from pallas_kernels.paged_attention.support import refusals
 from pallas_kernels.target import Target
@@ -93,6 +94,17 @@ def test_what_cannot_run_is_refused_with_every_reason():
     with pytest.raises(ValueError, match=r"kv_dtype is 'fp8_e4m3'; v5e has no float8.*max_model_len is 9000"):
         layout_of(V5E, kv_dtype="fp8_e4m3", max_model_len=9000)
     assert layout_of(V5E, kv_dtype="fp8_e4m3", implementation="xla").kv_dtype == "fp8_e4m3"
+
+
+def test_heads_that_are_padded_are_refused_where_an_indexer_chooses_keys():
+    heads = AttentionSpec(num_attention_heads=8, num_key_value_heads=2, head_dim=96)
+    indexer = IndexerSpec(num_heads=2, head_dim=96, top_k=64, by_head=True, group_size=16)
+    spec = dataclasses.replace(spec_of(), attention=dataclasses.replace(heads, indexer=indexer))
+    with pytest.raises(ValueError, match="has an indexer, and heads of 96 values are padded for 'mosaic_tpu'"):
+        layout_of(V6E, spec)
+    assert layout_of(V6E, spec, implementation="xla").options.implementation == "xla"
+    wide = dataclasses.replace(heads, head_dim=128, indexer=indexer)
+    assert layout_of(V6E, dataclasses.replace(spec, attention=wide)).options.implementation == "mosaic_tpu"
 
 
 def room_for(most, monkeypatch):
