@@ -4,7 +4,7 @@
 
 With norms after instead, or too:  h += norm(attention(h));  h += norm(attention(norm(h))); the same of the MLP.
 In parallel:  h += attention(norm(h)) + mlp(norm(h)), one norm.
-With hyper-connections h is several residuals, of which a half is given a sum, and to which its output is added.
+With hyper-connections h is several residuals: a half is given a sum of them, and each gets a share of its output.
 With an input of each layer's own, u:  h += norm(projection(act(gate h) * u)) at its end.
 Tokens are flat: [T, D] holds tokens of any number of sequences, told apart only by their positions and by
 the context's `attend`. A family adds how its config.json is read; see llama.py, qwen.py and gemma.py.
@@ -29,6 +29,7 @@ from ferrum_jax.layers.attention import (
     RunLayer,
 )
 from ferrum_jax.layers.embedding import Embedding, LayerInputGate, LayerInputs
+from ferrum_jax.layers.hyper_connections import HyperConnection, StreamSum
 from ferrum_jax.layers.indexer import IndexedAttention
 from ferrum_jax.layers.latent_attention import LatentAttention
 from ferrum_jax.layers.linear import Linear, project
@@ -36,7 +37,6 @@ from ferrum_jax.layers.mlp import MLP
 from ferrum_jax.layers.moe import MoE, NormedMoE
 from ferrum_jax.layers.norm import GatedNorm, norm_of
 from ferrum_jax.layers.rope import Rotation, rotation_of
-from ferrum_jax.layers.streams import HyperConnection, StreamSum
 from ferrum_jax.models.mtp import MtpEnds
 from ferrum_jax.models.recurrent import Mixer, recurrent_layer
 from ferrum_jax.spec import ModelSpec

@@ -67,7 +67,7 @@ def choose(
 
 
 def _positions(queries: QueryTiles, i: jax.Array) -> jax.Array:  # [Q]
-    """Of the lanes of tile i."""
+    """Positions of the lanes of tile i."""
     return queries.low[i] - queries.tiles.first_lanes[i] + jnp.arange(queries.tiles.tile)
 
 

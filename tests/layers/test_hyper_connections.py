@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from ferrum_jax.layers.streams import HyperConnection, StreamSum
+from ferrum_jax.layers.hyper_connections import HyperConnection, StreamSum
 from ferrum_jax.spec import NormSpec, StreamsSpec
 
 SPEC, NORM, D = StreamsSpec(num_streams=3, magnitude=1.5, eps=0.01), NormSpec(eps=1e-3), 5
