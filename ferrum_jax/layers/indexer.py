@@ -33,7 +33,7 @@ class Indexer(nnx.Module):
     ) -> None:
         J, self.width = own.num_heads, own.head_dim
         self.top_k, self.interleaved, self.turns_last = own.top_k, own.interleaved, own.turns_last
-        self.q_norm = LayerNorm(hidden_size, eps=_NORM_EPS, dtype=dtype) if own.own_queries else None
+        self.q_norm = LayerNorm(hidden_size, eps=own.key_norm_eps, dtype=dtype) if own.own_queries else None
         self.temperature = LearnedTemperature(J, dtype=dtype) if own.own_queries else None
         self.q = Linear(hidden_size if own.own_queries else query_size, J * self.width, dtype=dtype, rngs=rngs)
         self.k = Linear(hidden_size, self.width, dtype=dtype, rngs=rngs)

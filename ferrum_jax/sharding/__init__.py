@@ -64,7 +64,6 @@ PARAMETERS: tuple[tuple[str, tuple[str | None, ...]], ...] = (
     ("layers.*.attention.q.bias", ("heads",)),
     ("layers.*.attention.[kv].weight", ("kv_heads", None)),
     ("layers.*.attention.[kv].bias", ("kv_heads",)),
-    ("layers.*.attention.gate.weight", ("heads", None)),
     ("layers.*.attention.*_a.weight", (None, None)),
     ("layers.*.attention.*_a.bias", (None,)),
     ("layers.*.attention.*_b.weight", ("heads", None)),

@@ -28,12 +28,21 @@ from ferrum_jax.models.registry import (
     unbind,
 )
 from ferrum_jax.models.weight_forms import without_forms
-from ferrum_jax.spec import AttentionSpec, ExpertsSpec, Mamba2Spec, MlpSpec, RopeSpec
+from ferrum_jax.spec import AttentionSpec, ExpertsSpec, KimiDeltaSpec, Mamba2Spec, MlpSpec, RopeSpec
 from scripts.published import FAST, PUBLISHED
 from tests.models.tiny import TINY
 
 # whatever the dtype
-_FLOAT32 = (".mlp.correction", ".a_log", ".skip", "rope_weights", "streams.mix", "streams.base", "streams.scale")
+_FLOAT32 = (
+    ".mlp.correction",
+    ".a_log",
+    ".a_log_by_head",
+    ".skip",
+    "rope_weights",
+    "streams.mix",
+    "streams.base",
+    "streams.scale",
+)
 NAMES = [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in PUBLISHED]
 
 
@@ -50,7 +59,7 @@ def test_a_published_config_gives_the_published_number_of_parameters(name: str):
     weights = whole_targets(parameters)
     assert sum(math.prod(x.shape) for x in weights.values()) == PUBLISHED[name][1]
     dtypes = {target: x.dtype for target, x in weights.items() if target not in dict(spec.forms)}
-    ends = (*_FLOAT32, ".dt_bias") if isinstance(spec.recurrence, Mamba2Spec) else _FLOAT32
+    ends = (*_FLOAT32, ".dt_bias") if isinstance(spec.recurrence, Mamba2Spec | KimiDeltaSpec) else _FLOAT32
     ends = (*ends, "head.weight") if spec.wide_head else ends
     exact = {target: dtypes.pop(target) for target in list(dtypes) if target.endswith(ends)}
     assert set(dtypes.values()) == {jnp.dtype("bfloat16")}
