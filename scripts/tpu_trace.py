@@ -1,8 +1,8 @@
 """How often each bundle of a TPU kernel runs, found by running the scalar half of its schedule.
 
 Loop bounds and branches depend on scalars only: on what is prefetched into SMEM, or brought there by transfers, and
-on arithmetic. Other transfers and vectors are left out. Every value is found by its name, which is assigned once; a
-phi is the operand assigned last.
+on arithmetic. Other transfers and vectors are left out; a scalar that a vector gives counts as 0. Every value is found
+by its name, which is assigned once; a phi is the operand assigned last.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 _COMMENT = re.compile(r"/\*.*?\*/", re.S)
 _ASSIGN = re.compile(r"%([sp]\d+_[sp]\d+) = ([\w.]+) ?(.*)", re.S)
 _GUARD = re.compile(r" ?\((!?%p\w+)(?:, (%\w+))?\),? ?")
-_STORE = re.compile(r"sst (\(!?%p\w+\), )?\[smem:(.*)\] (\S+)$")
+_STORE = re.compile(r"sst (?:(\(!?%p\w+\)), )?\[smem:(.*)\] (?:(\(!?%p\w+\)), )?(\S+)$")
 _BRANCH = re.compile(r"sbr\.rel (?:\((!?)%(p\w+)\) )?target bundleno = (\d+)")
 _PREFETCHED = re.compile(r"#(allocation\d+) .*tag = 'prefetched SMEM operand (\d+)'")
 _INLINED = re.compile(r"%(s\w+) = inlined_call_operand\.(<no memory space>)?.*?, index: (\d+)")
@@ -83,7 +83,8 @@ def count_runs(
 
 def _check_loads(texts: Sequence[str], known: set[str]) -> None:
     """Raises ValueError where scalar memory is read that is neither prefetched nor stored to: its values are data."""
-    stored = {name for text in texts for name in re.findall(r"sst .*?\[smem:\[#(allocation\w+)", text)}
+    stores = r"(?:sst .*?\[smem:|scalar_lea\.smem )\[#(allocation\w+)"  # there, or where an address is made of it
+    stored = {name for text in texts for name in re.findall(stores, text)}
     loaded = {name for text in texts for name in re.findall(r"sld \[smem:\[#(allocation\w+)", text)}
     if loaded - stored - known:
         raise ValueError(f"scalar memory {sorted(loaded - stored - known)} is read, which something else fills")
@@ -112,8 +113,8 @@ class _Bundle:
             return
         store = _STORE.search(text)
         if store:
-            taken = _guard(store[1], values)
-            address, value = _sum(store[2], values), _operand(store[3], values)
+            taken = _guard(store[1] or store[3], values)
+            address, value = _sum(store[2], values), _operand(store[4], values)
 
             def put() -> None:
                 if taken():
@@ -134,6 +135,8 @@ class _Bundle:
             return
         compute = _compute(opcode, _GUARD.sub("", rest), values, memory)
         guard = _GUARD.search(rest)
+        if guard:
+            values.setdefault(name, 0)  # where it is not taken, others may compute with it what nobody asks for
         self.assignments.append((name, _guarded(compute, guard[1], guard[2], values) if guard else compute))
 
 
@@ -180,7 +183,7 @@ def _compute(opcode: str, rest: str, values: dict[str, int], memory: dict[int, i
     if opcode == "sld":
         address = _sum(rest.strip()[len("[smem:") : -1], values)
         return lambda: memory.get(address(), 0)
-    if opcode.startswith(("vpop", "vtos")):  # semaphores at the end, which are zero
+    if opcode.startswith(("vpop", "vtos", "spop")):  # semaphores at the end, which are zero; what a vector gives
         return lambda: 0
     rest = re.sub(r"(?<=\w) \[#allocation\d+\]|\[resolvable:\$\w+\]", "", rest)
     a, *others = [_operand(part, values) for part in rest.split(",")]
@@ -254,7 +257,8 @@ def _operand(text: str, values: dict[str, int]) -> Callable[[], Any]:
     if text.startswith("%"):
         name = text[1:]
         return lambda: values[name]
-    constant = _wrap(int(text.removeprefix("$"), 0))
+    number = text.removeprefix("$")
+    constant = float(number) if "." in number else _wrap(int(number, 0))
     return lambda: constant
 
 

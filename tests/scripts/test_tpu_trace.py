@@ -45,6 +45,21 @@ def test_scalar_memory_that_nothing_known_fills_is_an_error() -> None:
         count_runs(["0 : { %s1_s0 = sld [smem:[#allocation9]] }"], _ALLOCATIONS, 1, [np.zeros(1, np.int32)])
 
 
+def test_what_is_stored_by_way_of_an_address_is_read_there() -> None:
+    """Bundle 6 runs where the store is done; what a vector gives, here the place, counts as 0."""
+    texts = [
+        "0 : { %p1_p1 = scmp.eq.s32.totalorder 1, 2  ;;  %s1_s1 = spop %9  ;;  %s7_s7 = smov (!%p1_p1), 5 }",
+        "1 : { %s2_s2 = scalar_lea.smem [#allocation8], %s1_s1 }",
+        "2 : { %9 = sst [smem:[%s2_s2]] (!%p1_p1), %s7_s7  ;;  %10 = sst [smem:[%s2_s2 + $0x1]] (%p1_p1), %s7_s7 }",
+        "3 : { %s3_s3 = sld [smem:[#allocation8]]  ;;  %s4_s4 = sld [smem:[#allocation8 + $0x1]] }",
+        "4 : { %p2_p2 = scmp.ne.s32.totalorder %s3_s3, 5  ;;  %p3_p3 = scmp.ge.f32.partialorder %s4_s4, 1.5 }",
+        "5 : { %11 = sbr.rel (%p2_p2) target bundleno = 7 (0x7), region = 1 }",
+        "6 : {}",
+        "7 : {}",
+    ]
+    assert count_runs(texts, _ALLOCATIONS, 0, [np.zeros(1, np.int32)]).tolist() == [1] * 8
+
+
 @pytest.mark.parametrize("shift", [4, 0])  # where addresses count lines, and where they count granules
 def test_what_a_transfer_brings_to_scalar_memory_is_read_there(shift: int) -> None:
     """Word 0x81 of operand 1 says whether bundle 7 runs."""
