@@ -1,4 +1,4 @@
-"""ChosenKeys: the keys that an indexer chose for the tokens of a step, which attention reads in place of all."""
+"""The keys that an indexer chose for the tokens of a step: a list, which XLA gathers, or a mask of whole tiles."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import jax
 
 from pallas_kernels.ragged import static
 
+HIDDEN = -1e30  # finite: the difference of two is 0, not NaN
 MAX_PIECE = 128  # places that are read at once, at most
 
 
@@ -22,6 +23,20 @@ class ChosenKeys:
 
     places: jax.Array  # [T, 1 or K, at least top_k, a multiple of 128] int32
     top_k: int = static()
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TileLimits:
+    """The keys that rows of one query attend to, for a kernel that reads whole tiles.
+
+    Items are those of a `LatentSchedule`. Layers of one cache group share them, for they have the same items.
+    """
+
+    limits: jax.Array  # [items, X / 128, 128] float32, what a key's score is at most: infinity, or HIDDEN if not chosen
+
+
+Chosen = ChosenKeys | TileLimits  # as the implementation of a step's attention takes them
 
 
 def padded_to_pieces(top_k: int) -> int:

@@ -22,7 +22,7 @@ from ferrum_jax.layers.norm import RMSNorm, rms_norm_of, unit_rms
 from ferrum_jax.layers.rope import Rotation
 from ferrum_jax.sharding.shards import WHOLE, Shards
 from ferrum_jax.spec import ModelSpec
-from pallas_kernels.chosen_keys import ChosenKeys
+from pallas_kernels.chosen_keys import Chosen, ChosenKeys
 from pallas_kernels.state_rows import StateRows
 
 
@@ -42,7 +42,7 @@ class Attend(Protocol):
         soft_cap: float | None = None,
         sinks: jax.Array | None = None,  # [N]
         is_latent: bool = False,  # k is V, and k and v together are K
-        chosen: ChosenKeys | None = None,  # the keys that each token attends to
+        chosen: Chosen | None = None,  # the keys that each token attends to
     ) -> jax.Array: ...  # [T, N, V]
 
 
@@ -59,7 +59,7 @@ class Choose(Protocol):
         top_k: int,
         group: int = 1,
         local: int = 0,
-    ) -> ChosenKeys | None: ...
+    ) -> Chosen | None: ...
 
 
 def choose_alone(
@@ -71,7 +71,7 @@ def choose_alone(
     top_k: int,
     group: int = 1,
     local: int = 0,
-) -> ChosenKeys | None:
+) -> Chosen | None:
     """All tokens are one sequence that starts here, in blocks 1, 2, .. of one token each."""
     T = len(q)
     if top_k >= T:
@@ -102,7 +102,7 @@ def causal_attention(
     soft_cap: float | None = None,
     sinks: jax.Array | None = None,
     is_latent: bool = False,
-    chosen: ChosenKeys | None = None,
+    chosen: Chosen | None = None,
     seen_ends: jax.Array | None = None,  # [T]
 ) -> jax.Array:
     """Token t attends to tokens 0 .. t, or to the last `window` of them; all are one sequence that starts here.
@@ -130,6 +130,7 @@ def causal_attention(
         mask &= ~jnp.tril(jnp.ones((T, T), bool), -window)
     mask = mask[None, None]
     if chosen is not None:
+        assert isinstance(chosen, ChosenKeys), "limits are of the schedule of a kernel"
         t, s = jnp.arange(T)[:, None, None], jnp.arange(chosen.places.shape[1])[:, None]
         mask &= jnp.zeros((len(s), 1, T, T + 1), bool).at[s, 0, t, chosen.places].set(True)[..., 1:]
     scores = jnp.where(mask, scores, -jnp.inf)
@@ -182,7 +183,7 @@ class LayerContext:
     """
 
     attend: Callable[..., jax.Array] = _attend_alone
-    choose: Callable[..., ChosenKeys | None] = _choose_alone
+    choose: Callable[..., Chosen | None] = _choose_alone
     recur: Callable[..., jax.Array] = _recur_alone
     expert_tile: int | None = None
     implementation: str = "xla"
@@ -191,7 +192,7 @@ class LayerContext:
     is_token: jax.Array | None = None
     borrowed: KeysAndValues | None = None
     lent: KeysAndValues | None = None
-    chosen: ChosenKeys | None = None
+    chosen: Chosen | None = None
     routed: jax.Array | None = None
 
 

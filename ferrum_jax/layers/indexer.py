@@ -13,7 +13,7 @@ from ferrum_jax.layers.linear import Linear, project
 from ferrum_jax.layers.norm import LayerNorm, rms_norm_of
 from ferrum_jax.layers.rope import LearnedTemperature, Rotation
 from ferrum_jax.spec import IndexerSpec, ModelSpec
-from pallas_kernels.chosen_keys import ChosenKeys
+from pallas_kernels.chosen_keys import Chosen
 
 
 class Indexer(nnx.Module):
@@ -46,7 +46,7 @@ class Indexer(nnx.Module):
         made_of: jax.Array,  # [T, what attention's queries are made of]
         rotation: Rotation,
         context: LayerContext,
-    ) -> ChosenKeys | None:
+    ) -> Chosen | None:
         own = dataclasses.replace(rotation, interleaved=self.interleaved)
         q = self.q(made_of if self.q_norm is None else self.q_norm(x)).reshape(len(x), -1, self.width)
         q = self._turned(q if self.temperature is None else self.temperature(q, rotation), own)  # [T, J, I]
@@ -78,7 +78,7 @@ class HeadIndexer(nnx.Module):
         self.q_norm = rms_norm_of(spec.norm, self.width, dtype=dtype)
         self.k_norm = rms_norm_of(spec.norm, self.width, dtype=dtype)
 
-    def __call__(self, x: jax.Array, rotation: Rotation, context: LayerContext) -> ChosenKeys | None:  # x: [T, D]
+    def __call__(self, x: jax.Array, rotation: Rotation, context: LayerContext) -> Chosen | None:  # x: [T, D]
         q = rotation.of_keys(self.q_norm(self.heads(x).reshape(len(x), -1, self.width)))  # [T, K, I]
         key = rotation.of_keys(self.k_norm(self.k(x))[:, None])[:, 0]  # [T, I]
         return context.choose(q, None, key, top_k=self.top_k, group=self.group, local=self.local)

@@ -197,14 +197,16 @@ class _Bound:
 def _context_bytes(layout: Layout, context: int) -> float:
     """Keys and values that a token of such a context reads on one device, and keys of indexers.
 
-    Layers with a window read no more than it, those with an indexer no more than it chooses, of all its own keys.
+    Layers with a window read no more than it, those with an indexer no more than it chooses, of all its own keys; but
+    over latents a TPU's kernel reads all and hides the others.
     """
     ledger, spec = layout.ledger, layout.options.spec
     total = 0.0
     for group, blocks in zip(spec.kv_groups, ledger.groups, strict=True):
         seen, pools = min(context, group.window or context), [layout.pools.kv[layer] for layer in group.layers]
         top_k = min((own.top_k for own in map(spec.indexer_of, group.layers) if own), default=seen)
-        if seen > top_k:
+        hides = layout.options.implementation == "mosaic_tpu" and any(pool and pool.is_latent for pool in pools)
+        if seen > top_k and not hides:
             index_keys = sum(local_bytes(pool.index_keys) for pool in pools if pool and pool.index_keys is not None)
             share = index_keys / sum(local_bytes(array) for array in jax.tree.leaves(pools))
             seen = seen * share + top_k * (1 - share)

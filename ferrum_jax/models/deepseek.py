@@ -26,7 +26,9 @@ from ferrum_jax.spec import AttentionSpec, ExpertsSpec, IndexerSpec, LatentSpec,
 
 LATENT = "latent attention: on TPUs a kernel decodes, all else is on XLA"
 
-CHOSEN = "latent attention to keys that an indexer chooses: where contexts may be longer than those, on XLA"
+CHOSEN = (
+    "latent attention to keys that an indexer chooses: on TPUs kernels decode, all else beyond those keys is on XLA"
+)
 
 
 def _v2(reader: ConfigReader) -> ModelSpec:

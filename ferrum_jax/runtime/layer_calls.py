@@ -19,7 +19,7 @@ from ferrum_jax.models.registry import bind, unbind
 from ferrum_jax.runtime.step_options import StepOptions
 from ferrum_jax.sharding.shards import Shards
 from ferrum_jax.sizes import invariance
-from pallas_kernels.chosen_keys import ChosenKeys
+from pallas_kernels.chosen_keys import Chosen
 from pallas_kernels.indexer import IndexerSchedule, choose_keys
 from pallas_kernels.kv_pool import KVPool
 from pallas_kernels.low_rank import ExpertSlots, LowRankSlots, Pairs
@@ -28,7 +28,7 @@ from pallas_kernels.state_rows import StateRows
 
 # Traced once for all kinds of layers and, where shapes agree, for all buckets; XLA inlines the calls.
 _attend = jax.jit(paged_attention, static_argnames=("scale", "soft_cap", "implementation"))
-_choose = jax.jit(choose_keys)
+_choose = jax.jit(choose_keys, static_argnames=("implementation",))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -63,7 +63,7 @@ class _LayerOperands:
     is_token: jax.Array
     borrowed: KeysAndValues | None
     index_schedule: IndexerSchedule | None
-    chosen: ChosenKeys | None
+    chosen: Chosen | None
     adapters: dict[str, LowRankSlots | ExpertSlots]
     pairs: Pairs | None
 
@@ -75,7 +75,7 @@ def run_layer(
     state: Any,
     x: jax.Array,  # [T, D]
     given: _LayerOperands,
-) -> tuple[jax.Array, KVPool | None, Any, KeysAndValues | None, ChosenKeys | None, jax.Array | None]:
+) -> tuple[jax.Array, KVPool | None, Any, KeysAndValues | None, Chosen | None, jax.Array | None]:
     """(x, pool, state) after the layer, what it lends, the keys chosen last, and its tokens' experts if asked for.
 
     pool: of the layer's keys and values, or of its lender's, which are written again where they are.
@@ -104,12 +104,12 @@ def run_layer(
 
     def choose(
         q: jax.Array, weights: jax.Array | None, key: jax.Array, *, top_k: int, group: int = 1, local: int = 0
-    ) -> ChosenKeys | None:
+    ) -> Chosen | None:
         schedule, asked = given.index_schedule, (top_k, group, local)
         assert schedule is not None, "a layer has an indexer, and no schedule for it"
         theirs = schedule.top_k, schedule.group, schedule.local
         assert theirs == asked, f"a layer chooses {asked} (keys, in groups, always), its schedule {theirs}"
-        chosen, caches["pool"] = _choose(q, weights, key, caches["pool"], schedule)
+        chosen, caches["pool"] = _choose(q, weights, key, caches["pool"], schedule, implementation=kind.implementation)
         return chosen
 
     def recur(shapes: Any, compute: Callable[[Any, StateRows], tuple[jax.Array, Any]], num_tokens: int) -> jax.Array:
@@ -161,7 +161,7 @@ class LayerCalls:
         self._options, self._schedules, self._rows, self._is_token = options, schedules, rows, is_token
         self._adapters, self._pairs = ({}, None) if adapters is None else adapters
         self._lent: dict[int, KeysAndValues] = {}
-        self._chosen: ChosenKeys | None = None
+        self._chosen: Chosen | None = None
 
     def __call__(self, index: int, layer: nnx.Module, x: jax.Array, beside: LayerArguments) -> jax.Array:
         options, lender = self._options, self._options.spec.lender_of(index)

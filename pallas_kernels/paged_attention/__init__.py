@@ -12,7 +12,7 @@ from typing import Any
 
 import jax
 
-from pallas_kernels.chosen_keys import ChosenKeys
+from pallas_kernels.chosen_keys import Chosen, ChosenKeys, TileLimits
 from pallas_kernels.kv_pool import KVPool, check_pool
 from pallas_kernels.kv_write import kv_write
 from pallas_kernels.logits import Logits
@@ -105,7 +105,7 @@ def paged_attention(
     scale: float,
     soft_cap: float | None = None,
     sinks: jax.Array | None = None,
-    chosen: ChosenKeys | None = None,
+    chosen: Chosen | None = None,
     implementation: str = "xla",
 ) -> tuple[jax.Array, KVPool]:  # [T, N, V], the dtype of q, zero for padding tokens; the pool with k and v
     """softmax(scale * q k^T + mask) v of every token over its row's context, accumulated in float32.
@@ -113,8 +113,9 @@ def paged_attention(
     q: [T, N, H]. k: [T, K, H], v: [T, K, V] of the same tokens; they are written to the pool first (in place where it
     is donated), and attention reads what the pool keeps of them. schedule: of `make_schedule`, which has the window,
     for the same implementation. soft_cap: logits become soft_cap * tanh(logits / soft_cap). sinks: [N], a logit
-    per head that takes weight and has no value. chosen: the keys that each token attends to, in "xla" alone; None is
-    all that its window has. What no query may see is never read into a result: it may be NaN.
+    per head that takes weight and has no value. chosen: the keys that each token attends to, of
+    `choose_keys` for the same implementation, which is "xla" or, over latents, "mosaic_tpu"; None is all that its
+    window has. What no query may see is never read into a result: it may be NaN.
     It has ten parameters, its arrays and the numbers of the formula, so that a call reads like it.
     Raises ValueError for shapes that do not fit, for a scale or soft_cap that is not above 0 and for an unknown
     implementation.
@@ -131,19 +132,18 @@ def paged_attention(
         )
     check_pool(pool, sizes["K"], implementation)
     logits = Logits(scale=scale, soft_cap=soft_cap, sinks=sinks)
-    if chosen is not None and chosen.places.shape[1] not in (1, sizes["K"]):
+    if isinstance(chosen, ChosenKeys) and chosen.places.shape[1] not in (1, sizes["K"]):
         raise ValueError(f"{chosen.places.shape[1]} heads have keys of their own; it must be 1 or each of {sizes['K']}")
-    if chosen is not None and implementation != "xla":
-        raise ValueError(f"keys are chosen, and implementation is {implementation!r}; 'xla' has that")
+    keys = _in_form(chosen, implementation, pool)
     if implementation == "xla":
         assert isinstance(schedule, Schedule), "the schedule was made for another implementation"
         pool = kv_write(pool, k, v, schedule.write_blocks, schedule.write_offsets)
-        return xla.attention(q, pool, schedule, logits, chosen), pool
+        return xla.attention(q, pool, schedule, logits, keys), pool
     if implementation == "mosaic_tpu" and pool.is_latent:
         from pallas_kernels.paged_attention.tpu.latent.kernel import latent_attention  # as below
 
         assert isinstance(schedule, LatentSchedule), "the schedule was made for another implementation"
-        return latent_attention(q, k, v, pool, schedule, logits)
+        return latent_attention(q, k, v, pool, schedule, logits, keys)
     if implementation == "mosaic_tpu":
         from pallas_kernels.paged_attention.tpu import mosaic_tpu as tpu  # as below
 
@@ -157,3 +157,14 @@ def paged_attention(
         assert isinstance(schedule, GpuSchedule), "the schedule was made for another implementation"
         return gpu.paged_attention(q, k, v, pool, schedule, logits)
     raise ValueError(f"implementation is {implementation!r}; paged_attention has 'xla', 'mosaic_tpu' and 'mosaic_gpu'")
+
+
+def _in_form(chosen: Chosen | None, implementation: str, pool: KVPool) -> Any:
+    """Gives the chosen keys back. Raises ValueError where they are not in the form that the implementation reads."""
+    form = {"xla": ChosenKeys, "mosaic_tpu": TileLimits if pool.is_latent else None}.get(implementation)
+    if chosen is not None and (form is None or not isinstance(chosen, form)):
+        raise ValueError(
+            f"chosen keys are {type(chosen).__name__}, and implementation is {implementation!r}; 'xla' reads "
+            "ChosenKeys, and 'mosaic_tpu' TileLimits over latents"
+        )
+    return chosen

@@ -10,11 +10,10 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels.chosen_keys import MAX_PIECE
+from pallas_kernels.chosen_keys import HIDDEN, MAX_PIECE
 from pallas_kernels.kv_pool import KVPool, from_bits
 from pallas_kernels.logits import Logits
 
-HIDDEN = -1e30  # finite: the difference of two is 0, not NaN
 _PIECE_KEYS = 2048  # that a tile's queries read at once: with 576 values of float32, 4.7 MB
 
 

@@ -8,20 +8,30 @@ from pallas_kernels.target import Target
 
 IMPLEMENTATIONS = ("xla", "mosaic_tpu", "mosaic_gpu")
 TPU_BLOCK_SIZES = (16, 32, 64, 128, 256)
-LATENT_LANES = 128  # the TPU's kernel wants a multiple of these for a latent's values
+LATENT_LANES = (
+    128  # the TPU's kernels want a multiple of these for a latent's values, and for those of an indexer's key
+)
 
 
 def serving(
-    implementation: str, *, is_latent: bool, decode_only: bool, chooses: bool = False, sinks: bool = False
+    implementation: str,
+    *,
+    is_latent: bool,
+    decode_only: bool,
+    chooses: bool = False,
+    index_dim: int = 0,
+    sinks: bool = False,
 ) -> str:
     """The implementation for a bucket.
 
-    Steps that mix prompts into decoding, or whose heads have sinks, are XLA's where a cache has latents, and all those
-    in which rows may have more keys than an indexer chooses.
+    chooses: rows may have more keys than an indexer chooses. index_dim: values of the indexer's keys. Steps that mix
+    prompts into decoding, or whose heads have sinks, are XLA's where a cache has latents; so are those that choose keys
+    where it has none, and where the indexer's keys do not fill lanes.
     """
-    if implementation == "mosaic_tpu" and ((is_latent and (sinks or not decode_only)) or chooses):
-        return "xla"
-    return implementation
+    if implementation != "mosaic_tpu":
+        return implementation
+    chosen_by_xla = chooses and (not is_latent or index_dim % LATENT_LANES > 0)
+    return "xla" if chosen_by_xla or (is_latent and (sinks or not decode_only)) else implementation
 
 
 def default_implementation(target: Target) -> str:

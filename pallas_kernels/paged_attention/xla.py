@@ -13,10 +13,10 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels.chosen_keys import ChosenKeys
+from pallas_kernels.chosen_keys import HIDDEN, ChosenKeys
 from pallas_kernels.kv_pool import KVPool, from_bits
 from pallas_kernels.logits import Logits
-from pallas_kernels.paged_attention.attend_to_chosen import HIDDEN, attend_to_chosen
+from pallas_kernels.paged_attention.attend_to_chosen import attend_to_chosen
 from pallas_kernels.paged_attention.schedule import QueryTiles, Schedule, oldest_seen
 
 _MAX_VECTOR_DOTS = 4  # up to here XLA:CPU reads K and V faster once per query than once in a thin matrix product

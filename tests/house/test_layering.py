@@ -179,7 +179,17 @@ MAY_IMPORT = {
         "pallas_kernels.gated_delta",
         "pallas_kernels.state_space",
     ),
-    "pallas_kernels.indexer": ("pallas_kernels", "pallas_kernels.paged_attention"),
+    "pallas_kernels.indexer": (
+        "pallas_kernels",
+        "pallas_kernels.indexer.tpu",
+        "pallas_kernels.paged_attention",
+        "pallas_kernels.paged_attention.tpu.latent",
+    ),
+    "pallas_kernels.indexer.tpu": (
+        "pallas_kernels",
+        "pallas_kernels.paged_attention.tpu.decode",
+        "pallas_kernels.paged_attention.tpu.latent",
+    ),
     "pallas_kernels.paged_attention.tpu": (
         "pallas_kernels",
         "pallas_kernels.kv_write",

@@ -113,6 +113,10 @@ def test_what_the_kernel_has_not_is_said_with_what_to_take() -> None:
     assert serving("mosaic_tpu", is_latent=True, decode_only=False) == "xla"
     assert serving("mosaic_tpu", is_latent=True, decode_only=True) == "mosaic_tpu"
     assert serving("mosaic_tpu", is_latent=True, decode_only=True, sinks=True) == "xla"
+    choosing = {"decode_only": True, "chooses": True}
+    assert serving("mosaic_tpu", is_latent=True, **choosing, index_dim=128) == "mosaic_tpu"
+    assert serving("mosaic_tpu", is_latent=True, **choosing, index_dim=96) == "xla"
+    assert serving("mosaic_tpu", is_latent=False, **choosing, index_dim=128) == "xla"
 
 
 def test_a_window_and_sinks_are_refused() -> None:

@@ -23,13 +23,19 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from pallas_kernels.chosen_keys import TileLimits
 from pallas_kernels.kv_pool import KVPool, encode
 from pallas_kernels.logits import Logits
 from pallas_kernels.paged_attention.tpu.decode.ring import Stream
 from pallas_kernels.paged_attention.tpu.decode.scratch import named
 from pallas_kernels.paged_attention.tpu.latent.config import LatentConfig
 from pallas_kernels.paged_attention.tpu.latent.latent_movement import LatentMovement
-from pallas_kernels.paged_attention.tpu.latent.latent_scratch import LatentScratch, latent_scratch_shapes
+from pallas_kernels.paged_attention.tpu.latent.latent_scratch import (
+    LatentScratch,
+    LimitScratch,
+    latent_scratch_shapes,
+    limit_scratch_shapes,
+)
 from pallas_kernels.paged_attention.tpu.latent.schedule import LatentSchedule
 from pallas_kernels.paged_attention.tpu.latent.stages import LatentStages
 
@@ -41,6 +47,7 @@ def latent_attention(
     pool: KVPool,
     schedule: LatentSchedule,
     logits: Logits,
+    chosen: TileLimits | None = None,
     *,
     interpret: Any = False,
 ) -> tuple[jax.Array, KVPool]:  # [T, N, V]; the pool with k and v
@@ -52,22 +59,28 @@ def latent_attention(
     padded = jnp.pad(q, ((0, 0), (0, config.num_heads - N), (0, 0)))
     step = schedule.decode
     prefetched, in_hbm = (step.sizes, step.ring), step.in_hbm()
+    limits, more_scratch = ((), ()) if chosen is None else ((chosen.limits,), limit_scratch_shapes(config))
     new, _ = encode(jnp.concatenate([k, v], axis=-1)[:, 0], pool.dtype)
     anywhere = pl.BlockSpec(memory_space=pltpu.HBM)
     out, kept = pl.pallas_call(
-        functools.partial(_kernel, config=config, logits=logits),
+        functools.partial(_kernel, config=config, logits=logits, is_limited=chosen is not None),
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=len(prefetched),
             grid=(1,),
-            in_specs=[*[anywhere] * len(in_hbm), pl.BlockSpec((T, L), lambda *_: (0, 0)), anywhere, anywhere],
+            in_specs=[
+                *[anywhere] * (len(in_hbm) + len(limits)),
+                pl.BlockSpec((T, L), lambda *_: (0, 0)),
+                anywhere,
+                anywhere,
+            ],
             out_specs=[anywhere, anywhere],
-            scratch_shapes=latent_scratch_shapes(q.dtype, values.dtype, config),
+            scratch_shapes=latent_scratch_shapes(q.dtype, values.dtype, config) + more_scratch,
         ),
         out_shape=[
             jax.ShapeDtypeStruct((T, config.num_heads, config.value_dim), q.dtype),
             jax.ShapeDtypeStruct((P, C, L), values.dtype),
         ],
-        input_output_aliases={len(prefetched) + len(in_hbm) + 2: 1},
+        input_output_aliases={len(prefetched) + len(in_hbm) + len(limits) + 2: 1},
         compiler_params=pltpu.CompilerParams(
             dimension_semantics=("arbitrary",),
             vmem_limit_bytes=config.decode.vmem_limit_bytes,
@@ -75,17 +88,19 @@ def latent_attention(
         ),
         interpret=interpret,
         name="latent_attention_decode",
-    )(*prefetched, *in_hbm, new.astype(jnp.float32), padded, values.reshape(P, C, L))
+    )(*prefetched, *in_hbm, *limits, new.astype(jnp.float32), padded, values.reshape(P, C, L))
     is_served = jnp.arange(T) < step.sizes[1]
     out = jnp.where(is_served[:, None, None], out[:, :N], 0)
     return out, dataclasses.replace(pool, values=kept.reshape(values.shape))
 
 
-def _kernel(sizes, ring, *refs, config: LatentConfig, logits: Logits):
+def _kernel(sizes, ring, *refs, config: LatentConfig, logits: Logits, is_limited: bool):
     """sizes, ring: of `DecodeSchedule`. refs: the rest of it, inputs, outputs, scratch."""
     stream, refs = Stream.of(config.decode.records(config.block_size), ring, [*refs])
+    limits, *refs = refs if is_limited else (None, *refs)
     new, q, _, out, pool, *refs = refs
-    scratch = named(LatentScratch, refs)
+    num_own = len(dataclasses.fields(LatentScratch))
+    scratch = named(LatentScratch, refs[:num_own])
     moves = LatentMovement(
         stream=dataclasses.replace(stream, fetched=scratch.scalars),
         new=new,
@@ -94,6 +109,8 @@ def _kernel(sizes, ring, *refs, config: LatentConfig, logits: Logits):
         pool=pool,
         scratch=scratch,
         config=config,
+        limits=limits,
+        limited=named(LimitScratch, refs[num_own:]) if is_limited else None,
     )
     stages = LatentStages(moves=moves, scratch=scratch, config=config, scale=logits.scale, soft_cap=logits.soft_cap)
     pl.when(sizes[0] > 0)(functools.partial(_run, sizes[0], moves, stages))

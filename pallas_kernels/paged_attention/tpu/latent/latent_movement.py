@@ -13,7 +13,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 from pallas_kernels.paged_attention.tpu.decode.ring import Stream
 from pallas_kernels.paged_attention.tpu.latent.config import LatentConfig
-from pallas_kernels.paged_attention.tpu.latent.latent_scratch import LatentScratch
+from pallas_kernels.paged_attention.tpu.latent.latent_scratch import LatentScratch, LimitScratch
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -27,6 +27,8 @@ class LatentMovement:
     pool: Any  # [P, C, L] in HBM
     scratch: LatentScratch
     config: LatentConfig
+    limits: Any = None  # of `TileLimits`, in HBM; None where all keys are read
+    limited: LimitScratch | None = None
 
     def is_last(self, t: Any, s: int) -> Any:
         """Whether the item has its row's new token."""
@@ -61,7 +63,11 @@ class LatentMovement:
         def query(s: int) -> None:
             pl.when(self._brings_query(t, s))(lambda: self._query(t, s).start())
 
+        def limit() -> None:
+            pl.when(self.stream.place(t, 0) >= 0)(lambda: self._limits(t).start())
+
         return [
+            *(() if self.limited is None else (limit,)),
             *(functools.partial(query, s) for s in items),
             *(functools.partial(start, s, b) for s in items for b in range(blocks)),
         ]
@@ -73,6 +79,8 @@ class LatentMovement:
         pltpu.make_async_copy(blocks, blocks, x.fetched.at[buffer]).wait()
         for s in range(self.config.decode.items):
             pl.when(self._brings_query(t, s))(self._query(t, s).wait)
+        if self.limited is not None:
+            self._limits(t).wait()
 
     def insert(self, t: Any) -> None:
         """Puts the new latents of rows that end in step t into the buffer and the pool; zeroes what is behind them.
@@ -149,6 +157,12 @@ class LatentMovement:
         slot = self.slot(t, s)
         token = jnp.minimum(self.stream.token(t, s), self.q.shape[0] - 1)
         return pltpu.make_async_copy(self.q.at[token], self.scratch.queries.at[slot], self.scratch.asked.at[slot])
+
+    def _limits(self, t: Any) -> Any:
+        assert self.limited is not None
+        buffer, items = self.buffer(t), self.config.decode.items
+        there = self.limits.at[pl.ds(t * items, items)]
+        return pltpu.make_async_copy(there, self.limited.limits.at[buffer], self.limited.arrived.at[buffer])
 
     def _store(self, token: Any, slot: Any) -> Any:
         return pltpu.make_async_copy(self.scratch.outs.at[slot], self.out.at[token], self.scratch.stored.at[slot])

@@ -33,6 +33,23 @@ class LatentScratch:
     scalars: Any  # DMA semaphores of `Stream`
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LimitScratch:
+    """Further scratch where keys are chosen."""
+
+    limits: Any  # [buffers, S, X / 128, 128] float32, of `TileLimits`
+    arrived: Any  # DMA semaphore of each buffer
+
+
+def limit_scratch_shapes(config: LatentConfig) -> tuple[Any, ...]:
+    """In the order of LimitScratch."""
+    tiles = config.decode
+    return (
+        pltpu.VMEM((tiles.buffers, tiles.items, tiles.tile_kv // LANES, LANES), jnp.float32),
+        pltpu.SemaphoreType.DMA((tiles.buffers,)),
+    )
+
+
 def latent_scratch_shapes(dtype: jnp.dtype, pool_dtype: jnp.dtype, config: LatentConfig) -> tuple[Any, ...]:
     """In the order of LatentScratch. dtype: of queries. pool_dtype: of the pool's array."""
     tiles, N, V, f32 = config.decode, config.num_heads, config.value_dim, jnp.float32

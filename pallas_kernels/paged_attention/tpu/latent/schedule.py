@@ -23,6 +23,8 @@ class LatentSchedule:
     config: LatentConfig = dataclasses.field(metadata={"static": True})
     window: int | None = static()
     causal: bool = static()
+    num_items: int = static()  # of the largest step, idle ones too
+    max_tiles: int = static()  # of a row
 
 
 def make_latent_schedule(
@@ -37,6 +39,14 @@ def make_latent_schedule(
     if config.block_size != block_size:
         raise ValueError(f"block_size is {block_size}; the config was chosen for {config.block_size}")
     decode = decode_schedule(batch, num_tokens=num_tokens, block_size=block_size, config=config.decode, window=window)
+    num_rows, max_blocks = batch.block_tables.shape
     return LatentSchedule(
-        decode=decode, num_tokens=num_tokens, block_size=block_size, config=config, window=window, causal=causal
+        decode=decode,
+        num_tokens=num_tokens,
+        block_size=block_size,
+        config=config,
+        window=window,
+        causal=causal,
+        num_items=config.decode.num_steps(num_rows, max_blocks * block_size) * config.decode.items,
+        max_tiles=-(-max_blocks * block_size // config.decode.tile_kv),
     )

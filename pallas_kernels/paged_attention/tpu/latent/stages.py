@@ -15,12 +15,12 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
+from pallas_kernels.chosen_keys import HIDDEN
 from pallas_kernels.paged_attention.tpu.decode.config import LANES, RING
 from pallas_kernels.paged_attention.tpu.latent.config import LatentConfig
 from pallas_kernels.paged_attention.tpu.latent.latent_movement import LatentMovement, as_dtype
 from pallas_kernels.paged_attention.tpu.latent.latent_scratch import LatentScratch
 
-_HIDDEN = -1e30  # finite: the difference of two is 0, not NaN
 _LOG2_E = math.log2(math.e)
 _VALUE_LANES = 256  # of one dot's result, which then fits the registers
 
@@ -57,12 +57,25 @@ class LatentStages:
                 if self.soft_cap is not None:
                     raw = jnp.tanh(raw * (self.scale / self.soft_cap))
                 token = jax.lax.broadcasted_iota(jnp.int32, raw.shape, 1) + n * tiles.chunk
-                raw = jnp.where(token <= at, raw, _HIDDEN)
+                raw = jnp.where(token <= at, raw, HIDDEN) if self.moves.limited is None else self._limited(t, s, raw, n)
                 x.scores[s, :, pl.ds(n * tiles.chunk, tiles.chunk)] = raw
                 tops += [raw[:, lane : lane + LANES] for lane in range(0, tiles.chunk, LANES)]
             top = jnp.max(functools.reduce(jnp.maximum, tops), axis=1, keepdims=True)
-            state = jnp.maximum(jnp.where(self.moves.stream.is_first(t, s), _HIDDEN, state), top)
+            state = jnp.maximum(jnp.where(self.moves.stream.is_first(t, s), HIDDEN, state), top)
             x.states[_ring(t), s] = jnp.broadcast_to(state, (N, LANES))
+
+    def _limited(self, t: Any, s: int, raw: jax.Array, n: int) -> jax.Array:
+        """Scores of dot n, hidden where a key is not chosen.
+
+        Before a row's first chosen key the weights are of keys that are hidden; with that key their sums decay to 0.
+        """
+        assert self.moves.limited is not None
+        limits, first = self.moves.limited.limits, n * self.config.decode.chunk // LANES
+        pieces = [
+            jnp.minimum(raw[:, i * LANES : (i + 1) * LANES], limits[self.moves.buffer(t), s, pl.ds(first + i, 1)])
+            for i in range(self.config.decode.chunk // LANES)
+        ]
+        return jnp.concatenate(pieces, axis=1)
 
     def softmax(self, t: Any) -> None:
         """Weights of step t, and their sums."""
