@@ -55,20 +55,24 @@ def describe(case: Case, generation: str) -> dict[str, Any]:
     result = tpu_static.measure(layer, arguments, generation=generation, donate=(3,), trip_counts={})
     memory = result.compiled.memory_analysis()
     leaves = jax.tree.leaves(shapes.pool)
-    least = min(leaf.size for leaf in leaves)
-    ops = _LARGE_OPS.findall(result.hlo)
     return {
         "compile_s": round(time.process_time() - started, 1),
         "aliased_bytes": memory.alias_size_in_bytes,
         "pool_bytes": sum(leaf.size * leaf.dtype.itemsize for leaf in leaves),
         "temp_bytes": memory.temp_size_in_bytes,
-        "pool_copies": [f"{op} {name} [{dims}]" for name, dims, op in ops if _size(dims) >= least],
+        "pool_copies": large_copies(result.hlo, shapes.pool),
         "vmem_bytes": {kernel.schedule.name: kernel.vmem_bytes for kernel in result.kernels},
         "estimates": estimates(case, config),
         "smem_bytes": {kernel.schedule.name: kernel.smem_bytes for kernel in result.kernels},
         "scalar_bytes": config.scalar_bytes(case.num_tokens, case.num_rows, case.max_blocks),
         "spills": {kernel.schedule.name: kernel.vector_spills for kernel in result.kernels},
     }
+
+
+def large_copies(hlo: str, pool: Any) -> list[str]:
+    """Operations that make something as large as the smallest array of the pool."""
+    least = min(leaf.size for leaf in jax.tree.leaves(pool))
+    return [f"{op} {name} [{dims}]" for name, dims, op in _LARGE_OPS.findall(hlo) if _size(dims) >= least]
 
 
 def _size(dims: str) -> int:

@@ -78,7 +78,8 @@ def _widened(attention: AttentionSpec) -> AttentionSpec:
         )
         rope = dataclasses.replace(rope, short_factor=short, long_factor=long)
     latent = attention.latent and dataclasses.replace(attention.latent, kv_lora_rank=_HEAD_DIM)
-    return dataclasses.replace(attention, head_dim=_HEAD_DIM, rope=rope, latent=latent)
+    indexer = attention.indexer and dataclasses.replace(attention.indexer, head_dim=_HEAD_DIM)
+    return dataclasses.replace(attention, head_dim=_HEAD_DIM, rope=rope, latent=latent, indexer=indexer)
 
 
 def _with_wider_heads(spec: ModelSpec) -> ModelSpec:
