@@ -520,8 +520,8 @@ def observe(model: Any, prompt: np.ndarray, grids: np.ndarray, patches: np.ndarr
         images = model.model.get_image_features(inputs["pixel_values"], inputs["image_position_ids"], return_dict=True)
         return found | {"tower": torch.cat(list(images.pooler_output)).numpy()}
     if "image_sizes" in inputs:
-        given = inputs["pixel_values"], inputs["image_sizes"]
-        images = model.model.get_image_features(*given, vision_feature_layer=-1, return_dict=True)
+        pixels = inputs["pixel_values"], inputs["image_sizes"]
+        images = model.model.get_image_features(*pixels, vision_feature_layer=-1, return_dict=True)
         return found | {"tower": torch.cat(list(images.pooler_output)).numpy()}
     if "image_grid_thw" not in inputs:
         images = model.model.get_image_features(inputs["pixel_values"], return_dict=True).pooler_output

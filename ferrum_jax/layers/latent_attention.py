@@ -52,8 +52,8 @@ class LatentAttention(nnx.Module):
             self.q_b = Linear(rank * (1 + self.raw_queries), N * self.query_dim, dtype=dtype, rngs=rngs)
         self.has_query_latent = rank is not None
         self.chooses = own.indexer is not None
-        has_indexer = own.indexer is not None and not own.indexer.shared
-        self.indexer = Indexer(own.indexer, D, rank or D, dtype=dtype, rngs=rngs) if has_indexer else None
+        indexer = None if own.indexer is None or own.indexer.shared else own.indexer
+        self.indexer = None if indexer is None else Indexer(indexer, D, rank or D, dtype=dtype, rngs=rngs)
         assert not (own.gate and own.learned_temperature), "no layer computes this"
         self.temperature = LearnedTemperature(N, dtype=dtype) if own.learned_temperature else None
         self.lends, borrows = layer in dict(spec.borrowed).values(), spec.lender_of(layer) != layer

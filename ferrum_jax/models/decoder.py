@@ -62,10 +62,12 @@ class DecoderLayer(nnx.Module):
         self.mlp = _mlp_of(spec, layer, dtype, rngs) if has_mlp else None
         self.mlp_out_norm = norm(spec.norm.after and has_mlp)
         self.residual_multiplier = spec.residual_multiplier
-        streams = spec.hyper_connections
-        connect = functools.partial(HyperConnection, streams, spec.hidden_size, spec.norm, rngs=rngs)
-        self.attention_streams = None if streams is None else connect()
-        self.mlp_streams = None if streams is None else connect()
+
+        def connection() -> HyperConnection | None:
+            own = spec.hyper_connections
+            return None if own is None else HyperConnection(own, spec.hidden_size, spec.norm, rngs=rngs)
+
+        self.attention_streams, self.mlp_streams = connection(), connection()
         own = spec.layer_inputs
         self.own_input = None if own is None else LayerInputGate(spec.hidden_size, own, dtype=dtype, rngs=rngs)
         self.own_input_norm = norm(own is not None)

@@ -136,7 +136,7 @@ def _of_windowed(by_layer: Any, config: Mapping[str, Any]) -> dict[str, Any]:
     windowed = [
         i for i, kind in enumerate(kinds if isinstance(kinds, list | tuple) else ()) if kind == "sliding_attention"
     ]
-    said = list(by_layer.values()) if isinstance(by_layer, Mapping) else [None]
+    said: list[Any] = list(by_layer.values()) if isinstance(by_layer, Mapping) else [None]
     numbers = [str(key) for key in by_layer] if isinstance(by_layer, Mapping) else []
     known = {*_WINDOWED, "qk_rope_head_dim"}
     are_alike = all(isinstance(each, Mapping) and each == said[0] and set(each) <= known for each in said)

@@ -49,7 +49,8 @@ def _spec(reader: ConfigReader) -> ModelSpec:
     reader.leave(*_MTP, "sparse_disable_index_value")
     if (act := reader.get("hidden_act", "silu")) not in ("silu", "swigluoai"):
         raise ValueError(f"hidden_act is {shown(act)}; this architecture has clamped SwiGLU, said as 'swigluoai'")
-    limits = {key: float(reader.get(key, value)) for key, value in (("swiglu_limit", 7.0), ("swiglu_alpha", 1.702))}
+    clamps = (("swiglu_limit", 7.0), ("swiglu_alpha", 1.702))
+    limits: dict[str, Any] = {key: float(reader.get(key, value)) for key, value in clamps}
     head_dim = reader.require("head_dim")
     rope = rope_from(reader, partial_rotary_factor=reader.get("rotary_dim", 64) / head_dim)
     attention = attention_from(reader, qk_norm=QkNorm(), rope=rope)

@@ -116,7 +116,7 @@ def blocks_of(pools: Pools, blocks: Sequence[Sequence[Sequence[Any]]], head_copi
 
     pools: the shapes on the whole mesh. head_copies: how often they repeat each KV head.
     """
-    joined = {
+    joined: dict[str, Any] = {
         name: np.stack([_joined(block[kind], arrays[0].shape[1:], len(arrays)) for block in blocks], axis=1)
         for kind, (name, arrays) in enumerate(_kinds(pools).items())
     }  # [layers that have it, n, ...]; the bits are those of floats where the pool keeps integers

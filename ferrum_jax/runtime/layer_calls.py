@@ -84,6 +84,14 @@ def run_layer(
     layer = bind(kind.graph, weights)
     if given.pairs is not None:
         put_adapters(layer, given.adapters, given.pairs)
+    context = _context_of(kind, given, caches)
+    x = layer(x, given.beside, context)
+    beside = context.lent, context.chosen, context.routed if kind.gives_experts else None
+    return x, caches["pool"], caches["state"], *beside
+
+
+def _context_of(kind: _LayerKind, given: _LayerOperands, caches: dict[str, Any]) -> LayerContext:
+    """The surroundings of a layer, which put its pool and state after the layer in place of those before."""
 
     def attend(
         q: jax.Array,
@@ -119,7 +127,7 @@ def run_layer(
         out, caches["state"] = compute(caches["state"], given.rows)
         return out
 
-    context = LayerContext(
+    return LayerContext(
         attend=attend,
         choose=choose,
         recur=recur,
@@ -130,9 +138,6 @@ def run_layer(
         borrowed=given.borrowed,
         chosen=given.chosen,
     )
-    x = layer(x, given.beside, context)
-    beside = context.lent, context.chosen, context.routed if kind.gives_experts else None
-    return x, caches["pool"], caches["state"], *beside
 
 
 _run_layer = jax.jit(run_layer, static_argnums=0)

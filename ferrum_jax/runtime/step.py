@@ -268,7 +268,7 @@ def schedules_of(
             query_offsets=tokens.offsets,
             seen_ends=inputs.seen_ends if vision is not None and vision.sees_whole(group.window) else None,
         )
-        sizes = {"num_tokens": bucket.num_tokens, "block_size": options.block_size}
+        sizes: dict[str, Any] = {"num_tokens": bucket.num_tokens, "block_size": options.block_size}
         schedule = make_schedule(
             batch,
             **sizes,
@@ -280,7 +280,7 @@ def schedules_of(
         indexer = None
         indexers = [own for own in map(options.spec.indexer_of, group.layers) if own is not None]
         for top_k, keys, local in {(own.top_k, own.group_size, own.local_groups) for own in indexers}:
-            reads = schedule if chooses_keys(bucket, options) else None
+            reads: Any = schedule if chooses_keys(bucket, options) else None
             how = {"top_k": top_k, "group": keys, "local": local}
             indexer = make_indexer_schedule(batch, **sizes, **how, attention=reads)
         of_layer = LayerSchedule(implementation=implementation, attention=schedule, indexer=indexer)

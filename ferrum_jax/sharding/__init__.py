@@ -26,6 +26,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceShardin
 
 from checkpoints.rules import Expansion
 from ferrum_jax.ints import round_up
+from ferrum_jax.sharding.parameters import PARAMETERS
 from ferrum_jax.sharding.shards import DATA, TENSOR
 from ferrum_jax.sizes.mesh_shape import MeshShape
 from ferrum_jax.spec import AttentionSpec
@@ -47,97 +48,6 @@ RULES: dict[str, str | tuple[str, ...]] = {
     "rows": DATA,
     "tokens": DATA,
 }
-
-# Parameter -> its logical axes, the first pattern that fits.
-PARAMETERS: tuple[tuple[str, tuple[str | None, ...]], ...] = (
-    ("embed.weight", ("vocabulary", None)),
-    ("head.weight", ("vocabulary", None)),
-    ("head.bias", ("vocabulary",)),
-    ("rope_weights", (None,)),
-    ("layers.*.indexer.temperature.*", (None,)),
-    ("layers.*.temperature.*", ("heads",)),
-    ("layers.*.indexer.*norm.*", (None,)),
-    ("layers.*.indexer.heads.weight", ("kv_heads", None)),
-    ("layers.*.indexer.*.weight", (None, None)),
-    ("layers.*_norm.*.weight", (None, None)),
-    ("layers.*.attention.q.weight", ("heads", None)),
-    ("layers.*.attention.q.bias", ("heads",)),
-    ("layers.*.attention.[kv].weight", ("kv_heads", None)),
-    ("layers.*.attention.[kv].bias", ("kv_heads",)),
-    ("layers.*.attention.*_a.weight", (None, None)),
-    ("layers.*.attention.*_a.bias", (None,)),
-    ("layers.*.attention.*_b.weight", ("heads", None)),
-    ("layers.*.attention.o.weight", (None, "heads")),
-    ("layers.*.attention.o.bias", (None,)),
-    ("layers.*.attention.qkvz.weight", ("heads", None)),
-    ("layers.*.attention.ba.weight", ("heads", None)),
-    ("layers.*.attention.*_heads.weight", ("heads", None)),
-    ("layers.*.attention.conv", (None, None, None)),
-    ("layers.*.attention.*_conv", ("heads", None, None)),
-    ("layers.*.attention.a_log_by_head", (None, None, "heads", None)),
-    ("layers.*.a_log", ("heads",)),
-    ("layers.*.dt_bias", ("heads",)),
-    ("layers.*.skip", ("heads",)),
-    ("layers.*.conv_heads", ("heads", None, None)),
-    ("layers.*.conv_heads_bias", ("heads",)),
-    ("layers.*.conv_whole", (None, None, None)),
-    ("layers.*.conv_whole_bias", (None,)),
-    ("layers.*.attention.*_whole.weight", (None, None)),
-    ("layers.*.heads_norm.weight", ("heads",)),
-    ("layers.*.mlp.shared_gate.weight", (None, None)),
-    ("layers.*.mlp.shared.down.weight", (None, "hidden")),
-    ("layers.*.attention.sinks", ("heads",)),
-    ("layers.*.mlp.experts.*_bias", ("experts", None)),
-    ("layers.*.mlp.experts.*", ("experts", None, None)),
-    ("layers.*.mlp.router.weight", (None, None)),
-    ("layers.*.mlp.router.bias", (None,)),
-    ("layers.*.mlp.correction", (None,)),
-    ("layers.*.mlp.*_norm.weight", (None,)),
-    ("layers.*.mlp.*_scale", (None,)),
-    ("layers.*.mlp.*_scales", (None,)),
-    ("layers.*.own_input.*.weight", (None, None)),
-    ("layers.*.scale", (None,)),
-    ("*streams.mix", (None, None)),
-    ("*streams.base", (None,)),
-    ("*streams.scale", (None,)),
-    ("layer_inputs.embed", (None, "hidden")),
-    ("layer_inputs.projection.weight", ("hidden", None)),
-    ("layers.*.mlp.down.weight", (None, "hidden")),
-    ("layers.*.mlp.down.bias", (None,)),
-    ("layers.*.mlp.*.weight", ("hidden", None)),
-    ("layers.*.mlp.*.bias", ("hidden",)),
-    ("layers.*.attention.q_heads_norm.weight", ("heads",)),
-    ("layers.*.attention.k_heads_norm.weight", ("kv_heads",)),
-    ("mtp.*.join.weight", (None, None)),
-    ("*norm.weight", (None,)),
-    ("*norm.bias", (None,)),
-    # of towers: each device has all of one
-    ("vision.patch.weight", (None,) * 5),
-    ("vision.convolution.weight", (None,) * 4),
-    ("vision.merger.convolution", (None,) * 4),
-    ("vision.merger.convolution_bias", (None,)),
-    ("vision.positions", (None,) * 3),
-    ("vision.std_*", (None,)),
-    ("vision.layers.*_min", ()),
-    ("vision.layers.*_max", ()),
-    ("vision.*.weight", (None, None)),
-    ("vision.*.bias", (None,)),
-    # of encoders
-    ("words.weight", ("vocabulary", None)),
-    ("positions.weight", (None, None)),
-    ("types.weight", (None, None)),
-    ("layers.*.[qkv].weight", ("heads", None)),
-    ("layers.*.[qkv].bias", ("heads",)),
-    ("layers.*.o.weight", (None, "heads")),
-    ("layers.*.gate.weight", ("hidden", None)),
-    ("layers.*.up.weight", ("hidden", None)),
-    ("layers.*.up.bias", ("hidden",)),
-    ("layers.*.down.weight", (None, "hidden")),
-    ("layers.*.o.bias", (None,)),
-    ("layers.*.down.bias", (None,)),
-    ("scorer.*.weight", (None, None)),
-    ("scorer.*.bias", (None,)),
-)
 
 
 def make_mesh(shape: MeshShape, devices: Sequence[Any]) -> Mesh:
@@ -334,9 +244,7 @@ def axes_of(name: str) -> tuple[str | None, ...]:
     for pattern, axes in PARAMETERS:
         if fnmatch.fnmatchcase(name, pattern):
             return axes
-    raise ValueError(
-        f"parameter {name} has no logical axes; add a line to PARAMETERS in ferrum_jax/sharding/__init__.py"
-    )
+    raise ValueError(f"parameter {name} has no logical axes; add a line to ferrum_jax/sharding/parameters.py")
 
 
 def _expansion(

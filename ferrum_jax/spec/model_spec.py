@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
+from ferrum_jax.spec.absent import without_absent
 from ferrum_jax.spec.checks import check_above_zero, check_positive
 from ferrum_jax.spec.feed_forward import ExpertsSpec, MlpSpec
 from ferrum_jax.spec.heads import AttentionSpec, IndexerSpec
@@ -281,75 +281,6 @@ class ModelSpec:
 
     def digest_text(self) -> str:
         """Canonical JSON of all fields that decide a token's keys and values (not dtype, not end tokens)."""
-        fields = _without_defaults(dataclasses.asdict(self))
+        fields = without_absent(dataclasses.asdict(self))
         del fields["dtype"], fields["eos_token_ids"]
         return json.dumps(fields, sort_keys=True, separators=(",", ":"))
-
-
-# Fields that are left out where a model does without, so that the keys of its blocks are those of earlier versions.
-_ABSENT: Mapping[str, Any] = {
-    "forms": (),
-    "borrowed": (),
-    "v_head_dim": None,
-    "latent": None,
-    "indexer": None,
-    "turns_last": False,
-    "key_norm_eps": 1e-6,
-    "by_head": False,
-    "group_size": 1,
-    "local_groups": 0,
-    "num_best": 2,
-    "grouped": True,
-    "head_gate": False,
-    "value_gate": False,
-    "vision": None,
-    "tower": "qwen",
-    "clipped": False,
-    "standardized": False,
-    "windows_see_whole": False,
-    "sections": (),
-    "sections_in_order": False,
-    "without_mlp": (),
-    "head_bias": False,
-    "rivals_within": None,
-    "gate_multiplier": 1.0,
-    "output_multiplier": 1.0,
-    "has_gates": True,
-    "gated_limit": 0.0,
-    "limits": (),
-    "value_of_key": False,
-    "v_norm": False,
-    "own_norms": False,
-    "rounds_once": False,
-    "gate_rank": 0,
-    "raw_queries": False,
-    "zero_outside": False,
-    "norm_eps": 1e-6,
-    "shared_key": True,
-    "shared_norm": False,
-    "rooted": False,
-    "own_queries": False,
-    "learned_temperature": False,
-    "learned_frequencies": False,
-    "other_mlp": (),
-    "layer_inputs": None,
-    "image_id": 0,
-    "layer_scales": False,
-    "hyper_connections": None,
-    "wide_head": False,
-    "gate_limit": None,
-    "chunked": False,
-    "num_mtp_layers": 0,
-}
-
-
-def _without_defaults(fields: Any) -> Any:
-    if isinstance(fields, list | tuple):
-        return [_without_defaults(each) for each in fields]
-    if not isinstance(fields, dict):
-        return fields
-    return {
-        name: _without_defaults(value)
-        for name, value in fields.items()
-        if name not in _ABSENT or value != _ABSENT[name]
-    }

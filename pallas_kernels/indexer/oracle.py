@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 
@@ -10,9 +12,7 @@ def choose(
     weights: np.ndarray | None,  # [T, J]; None where each head chooses for itself
     key: np.ndarray,  # [T, I]
     index_keys: np.ndarray,  # [P, C, I], before the step
-    block_tables: np.ndarray,  # [R, M]
-    starts: np.ndarray,  # [R]
-    counts: np.ndarray,  # [R]
+    rows: Sequence[tuple[np.ndarray, int, int]],  # of each the blocks [M], the first position, and how many
     *,
     top_k: int,
     group: int = 1,
@@ -23,7 +23,6 @@ def choose(
     Positions, ascending, and how far the score of the last group is from the next, infinite where all are chosen.
     """
     C, pool = index_keys.shape[1], index_keys.astype(np.float64)
-    rows = list(zip(block_tables, starts, counts, strict=True))
     token = 0
     for table, start, count in rows:
         for position in range(start, start + count):

@@ -9,6 +9,7 @@ one place in the buffer; heads that choose for themselves are queries of their o
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +22,14 @@ from pallas_kernels.paged_attention.schedule import QueryTiles, Schedule
 _TILE = 512  # keys that are scored at once
 _TILES_COUNTED = 8  # tiles of scores that are counted at once
 _ALWAYS = np.uint32(0xFFFFFFFE)  # above every score, and not the last number, for one is added to it
+
+
+class _Sizes(NamedTuple):
+    """tile: keys that are scored at once. group: keys that are chosen together. local: groups that always are."""
+
+    tile: int
+    group: int
+    local: int
 
 
 def choose(
@@ -48,7 +57,7 @@ def choose(
         ) -> tuple[jax.Array, jax.Array]:
             def chosen(state: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
                 places, scores = state
-                scores = _score(q, weights, pool, schedule, queries, i, scores, tile, group, local)
+                scores = _score(q, weights, pool, schedule, queries, i, scores, _Sizes(tile, group, local))
                 end = queries.high[i] // group + 1
                 best, scores = _best(scores, end, top_k // group, tile // group, counted // group)
                 table, C = schedule.block_tables[queries.tiles.runs[i]], schedule.block_size
@@ -79,11 +88,10 @@ def _score(
     queries: QueryTiles,
     i: jax.Array,
     scores: jax.Array,  # [Q * S, width] uint32
-    tile: int,
-    group: int,
-    local: int,
+    sizes: _Sizes,
 ) -> jax.Array:
     """The buffer with the scores of tile i, 0 for what a query does not see."""
+    tile, group, local = sizes
     tiles, C, positions = queries.tiles, schedule.block_size, _positions(queries, i)
     heads = tiles.load(q, i).astype(jnp.float32)  # [Q, J, I]
     weighed = None if weights is None else tiles.load(weights, i).astype(jnp.float32)  # [Q, J]

@@ -113,12 +113,10 @@ def paged_attention(
     q: [T, N, H]. k: [T, K, H], v: [T, K, V] of the same tokens; they are written to the pool first (in place where it
     is donated), and attention reads what the pool keeps of them. schedule: of `make_schedule`, which has the window,
     for the same implementation. soft_cap: logits become soft_cap * tanh(logits / soft_cap). sinks: [N], a logit
-    per head that takes weight and has no value. chosen: the keys that each token attends to, of
-    `choose_keys` for the same implementation, which is "xla" or, over latents, "mosaic_tpu"; None is all that its
-    window has. What no query may see is never read into a result: it may be NaN.
-    It has ten parameters, its arrays and the numbers of the formula, so that a call reads like it.
-    Raises ValueError for shapes that do not fit, for a scale or soft_cap that is not above 0 and for an unknown
-    implementation.
+    per head that takes weight and has no value. chosen: the keys that each token attends to, of `choose_keys` for the
+    same implementation; None is all that its window has. What no query may see is never read into a result: it may be
+    NaN. Its ten parameters are arrays and the numbers of the formula, so that a call reads like it.
+    Raises ValueError for shapes that do not fit, numbers that are not above 0 and an unknown implementation.
     """
     check_positive(scale=scale)
     check_positive(", or None for none", soft_cap=soft_cap)

@@ -246,6 +246,7 @@ def is_same_on_meshes(folder: Path, model: Any, limits: Limits = MESH) -> bool:
 
     def best() -> torch.Tensor:
         num_tokens = GREEDY.max_tokens
+        assert num_tokens is not None
         return torch.cat([all_logits(model, [ids])[-1 - num_tokens : -1].argmax(1) for ids in pressed]).double()
 
     return is_steady(lambda: all_logits(model, rows), model, limits) and is_steady(best, model, limits)

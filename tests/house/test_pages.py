@@ -40,6 +40,7 @@ HELD = {
     ],
     "reference/models.md": [
         ("sounds and videos are refused", _CHAT, "and images are taken"),
+        ("videos and sounds are refused", _CHAT, "and images are taken"),
         ("images are refused", _PROMPTS, "and this model takes none: it sees no images"),
         ("videos are refused", _CHAT, "and images are taken"),
         ("classifiers with several labels are refused", "models/bert.py", "One that classifies is not served"),

@@ -175,8 +175,8 @@ def expected_choice(case: Case, arrays: Made, pool: KVPool) -> list[list[tuple[l
     q, weights, key = arrays.indexer
     rounded = key.astype(pool.index_dtype).astype(np.float64)
     b = arrays.batch
-    rows = b.block_tables, b.starts, b.counts
-    return oracle.choose(q, weights, rounded, kept, *rows, top_k=case.top_k, group=case.group, local=case.local)
+    rows = list(zip(b.block_tables, b.starts, b.counts, strict=True))
+    return oracle.choose(q, weights, rounded, kept, rows, top_k=case.top_k, group=case.group, local=case.local)
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if name != "covered"])

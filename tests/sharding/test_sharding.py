@@ -46,7 +46,10 @@ def test_every_parameter_of_an_encoder_has_an_axis_for_each_dimension():
 
 
 def test_an_unknown_parameter_is_an_error_that_names_the_table():
-    with pytest.raises(ValueError, match=r"layers\.0\.lever\.weight has no logical axes; add a line to PARAMETERS"):
+    with pytest.raises(
+        ValueError,
+        match=r"layers\.0\.lever\.weight has no logical axes; add a line to ferrum_jax/sharding/parameters.py",
+    ):
         axes_of("layers.0.lever.weight")
 
 
