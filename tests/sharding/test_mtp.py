@@ -12,7 +12,7 @@ from checkpoints import open_checkpoint
 from ferrum_jax.layers.attention import ForwardContext
 from ferrum_jax.llm import LLM
 from ferrum_jax.models.registry import bind, rules_of, spec_of
-from ferrum_jax.runtime.layer_calls import LayerCalls
+from ferrum_jax.runtime.layer_calls import LayerCalls, LayerSchedule
 from ferrum_jax.runtime.layout import Layout, lay_out
 from ferrum_jax.runtime.step_options import attention_config, implementation_of
 from ferrum_jax.sharding import make_mesh, partitions
@@ -109,7 +109,8 @@ def _step(layout: Layout, start: int, count: int):
         implementation, heads = implementation_of(bucket, options, pool), options.local.attention_of(group.layers[0])
         how = attention_config(bucket, options, pool, heads.num_attention_heads)
         form = {"num_tokens": count, "block_size": options.block_size, "implementation": implementation}
-        return implementation, make_schedule(batch, config=how, window=group.window, **form)
+        schedule = make_schedule(batch, config=how, window=group.window, **form)
+        return LayerSchedule(implementation=implementation, attention=schedule)
 
     def step(weights, caches, ids, following):
         pools, states = caches
