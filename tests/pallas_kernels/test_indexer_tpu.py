@@ -93,7 +93,9 @@ def test_the_best_scores_of_each_row_are_shown_and_no_others(items: int, dtype: 
     arrays = made(case)
     pool = _written(case, arrays)
     found = _chosen_positions(case, _choose(case, arrays, pool, items))
-    for (start, _), shown, ((expected, gap),) in zip(case.rows, found, expected_choice(case, arrays, pool), strict=True):
+    for (start, _), shown, ((expected, gap),) in zip(
+        case.rows, found, expected_choice(case, arrays, pool), strict=True
+    ):
         assert shown == expected or gap < 1e-4, f"position {start}"
 
 
