@@ -23,12 +23,11 @@ from ferrum_jax.layers.embedding import Embedding
 from ferrum_jax.layers.linear import Linear
 from ferrum_jax.layers.mlp import activation_of
 from ferrum_jax.layers.norm import LayerNorm, RMSNorm
-from ferrum_jax.layers.segment_attention import in_tiles, map_tiles, num_real_tiles, tile_of
 from ferrum_jax.models import glm4, tensors
 from ferrum_jax.models.bounds import shown
 from ferrum_jax.models.config_reader import ConfigReader
 from ferrum_jax.models.family import Family
-from ferrum_jax.models.pixtral import EPS, GatedTowerLayer
+from ferrum_jax.models.pixtral import EPS, GatedTowerLayer, through_layers
 from ferrum_jax.models.qwen3_vl import with_sections
 from ferrum_jax.models.text_part import seeing, text_part_from
 from ferrum_jax.models.vision_tower import PREFIX, ImagePatches, PatchProjection, rotation_by_halves
@@ -80,15 +79,7 @@ class GlmTower(nnx.Module):
         self.merger = GlmMerger(spec, dtype=dtype)
 
     def __call__(self, patches: ImagePatches) -> jax.Array:  # [T / merge², out]
-        T, per_token = len(patches.segments), self.spec.patches_per_token
-        tile = tile_of(T, per_token)  # what is merged lies in one tile
-        tiles = jax.tree.map(lambda x: in_tiles(x, tile), patches)
-        count = num_real_tiles(tiles.segments)
-        x, cos, sin = map_tiles(self._start, count, tiles)
-        for layer in self.layers:
-            x = layer(x, cos, sin, tiles.segments)
-        found = map_tiles(self.merger, count, x)
-        return found.reshape(-1, found.shape[-1])[: T // per_token]
+        return through_layers(patches, self.spec.patches_per_token, self._start, self.layers, self.merger)
 
     def _start(self, patches: ImagePatches) -> tuple[jax.Array, ...]:  # x [t, D], cos and sin [t, 1, H/2]
         x = self.patch_norm(self.patch(patches.pixels))

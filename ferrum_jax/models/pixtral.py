@@ -12,7 +12,7 @@ Source: Agrawal et al. 2024 (Pixtral 12B); Mistral AI 2025 (Mistral Small 3.1).
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import jax
@@ -74,6 +74,25 @@ class GatedTowerLayer(nnx.Module):
         return x + self.down(self.act(self.gate(normed)) * self.up(normed))
 
 
+def through_layers(
+    patches: ImagePatches,
+    per_token: int,
+    start: Callable[[ImagePatches], tuple[jax.Array, ...]],
+    layers: Iterable[Callable[..., jax.Array]],
+    end: Callable[[jax.Array], jax.Array],
+) -> jax.Array:  # [T / per_token, out]
+    """What a tower gives of patches, tile by tile: start gives x, cos and sin, and end merges per_token neighbours."""
+    T = len(patches.segments)
+    tile = tile_of(T, per_token)  # what is merged lies in one tile
+    tiles = jax.tree.map(lambda x: in_tiles(x, tile), patches)
+    count = num_real_tiles(tiles.segments)
+    x, cos, sin = map_tiles(start, count, tiles)
+    for layer in layers:
+        x = layer(x, cos, sin, tiles.segments)
+    found = map_tiles(end, count, x)
+    return found.reshape(-1, found.shape[-1])[: T // per_token]
+
+
 class PixtralTower(nnx.Module):
     """A whole tower; its weights are zeros until others are bound."""
 
@@ -90,15 +109,7 @@ class PixtralTower(nnx.Module):
         self.down = Linear(spec.out_size, spec.out_size, dtype=dtype, rngs=None)
 
     def __call__(self, patches: ImagePatches) -> jax.Array:  # [T / merge², out]
-        T, per_token = len(patches.segments), self.spec.patches_per_token
-        tile = tile_of(T, per_token)  # what is merged lies in one tile
-        tiles = jax.tree.map(lambda x: in_tiles(x, tile), patches)
-        count = num_real_tiles(tiles.segments)
-        x, cos, sin = map_tiles(self._start, count, tiles)
-        for layer in self.layers:
-            x = layer(x, cos, sin, tiles.segments)
-        found = map_tiles(self._projected, count, x)
-        return found.reshape(-1, found.shape[-1])[: T // per_token]
+        return through_layers(patches, self.spec.patches_per_token, self._start, self.layers, self._projected)
 
     def _start(self, patches: ImagePatches) -> tuple[jax.Array, ...]:  # x [t, D], cos and sin [t, 1, H/2]
         return self.patch_norm(self.convolution(patches.pixels)), *_rotation(self.spec, patches)
