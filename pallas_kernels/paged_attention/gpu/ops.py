@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import inspect
 import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -81,13 +82,18 @@ class Ops:
         accumulator: Any = plgpu.WGMMAAccumulatorRef.init(total)
         return pl.run_state(lambda acc: plgpu.wgmma(acc, lhs, rhs))(accumulator)
 
-    def scores(self, queries: Any, keys: Any) -> jax.Array:  # refs [64, H], [T, H] -> [64, T] float32
-        """Every query times every key."""
+    def scores(
+        self, queries: Any, keys: Any, meanwhile: Callable[[], None] = lambda: None
+    ) -> jax.Array:  # refs [64, H], [T, H] -> [64, T] float32
+        """Every query times every key. meanwhile: is called when the product has begun."""
 
         def multiply(acc: Any) -> jax.Array:
             plgpu.wgmma(acc, queries, keys.transpose((1, 0)))
+            meanwhile()
             return acc[...]
 
         if self.is_interpreted:
-            return jnp.dot(queries[...].astype(jnp.float32), keys[...].astype(jnp.float32).T)
+            found = jnp.dot(queries[...].astype(jnp.float32), keys[...].astype(jnp.float32).T)
+            meanwhile()
+            return found
         return pl.run_scoped(multiply, plgpu.WGMMAAccumulatorRef((queries.shape[0], keys.shape[0]), jnp.float32))
