@@ -25,7 +25,7 @@ def consume(shape: Shape, refs: Refs, consumer: jax.Array, task: Task, n: jax.Ar
     slot = lax.rem(i, form.query_slots)
     queries = s["queries"].at[slot, consumer]
     lane = ops.iota((LANES,), 0, PER_LANE) + consumer * LANES
-    query = item[Field.LOW] + lane // shape.group
+    query = item[Field.LOW] + lax.div(lane, shape.group)
     plgpu.barrier_wait(s["queries_ready"].at[slot])
 
     def one_stage(tile: jax.Array, carry: Any, is_edge: bool) -> Any:
