@@ -218,6 +218,15 @@ def kept() -> dict[str, Any]:
     return json.loads(FILE.read_text()) if FILE.exists() else {"tools": {}, "launches": {}}
 
 
+def keep(counts: Mapping[str, Mapping[str, Any]]) -> None:
+    """Writes the counts of the launches that there are, a line for each kernel."""
+    launches = []
+    for launch in sorted(counts.keys() & {launch.name for launch in gpu_launches.launches()}):
+        kernels = [f'  "{name}": {json.dumps(one, sort_keys=True)}' for name, one in sorted(counts[launch].items())]
+        launches.append(f' "{launch}": {{\n' + ",\n".join(kernels) + "\n }")
+    FILE.write_text(f'{{"tools": {json.dumps(tools())}, "launches": {{\n' + ",\n".join(launches) + "\n}}\n")
+
+
 def worse(before: Mapping[str, Any], counted: Mapping[str, Counted]) -> list[str]:
     """What is worse by more than 2 % than a launch's counts before, and kernels that had none."""
     found = [f"{name}: nothing is kept" for name in counted if name not in before]
@@ -329,9 +338,7 @@ def main() -> None:
         new = {
             launch: {name: dataclasses.asdict(one) for name, one in found.items()} for launch, found in counted.items()
         }
-        known = {launch.name for launch in gpu_launches.launches()}
-        launches = {name: one for name, one in (before["launches"] | new).items() if name in known}
-        FILE.write_text(json.dumps({"tools": tools(), "launches": launches}, indent=1, sort_keys=True) + "\n")
+        keep(before["launches"] | new)
 
 
 if __name__ == "__main__":
