@@ -15,30 +15,24 @@ from __future__ import annotations
 
 import argparse
 import concurrent.futures
-import contextlib
 import dataclasses
-import importlib.util
 import json
 import multiprocessing
-import os
 import pathlib
 import re
-import shutil
-import subprocess
 import sys
-import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
-from unittest import mock
 
 from scripts import gpu_launches  # isort: skip  # before jax: it sets what the compilers read
 
-import jax
 from rich.console import Console
 from rich.table import Table
 
+from pallas_kernels.paged_attention.gpu.config import LANES
+from scripts.gpu_disassembly import disassembled, library_kernels, tool, tools
 from scripts.gpu_launches import MULTIPROCESSORS, Launch, Part
-from scripts.gpu_sass import Count, Kernel, Loop, read_kernels
+from scripts.gpu_sass import Count, Kernel, read_kernels
 
 FILE = pathlib.Path(__file__).with_name("gpu_ceilings.json")
 WORSE = 1.02
@@ -46,6 +40,7 @@ HBM = {"h100": 14.5, "h200": 20.7}  # bytes a clock and multiprocessor at the da
 _CLOCK_HZ, _SHEET_CLOCK_HZ = 1.98e9, 1.755e9  # the highest, and that of the data sheets' rates
 _OPERATIONS, _MUFU, _SHARED_BYTES, _SCHEDULERS = 4096, 16, 128, 4  # a clock and multiprocessor
 _WARPS, _GROUP_THREADS = 4, 128  # of a warpgroup
+_FEW_COLUMNS = 32  # where no product has more, they are heads and its rows tokens
 _REGISTERS, _THREADS, _SMEM_BYTES = 65536, 2048, 228 * 1024  # of a multiprocessor
 _KERNEL_OUTPUT = re.compile(
     r"^\.visible \.entry .*?^\.maxntid (?P<threads>\d+).*?(?P<stores>\d+) bytes spill stores, "
@@ -155,11 +150,19 @@ def _operations(count: Count) -> int:
     return count.group_operations + _WARPS * count.operations
 
 
+def _filled(part: Part, compute: Count) -> float:
+    """How much more is multiplied than the part's lanes hold."""
+    if part.lanes is None:
+        return 1
+    step = compute.columns if 0 < compute.columns <= _FEW_COLUMNS else LANES
+    return -(-part.lanes // step) * step / part.lanes
+
+
 def _cycles(
     part: Part, compute: Count, arms: Count, fetch: Count | None, consumers: int, blocks: int
 ) -> dict[str, float]:
     """Cycles of a multiprocessor for its share of the part's work, by unit."""
-    trips = part.operations / MULTIPROCESSORS / _operations(compute)  # of all its consumers
+    trips = part.operations * _filled(part, compute) / MULTIPROCESSORS / _operations(compute)  # of all its consumers
     stages = trips / consumers
     fetched = (part.fetched_bytes or 0) / MULTIPROCESSORS
     bytes_a_trip = fetch.announced * _GROUP_THREADS if fetch else 0
@@ -175,42 +178,6 @@ def _cycles(
         "mufu": (trips * compute.mufu + stages * arms.mufu) * _WARPS * 32 / _MUFU,
         "shared": (shared + fetched) / _SHARED_BYTES,
     }
-
-
-@contextlib.contextmanager
-def disassembled() -> Iterator[None]:
-    """Has kernels that are compiled meanwhile printed as PTX and, with control codes, as machine code."""
-    root = str(tool("nvdisasm").parents[1])
-    dumps = {"MOSAIC_GPU_DUMP_PTX": "1", "MOSAIC_GPU_DUMP_SASS_CTRL": "1"}
-    with mock.patch.dict(os.environ, {**dumps, "MOSAIC_GPU_CUDA_ROOT": root, "CUDA_ROOT": root}):
-        yield
-
-
-def tool(name: str) -> pathlib.Path:
-    """The path of one of NVIDIA's tools, in its package or on PATH. Raises FileNotFoundError with what to install."""
-    spec = importlib.util.find_spec("nvidia")
-    places = [pathlib.Path(place) for place in (spec.submodule_search_locations or [])] if spec else []
-    found = [path for place in places for path in sorted(place.glob(f"*/bin/{name}"))]
-    if not found and (path := shutil.which(name)) is not None:
-        found = [pathlib.Path(path).resolve()]
-    if not found:
-        raise FileNotFoundError(f"{name} is not here; pip install -c constraints.txt nvidia-cuda-{name}")
-    return found[0]
-
-
-def library_kernels(path: pathlib.Path, pattern: str) -> Iterator[tuple[Kernel, Loop]]:
-    """The loops that multiply of a library's kernels for Hopper whose mangled names have the pattern."""
-    with tempfile.TemporaryDirectory() as folder:
-        subprocess.run(
-            [tool("cuobjdump"), "-xelf", "sm_90", path.resolve()], cwd=folder, check=True, stdout=subprocess.DEVNULL
-        )
-        for cubin in sorted(pathlib.Path(folder).iterdir()):
-            if re.search(pattern.encode(), cubin.read_bytes()) is None:
-                continue
-            text = subprocess.run([tool("nvdisasm"), "-c", "-hex", cubin], check=True, capture_output=True, text=True)
-            for kernel in read_kernels(text.stdout):
-                if re.search(pattern, kernel.name):
-                    yield from ((kernel, loop) for loop in kernel.innermost(multiplies=True))
 
 
 def kept() -> dict[str, Any]:
@@ -241,14 +208,6 @@ def worse(before: Mapping[str, Any], counted: Mapping[str, Counted]) -> list[str
 def _columns(one: Counted) -> dict[str, int]:
     """What must not get worse."""
     return {"registers": one.registers, "spill_bytes": one.spill_bytes, **one.cycles}
-
-
-def tools() -> dict[str, str]:
-    """The compilers that the counts are of."""
-    ptxas = shutil.which("ptxas")
-    said = subprocess.run([ptxas, "--version"], capture_output=True, text=True).stdout if ptxas else ""
-    version = re.search(r"V([\d.]+)", said)
-    return {"jax": jax.__version__, "ptxas": version[1] if version else "not on PATH"}
 
 
 def make_table(counted: Mapping[str, Mapping[str, Counted]]) -> Table:

@@ -30,12 +30,15 @@ MULTIPROCESSORS = 132
 class Part:
     """The work of one kernel that multiplies, over the whole chip.
 
-    operations: multiplications and additions, those of empty lanes too. fetched_bytes: that come into shared memory;
-    None where that is not known. hbm_bytes: that must come from or go to HBM at least once.
+    operations: multiplications and additions. lanes: those of a token that hold a head; the kernel fills them up to the
+    rows of its products, or to the columns where tokens are rows. None: operations count what is filled up too.
+    fetched_bytes: that come into shared memory, None where that is not known. hbm_bytes: that must come from or go to
+    HBM at least once.
     """
 
     name: str
     operations: float
+    lanes: int | None = None
     fetched_bytes: float | None
     hbm_bytes: float
 
@@ -92,12 +95,10 @@ def _attention(case: Case) -> Launch:
 
 
 def _decode(case: Case) -> Part:
-    """Every token of a KV head is multiplied by as many lanes as its queries fill, all of each wgmma counted."""
+    """Every token of a KV head is multiplied by the queries of its heads."""
     work = _work(case, tuple(row for row in case.rows if row[1] == 1))
-    lanes = -(-case.num_heads // case.num_kv_heads // LANES) * LANES
-    tokens = work.kv_tokens * case.num_kv_heads
-    operations = 2 * tokens * lanes * (case.key_dim + case.head_dim)
-    return Part(name="decode", operations=operations, fetched_bytes=work.kv_bytes, hbm_bytes=work.kv_bytes)
+    group = case.num_heads // case.num_kv_heads
+    return Part(name="decode", operations=work.flops, lanes=group, fetched_bytes=work.kv_bytes, hbm_bytes=work.kv_bytes)
 
 
 def _prefill(case: Case, tile_q: int, consumers: int) -> Part:

@@ -71,6 +71,12 @@ class Instruction:
         return 2 * 16 * 8 * int(warp[2]) if warp else 0
 
     @property
+    def columns(self) -> int:
+        """A warpgroup's product's columns, else 0."""
+        group = _GROUP_PRODUCT.match(self.opcode)
+        return int(group[3]) if group else 0
+
+    @property
     def fetches(self) -> bool:
         """Whether it starts a transfer into shared memory."""
         return self.name in ("UTMALDG", "LDGSTS") or self.opcode.startswith("UBLKCP.S.G")
@@ -95,14 +101,15 @@ class Instruction:
 class Count:
     """What some code takes of one warp. group_*: of its warpgroup together.
 
-    stalls: cycles of a warp, if it never waits. has_bytes: factors are bytes, and a cycle has twice as many operations.
-    announced: bytes that a thread tells barriers to expect. waits: for scoreboards and products. barriers: waits and
-    arrivals. local: loads and stores of spilled registers.
+    stalls: cycles of a warp, if it never waits. columns: of the widest product of the warpgroup. has_bytes: factors are
+    bytes, and a cycle has twice as many operations. announced: bytes that a thread tells barriers to expect. waits: for
+    scoreboards and products. barriers: waits and arrivals. local: loads and stores of spilled registers.
     """
 
     instructions: int
     stalls: int
     group_operations: int
+    columns: int
     operations: int
     has_bytes: bool
     mufu: int
@@ -193,6 +200,7 @@ class Kernel:
             instructions=len(code),
             stalls=sum(max(one.stall, 1) for one in code),
             group_operations=sum(one.operations for one in groups),
+            columns=max((one.columns for one in groups), default=0),
             operations=sum(one.operations for one in single),
             has_bytes=any(one.operations and one.opcode[0] in "QI" for one in code),
             mufu=names.count("MUFU"),

@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from scripts import gpu_ceiling
+from scripts import gpu_ceiling, gpu_disassembly
 from scripts.gpu_ceiling import Counted
 from scripts.gpu_launches import MULTIPROCESSORS, Part, launches
 from scripts.gpu_sass import read_kernels
@@ -94,12 +94,27 @@ def test_what_is_more_than_two_percent_worse_is_named():
 
 def test_a_tool_that_lacks_says_what_to_install():
     with pytest.raises(FileNotFoundError, match=r"pip install -c constraints\.txt nvidia-cuda-nvdisasmm"):
-        gpu_ceiling.tool("nvdisasmm")
+        gpu_disassembly.tool("nvdisasmm")
 
 
-def test_decoding_multiplies_every_token_of_a_head_by_all_lanes_and_reads_it_once():
+def test_lanes_are_filled_up_to_the_rows_of_a_product():
+    full = _counted().cycles["wgmma"]
+    assert _counted(lanes=64).cycles["wgmma"] == full
+    assert _counted(lanes=4).cycles["wgmma"] == full * 16 and _counted(lanes=80).cycles["wgmma"] == full * 128 // 80
+
+
+def test_where_tokens_are_the_rows_lanes_are_filled_up_to_columns():
+    (kernel,) = read_kernels(_CODE.replace("64x64x64", "64x16x64"))
+    ten, sixteen = (
+        gpu_ceiling.count_part(_OWN, dataclasses.replace(_PART, lanes=lanes), kernel, has_roles=False).cycles["wgmma"]
+        for lanes in (10, 16)
+    )
+    assert sixteen == _counted().cycles["wgmma"] and ten == sixteen * 16 // 10
+
+
+def test_decoding_multiplies_each_token_by_a_head_s_queries_and_reads_it_once():
     decode = next(launch for launch in launches() if launch.name == "llama_8b_decode_4k").parts[0]
-    assert decode.operations == 2 * 64 * 4096 * 8 * 64 * (128 + 128)
+    assert decode.operations == 2 * 64 * 4096 * 32 * (128 + 128) and decode.lanes == 4
     assert decode.fetched_bytes == decode.hbm_bytes == 64 * 4096 * 8 * (128 + 128) * 2
 
 
