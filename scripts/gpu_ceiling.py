@@ -95,15 +95,11 @@ def count(launch: Launch) -> dict[str, Counted]:
         compiled = launch.compile()
     found = list(_KERNEL_OUTPUT.finditer(compiled.output))
     codes = [read_kernels(one["code"])[0] for one in found]
-    multiplying = [code for code in codes if code.innermost(multiplies=True)]
-    if len(multiplying) != len(launch.parts):
-        names = [part.name for part in launch.parts]
-        raise ValueError(f"{launch.name}: {len(multiplying)} kernels multiply, expected {names}; see gpu_launches.py")
-    parts = iter(launch.parts)
+    parts = list(launch.parts)
     counted: dict[str, Counted] = {}
     for one, code in zip(found, codes, strict=True):
-        part = next(parts) if code in multiplying else None
-        name = part.name if part else f"other {len(counted)}"
+        part = _take(parts, launch.name, int(one["threads"])) if code.innermost(multiplies=True) else None
+        name = part.name if part else f"other {1 + sum(name.startswith('other') for name in counted)}"
         threads, registers = int(one["threads"]), int(one["registers"])
         shared = compiled.shared_bytes if part else 0
         own = Counted(
@@ -113,7 +109,20 @@ def count(launch: Launch) -> dict[str, Counted]:
             blocks=resident_blocks(registers, threads, shared),
         )
         counted[name] = own if part is None else count_part(own, part, code, launch.has_roles)
+    if parts:
+        raise ValueError(
+            f"{launch.name}: no kernel multiplies for {[part.name for part in parts]}; see gpu_launches.py"
+        )
     return counted
+
+
+def _take(parts: list[Part], launch: str, threads: int) -> Part:
+    """The first of the parts that has so many threads, which it is taken out of."""
+    for part in parts:
+        if (part.consumers + 1) * _GROUP_THREADS == threads:
+            parts.remove(part)
+            return part
+    raise ValueError(f"{launch}: a kernel of {threads} threads multiplies and is none of {parts}; see gpu_launches.py")
 
 
 def resident_blocks(registers: int, threads: int, shared_bytes: int) -> int:
@@ -133,8 +142,7 @@ def count_part(own: Counted, part: Part, code: Kernel, has_roles: bool) -> Count
     compute, arms = counts[loop], code.count(loop.arms if has_roles else ())
     fetches = [code.count(loop.path) for loop in code.innermost(multiplies=False)]
     fetch = max(fetches, key=lambda one: one.announced / one.instructions, default=None)
-    consumers = own.threads // _GROUP_THREADS - (1 if fetches else 0)
-    cycles = _cycles(part, compute, arms, fetch, consumers, own.blocks)
+    cycles = _cycles(part, compute, arms, fetch, own.blocks)
     return dataclasses.replace(
         own,
         compute=compute,
@@ -158,12 +166,10 @@ def _filled(part: Part, compute: Count) -> float:
     return -(-part.lanes // step) * step / part.lanes
 
 
-def _cycles(
-    part: Part, compute: Count, arms: Count, fetch: Count | None, consumers: int, blocks: int
-) -> dict[str, float]:
+def _cycles(part: Part, compute: Count, arms: Count, fetch: Count | None, blocks: int) -> dict[str, float]:
     """Cycles of a multiprocessor for its share of the part's work, by unit."""
     trips = part.operations * _filled(part, compute) / MULTIPROCESSORS / _operations(compute)  # of all its consumers
-    stages = trips / consumers
+    stages = trips / part.consumers
     fetched = (part.fetched_bytes or 0) / MULTIPROCESSORS
     bytes_a_trip = fetch.announced * _GROUP_THREADS if fetch else 0
     fetches = fetched / bytes_a_trip if bytes_a_trip else 0
@@ -173,7 +179,7 @@ def _cycles(
     rate = _OPERATIONS * (2 if compute.has_bytes else 1)
     return {
         "issue": issued * _WARPS / _SCHEDULERS,
-        "warp": max(stages * (compute.stalls + arms.stalls / consumers), fetches * fetching.stalls) / blocks,
+        "warp": max(stages * (compute.stalls + arms.stalls / part.consumers), fetches * fetching.stalls) / blocks,
         "wgmma": trips * _operations(compute) / rate,
         "mufu": (trips * compute.mufu + stages * arms.mufu) * _WARPS * 32 / _MUFU,
         "shared": (shared + fetched) / _SHARED_BYTES,

@@ -19,7 +19,7 @@ from jax.experimental.pallas.ops.gpu import attention_mgpu, hopper_matmul_mgpu
 
 from pallas_kernels.kv_pool import KV_DTYPES
 from pallas_kernels.paged_attention.cases import Case
-from pallas_kernels.paged_attention.gpu.config import LANES
+from pallas_kernels.paged_attention.gpu.config import LANES, Form
 from pallas_kernels.paged_attention.work import Work
 from scripts.gpu_static import Compiled
 
@@ -30,13 +30,14 @@ MULTIPROCESSORS = 132
 class Part:
     """The work of one kernel that multiplies, over the whole chip.
 
-    operations: multiplications and additions. lanes: those of a token that hold a head; the kernel fills them up to the
-    rows of its products, or to the columns where tokens are rows. None: operations count what is filled up too.
-    fetched_bytes: that come into shared memory, None where that is not known. hbm_bytes: that must come from or go to
-    HBM at least once.
+    consumers: warpgroups that multiply, beside one that fetches. operations: multiplications and additions. lanes: of a
+    token, that hold a head; the kernel fills them up to the rows of its products, or to the columns where tokens are
+    rows. None: operations count what is filled up too. fetched_bytes: that come into shared memory, None where that is
+    not known. hbm_bytes: that must come from or go to HBM at least once.
     """
 
     name: str
+    consumers: int
     operations: float
     lanes: int | None = None
     fetched_bytes: float | None
@@ -45,7 +46,7 @@ class Part:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Launch:
-    """parts: the kernels that multiply, in the order in which they are compiled.
+    """parts: the kernels that multiply; where two have as many consumers, in the order in which they are compiled.
 
     has_roles: arms of the main loop are each one consumer's, so that over all of them each runs once a stage.
     measured_us: on an H200, with all that XLA does around the kernels.
@@ -82,9 +83,9 @@ def launches() -> list[Launch]:
 def _attention(case: Case) -> Launch:
     """Paged attention: decoding rows, and where there may be others, those."""
     config = gpu_static.config_of(case)
-    parts = [_decode(case)]
+    parts = [_decode(case, config.decode)]
     if config.prefill is not None:
-        parts.append(_prefill(case, config.prefill.tile_q, config.prefill.consumers))
+        parts.append(_prefill(case, config.prefill))
     return Launch(
         name=case.name,
         compile=functools.partial(gpu_static.compile_case, case),
@@ -94,24 +95,32 @@ def _attention(case: Case) -> Launch:
     )
 
 
-def _decode(case: Case) -> Part:
+def _decode(case: Case, form: Form) -> Part:
     """Every token of a KV head is multiplied by the queries of its heads."""
     work = _work(case, tuple(row for row in case.rows if row[1] == 1))
     group = case.num_heads // case.num_kv_heads
-    return Part(name="decode", operations=work.flops, lanes=group, fetched_bytes=work.kv_bytes, hbm_bytes=work.kv_bytes)
+    return Part(
+        name="decode",
+        consumers=form.consumers,
+        operations=work.flops,
+        lanes=group,
+        fetched_bytes=work.kv_bytes,
+        hbm_bytes=work.kv_bytes,
+    )
 
 
-def _prefill(case: Case, tile_q: int, consumers: int) -> Part:
+def _prefill(case: Case, form: Form) -> Part:
     """Each tile of queries fetches the tokens that its queries see; HBM gives K and V once and the queries."""
     rows = tuple(row for row in case.rows if row[1] > 1)
     work = _work(case, rows)
     width = case.key_dim + case.head_dim
-    tokens = work.flops / (2 * case.num_heads * width) * case.num_kv_heads / tile_q  # of all tiles and KV heads
+    tokens = work.flops / (2 * case.num_heads * width) * case.num_kv_heads / form.tile_q  # of all tiles and KV heads
     per_token = work.kv_bytes / max(1, work.kv_tokens) / case.num_kv_heads
     queries = sum(count for _, count in rows) * case.num_heads * width * 2
     return Part(
         name="prefill",
-        operations=2 * tokens * consumers * LANES * width,
+        consumers=form.consumers,
+        operations=2 * tokens * form.consumers * LANES * width,
         fetched_bytes=tokens * per_token,
         hbm_bytes=work.kv_bytes + queries,
     )
@@ -135,7 +144,13 @@ def _jax_attention() -> Launch:
             return gpu_static.compile_for_h200(lambda *a: attention_mgpu.attention(*a, config), *[operand] * 3)
 
     each = S * N * H * 2
-    part = Part(name="attention", operations=4 * N * S * S * H, fetched_bytes=2 * each * S / tile_q, hbm_bytes=4 * each)
+    part = Part(
+        name="attention",
+        consumers=2,
+        operations=4 * N * S * S * H,
+        fetched_bytes=2 * each * S / tile_q,
+        hbm_bytes=4 * each,
+    )
     return Launch(name="jax_attention_4k", compile=compiled, parts=(part,))
 
 
@@ -153,6 +168,10 @@ def _jax_matmul() -> Launch:
 
     each = size * size * 2
     part = Part(
-        name="matmul", operations=2 * size**3, fetched_bytes=each * (size / 256 + size / 128), hbm_bytes=3 * each
+        name="matmul",
+        consumers=2,
+        operations=2 * size**3,
+        fetched_bytes=each * (size / 256 + size / 128),
+        hbm_bytes=3 * each,
     )
     return Launch(name="jax_matmul_8192", compile=compiled, parts=(part,))

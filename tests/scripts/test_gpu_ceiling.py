@@ -31,6 +31,7 @@ _OWN = Counted(registers=168, spill_bytes=0, threads=256, blocks=1)
 _TRIPS = 10  # of a multiprocessor
 _PART = Part(
     name="decode",
+    consumers=1,
     operations=_TRIPS * MULTIPROCESSORS * 2 * 64**3,
     fetched_bytes=_TRIPS * MULTIPROCESSORS * 64 * 128,
     hbm_bytes=1e6,
@@ -68,8 +69,8 @@ def test_the_ceiling_is_that_of_the_busiest_unit():
 def test_an_arm_of_one_consumer_counts_once_for_all_of_them():
     arm = "   -:-:-:Y:05   /*0074*/ @P4 BRA `(.L_skip)\n   -:-:-:Y:09   /*0078*/ LDS.128 R4, [R2]\n.L_skip:\n"
     (kernel,) = read_kernels(_CODE.replace("   -:-:-:Y:10 ", arm + "   -:-:-:Y:10 "))
-    three = dataclasses.replace(_OWN, threads=384)
-    without, with_ = (gpu_ceiling.count_part(three, _PART, kernel, has_roles=has).cycles for has in (False, True))
+    two = dataclasses.replace(_PART, consumers=2)
+    without, with_ = (gpu_ceiling.count_part(_OWN, two, kernel, has_roles=has).cycles for has in (False, True))
     assert with_["issue"] - without["issue"] == _TRIPS // 2 and with_["shared"] - without["shared"] == _TRIPS // 2 * 16
     assert with_["wgmma"] == without["wgmma"]
 
