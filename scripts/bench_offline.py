@@ -1,4 +1,4 @@
-"""Offline throughput of the engine, one JSON line: speed, reuse, padding, compiles, memory, bytes against bandwidth.
+"""Offline throughput of the engine, a JSON line each: speed, reuse, padding, compiles, memory, bytes against bandwidth.
 
     python -m scripts.bench_offline --shape qwen3-0.6b --workload decode
     python -m scripts.bench_offline --model DIR --workload shared_prefix
@@ -10,8 +10,9 @@ On an accelerator, 64 streams of 512 in, 512 out (also qwen3-0.6b and qwen3-30b-
         --implementation mosaic_gpu --reference-python PYTHON --continuous-batching
 
 A shape has random weights, in a Hugging Face folder that is written once, or with --on-device made on the device in
-its published dtype and vocabulary. shared_prefix also runs with the cache off. The reference runs first, for an engine
-keeps the device's memory to itself. `ferrum-jax bench` measures the same without a reference.
+its published dtype and vocabulary. Several workloads run one after the other in one engine; shared_prefix alone also
+runs with the cache off. The reference runs first, for an engine keeps the device's memory to itself. `ferrum-jax bench`
+measures the same without a reference.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ import pathlib
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -76,7 +77,7 @@ def parse_arguments(given: list[str] | None = None) -> argparse.Namespace:
         "--weights-dir", type=pathlib.Path, default=pathlib.Path(tempfile.gettempdir()) / "ferrum_jax_shapes"
     )
     parser.add_argument("--on-device", action="store_true", help="make a shape's weights on the device, in no folder")
-    parser.add_argument("--workload", choices=WORKLOADS, required=True)
+    parser.add_argument("--workload", choices=WORKLOADS, nargs="+", required=True)
     parser.add_argument("--reference-python", help="an interpreter with torch and transformers")
     parser.add_argument("--continuous-batching", action="store_true", help="of the reference, instead of its generate")
     parser.add_argument("--profile", help="write a profile of the measured run to this folder")
@@ -84,7 +85,9 @@ def parse_arguments(given: list[str] | None = None) -> argparse.Namespace:
     arguments = parser.parse_args(given)
     if arguments.on_device and arguments.shape is None:
         parser.error("--on-device makes the weights of a shape; give --shape")
-    if arguments.reference_python and arguments.workload == "ragged":
+    if len(arguments.workload) > 1 and (arguments.reference_python or arguments.profile):
+        parser.error("--reference-python and --profile are for one workload")
+    if arguments.reference_python and arguments.workload == ["ragged"]:
         parser.error("--reference-python needs prompts of one length, and those of ragged are not")
     return arguments
 
@@ -99,11 +102,21 @@ def describe(arguments: argparse.Namespace, parent: pathlib.Path) -> pathlib.Pat
     return folder
 
 
-def run(arguments: argparse.Namespace, folder: pathlib.Path) -> dict[str, Any]:
-    """The line. The reference's prompts are those of the run that counts."""
+def run(arguments: argparse.Namespace, folder: pathlib.Path) -> Iterator[dict[str, Any]]:
+    """The lines."""
+    if len(arguments.workload) == 1:
+        yield run_alone(arguments, folder, arguments.workload[0])
+        return
+    llm = opener(arguments, folder)(engine_config(arguments, _DEFAULTS))
+    for workload in arguments.workload:
+        yield {"shape": folder.name, **measure(llm, workload), **git_state()}
+
+
+def run_alone(arguments: argparse.Namespace, folder: pathlib.Path, workload: str) -> dict[str, Any]:
+    """The line of a workload and what it is compared with. The reference has the prompts of the run that counts."""
     config = engine_config(arguments, _DEFAULTS)
     vocab_size = registry.spec_of(json.loads((folder / "config.json").read_text())).vocab_size
-    requests = make_workload(arguments.workload, vocab_size, seed=2)
+    requests = make_workload(workload, vocab_size, seed=2)
     reference = None
     if arguments.reference_python:
         reference = run_reference(
@@ -113,8 +126,8 @@ def run(arguments: argparse.Namespace, folder: pathlib.Path) -> dict[str, Any]:
     llm = open_llm(config)
     assert llm.spec.vocab_size == vocab_size
     with jax.profiler.trace(arguments.profile) if arguments.profile else contextlib.nullcontext():
-        line = {"shape": folder.name, **measure(llm, arguments.workload), **git_state()}
-    if arguments.workload == "shared_prefix":
+        line = {"shape": folder.name, **measure(llm, workload), **git_state()}
+    if workload == "shared_prefix":
         del llm
         off = run_workload(open_llm(dataclasses.replace(config, enable_prefix_caching=False)), requests)
         line["speedup_over_no_prefix_caching"] = round(off["wall_s"] / line["wall_s"], 3)
@@ -127,7 +140,8 @@ def run(arguments: argparse.Namespace, folder: pathlib.Path) -> dict[str, Any]:
 def main(given: list[str] | None = None) -> None:
     arguments = parse_arguments(given)
     with tempfile.TemporaryDirectory() as parent:
-        print(json.dumps(run(arguments, describe(arguments, pathlib.Path(parent)))))
+        for line in run(arguments, describe(arguments, pathlib.Path(parent))):
+            print(json.dumps(line), flush=True)
 
 
 if __name__ == "__main__":

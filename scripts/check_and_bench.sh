@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# Sourced by scripts/gpu/check and, on a TPU's host, by what scripts/tpu_vm/check sends there.
+# Sourced on a TPU's host, by what scripts/tpu_vm/check sends there.
 
 # check_and_bench OUTPUT FULL MODEL: the check, then three workloads of the demo model and of MODEL, if one is named.
 # Ends with the exit code of the check; a bench that fails is said and ends nothing. Needs `run`, which runs or prints.

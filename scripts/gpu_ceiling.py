@@ -29,15 +29,13 @@ from scripts import gpu_launches  # isort: skip  # before jax: it sets what the 
 from rich.console import Console
 from rich.table import Table
 
+from pallas_kernels.paged_attention.gpu.ceilings import CHIPS, FILE, kept, seconds_of
 from pallas_kernels.paged_attention.gpu.config import LANES
 from scripts.gpu_disassembly import disassembled, library_kernels, tool, tools
 from scripts.gpu_launches import MULTIPROCESSORS, Launch, Part
 from scripts.gpu_sass import Count, Kernel, read_kernels
 
-FILE = pathlib.Path(__file__).with_name("gpu_ceilings.json")
 WORSE = 1.02
-HBM = {"h100": 14.5, "h200": 20.7}  # bytes a clock and multiprocessor at the data sheets' clock
-_CLOCK_HZ, _SHEET_CLOCK_HZ = 1.98e9, 1.755e9  # the highest, and that of the data sheets' rates
 _OPERATIONS, _MUFU, _SHARED_BYTES, _SCHEDULERS = 4096, 16, 128, 4  # a clock and multiprocessor
 _WARPS, _GROUP_THREADS = 4, 128  # of a warpgroup
 _FEW_COLUMNS = 32  # where no product has more, they are heads and its rows tokens
@@ -76,9 +74,7 @@ class Counted:
 
     def seconds(self, unit: str, chip: str) -> float:
         """The least that a unit, or "hbm", takes for the launch."""
-        if unit == "hbm":
-            return self.hbm_bytes / (HBM[chip] * MULTIPROCESSORS * _SHEET_CLOCK_HZ)
-        return self.cycles[unit] / _CLOCK_HZ
+        return seconds_of(unit, self.hbm_bytes if unit == "hbm" else self.cycles[unit], chip)
 
     def bound(self, chip: str) -> str:
         """The unit that is busy longest."""
@@ -186,11 +182,6 @@ def _cycles(part: Part, compute: Count, arms: Count, fetch: Count | None, blocks
     }
 
 
-def kept() -> dict[str, Any]:
-    """{"tools", "launches": {launch: {kernel: its counts}}} of the file."""
-    return json.loads(FILE.read_text()) if FILE.exists() else {"tools": {}, "launches": {}}
-
-
 def keep(counts: Mapping[str, Mapping[str, Any]]) -> None:
     """Writes the counts of the launches that there are, a line for each kernel."""
     launches = []
@@ -221,7 +212,7 @@ def make_table(counted: Mapping[str, Mapping[str, Counted]]) -> Table:
     table = Table(title="Ceilings: what a launch takes at least, nothing ran", pad_edge=False)
     columns = ("launch", "kernel", "registers (spilled)", "blocks", "trip: instructions, stalls, waits, barriers")
     units = ("issue", "warp", "wgmma", "mufu", "shared", "hbm")
-    for column in (*columns, *units, *HBM):
+    for column in (*columns, *units, *CHIPS):
         table.add_column(column, justify="left" if column in columns[:2] else "right")
     for launch, kernels in counted.items():
         for name, one in kernels.items():
@@ -235,7 +226,7 @@ def make_table(counted: Mapping[str, Mapping[str, Counted]]) -> Table:
                 str(one.blocks),
                 ", ".join(map(str, trip)),
                 *(f"{one.seconds(unit, 'h200') * 1e6:.1f}" for unit in units),
-                *(f"{one.ceiling(chip) * 1e6:.1f} {one.bound(chip)}" for chip in HBM),
+                *(f"{one.ceiling(chip) * 1e6:.1f} {one.bound(chip)}" for chip in CHIPS),
             )
     return table
 

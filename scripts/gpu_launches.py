@@ -19,11 +19,10 @@ from jax.experimental.pallas.ops.gpu import attention_mgpu, hopper_matmul_mgpu
 
 from pallas_kernels.kv_pool import KV_DTYPES
 from pallas_kernels.paged_attention.cases import Case
+from pallas_kernels.paged_attention.gpu.ceilings import MULTIPROCESSORS
 from pallas_kernels.paged_attention.gpu.config import LANES, Form
 from pallas_kernels.paged_attention.work import Work
 from scripts.gpu_static import Compiled
-
-MULTIPROCESSORS = 132
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -30,6 +30,15 @@ def add(commands: Any) -> None:
         help="also time tiles of the model's decode attention on a TPU; keep the best",
     )
     check.add_argument("--mesh", default="tp=1", metavar="MESH", help="with --tune: devices by axis (default: tp=1)")
+    check.add_argument(
+        "--seconds",
+        type=float,
+        metavar="N",
+        help="in which it is to be over, about; cases that find no time are left out (default: 300)",
+    )
+    check.add_argument(
+        "--parts", metavar="NAMES", help="ops to check, and engine, with commas between them (default: all)"
+    )
     check.add_argument("--model", metavar="DIR", help="model that the engine is checked with (default: the demo model)")
     check.add_argument(
         "--output",
@@ -61,6 +70,9 @@ def _run(args: argparse.Namespace) -> int:
         require_folder_of(args.output / name, "report")
         if (args.output / name).is_dir():
             raise ValueError(f"{args.output / name}, where the report belongs, is a folder; name another place")
+    given: dict[str, Any] = {} if args.silence is None else {"silence_s": args.silence}
+    given |= {} if args.seconds is None else {"seconds": args.seconds}
+    given |= {} if args.parts is None else {"parts": tuple(name.strip() for name in args.parts.split(","))}
     options = CheckOptions(
         full=args.full,
         tune=args.tune,
@@ -68,7 +80,7 @@ def _run(args: argparse.Namespace) -> int:
         model=args.model,
         compilation_cache_dir=args.compilation_cache_dir,
         fault=args.fault,
-        **({} if args.silence is None else {"silence_s": args.silence}),
+        **given,
     )
     with status(plain_console(stderr=True), "checking this machine") as update:
         report = check_device(options, update)

@@ -6,12 +6,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ferrum_jax.device_check.estimates import estimates
-from ferrum_jax.device_check.report import INTERPRETED, Report, scrubbed, tables
+from ferrum_jax.device_check.report import INTERPRETED, STOOD, Report, scrubbed, tables
 from ferrum_jax.device_check.roofline import Point, roofline
 from ferrum_jax.pages.html_page import document, escaped, grid, head, table
 from pallas_kernels.target import Target
 
-_TEXTS = ("", "op", "case", "by", "result", "run", "beside")  # columns that are no numbers
+_TEXTS = (  # columns that are no numbers
+    *("", "op", "case", "by", "result", "run", "beside"),
+    *("model", "workload", STOOD),
+)
 _PREDICTED_FOR = ("v6e", "v5e", "v7x")  # what is drawn where no chip is known: nothing was measured
 
 
@@ -91,5 +94,8 @@ def _section(title: str, columns: tuple[str, ...], rows: Sequence[Sequence[str]]
 
 def _look(column: str, cell: str | None) -> str:
     """The class of a cell: texts are not numbers, and what is wrong is red."""
-    is_bad = column == "result" and cell is not None and cell != "right" and not cell.startswith("a tie")
+    is_bad = cell is not None and (
+        (column == "result" and cell != "right" and not cell.startswith("a tie"))
+        or (column == STOOD and "the ruler is wrong" in cell)
+    )
     return (f"text {column}" if column in _TEXTS else "") + (" bad" if is_bad else "")

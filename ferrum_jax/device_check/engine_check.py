@@ -40,12 +40,16 @@ Outputs = list[RequestOutput]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EngineOrder:
-    """model: a folder. prompts: token ids of each. fault: of startup/faults.py, for tests."""
+    """model: a folder. prompts: token ids of each. budget_s: engines that are not begun by then are left out.
+
+    fault: of startup/faults.py, for tests.
+    """
 
     model: str
     prompts: tuple[tuple[int, ...], ...]
     full: bool
     compilation_cache_dir: str | None
+    budget_s: float = float("inf")
     fault: str | None = None
 
 
@@ -61,6 +65,7 @@ class EngineRun:
 def check_engine(order: EngineOrder, send: Send) -> None:
     """Sends for each run {"begins": name}, {"so_far": ..} for each part of its start and each prompt, and then its
     line, {"run", "beside", "equal", "of", "tokens_per_s", "difference", "problem"}."""
+    until = time.monotonic() + order.budget_s
     devices = open_devices(order.fault)
     kernel = kernel_of("paged_attention", target_of(devices[0]), devices[0].platform)
     kernel = None if devices[0].platform == "cpu" else kernel
@@ -68,6 +73,9 @@ def check_engine(order: EngineOrder, send: Send) -> None:
     base = dataclasses.replace(_CONFIG, compilation_cache_dir=order.compilation_cache_dir, **small)
     found: dict[str, Outputs] = {}
     for run in runs(base, kernel, len(devices), full=order.full):
+        if time.monotonic() > until:
+            send({"left_out": run.name})
+            continue
         send({"begins": run.name})
         line: dict[str, Any] = {"run": run.name, "beside": run.beside, "of": len(order.prompts), "difference": None}
         try:

@@ -1,6 +1,7 @@
-"""Counted times of the TPU's kernels, to set beside a chip's: cycles of their compiled schedules, kept as data.
+"""Counted times, to set beside a chip's and kept as data: of the TPU's kernels the cycles of their compiled schedules,
+of Hopper's the least that a launch takes. None of them ran on a chip.
 
-`python -m scripts.bench_tpu_static --json` writes the file; nothing in it ran on a chip.
+`python -m scripts.bench_tpu_static --json` and `python -m scripts.gpu_ceiling --write` write the files.
 """
 
 from __future__ import annotations
@@ -13,20 +14,54 @@ from typing import Any
 
 import pallas_kernels
 from pallas_kernels.paged_attention.cases import REAL_CASES
+from pallas_kernels.paged_attention.gpu.ceilings import Ceiling, ceilings
 from pallas_kernels.paged_attention.work import Work
 from pallas_kernels.target import Target
 
+NO_CACHE_BYTES = 2**28  # fewer may come from a cache, faster than from memory
 _FILE = Path(pallas_kernels.__file__).parent / "paged_attention" / "tpu" / "static_cycles.json"
 
 
 def with_estimates(lines: Iterable[dict[str, Any]], generation: str | None) -> list[dict[str, Any]]:
-    """The lines of a check; those of a TPU's kernel with "predicted_s" where cycles were counted for the generation."""
+    """The lines of a check; those of kernels that were counted for the generation with "predicted_s" on a TPU, and on a
+    GPU with "ceiling_s", the "ceiling_unit" that is busy so long, and "of_ceiling" where a time was measured."""
     known = {point["case"]: point["predicted_s"] for point in estimates(generation)} if generation else {}
+    least = ceilings(generation, cached_bytes=NO_CACHE_BYTES) if generation else {}
+    found = []
+    for line in lines:
+        case, implementation = line["case"], line["implementation"]
+        if implementation == "mosaic_tpu" and case in known:
+            line = line | {"predicted_s": known[case]}
+        if implementation == "mosaic_gpu" and case in least:
+            line = line | _beside_ceiling(line.get("median_s"), least[case])
+        found.append(line)
+    return found
+
+
+def _beside_ceiling(median_s: float | None, ceiling: Ceiling) -> dict[str, Any]:
+    share = None if median_s is None else ceiling.seconds / median_s
+    return {"ceiling_s": ceiling.seconds, "ceiling_unit": ceiling.unit, "of_ceiling": share}
+
+
+def said_of_ceilings(lines: Iterable[dict[str, Any]]) -> list[tuple[str, str]]:
+    """(case, sentence) of how ceilings stood: one of all of them, then of each that a kernel beat; [] without any."""
+    shares = {line["case"]: line["of_ceiling"] for line in lines if line.get("of_ceiling")}
+    if not shares:
+        return []
+    beaten = {case: share for case, share in shares.items() if share > 1}
+    ordered = sorted(shares, key=shares.__getitem__)
+    near, far = ordered[-1], ordered[0]
     return [
-        line | {"predicted_s": known[line["case"]]}
-        if line["implementation"] == "mosaic_tpu" and line["case"] in known
-        else line
-        for line in lines
+        (
+            "all",
+            f"{len(shares) - len(beaten)} of {len(shares)} held; {near} reached {shares[near]:.0%} of its ceiling, the "
+            f"most, and {far} {shares[far]:.0%}, the least. A ceiling is the time of a launch's busiest unit, counted "
+            "in its machine code, if nothing waits",
+        ),
+        *(
+            (case, f"{share:.2f} times as fast as its ceiling allows: the ruler is wrong, so please report it")
+            for case, share in beaten.items()
+        ),
     ]
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from ferrum_jax.device_check.estimates import NO_CACHE_BYTES
 from ferrum_jax.device_check.op_problems import problems
 from ferrum_jax.device_check.problem import Problem
 from ferrum_jax.device_check.rates import target_of
@@ -18,8 +19,6 @@ from ferrum_jax.processes.child import Send, first_line
 from ferrum_jax.startup.accelerators import explain
 from ferrum_jax.startup.faults import open_devices, spoilt
 from pallas_kernels.tolerance import difference
-
-_NO_CACHE_BYTES = 2**28  # fewer may come from a cache, faster than from memory
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -117,7 +116,7 @@ def _shares(problem: Problem, seconds: float, rates: Mapping[str, float]) -> dic
     if "matmul in bfloat16" in rates:
         found["of_matmul"] = flops_per_s / rates["matmul in bfloat16"]
     limits = (
-        ("memory", per_s, rates.get("sheet of copy"), problem.num_bytes >= _NO_CACHE_BYTES),
+        ("memory", per_s, rates.get("sheet of copy"), problem.num_bytes >= NO_CACHE_BYTES),
         ("matmul", flops_per_s, rates.get("sheet of matmul in bfloat16"), True),
     )
     for what, rate, sheet, counts in limits:

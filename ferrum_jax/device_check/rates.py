@@ -23,6 +23,11 @@ _REDUCE_BYTES, _TINY_REDUCE_BYTES = 2**26, 2**20  # of a device
 _SIDE, _TINY_SIDE = 8192, 256
 _PRODUCTS = 4  # one after the other in a program, so that starting the program is a small part of the time
 DTYPES = {"bfloat16": "bfloat16", "int8": "int8", "fp8": "float8_e4m3fn"}
+_RESULTS = {"bfloat16": jnp.bfloat16, "int8": jnp.int32}  # of a product, else float32
+# XLA compiles and tries dozens of tiles for a product of its own before it runs one. The vendor's library needs no such
+# trial, but XLA gives it float8 only as bfloat16.
+_LIBRARY = {"xla_gpu_enable_triton_gemm": False}
+_OF_LIBRARY = ("bfloat16", "int8")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -45,8 +50,9 @@ def measure_rates(order: RatesOrder, send: Send) -> None:
     copy, there = make_copy(size)
     per_s = 2 * size / measure(lambda: copy(there)).median_s
     send(_line("copy", "GB/s", per_s / 1e9, target and target.bandwidth_bytes_per_s / 1e9))
-    for name in DTYPES:
-        send(_product_line(name, _SIDE if on_chip else _TINY_SIDE, target))
+    on_gpu = device.platform == "gpu"
+    for name in _OF_LIBRARY if on_gpu else DTYPES:
+        send(_product_line(name, _SIDE if on_chip else _TINY_SIDE, target, _LIBRARY if on_gpu else None))
     send(_line("dispatch", "us a call", _dispatch_s() * 1e6, None))
     if len(devices) > 1:
         per_s = _all_reduce_bytes_per_s(devices, _REDUCE_BYTES if on_chip else _TINY_REDUCE_BYTES)
@@ -66,19 +72,21 @@ def make_copy(num_bytes: int) -> tuple[Callable[[jax.Array], jax.Array], jax.Arr
     return jax.jit(lambda x: x + 1), jnp.zeros(num_bytes // 4, jnp.float32)
 
 
-def products(dtype: str) -> Callable[[jax.Array, jax.Array], jax.Array]:
+def products(dtype: str, compiler_options: dict[str, Any] | None = None) -> Callable[[jax.Array, jax.Array], jax.Array]:
     """x, w [S, S] -> x w w .. as one program of _PRODUCTS products."""
 
     def run(x: jax.Array, w: jax.Array) -> jax.Array:
-        result = jnp.int32 if dtype == "int8" else jnp.float32
+        result = _RESULTS.get(dtype, jnp.float32)
         for _ in range(_PRODUCTS):
             x = jnp.dot(x, w, preferred_element_type=result).astype(x.dtype)
         return x
 
-    return jax.jit(run)
+    return jax.jit(run, compiler_options=compiler_options)
 
 
-def _product_line(name: str, side: int, target: Target | None) -> dict[str, Any]:
+def _product_line(
+    name: str, side: int, target: Target | None, compiler_options: dict[str, Any] | None
+) -> dict[str, Any]:
     dtype = DTYPES[name]
     sheet = (
         target
@@ -91,7 +99,7 @@ def _product_line(name: str, side: int, target: Target | None) -> dict[str, Any]
     what = f"matmul in {name}"
     try:
         x = (jax.random.normal(jax.random.key(0), (side, side)) * side**-0.5).astype(dtype)
-        run = products(dtype)
+        run = products(dtype, compiler_options)
         seconds = measure(functools.partial(run, x, x), samples=5).median_s
     except Exception as error:  # a compiler may not know the dtype
         return {**_line(what, "Tflop/s", 0.0, None), "value": None, "problem": str(error).partition("\n")[0][:200]}

@@ -13,6 +13,8 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from ferrum_jax.device_check.estimates import said_of_ceilings
+
 _ROOT = Path(__file__).parents[2]
 # from the root, from home or of a store, but no page of the web; a slash within words, as in tokens/s, begins none
 _PATH = re.compile(r"""(?<![\w.:/])(?!https?:)(?:~|[a-z][a-z0-9+]*:/)?/[^\s'"<>,;()\[\]]*[^\s'"<>,;()\[\].:]""")
@@ -21,7 +23,8 @@ _LEAST_NAME = 5  # characters: a shorter name of a machine is a word like others
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Report:
-    """machine: what is here. rates, kernels, tiles, engine: a mapping for each line; tiles are of --tune.
+    """machine: what is here. rates, kernels, tiles, engine, benches: a mapping for each line; tiles are of --tune,
+    benches of `ferrum-jax bench` and its like, added once the check is over.
 
     problems: sentences, beside those of lines. notes: sentences on what was not done. words: what parts and cases that
     failed said, with their tracebacks, which have paths and so are in no page.
@@ -35,7 +38,13 @@ class Report:
     notes: Sequence[str]
     seconds: float
     tiles: Sequence[dict[str, Any]] = ()
+    benches: Sequence[dict[str, Any]] = ()
     words: Sequence[str] = ()
+
+    @classmethod
+    def of_json(cls, values: dict[str, Any]) -> Report:
+        """What `as_json` gave."""
+        return cls(**{name: value for name, value in values.items() if name not in ("format", "is_right")})
 
     @property
     def all_problems(self) -> list[str]:
@@ -80,11 +89,11 @@ class Report:
                 show_header=any(head),
             )
             for number, name in enumerate(head):
-                is_text = number == 0 or name in ("", "by", "result", "beside")
+                is_text = number == 0 or name in ("", "by", "result", "beside", STOOD)
                 table.add_column(
                     name if is_text else name.replace("tolerance", "tol.").replace(" ", "\n"),  # all fit in 80
                     justify="left" if is_text else "right",
-                    no_wrap=name != "result",
+                    no_wrap=name not in ("result", STOOD),
                     overflow="fold",
                 )
             for row in rows:
@@ -99,6 +108,7 @@ class Report:
         console.print(f"{self.state}, {self.seconds:.0f} s", highlight=False)
 
 
+STOOD = "how it stood"
 INTERPRETED = "* interpreted on the CPU, as no chip runs it: right or wrong, and no time"
 Rows = list[tuple[str, ...]]
 
@@ -106,7 +116,7 @@ Rows = list[tuple[str, ...]]
 def tables(report: dict[str, Any], *, wide: bool = True) -> Iterable[tuple[str, tuple[str, ...], Rows]]:
     """(title, names of columns, rows) of each table of a report as JSON, without columns that are empty.
 
-    wide: all columns, for a page.
+    wide: all columns, and the benches, for a page.
     """
     yield "What is here", ("", ""), _facts(report["machine"])
     shown = [name for name in _KERNEL if wide or name not in _ONLY_WIDE]
@@ -116,8 +126,10 @@ def tables(report: dict[str, Any], *, wide: bool = True) -> Iterable[tuple[str, 
     for title, head, rows in (
         ("What it reaches", ("", "measured", "data sheet", "share", "result"), list(map(_reached, report["rates"]))),
         ("Kernels", tuple(shown), kernels),
+        ("Ceilings", ("case", STOOD), said_of_ceilings(report["kernels"])),
         ("Tiles of decode", ("tiles", "case", "time", "result"), list(map(_tried, report.get("tiles", ())))),
         ("Engine", ("run", "beside", "equal", "tok/s", "result"), list(map(_run, report["engine"]))),
+        ("Benches", _BENCH, benched(report.get("benches", ())) if wide else []),
     ):
         filled = [number for number in range(len(head)) if any(row[number] for row in rows)]
         if filled:
@@ -169,9 +181,9 @@ _KERNEL = (
         "of matmul",
         "times xla",
     ),
-    "predicted",
+    *("predicted", "ceiling", "of ceiling"),
 )
-_ONLY_WIDE = ("op", "tolerance", "p90", "first call", "predicted")
+_ONLY_WIDE = ("op", "tolerance", "p90", "first call", "predicted", "ceiling", "of ceiling")
 
 
 def _kernel(line: dict[str, Any], *, wide: bool) -> dict[str, str]:
@@ -191,6 +203,8 @@ def _kernel(line: dict[str, Any], *, wide: bool) -> dict[str, str]:
         "of matmul": _share(line.get("of_matmul")),
         "times xla": "" if speed is None else f"{speed:.2f}",
         "predicted": _time(line.get("predicted_s")),
+        "ceiling": f"{_time(line['ceiling_s'])} {line['ceiling_unit']}" if "ceiling_s" in line else "",
+        "of ceiling": _share(line.get("of_ceiling")),
     }
 
 
@@ -201,6 +215,38 @@ def _run(line: dict[str, Any]) -> tuple[str, ...]:
         note = f"a tie at prompt {difference['prompt']}, token {difference['token']}: {difference['gap']:.2g} apart"
     equal = f"{line['equal']} of {line['of']}" if line["beside"] else ""
     return (line["run"], line["beside"] or "", equal, "" if speed is None else f"{speed:,.0f}", note)
+
+
+_BENCH = (
+    *("model", "workload", "by", "output tok/s", "all tok/s", "step"),
+    *("of bandwidth", "start", "times vllm", "result"),
+)
+
+
+def benched(lines: Sequence[dict[str, Any]]) -> Rows:
+    """The rows of benches; those of this engine say how many times as fast they are as vLLM with the same work."""
+    theirs = {_bench_of(line): line["output_tok_s"] for line in lines if "vllm" in line and "output_tok_s" in line}
+    rows = []
+    for line in lines:
+        ours, other = line.get("output_tok_s"), None if "vllm" in line else theirs.get(_bench_of(line))
+        rows.append(
+            (
+                *_bench_of(line),
+                f"vllm {line['vllm']}".strip() if "vllm" in line else "ferrum_jax",
+                "" if ours is None else f"{ours:,.0f}",
+                f"{line['total_tok_s']:,.0f}" if "total_tok_s" in line else "",
+                _time(line.get("decode_step_s")),
+                _share(line.get("of_bandwidth_roofline")),
+                _time(line.get("startup_s")),
+                "" if other is None or ours is None else f"{ours / other:.2f}",
+                line.get("problem") or "right",
+            )
+        )
+    return rows
+
+
+def _bench_of(line: dict[str, Any]) -> tuple[str, str]:
+    return line.get("shape") or line.get("model") or "", line.get("workload", "")
 
 
 def _tried(line: dict[str, Any]) -> tuple[str, ...]:

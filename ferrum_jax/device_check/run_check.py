@@ -37,8 +37,10 @@ _BUDGETS_S = {
     "kv_write": 25.0,
     "quantized_matmul": 45.0,
     "grouped_matmul": 30.0,
-}  # of cases; the whole is to be over in 5 minutes
-_BUDGET_S = 15.0
+}  # of cases, where the whole has _SECONDS
+_BUDGET_S, _SECONDS = 15.0, 300.0
+PARTS = (*OPS, "engine")
+_ENDLESS_S = 1e9
 _MOST_CRASHES = 2  # of an op's child: what comes after is left out
 _HERE = "ferrum_jax.device_check."
 
@@ -48,8 +50,8 @@ class CheckOptions:
     """full: all cases, prompts, KV dtypes and meshes, without a limit of time. model: a folder, None is the demo's.
 
     tune: also the tiles of the model's decode attention on a TPU, with the heads that a device of the mesh has.
-    silence_s: how long a part may say nothing. fault: of startup/faults.py, for tests.
-    rehearsal: of TuneOrder, for tests.
+    seconds: in which it is to be over, about; without `full`. parts: of PARTS. silence_s: how long a part may say
+    nothing. fault: of startup/faults.py, for tests. rehearsal: of TuneOrder, for tests.
     """
 
     full: bool = False
@@ -57,8 +59,9 @@ class CheckOptions:
     model: str | None = None
     mesh: str = "tp=1"
     compilation_cache_dir: str | None = EngineConfig().compilation_cache_dir
+    seconds: float = _SECONDS
     silence_s: float = _SILENCE_S
-    parts: tuple[str, ...] = (*OPS, "engine")
+    parts: tuple[str, ...] = PARTS
     fault: str | None = None
     rehearsal: str | None = None
 
@@ -66,6 +69,10 @@ class CheckOptions:
         _ = EngineConfig(mesh=self.mesh).mesh_shape  # refuses what means nothing, before minutes of work
         if self.mesh != "tp=1" and not self.tune:
             raise ValueError(f"mesh is {self.mesh!r}, which only tuning follows; add --tune, or leave it out")
+        if unknown := set(self.parts) - set(PARTS):
+            raise ValueError(f"parts has {sorted(unknown)}; there are {', '.join(PARTS)}")
+        if not self.seconds > 0:
+            raise ValueError(f"seconds is {self.seconds:g}; it must be more than 0")
 
 
 def check_device(
@@ -85,6 +92,7 @@ class _Check:
         self._notes: list[str] = []
         self._words: list[str] = []
         self._doing = self._running = ""
+        self._until = float("inf") if options.full else time.monotonic() + options.seconds
 
     def run(self) -> Report:
         started = time.monotonic()
@@ -98,10 +106,10 @@ class _Check:
         rates = [] if devices is None else self._rates()
         kernels: list[dict[str, Any]] = []
         for op in OPS if devices is not None else ():
-            if op in options.parts:
+            if self._has_time(op):
                 kernels += self._op(op, rates)
         tiles = self._tune(devices) if options.tune and devices is not None else []
-        engine = self._engine() if devices is not None and "engine" in options.parts else []
+        engine = self._engine() if devices is not None and self._has_time("engine") else []
         report = Report(
             machine={
                 "chips": list(machine.chips.ids),
@@ -124,6 +132,14 @@ class _Check:
             store.forget(START)  # of what a start found, the next finds it anew
             store.keep(verdicts(kernels) | tuned(tiles))
         return report
+
+    def _has_time(self, part: str) -> bool:
+        """Whether the part runs; a note says so of one that was asked for and does not."""
+        if part not in self._options.parts:
+            return False
+        if is_late := time.monotonic() > self._until:
+            self._notes.append(f"{part} left out for lack of time: --full takes all")
+        return not is_late
 
     def _child(self, function: str, order: object, what: str, on_sent: Callable[[Any], None] = lambda _: None) -> Ended:
         self._say(what)
@@ -151,12 +167,13 @@ class _Check:
     def _op(self, op: str, rates: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         """The lines of an op. A case with which the child ends has a line too, and the next child goes on after it."""
         options, lines, begun = self._options, [], []
-        until = time.monotonic() + _BUDGETS_S.get(op, _BUDGET_S)
+        until = time.monotonic() + _BUDGETS_S.get(op, _BUDGET_S) * options.seconds / _SECONDS
+        until = min(until, self._until)
         for _ in range(_MOST_CRASHES):
             order = KernelOrder(
                 op=op,
                 full=options.full,
-                budget_s=1e9 if options.full else max(0.0, until - time.monotonic()),
+                budget_s=_ENDLESS_S if options.full else max(0.0, until - time.monotonic()),
                 rates=_by_name(rates),
                 done=tuple(name for name, _ in begun),
                 fault=options.fault if op == "paged_attention" else None,
@@ -208,9 +225,15 @@ class _Check:
             prompts=prompts if options.full else prompts[:_FEW_PROMPTS],
             full=options.full,
             compilation_cache_dir=options.compilation_cache_dir,
+            budget_s=max(0.0, min(_ENDLESS_S, self._until - time.monotonic())),
         )
         ended = self._child("engine_check:check_engine", order, "checking the engine", self._say_run)
         lines = [sent for sent in ended.sent if "run" in sent]
+        self._notes += [
+            f"engine, {sent['left_out']}, left out for lack of time: --full takes all"
+            for sent in ended.sent
+            if "left_out" in sent
+        ]
         if ended.problem is not None:
             begun = [sent["begins"] for sent in ended.sent if "begins" in sent]
             name = begun[-1] if begun else "no run"

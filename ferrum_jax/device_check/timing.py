@@ -11,7 +11,8 @@ from typing import Any
 import jax
 
 _CALLS = 8  # of one sample, one after the other
-_LONG_S = 0.2  # of one call: fewer samples will do
+_LONG_S = 0.05  # of one call, beside which its start is nothing: a sample has one
+_FEWEST, _MOST_S = 4, 1.0  # samples, and seconds of them all where that leaves so many
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -30,12 +31,12 @@ def measure(call: Callable[[], Any], *, samples: int = 20) -> Timing:
     first = time.perf_counter() - started
     started = time.perf_counter()
     jax.block_until_ready(call())
-    if time.perf_counter() - started > _LONG_S:
-        samples = 4
+    second = time.perf_counter() - started
+    calls = 1 if second > _LONG_S else _CALLS
     found = []
-    for _ in range(samples):
+    for _ in range(max(_FEWEST, min(samples, int(_MOST_S / (calls * second))))):
         started = time.perf_counter()
-        results = [call() for _ in range(_CALLS)]
+        results = [call() for _ in range(calls)]
         jax.block_until_ready(results[-1])
-        found.append((time.perf_counter() - started) / _CALLS)
+        found.append((time.perf_counter() - started) / calls)
     return Timing(first_s=first, median_s=statistics.median(found), p90_s=statistics.quantiles(found, n=10)[-1])

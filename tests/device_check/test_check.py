@@ -7,6 +7,7 @@ import itertools
 import json
 import re
 import socket
+import time
 from importlib.metadata import requires
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from ferrum_jax.device_check.machine import Machine, look, misfits, why_no_chip
 from ferrum_jax.device_check.op_problems import OPS, problems
 from ferrum_jax.device_check.report import Report, scrubbed
 from ferrum_jax.device_check.run_check import CheckOptions, check_device, verdicts
+from ferrum_jax.device_check.timing import measure
 from ferrum_jax.device_check.tune import tuned
 from ferrum_jax.executables.verdicts import entry_of
 from ferrum_jax.outputs import CompletionOutput, Logprob, RequestOutput
@@ -292,6 +294,73 @@ def test_cycles_that_were_counted_stand_beside_times():
     (line,) = with_estimates([KERNEL], "v6e")
     assert 3e-4 < line["predicted_s"] < 4e-4  # 537 MB at 1.64 TB/s
     assert with_estimates([KERNEL], None) == [KERNEL] == with_estimates([KERNEL], "h200")
+
+
+H200 = CPU | {"platform": "gpu", "kind": "NVIDIA H200", "generation": "h200", "memory_bytes": None}
+
+
+def on_h200(case: str, seconds: float) -> dict:
+    (line,) = with_estimates([KERNEL | {"case": case, "implementation": "mosaic_gpu", "median_s": seconds}], "h200")
+    return line
+
+
+def test_a_kernel_on_hopper_stands_beside_its_ceiling():
+    line = on_h200("llama_8b_decode_c16", 1.4e-4)
+    assert line["ceiling_unit"] == "hbm" and line["ceiling_s"] == pytest.approx(536870912 / 4.795e12, rel=1e-3)
+    assert line["of_ceiling"] == pytest.approx(0.8, abs=0.01)
+    shown = page(report(machine=MACHINE | {"devices": H200}, kernels=[line, on_h200("oss_decode", 4e-6)]))
+    assert "<td>112 us hbm</td><td>80%</td>" in shown and "2 of 2 held; llama_8b_decode_c16 reached 80%" in shown
+    assert "the ruler is wrong" not in shown
+    assert "of_ceiling" not in with_estimates([KERNEL | {"implementation": "mosaic_gpu"}], "a100")[0]
+
+
+def test_a_ceiling_that_is_beaten_is_a_wrong_ruler_and_no_wrong_kernel():
+    found = report(machine=MACHINE | {"devices": H200}, kernels=[on_h200("llama_8b_decode_c16", 0.7e-4)])
+    assert found.is_right
+    assert 'bad">1.60 times as fast as its ceiling allows: the ruler is wrong' in page(found)
+
+
+def test_memory_bounds_no_launch_that_a_cache_may_hold():
+    assert on_h200("llama_8b_decode_c16", 1e-3)["ceiling_unit"] == "hbm"
+    assert on_h200("qwen3_30b_tp4_decode_c16", 1e-3)["ceiling_unit"] == "shared"
+
+
+def test_benches_stand_in_the_page_with_those_of_vllm_and_those_that_were_cut():
+    ours = {"shape": "qwen3-0.6b", "workload": "decode", "output_tok_s": 3000.0, "total_tok_s": 6000.0}
+    theirs = ours | {"output_tok_s": 2000.0, "vllm": "0.15"}
+    cut = {"shape": "llama-3-8b", "problem": "cut after 75 s"}
+    found = Report.of_json(report(benches=[ours, theirs, cut]).as_json())
+    assert found.as_json() == report(benches=[ours, theirs, cut]).as_json()
+    rows = re.findall(r"<tr>(.*?)</tr>", page(found).partition("Benches")[2])
+    head, *cells = [re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row) for row in rows]
+    assert [dict(zip(head, each, strict=True))["times vllm"] for each in cells] == ["1.50", "", ""]
+    assert [each[-1] for each in cells] == ["right", "right", "cut after 75 s"] and cells[1][2] == "vllm 0.15"
+
+
+def test_parts_that_find_no_time_are_named():
+    found = check_device(seconds=1e-9, parts=("causal_conv", "engine"))
+    assert not found.kernels and not found.engine and found.is_right
+    assert [note.partition(" left")[0] for note in found.notes] == ["causal_conv", "engine"]
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [({"parts": ("attention",)}, r"parts has \['attention'\]; there are paged_attention"), ({"seconds": 0}, "than 0")],
+)
+def test_parts_and_seconds_that_mean_nothing_are_refused(options, says):
+    with pytest.raises(ValueError, match=says):
+        CheckOptions(**options)
+
+
+def test_a_slow_call_is_timed_a_few_times():
+    calls = []
+
+    def call():
+        calls.append(time.sleep(0.06 if len(calls) < 2 else 0))
+        return 0
+
+    measure(call)
+    assert len(calls) == 2 + int(1 / 0.06)
 
 
 def test_tables_say_what_is_wrong_in_eighty_columns():

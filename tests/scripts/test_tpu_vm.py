@@ -126,15 +126,6 @@ def test_a_check_leaves_a_tpu_alone_that_was_there_before(tmp_path):
     assert len(said) == 1 and "delete" not in said[0]
 
 
-def test_a_dry_run_of_a_check_on_a_gpu_names_each_bench():
-    script = [str(ROOT / "scripts/gpu/check"), "--dry-run", "--model", "/m"]
-    lines = subprocess.run(script, capture_output=True, text=True, check=True).stdout.splitlines()
-    assert lines[0] == "ferrum-jax check --output check_output"
-    assert [line.split()[2:] for line in lines[1:]] == [
-        [model, workload] for model in ("checkpoints/demo", "/m") for workload in ("decode", "ragged", "shared_prefix")
-    ]
-
-
 @pytest.mark.parametrize("page", ["README.md", "docs/guides/spot-tpu.md"])
 def test_the_commands_of_a_page_are_understood(page):
     lines = re.findall(r"(?m)^ {4}((?:where=|job=|scripts/tpu_vm/(?!check)).*)$", (ROOT / page).read_text())

@@ -1,0 +1,230 @@
+"""The first minutes on a GPU: checks it, benches engines on it, and leaves one page of both.
+
+    scripts/gpu/check                                             where nothing is installed
+    scripts/gpu/check --with-vllm --vllm-python PYTHON            also times vLLM on the same prompts
+
+`ferrum-jax check` runs every kernel beside an oracle, times it beside XLA, a copy and a large product, and holds it
+against its ceiling. Then decode, ragged and shared_prefix run with the demo model and with random weights in the shapes
+of Qwen3-0.6B and, where the memory holds it, Llama-3-8B. All is over in 5 minutes beside the installation: each part
+has an end, and one that is cut says so. vLLM and --model have their time beside that, and --full has no limits.
+
+check.json, check.html and bench.jsonl hold the results. Ends with the exit code of the check.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import json
+import os
+import pathlib
+import platform
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from typing import Any
+
+from scripts.bench_vllm import MISSING
+
+WORKLOADS = ("decode", "ragged", "shared_prefix")
+_SHAPES = ("qwen3-0.6b", "llama-3-8b")
+_LARGE, _LARGE_BYTES = "llama-3-8b", 30e9  # which is what jax gives of a GPU of 40 GB
+_ENDS_S = {"check": 150.0, "demo": 175.0, "qwen3-0.6b": 215.0, "llama-3-8b": 290.0}  # since the start of the first
+_MORE_S = 150.0  # for each of the others
+_CHECK_S = 110  # that the check is told, which finishes the case that it has begun
+_PARTS = "paged_attention,quantized_matmul,engine"  # which engines on a GPU run first of all
+_FEW = ("--max-num-seqs", "64", "--max-num-batched-tokens", "512", "--max-model-len", "2048")  # few executables
+_GRACE_S = 10.0  # from being asked to end to being ended
+_CUT = 124
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Part:
+    """A command with what its lines say of whose it is. prints: whether its standard output is JSON lines to keep."""
+
+    name: str
+    command: tuple[str, ...]
+    about: dict[str, str] = dataclasses.field(default_factory=dict)
+    prints: bool = True
+
+
+def check_part(output: pathlib.Path, *, full: bool) -> Part:
+    """`ferrum-jax check`, of this interpreter."""
+    most = ("--full",) if full else ("--seconds", str(_CHECK_S), "--parts", _PARTS)
+    command = ("python", "-m", "ferrum_jax", "check", "--output", str(output), *most)
+    return Part(name="check", command=command, prints=False)
+
+
+def bench_part(name: str, *what: str) -> Part:
+    """All workloads in one engine. what: flags that name the model."""
+    command = ("python", "-m", "scripts.bench_offline", *what, "--workload", *WORKLOADS, *_FEW)
+    return Part(name=name, command=command, about={"shape": name})
+
+
+def vllm_part(shape: str, python: str, output: pathlib.Path) -> Part:
+    """vLLM on the same requests; `write_requests` writes what it reads."""
+    folder = output / "vllm" / shape
+    command = (python, "scripts/bench_vllm.py", str(folder), str(folder / "requests.json"))
+    return Part(name=f"{shape} by vllm", command=command, about={"shape": shape, "vllm": ""})
+
+
+def parts(arguments: argparse.Namespace) -> list[Part]:
+    """All of them, in their order."""
+    found = [
+        check_part(arguments.output, full=arguments.full),
+        bench_part("demo", "--model", "checkpoints/demo"),
+        *(bench_part(shape, "--shape", shape, "--on-device") for shape in _SHAPES),
+    ]
+    if arguments.model is not None:
+        found.append(bench_part(pathlib.PurePath(arguments.model).name or "model", "--model", arguments.model))
+    if arguments.with_vllm:
+        found += [vllm_part(shape, arguments.vllm_python, arguments.output) for shape in _SHAPES]
+    return found
+
+
+def why_not(part: Part, devices: dict[str, Any] | None) -> str | None:
+    """Why a part is left out. devices: what the check found, None where it did not come so far."""
+    if part.about.get("shape") not in _SHAPES:
+        return None
+    if devices is not None and devices["platform"] == "cpu":
+        return "left out: the check found no GPU"
+    if part.about["shape"] != _LARGE:
+        return None
+    memory = (devices or {}).get("memory_bytes")
+    if memory is None:
+        return "left out: the check did not say how much memory there is, and it needs a GPU of 40 GB"
+    return None if memory >= _LARGE_BYTES else "left out: it needs a GPU of 40 GB"
+
+
+def run_part(part: Part, bench: pathlib.Path, limit_s: float | None) -> int:
+    """Runs the command in a process group of its own; its exit code, _CUT where it was cut.
+
+    A bench's lines are added to the file as they come, and where it did not come to its end a line that says why.
+    """
+    print(f"\n{part.name}: {shlex.join(part.command)}", file=sys.stderr, flush=True)
+    command = [sys.executable if word == "python" else word for word in part.command[:1]] + list(part.command[1:])
+    with bench.open("a") if part.prints else contextlib.nullcontext() as file:
+        process = subprocess.Popen(command, stdout=file, start_new_session=True)
+        try:
+            code = process.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            code = _CUT
+        finally:
+            end(process)
+    problem = f"cut after {limit_s:.0f} s" if code == _CUT else f"failed: it ended with exit code {code}"
+    if code:
+        print(f"{part.name}: {problem}", file=sys.stderr, flush=True)
+    if code and part.prints:
+        add_line(bench, part.about | {"problem": problem})
+    return code
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """Ends the process with what it started; it is interrupted first, so that it ends what left its group itself."""
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGINT)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(_GRACE_S)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def add_line(bench: pathlib.Path, line: dict[str, Any]) -> None:
+    with bench.open("a") as file:
+        file.write(json.dumps(line) + "\n")
+
+
+def write_requests(shape: str, output: pathlib.Path) -> None:
+    """What vLLM reads: the shape's config.json, and each workload's prompts of both runs of `ferrum-jax bench`."""
+    from ferrum_jax.bench.workloads import make_workload
+    from scripts.shapes import SHAPES
+
+    folder, config = output / "vllm" / shape, SHAPES[shape]
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    requests = {name: [make_workload(name, config["vocab_size"], seed) for seed in (1, 2)] for name in WORKLOADS}
+    (folder / "requests.json").write_text(json.dumps(requests))
+
+
+def write_page(output: pathlib.Path, check_code: int) -> dict[str, Any] | None:
+    """Writes check.json and check.html with the benches so far, and returns what the check says of the devices."""
+    from ferrum_jax.device_check.check_page import page
+    from ferrum_jax.device_check.report import Report
+
+    file, bench = output / "check.json", output / "bench.jsonl"
+    if file.is_file():
+        report = Report.of_json(json.loads(file.read_text()))
+    else:
+        how = "was cut" if check_code == _CUT else f"ended with exit code {check_code}"
+        machine = {"chips": [], "packages": {}, "driver": None, "python": platform.python_version(), "devices": None}
+        nothing: dict[str, Any] = {"machine": machine, "rates": [], "kernels": [], "engine": [], "notes": []}
+        report = Report(**nothing, problems=[f"the check {how} and left no report"], seconds=0.0)
+    lines = [json.loads(line) for line in bench.read_text().splitlines()] if bench.is_file() else []
+    report = dataclasses.replace(report, benches=lines)
+    (output / "check.html").write_text(page(report))
+    if file.is_file():
+        file.write_text(json.dumps(report.as_json(), indent=1) + "\n")
+    return report.machine["devices"]
+
+
+def parse_arguments(given: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", metavar="DIR", help="bench this model too")
+    parser.add_argument("--output", type=pathlib.Path, default=pathlib.Path("check_output"), metavar="DIR")
+    parser.add_argument("--full", action="store_true", help="all cases of the check; no limit of time")
+    parser.add_argument("--with-vllm", action="store_true", help="also time vLLM on the prompts of both shapes")
+    parser.add_argument("--vllm-python", default="python3", metavar="PYTHON", help="with --with-vllm: has vllm")
+    parser.add_argument("--dry-run", action="store_true", help="print each command and run none")
+    return parser.parse_args(given)
+
+
+def require_vllm(python: str) -> None:
+    """Raises SystemExit where the interpreter has no vllm, before minutes of work."""
+    look = "import importlib.util, sys; sys.exit(importlib.util.find_spec('vllm') is None)"
+    try:
+        is_missing = subprocess.run([python, "-c", look], check=False).returncode != 0
+    except OSError as error:
+        raise SystemExit(f"--vllm-python is {python!r}, which does not run ({error.strerror})") from None
+    if is_missing:
+        raise SystemExit(MISSING.format(python))
+
+
+def run_all(arguments: argparse.Namespace) -> int:
+    """Runs the parts and writes the page after each; the exit code of the check."""
+    output, bench = arguments.output, arguments.output / "bench.jsonl"
+    output.mkdir(parents=True, exist_ok=True)
+    for name in ("check.json", "check.html", "check.txt", "bench.jsonl"):
+        (output / name).unlink(missing_ok=True)
+    started, check_code, devices = time.monotonic(), 0, None
+    for part in parts(arguments):
+        if reason := why_not(part, devices):
+            add_line(bench, part.about | {"problem": reason})
+            continue
+        if "vllm" in part.about:
+            write_requests(part.about["shape"], output)
+        ends_s = _ENDS_S.get(part.name)
+        limit_s = _MORE_S if ends_s is None else max(1.0, ends_s - (time.monotonic() - started))
+        code = run_part(part, bench, None if arguments.full else limit_s)
+        check_code = code if part.name == "check" else check_code
+        devices = write_page(output, check_code)
+    write_page(output, check_code)
+    print(f"\n{output / 'check.html'} holds it all, {time.monotonic() - started:.0f} s", file=sys.stderr)
+    return check_code
+
+
+def main(given: list[str] | None = None) -> None:
+    arguments = parse_arguments(given)
+    if arguments.dry_run:
+        print("\n".join(shlex.join(part.command) for part in parts(arguments)))
+        return
+    if arguments.with_vllm:
+        require_vllm(arguments.vllm_python)
+    sys.exit(run_all(arguments))
+
+
+if __name__ == "__main__":
+    main()
