@@ -1,0 +1,124 @@
+"""ProductTiles of the GPU's products: pure functions of shapes and Target.
+
+A program holds one multiprocessor for the whole launch, with one warpgroup that fetches and `consumers` that decode
+and multiply. Outputs are the rows of a product, so that codes are decoded into registers, where wgmma takes its left
+operand from; tokens are its columns.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+from pallas_kernels.target import Target
+
+PART = 64  # outputs of a wgmma
+QUARTER_BYTES = 16  # of a row of codes, that a thread loads at once; four threads share a row
+COLUMNS = (8, 16, 32, 64, 128)  # tokens of a tile
+_PACKED = ("int4", "mxfp4")
+_SPARE = 4096  # barriers, alignment and the compiler's own scratch
+_FEWEST_STAGES, _MAX_STAGES = 4, 8
+_DIVIDED_ROWS = 64  # more tokens: partial sums would cross memory for longer than programs idle
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CodesForm:
+    """The kernel's specialisation to a weight. num_groups: of inputs that share a scale."""
+
+    kind: str
+    num_inputs: int
+    num_groups: int
+    has_zeros: bool
+
+    @property
+    def is_packed(self) -> bool:
+        return self.kind in _PACKED
+
+    @property
+    def codes_per_byte(self) -> int:
+        return 2 if self.is_packed else 1
+
+    @property
+    def quarter(self) -> int:
+        """Inputs that a thread decodes at once."""
+        return QUARTER_BYTES * self.codes_per_byte
+
+    @property
+    def chunk(self) -> int:
+        """Inputs of four threads that share a row."""
+        return 4 * self.quarter
+
+    @property
+    def group(self) -> int:
+        return self.num_inputs // self.num_groups
+
+    @property
+    def has_scales(self) -> bool:
+        """Whether codes are scaled in registers; else their sums are."""
+        return self.num_groups > 1
+
+    @property
+    def groups_of_chunk(self) -> int:
+        return max(1, self.chunk // self.group)
+
+    @property
+    def unit(self) -> float:
+        """What the sums are multiplied with. Floats of few bits begin 2^64 lower, so that no scale is too large."""
+        return 2.0**64 if self.kind in ("mxfp4", "fp8_e4m3") else 1.0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ProductTiles:
+    """consumers: warpgroups that multiply, each `parts` times 64 outputs. tile_rows: tokens. tile_in: a stage's inputs.
+
+    is_divided: programs share the inputs of a tile, and their partial sums are added afterwards.
+    """
+
+    consumers: int
+    parts: int
+    tile_rows: int
+    tile_in: int
+    stages: int
+    programs: int
+    is_divided: bool
+    smem_bytes: int
+
+    @property
+    def tile_out(self) -> int:
+        return self.consumers * self.parts * PART
+
+    @classmethod
+    def choose(
+        cls, num_rows: int, num_outputs: int, form: CodesForm, target: Target, **named: int | bool
+    ) -> ProductTiles:
+        """The tiles for so many tokens. named: fields that are given. Raises ValueError for a target without cores."""
+        if target.num_cores is None or target.smem_bytes is None:
+            raise ValueError(f"target is {target.generation!r}, which states no multiprocessors; take a Hopper GPU")
+        tile_rows = int(named.get("tile_rows", next((n for n in COLUMNS if n >= num_rows), COLUMNS[-1])))
+        parts = int(named.get("parts", 1))
+        consumers = int(named.get("consumers", next(n for n in (2, 3, 1) if num_outputs % (n * parts * PART) == 0)))
+        tile_out, chunks = consumers * parts * PART, math.gcd(form.num_inputs // form.chunk, 2)
+        room = target.smem_bytes - _SPARE
+        if room < _FEWEST_STAGES * stage_bytes(tile_out, tile_rows, chunks * form.chunk, form):
+            chunks = 1
+        tile_in = int(named.get("tile_in", chunks * form.chunk))
+        stage = stage_bytes(tile_out, tile_rows, tile_in, form)
+        stages = int(named.get("stages", min(_MAX_STAGES, room // stage)))
+        tiles = -(-num_rows // tile_rows) * (num_outputs // tile_out)
+        rounds = -(-tiles // target.num_cores)
+        fills = tiles / (rounds * target.num_cores)
+        return cls(
+            consumers=consumers,
+            parts=parts,
+            tile_rows=tile_rows,
+            tile_in=tile_in,
+            stages=stages,
+            programs=min(target.num_cores, tiles * form.num_inputs // tile_in),
+            is_divided=bool(named.get("is_divided", num_rows <= _DIVIDED_ROWS and fills < 0.8)),
+            smem_bytes=_SPARE + stages * stage,
+        )
+
+
+def stage_bytes(tile_out: int, tile_rows: int, tile_in: int, form: CodesForm) -> int:
+    """Shared memory of a stage: codes, and tokens in bfloat16."""
+    return tile_out * tile_in // form.codes_per_byte + tile_rows * tile_in * 2
