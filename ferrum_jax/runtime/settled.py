@@ -86,7 +86,7 @@ class Settled:
             invariant=config.invariant,
             tiles=config.attention_tiles,
             gives_experts=config.return_routed_experts,
-            products="mosaic_tpu" if config.product_implementation == "mosaic_tpu" else "xla",
+            products="xla" if config.product_implementation == "auto" else config.product_implementation,
         )
 
     @functools.cached_property
@@ -268,6 +268,14 @@ def _image_refusals(config: EngineConfig, vision: VisionSpec, num_rows: int) -> 
     return found
 
 
+def _product_refusals(named: str, target: Target) -> list[str]:
+    """Why the kernels that are named for products cannot run on a target."""
+    if not named.startswith("mosaic_") or named == f"mosaic_{target.platform}":
+        return []
+    other = named.removeprefix("mosaic_").upper()
+    return [f"product_implementation is {named!r}, and {target.platform!r} is no {other}; leave it 'xla'"]
+
+
 def _refusals(asked: Settled) -> list[str]:
     spec, config, target = asked.spec, asked.config, asked.target
     kernels = [
@@ -293,8 +301,7 @@ def _refusals(asked: Settled) -> list[str]:
             " on XLA cannot read; take implementation 'xla'"
         )
     kernels = list(dict.fromkeys(kernels))
-    if config.product_implementation == "mosaic_tpu" and target.platform != "tpu":
-        kernels.append(f"product_implementation is 'mosaic_tpu', and {target.platform!r} is no TPU; leave it 'xla'")
+    kernels += _product_refusals(config.product_implementation, target)
     if config.attention_tiles is not None and asked.implementation != "mosaic_tpu":
         kernels.append(
             f"attention_tiles is {config.attention_tiles!r}; only 'mosaic_tpu' has them, and implementation is "
