@@ -64,7 +64,9 @@ def test_every_case_equals_the_float64_oracle(case: Case, is_divided: bool) -> N
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "named", [{"parts": 2}, {"consumers": 4}, {"tile_in": 512}, {"tile_rows": 8}], ids=lambda n: str(*n)
+    "named",
+    [{"consumers": 2, "sharers": 2}, {"parts": 2}, {"tile_in": 512}, {"tile_rows": 8}],
+    ids=["sharers", "parts", "tile_in", "tile_rows"],
 )
 def test_every_cut_of_a_product_gives_the_same_numbers(named: dict[str, int]) -> None:
     check(dataclasses.replace(BY_NAME["w4a16"], num_outputs=512, num_inputs=1024, num_tokens=40), **named)

@@ -71,10 +71,12 @@ class CodesForm:
 class ProductTiles:
     """consumers: warpgroups that multiply, each `parts` times 64 outputs. tile_rows: tokens. tile_in: a stage's inputs.
 
-    is_divided: programs share the inputs of a tile, and their partial sums are added afterwards.
+    sharers: consumers of the same outputs, which share the chunks of a stage. is_divided: programs share the inputs of
+    a tile, and their partial sums are added afterwards.
     """
 
     consumers: int
+    sharers: int
     parts: int
     tile_rows: int
     tile_in: int
@@ -85,7 +87,7 @@ class ProductTiles:
 
     @property
     def tile_out(self) -> int:
-        return self.consumers * self.parts * PART
+        return self.consumers // self.sharers * self.parts * PART
 
     @classmethod
     def choose(
@@ -95,27 +97,30 @@ class ProductTiles:
         if target.num_cores is None or target.smem_bytes is None:
             raise ValueError(f"target is {target.generation!r}, which states no multiprocessors; take a Hopper GPU")
         tile_rows = int(named.get("tile_rows", next((n for n in COLUMNS if n >= num_rows), COLUMNS[-1])))
-        parts = int(named.get("parts", 1))
-        consumers = int(named.get("consumers", next(n for n in (2, 3, 1) if num_outputs % (n * parts * PART) == 0)))
-        tile_out, chunks = consumers * parts * PART, math.gcd(form.num_inputs // form.chunk, 2)
+        parts, sharers = int(named.get("parts", 1)), int(named.get("sharers", 1))
+        columns = next(n for n in (2, 3, 1) if num_outputs % (n * parts * PART) == 0)
+        consumers = int(named.get("consumers", columns * sharers))
+        tile_out, chunks = consumers // sharers * parts * PART, math.gcd(form.num_inputs // form.chunk, 2)
         room = target.smem_bytes - _SPARE
         if room < _FEWEST_STAGES * stage_bytes(tile_out, tile_rows, chunks * form.chunk, form):
             chunks = 1
         tile_in = int(named.get("tile_in", chunks * form.chunk))
         stage = stage_bytes(tile_out, tile_rows, tile_in, form)
-        stages = int(named.get("stages", min(_MAX_STAGES, room // stage)))
+        shared = (sharers - 1) * tile_out * tile_rows * 4
+        stages = int(named.get("stages", min(_MAX_STAGES, (room - shared) // stage)))
         tiles = -(-num_rows // tile_rows) * (num_outputs // tile_out)
         rounds = -(-tiles // target.num_cores)
         fills = tiles / (rounds * target.num_cores)
         return cls(
             consumers=consumers,
+            sharers=sharers,
             parts=parts,
             tile_rows=tile_rows,
             tile_in=tile_in,
             stages=stages,
             programs=min(target.num_cores, tiles * form.num_inputs // tile_in),
             is_divided=bool(named.get("is_divided", num_rows <= _DIVIDED_ROWS and fills < 0.8)),
-            smem_bytes=_SPARE + stages * stage,
+            smem_bytes=_SPARE + shared + stages * stage,
         )
 
 

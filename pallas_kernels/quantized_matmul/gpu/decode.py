@@ -98,6 +98,26 @@ def store_transposed(form: CodesForm, total: Any, out: Any, scales: Any = None) 
             llvm.store(value, utils.getelementptr(base, [at], kind.element_type))
 
 
+def put_aside(total: Any, ref: Any) -> None:
+    """Writes an array of float32 to a ref of its size in shared memory, for the same threads of another warpgroup."""
+    for i, register in enumerate(total.registers.flat):
+        llvm.store(register, _aside(ref, i, register.type))
+
+
+def take_back(ref: Any) -> Any:
+    """What the same threads of another warpgroup have put aside."""
+    layout, (rows, columns) = mgpu.WGMMA_LAYOUT, ir.MemRefType(ref.type).shape
+    pair = ir.VectorType.get((2,), ir.F32Type.get())
+    count = int(np.prod(layout.registers_shape((rows, columns))))
+    return _array([llvm.load(pair, _aside(ref, i, pair)) for i in range(count)], (rows, columns), is_signed=None)
+
+
+def _aside(ref: Any, i: int, kind: Any) -> Any:
+    """Where a thread's i-th register stands: those of neighbours side by side."""
+    thread = arith.remui(utils.thread_idx(), _int(128))
+    return utils.getelementptr(utils.memref_ptr(ref), [arith.addi(thread, _int(128 * i))], kind)
+
+
 def _in_pairs(total: Any) -> Iterator[list[Any]]:
     """A thread's neighbouring tokens of one output: by columns of 8 tokens, then by its two rows."""
     flat = list(total.registers.flat)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -102,6 +103,7 @@ def multiply(
     row_tiles, O = x.shape[0] // tiles.tile_rows, weights.codes.shape[1]
     steps = form.num_inputs // tiles.tile_in
     assert O % tiles.tile_out == 0 and form.num_inputs % tiles.tile_in == 0, (O, tiles, form)
+    assert tiles.tile_in // form.chunk % tiles.sharers == 0, "sharers have as many chunks of a stage each"
     assert experts is None or not tiles.is_divided, "how many tiles there are is not known where they would be divided"
     num_tiles = row_tiles * O // tiles.tile_out
     assert not tiles.is_divided or num_tiles * steps >= tiles.programs, "a program without steps is no piece"
@@ -139,12 +141,18 @@ def _scratch_of(shape: ProductShape) -> dict[str, Any]:
     """Shared memory and barriers by name."""
     tiles, chunks = shape.tiles, shape.tiles.tile_in // shape.form.chunk
     swizzled = (plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128))  # as wgmma reads tokens
-    return {
+    scratch = {
         "codes": plgpu.SMEM((tiles.stages, chunks, tiles.tile_out, _ROW_BYTES), jnp.uint8),
-        "x": plgpu.SMEM((tiles.stages, tiles.tile_rows, tiles.tile_in), jnp.bfloat16, transforms=swizzled),
-        "ready": plgpu.Barrier(num_arrivals=chunks + 1, num_barriers=tiles.stages),
+        "x": plgpu.SMEM((tiles.stages, chunks, tiles.tile_rows, shape.form.chunk), jnp.bfloat16, transforms=swizzled),
+        "ready": plgpu.Barrier(num_arrivals=2 * chunks, num_barriers=tiles.stages),
         "free": plgpu.Barrier(num_arrivals=tiles.consumers, num_barriers=tiles.stages),
     }
+    if (others := tiles.sharers - 1) > 0:
+        columns = tiles.consumers // tiles.sharers
+        scratch["sums"] = plgpu.SMEM((others, columns, tiles.parts * PART, tiles.tile_rows), jnp.float32)
+        scratch["sums_ready"] = plgpu.Barrier(num_arrivals=others, num_barriers=columns)
+        scratch["sums_free"] = plgpu.Barrier(num_barriers=columns)
+    return scratch
 
 
 def _body(shape: ProductShape, refs: ProductRefs, scratch: dict[str, Any]) -> None:
@@ -176,8 +184,12 @@ def _body(shape: ProductShape, refs: ProductRefs, scratch: dict[str, Any]) -> No
     def _() -> None:
         if registers is not None:
             plgpu.set_max_registers(registers[1], action="increase")
-        consume = functools.partial(_consume, shape, refs, scratch, warpgroup)
-        lax.fori_loop(0, num_places, lambda i, n: consume(place_of(i), n), jnp.int32(0))
+        columns = tiles.consumers // tiles.sharers
+        own = Consumer(refs, scratch, lax.rem(warpgroup, columns), lax.div(warpgroup, columns))
+        lax.fori_loop(0, num_places, lambda i, n: _consume(shape, own, place_of(i), i, n), jnp.int32(0))
+        if tiles.sharers > 1:
+            free = scratch["sums_free"].at[own.column]
+            pl.when((own.share > 0) & (num_places > 0))(lambda: plgpu.barrier_wait(free))
 
 
 def _run_of(shape: ProductShape, refs: ProductRefs, program: Any) -> tuple[Any, Any]:
@@ -205,30 +217,44 @@ def _fetch(shape: ProductShape, refs: ProductRefs, scratch: dict[str, Any], plac
         stage = lax.rem(n, tiles.stages)
         ready = scratch["ready"].at[stage]
         pl.when(n >= tiles.stages)(lambda: plgpu.barrier_wait(scratch["free"].at[stage]))
-        for chunk in range(tiles.tile_in // form.chunk):
-            at = (step * (tiles.tile_in // form.chunk) + chunk) * _ROW_BYTES
+        chunks = tiles.tile_in // form.chunk
+        for chunk in range(chunks):
+            at = step * chunks + chunk
             plgpu.copy_gmem_to_smem(
-                refs.codes.at[place.expert, pl.ds(place.outputs, tiles.tile_out), pl.ds(at, _ROW_BYTES)],
+                refs.codes.at[place.expert, pl.ds(place.outputs, tiles.tile_out), pl.ds(at * _ROW_BYTES, _ROW_BYTES)],
                 scratch["codes"].at[stage, chunk],
                 ready,
             )
-        plgpu.copy_gmem_to_smem(
-            refs.x.at[pl.ds(place.rows, tiles.tile_rows), pl.ds(step * tiles.tile_in, tiles.tile_in)],
-            scratch["x"].at[stage],
-            ready,
-        )
+        for chunk in range(chunks):
+            at = step * chunks + chunk
+            plgpu.copy_gmem_to_smem(
+                refs.x.at[pl.ds(place.rows, tiles.tile_rows), pl.ds(at * form.chunk, form.chunk)],
+                scratch["x"].at[stage, chunk],
+                ready,
+            )
         return n + 1
 
     return lax.fori_loop(place.first, place.end, one_step, n)
 
 
-def _consume(
-    shape: ProductShape, refs: ProductRefs, scratch: dict[str, Any], warpgroup: Any, place: StepsOfTile, n: Any
-) -> Any:
+class Consumer(NamedTuple):
+    """A warpgroup that multiplies. column: which of a tile's outputs are its own. share: and which of their inputs."""
+
+    refs: ProductRefs
+    scratch: dict[str, Any]
+    column: Any
+    share: Any
+
+
+def _consume(shape: ProductShape, consumer: Consumer, place: StepsOfTile, i: Any, n: Any) -> Any:
     """Multiplies a run's steps and stores their sum. n: steps before it; returned with its own added."""
-    form, tiles, ops = shape.form, shape.tiles, shape.ops
-    chunks, own = tiles.tile_in // form.chunk, warpgroup * (tiles.parts * PART)
-    pieces = [(chunk, part) for chunk in range(chunks) for part in range(tiles.parts)]
+    (refs, scratch, column, share), (form, tiles, ops) = consumer, (shape.form, shape.tiles, shape.ops)
+    chunks, first_output = tiles.tile_in // form.chunk, column * (tiles.parts * PART)
+    its_chunks = [share * (chunks // tiles.sharers) + c for c in range(chunks // tiles.sharers)]
+    pieces = [(chunk, part) for chunk in its_chunks for part in range(tiles.parts)]
+
+    def outputs_of(part: int) -> Any:
+        return pl.ds(place.outputs + first_output + part * PART, PART)
 
     def factors_of(step: Any) -> tuple[jax.Array, ...]:
         """What multiplies a step's codes; it is on its way while the step before is multiplied."""
@@ -237,9 +263,8 @@ def _consume(
         found = []
         for chunk, part in pieces:
             first = lax.div((step * chunks + chunk) * form.groups_of_chunk, max(1, form.group // form.chunk))
-            rows = pl.ds(place.outputs + own + part * PART, PART)
-            groups = pl.ds(first, form.groups_of_chunk)
-            found.append(ops.load_factors([ref.at[place.expert, rows, groups] for ref in (refs.scales, *refs.zeros)]))
+            at = (place.expert, outputs_of(part), pl.ds(first, form.groups_of_chunk))
+            found.append(ops.load_factors([ref.at[at] for ref in (refs.scales, *refs.zeros)]))
         return tuple(found)
 
     def one_step(step: Any, carry: Any) -> Any:
@@ -248,10 +273,10 @@ def _consume(
         following = factors_of(lax.min(step + 1, place.end - 1))
         plgpu.barrier_wait(scratch["ready"].at[stage])
         products = []
-        for i, (chunk, part) in enumerate(pieces):
-            codes = scratch["codes"].at[stage, chunk, pl.ds(own + part * PART, PART)]
-            lhs = functools.partial(ops.decode, codes, factors[i] if factors else None, refs.scales.dtype)
-            products.append((part, lhs, scratch["x"].at[stage, :, pl.ds(chunk * form.chunk, form.chunk)]))
+        for j, (chunk, part) in enumerate(pieces):
+            codes = scratch["codes"].at[stage, chunk, pl.ds(first_output + part * PART, PART)]
+            lhs = functools.partial(ops.decode, codes, factors[j] if factors else None, refs.scales.dtype)
+            products.append((part, lhs, scratch["x"].at[stage, chunk]))
         total = ops.accumulate(total, products)
         ops.end_reading()
         plgpu.barrier_arrive(scratch["free"].at[stage])
@@ -259,9 +284,38 @@ def _consume(
 
     empty = ops.full((tiles.parts * PART, tiles.tile_rows))
     n, total, _ = lax.fori_loop(place.first, place.end, one_step, (n, empty, factors_of(place.first)))
-    for part in range(tiles.parts):
-        outputs = pl.ds(place.outputs + own + part * PART, PART)
-        out = refs.out.at[place.piece, pl.ds(place.rows, tiles.tile_rows), outputs]
-        scales = () if form.has_scales else (refs.scales.at[place.expert, outputs],)
-        ops.store(out, total[part * PART : (part + 1) * PART] if tiles.parts > 1 else total, *scales)
+
+    def store(total: jax.Array) -> None:
+        for part in range(tiles.parts):
+            out = refs.out.at[place.piece, pl.ds(place.rows, tiles.tile_rows), outputs_of(part)]
+            scales = () if form.has_scales else (refs.scales.at[place.expert, outputs_of(part)],)
+            ops.store(out, total[part * PART : (part + 1) * PART] if tiles.parts > 1 else total, *scales)
+
+    if tiles.sharers == 1:
+        store(total)
+    else:
+        _add_shares(shape, consumer, total, i, store)
     return n
+
+
+def _add_shares(
+    shape: ProductShape, consumer: Consumer, total: jax.Array, i: Any, store: Callable[[jax.Array], None]
+) -> None:
+    """Stores the sum of all shares, in their order: the first sharer takes what the others leave."""
+    (_, scratch, column, share), ops = consumer, shape.ops
+    ready, free = scratch["sums_ready"].at[column], scratch["sums_free"].at[column]
+
+    @pl.when(share > 0)
+    def _() -> None:
+        pl.when(i > 0)(lambda: plgpu.barrier_wait(free))
+        ops.put_aside(scratch["sums"].at[share - 1, column], total)
+        plgpu.barrier_arrive(ready)
+
+    @pl.when(share == 0)
+    def _() -> None:
+        plgpu.barrier_wait(ready)
+        whole = total
+        for other in range(shape.tiles.sharers - 1):
+            whole += ops.take_back(scratch["sums"].at[other, column])
+        plgpu.barrier_arrive(free)
+        store(whole)

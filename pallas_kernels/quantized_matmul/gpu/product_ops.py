@@ -19,7 +19,14 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.quantized_matmul.gpu.config import PART, CodesForm
-from pallas_kernels.quantized_matmul.gpu.decode import decode_words, load_raw_factors, load_words, store_transposed
+from pallas_kernels.quantized_matmul.gpu.decode import (
+    decode_words,
+    load_raw_factors,
+    load_words,
+    put_aside,
+    store_transposed,
+    take_back,
+)
 
 MATRIX = plgpu.Layout.WGMMA
 _FACTORS = (PART, 8)  # a thread has a scale and a zero point of each of its two rows
@@ -104,6 +111,22 @@ class ProductOps:
             return
         inline: Any = plgpu.inline_mgpu(arg_types=(MATRIX, plgpu.RefType(), *(plgpu.RefType() for _ in scales)))
         inline(lambda context, *refs: store_transposed(self.form, *refs))(total, out, *scales)
+
+    def put_aside(self, ref: Any, total: jax.Array) -> None:
+        """Leaves a sum in shared memory, in an order of its own."""
+        if self.is_interpreted:
+            ref[...] = total
+            return
+        inline: Any = plgpu.inline_mgpu(arg_types=(MATRIX, plgpu.RefType()))
+        inline(lambda context, total, ref: put_aside(total, ref))(total, ref)
+
+    def take_back(self, ref: Any) -> jax.Array:
+        """What was put aside."""
+        if self.is_interpreted:
+            return ref[...]
+        result = plgpu.ShapeDtypeStruct(ref.shape, jnp.float32, layout=MATRIX)
+        inline: Any = plgpu.inline_mgpu(arg_types=(plgpu.RefType(),), return_type=result)
+        return inline(lambda context, ref: take_back(ref))(ref)
 
     def end_reading(self) -> None:
         """Before a barrier that lets transfers write what was read."""
