@@ -120,8 +120,9 @@ def multiply(
     def body(*refs: Any) -> None:
         *inputs, out, scratch = refs
         x, codes, scales, *rest = inputs
-        points, given = ((), rest) if weights.zeros is None else (tuple(rest[:1]), rest[1:])
-        _body(shape, ProductRefs(x, codes, scales, points, *(given or (None, None)), out), scratch)
+        zeros = () if weights.zeros is None else (rest.pop(0),)
+        ids, num_tiles = rest or (None, None)
+        _body(shape, ProductRefs(x, codes, scales, zeros, ids, num_tiles, out), scratch)
 
     launch = plgpu.kernel(
         body,
@@ -302,7 +303,7 @@ def _add_shares(
     shape: ProductShape, consumer: Consumer, total: jax.Array, i: Any, store: Callable[[jax.Array], None]
 ) -> None:
     """Stores the sum of all shares, in their order: the first sharer takes what the others leave."""
-    (_, scratch, column, share), ops = consumer, shape.ops
+    scratch, column, share, ops = consumer.scratch, consumer.column, consumer.share, shape.ops
     ready, free = scratch["sums_ready"].at[column], scratch["sums_free"].at[column]
 
     @pl.when(share > 0)
