@@ -115,6 +115,11 @@ class Bits:
         found = left - right if instruction.startswith("sub") else left * right
         return int.from_bytes(found.astype(jnp.bfloat16).tobytes(), "little")
 
+    @staticmethod
+    def fused(a: int, b: int, c: int) -> int:
+        found = floats(a).astype(np.float64) * floats(b) + floats(c)
+        return int.from_bytes(found.astype(np.float32).astype(jnp.bfloat16).tobytes(), "little")
+
 
 def floats(word: int) -> np.ndarray:
     """The two bfloat16 of a word."""
@@ -128,7 +133,7 @@ def test_the_bits_of_every_code_become_its_value_in_the_order_of_x(kind: str, mo
         "utils": types.SimpleNamespace(prmt=Bits.prmt),
         "_int": lambda value: value,
         "_two": Bits.two,
-        "_merged": lambda word, mask, rest: word & mask | rest,
+        "_fused": Bits.fused,
     }.items():
         monkeypatch.setattr(decode, name, value)
     form = CodesForm(kind=kind, num_inputs=512, num_groups=1, has_zeros=False)
@@ -140,9 +145,9 @@ def test_the_bits_of_every_code_become_its_value_in_the_order_of_x(kind: str, mo
     if form.unit != 1.0:
         power = np.full(2, decode._exponent(form), jnp.bfloat16)
         unit = (int.from_bytes(power.tobytes(), "little"),)
-    found = np.zeros((64, len(list(decode._pairs(form, 0, unit, None))) * 4, 4, 2))  # row, pair, thread, half
+    found = np.zeros((64, form.quarter // 2, 4, 2))  # row, pair, thread, half
     for row, thread in np.ndindex(64, 4):
-        pairs = [p for word in words[row, thread] for p in decode._pairs(form, int(word), unit, None)]
+        pairs = decode._decoded(form, words[row, thread].tolist(), unit, None)
         found[row, :, thread] = np.stack([floats(pair) for pair in pairs]) * form.unit
     expected = in_order(jnp.asarray(oracle.decode(weight), jnp.float32), form)
     np.testing.assert_array_equal(found.reshape(64, -1), np.asarray(expected))

@@ -63,8 +63,8 @@ class CodesForm:
 
     @property
     def unit(self) -> float:
-        """What the sums are multiplied with. Floats of few bits begin 2^64 lower, so that no scale is too large."""
-        return 2.0**64 if self.kind in ("mxfp4", "fp8_e4m3") else 1.0
+        """What the sums are multiplied with: bits that begin far below the value end 2^-64 below, within any scale."""
+        return 1.0 if self.kind == "int8" else 2.0**64
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -18,8 +18,8 @@ from jax.experimental.mosaic.gpu import utils
 from pallas_kernels.quantized_matmul.gpu.config import CodesForm
 
 _HALVES = 0x00010001  # a number of 16 bits in both halves of a word
-_WHOLE_128 = 0x4300  # 128 in bfloat16: what the fraction counts is 1
-_SHIFTED = 2.0**-64  # of CodesForm.unit
+_SIXTEEN, _SIXTEENTH = 0x4180, 0x3D80  # in bfloat16
+_MIDDLE = 8  # what int4 is less where there are no zero points
 
 
 def load_words(codes: Any) -> list[list[Any]]:
@@ -68,7 +68,7 @@ def decode_words(form: CodesForm, words: list[list[Any]], factors: Any = None, *
                 zero = _zero(form, vector.extract(pair, [], [1]))
         if scale is None and form.unit != 1.0:
             scale = (_twice(_bfloat16(_float(_exponent(form)))),)
-        found.append([pair for word in words[half] for pair in _pairs(form, word, scale, zero)])
+        found.append(list(_decoded(form, words[half], scale, zero)))
     registers = [found[half][column] for column in range(len(found[0])) for half in range(2)]
     bfloats = ir.VectorType.get((2,), ir.BF16Type.get())
     return _array([utils.bitcast(pair, bfloats) for pair in registers], (64, form.chunk), is_signed=None)
@@ -127,30 +127,42 @@ def _in_pairs(total: Any) -> Iterator[list[Any]]:
         yield values[i : i + 2]
 
 
-def _pairs(form: CodesForm, word: Any, scale: Any, zero: Any) -> Iterator[Any]:
-    """The words of two bfloat16 each, that a word of codes holds."""
-    for code in {"int4": _int4, "mxfp4": _e2m1, "int8": _int8, "fp8_e4m3": _e4m3}[form.kind](word):
-        pair = code
-        if form.kind == "int4":
-            middle = zero if zero is not None else _int((_WHOLE_128 + 8) * _HALVES)
-            pair = _two("sub.rn.bf16x2", pair, middle)
-        elif zero is not None:
-            pair = _two("sub.rn.bf16x2", pair, zero)
-        yield pair if scale is None else _scaled(pair, *scale)
+def _decoded(form: CodesForm, words: list[Any], scale: Any, zero: Any) -> Iterator[Any]:
+    """What a row's words hold, two bfloat16 a word."""
+    if form.kind == "int4":
+        yield from _int4(words, scale, zero)
+        return
+    for word in words:
+        for pair in {"mxfp4": _e2m1, "int8": _int8, "fp8_e4m3": _e4m3}[form.kind](word):
+            number = pair if zero is None else _two("sub.rn.bf16x2", pair, zero)
+            yield number if scale is None else _scaled(number, *scale)
 
 
 def _scaled(pair: Any, high: Any, low: Any = None) -> Any:
     """A pair times a scale; with a low part, rounded about as often as a product in float32 is: once."""
     if low is None:
         return _two("mul.rn.bf16x2", pair, high)
-    rest = _two("mul.rn.bf16x2", pair, low)
-    return llvm.inline_asm(_i32(), [pair, high, rest], "fma.rn.bf16x2 $0, $1, $2, $3;", "=r,r,r,r")
+    return _fused(pair, high, _two("mul.rn.bf16x2", pair, low))
 
 
-def _int4(word: Any) -> Iterator[Any]:
-    """128 + code, of nibbles j and j + 4."""
-    for j in range(4):
-        yield _merged(_shifted(word, -4 * j), 0x000F * _HALVES, _WHOLE_128 * _HALVES)
+def _int4(words: list[Any], scale: Any, zero: Any) -> Iterator[Any]:
+    """Nibbles j and j + 4. bfloat16's least number counts the even ones, and 16 of it the odd, which are not shifted.
+
+    Eight scales are as exact as one, so without zero points and low parts they are taken off in the same instruction.
+    """
+    is_fused = zero is None and len(scale) == 1
+    less = _two("mul.rn.bf16x2", scale[0], _int((0x8000 | _MIDDLE) * _HALVES)) if is_fused else None
+    zero = _int(_MIDDLE * _HALVES) if zero is None else zero
+    zeros = (zero, _two("mul.rn.bf16x2", zero, _int(_SIXTEEN * _HALVES)))
+    scales = (scale, tuple(_two("mul.rn.bf16x2", part, _int(_SIXTEENTH * _HALVES)) for part in scale))
+    for word in words:
+        for j in range(4):
+            odd = j % 2
+            pair = arith.andi(_shifted(word, -8 * (j // 2)), _int((0x00F0 if odd else 0x000F) * _HALVES))
+            if less is not None:
+                yield _fused(pair, scales[odd][0], less)
+            else:
+                yield _scaled(_two("sub.rn.bf16x2", pair, zeros[odd]), *scales[odd])
 
 
 def _e2m1(word: Any) -> Iterator[Any]:
@@ -178,7 +190,7 @@ def _e4m3(word: Any) -> Iterator[Any]:
 
 def _exponent(form: CodesForm) -> float:
     """What the bits of a code are multiplied with to be its value over the form's unit."""
-    return {"mxfp4": 2.0**126, "fp8_e4m3": 2.0**120}.get(form.kind, 1.0) * (_SHIFTED if form.unit != 1.0 else 1.0)
+    return {"int4": 2.0**133, "mxfp4": 2.0**126, "fp8_e4m3": 2.0**120, "int8": 1.0}[form.kind] / form.unit
 
 
 def _scale(form: CodesForm, bits: Any, dtype: Any) -> tuple[Any, ...]:
@@ -206,9 +218,12 @@ def _float32(bits: Any, kind: Any) -> Any:
 
 
 def _zero(form: CodesForm, bits: Any) -> Any:
-    """A zero point, and 128 more where codes have it, twice in a word."""
-    value = arith.sitofp(ir.F32Type.get(), bits)
-    return _twice(_bfloat16(arith.addf(value, _float(128.0)) if form.kind == "int4" else value))
+    """A zero point in the codes' unit, twice in a word."""
+    if form.kind != "int4":
+        return _twice(_bfloat16(arith.sitofp(ir.F32Type.get(), bits)))
+    is_below = arith.cmpi(arith.CmpIPredicate.slt, bits, _int(0))
+    size = arith.select(is_below, arith.subi(_int(0), bits), bits)
+    return _twice(arith.ori(size, arith.select(is_below, _int(0x8000), _int(0))))
 
 
 def _bfloat16(value: Any) -> Any:
@@ -226,9 +241,9 @@ def _two(instruction: str, a: Any, b: Any) -> Any:
     return llvm.inline_asm(_i32(), [a, b], f"{instruction} $0, $1, $2;", "=r,r,r")
 
 
-def _merged(word: Any, mask: int, rest: int) -> Any:
-    """word & mask | rest, in one instruction; the compiler makes two of it where both are literal."""
-    return llvm.inline_asm(_i32(), [word, _int(mask), _int(rest)], "lop3.b32 $0, $1, $2, $3, 0xEA;", "=r,r,r,r")
+def _fused(a: Any, b: Any, c: Any) -> Any:
+    """a b + c of both halves of words, rounded once."""
+    return llvm.inline_asm(_i32(), [a, b, c], "fma.rn.bf16x2 $0, $1, $2, $3;", "=r,r,r,r")
 
 
 def _shifted(word: Any, left: int) -> Any:

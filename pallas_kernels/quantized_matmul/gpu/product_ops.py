@@ -2,8 +2,8 @@
 
 A wgmma's left operand lies over four threads a row. Each loads 16 neighbouring bytes of a row of codes, and its
 inputs keep the order in which they fall out of these bytes: x is put in the same order (`in_order`), so no thread
-needs another's codes. Codes become bfloat16 by their bits: 128 + c has c in the low bits of its fraction, and a
-float of few bits has its own in the upper ones, with an exponent that a multiplication shifts.
+needs another's codes. Codes of 4 bits and floats of 8 are masked, not converted: as bfloat16 these bits are some power
+of two below the value, which the scale makes up for.
 """
 
 from __future__ import annotations
