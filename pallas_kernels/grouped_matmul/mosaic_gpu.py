@@ -28,14 +28,18 @@ def expert_mlp(
     *,
     num_experts: int,
     activation: Callable[[jax.Array, jax.Array], jax.Array],
+    sharers: int | None = None,
     interpret: Any = False,
 ) -> jax.Array:  # [T, D]
-    """See the package's expert_mlp. num_experts: of all devices, which says how many pairs one gets."""
+    """See the package's expert_mlp. num_experts: of all devices, which says how many pairs one gets.
+
+    sharers: as ProductTiles has them; None leaves them to it.
+    """
     rows = choose_rows(expert_ids.size, num_experts)
     tiles = tiles_of_experts(expert_ids, num_here=stacks_of(experts)[0].shape[0], rows=rows)
 
     def product(given: jax.Array, stack: QuantizedWeight) -> jax.Array:
-        return grouped_product(given, stack, tiles, interpret=interpret)
+        return grouped_product(given, stack, tiles, sharers=sharers, interpret=interpret)
 
     return mlp_over_tiles(x, expert_weights, experts, tiles, activation=activation, product=product)
 
@@ -50,17 +54,18 @@ def grouped_product(
     stack: QuantizedWeight,  # [E, O, I]
     tiles: TilesOfExperts,
     *,
+    sharers: int | None = None,
     interpret: Any = False,
 ) -> jax.Array:  # [tiles, rows, O] float32
     """Each row, rounded as the form says, times its tile's expert; tiles that are not run hold anything."""
     assert stack.kernels is not None, "what names no GPU is multiplied in XLA"
-    form = form_of(stack)
+    form, named = form_of(stack), {} if sharers is None else {"sharers": sharers}
     given, token_scales = given_to_codes(x, stack, None)
     (out,) = kernel.multiply(
         in_order(given, form),
         packed_stack(stack),
         form=form,
-        tiles=ProductTiles.choose(tiles.rows, stack.shape[-2], form, stack.kernels, is_divided=False),
+        tiles=ProductTiles.choose(tiles.rows, stack.shape[-2], form, stack.kernels, is_divided=False, **named),
         out_dtype=jnp.float32,
         experts=(tiles.expert_ids, tiles.num_tiles[None]),
         interpret=interpret,

@@ -37,9 +37,8 @@ def expected_of(x: jax.Array, ids: jax.Array, weights: jax.Array, experts) -> np
 def test_every_case_equals_the_product_of_decoded_experts(case: Case, form: product_cases.Case) -> None:
     x, ids, weights, experts = make_packed_arguments(case, form)
     with interpreted() as interpret:
-        run = functools.partial(
-            mosaic_gpu.expert_mlp, num_experts=case.num_experts, activation=swiglu, interpret=interpret
-        )
+        how = {"activation": swiglu, "sharers": 1, "interpret": interpret}
+        run = functools.partial(mosaic_gpu.expert_mlp, num_experts=case.num_experts, **how)
         got = jax.jit(run, compiler_options=FAST_COMPILE)(x, ids, weights, for_kernels(experts, FEW_CORES))
     assert got.dtype == x.dtype
     expected = expected_of(x, ids, weights, experts)

@@ -35,6 +35,8 @@ def arguments_of(case: Case) -> tuple[Any, Any]:
 
 
 def tiles_of(case: Case, weight: Any, *, programs: int = 3, **named: Any) -> ProductTiles:
+    """The chosen ones with few programs and warpgroups: the interpreter has no threads for as many as wait."""
+    named = {"sharers": 1} | named
     chosen = ProductTiles.choose(case.num_tokens, case.num_outputs, mosaic_gpu.form_of(weight), H200, **named)
     return dataclasses.replace(chosen, programs=min(chosen.programs, programs), stages=min(chosen.stages, 2))
 
@@ -178,7 +180,7 @@ def test_tiles_fit_shared_memory_and_few_rows_share_the_inputs() -> None:
     for rows in (1, 16, 64, 512):
         for outputs in (768, 4096, 14336):
             tiles = ProductTiles.choose(rows, outputs, form, H200)
-            assert outputs % tiles.tile_out == 0 and tiles.stages >= 4 and tiles.smem_bytes <= (H200.smem_bytes or 0)
+            assert outputs % tiles.tile_out == 0 and tiles.stages >= 3 and tiles.smem_bytes <= (H200.smem_bytes or 0)
     assert ProductTiles.choose(16, 4096, form, H200).is_divided, "32 tiles leave 100 multiprocessors idle"
     assert not ProductTiles.choose(512, 4096, form, H200).is_divided
     with pytest.raises(ValueError, match="states no multiprocessors"):

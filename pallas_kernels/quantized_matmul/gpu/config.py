@@ -8,6 +8,7 @@ operand from; tokens are its columns.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 
 from pallas_kernels.target import Target
@@ -18,6 +19,8 @@ COLUMNS = (8, 16, 32, 64, 128)  # tokens of a tile
 _PACKED = ("int4", "mxfp4")
 _SPARE = 4096  # barriers, alignment and the compiler's own scratch
 _FEWEST_STAGES, _MAX_STAGES = 4, 8
+_STAGE_INPUTS = 256
+_SHARED_ROWS = 64  # of a tile; more tokens keep two consumers' wgmma busy, and take registers that four do not have
 _DIVIDED_ROWS = 64  # more tokens: partial sums would cross memory for longer than programs idle
 
 
@@ -97,16 +100,18 @@ class ProductTiles:
         if target.num_cores is None or target.smem_bytes is None:
             raise ValueError(f"target is {target.generation!r}, which states no multiprocessors; take a Hopper GPU")
         tile_rows = int(named.get("tile_rows", next((n for n in COLUMNS if n >= num_rows), COLUMNS[-1])))
-        parts, sharers = int(named.get("parts", 1)), int(named.get("sharers", 1))
+        parts, room = int(named.get("parts", 1)), target.smem_bytes - _SPARE
         columns = next(n for n in (2, 3, 1) if num_outputs % (n * parts * PART) == 0)
-        consumers = int(named.get("consumers", columns * sharers))
-        tile_out, chunks = consumers // sharers * parts * PART, math.gcd(form.num_inputs // form.chunk, 2)
-        room = target.smem_bytes - _SPARE
-        if room < _FEWEST_STAGES * stage_bytes(tile_out, tile_rows, chunks * form.chunk, form):
-            chunks = 1
+        chunks = math.gcd(form.num_inputs // form.chunk, _STAGE_INPUTS // form.chunk)
+        stage_of = functools.partial(stage_bytes, columns * parts * PART, tile_rows, form=form)
+        while chunks > 1 and room < _FEWEST_STAGES * stage_of(chunks * form.chunk):
+            chunks //= 2
         tile_in = int(named.get("tile_in", chunks * form.chunk))
-        stage = stage_bytes(tile_out, tile_rows, tile_in, form)
+        sharers = int(named.get("sharers", 1 if tile_rows > _SHARED_ROWS or tile_in // form.chunk % 2 else 2))
+        consumers = int(named.get("consumers", columns * sharers))
+        tile_out = consumers // sharers * parts * PART
         shared = (sharers - 1) * tile_out * tile_rows * 4
+        stage = stage_bytes(tile_out, tile_rows, tile_in, form)
         stages = int(named.get("stages", min(_MAX_STAGES, (room - shared) // stage)))
         tiles = -(-num_rows // tile_rows) * (num_outputs // tile_out)
         rounds = -(-tiles // target.num_cores)
