@@ -268,12 +268,11 @@ def _image_refusals(config: EngineConfig, vision: VisionSpec, num_rows: int) -> 
     return found
 
 
-def _product_refusals(named: str, target: Target) -> list[str]:
-    """Why the kernels that are named for products cannot run on a target."""
-    if not named.startswith("mosaic_") or named == f"mosaic_{target.platform}":
-        return []
-    other = named.removeprefix("mosaic_").upper()
-    return [f"product_implementation is {named!r}, and {target.platform!r} is no {other}; leave it 'xla'"]
+def _product_refusals(named: str, platform: str) -> list[str]:
+    """Why the kernels that are named for products cannot run on a platform."""
+    kernels = named.removeprefix("mosaic_")
+    reason = f"product_implementation is {named!r}, and {platform!r} is no {kernels.upper()}; leave it 'xla'"
+    return [] if kernels in (named, platform) else [reason]
 
 
 def _refusals(asked: Settled) -> list[str]:
@@ -300,8 +299,7 @@ def _refusals(asked: Settled) -> list[str]:
             f"attention has an indexer, and heads of {kept[0].head_dim} values are padded for 'mosaic_tpu', which steps"
             " on XLA cannot read; take implementation 'xla'"
         )
-    kernels = list(dict.fromkeys(kernels))
-    kernels += _product_refusals(config.product_implementation, target)
+    kernels = [*dict.fromkeys(kernels), *_product_refusals(config.product_implementation, target.platform)]
     if config.attention_tiles is not None and asked.implementation != "mosaic_tpu":
         kernels.append(
             f"attention_tiles is {config.attention_tiles!r}; only 'mosaic_tpu' has them, and implementation is "

@@ -107,6 +107,13 @@ def test_what_is_named_is_taken_and_elsewhere_there_is_nothing_to_choose(tmp_pat
         assert (choice.implementation, choice.why) == ("xla", "")
 
 
+def test_kernels_of_another_platform_are_refused_before_anything_is_loaded():
+    mesh = make_mesh(MeshShape(), jax.devices()[:1])
+    for named, other in (("mosaic_tpu", "TPU"), ("mosaic_gpu", "GPU")):
+        with pytest.raises(ValueError, match=f"product_implementation is '{named}', and 'cpu' is no {other}; leave it"):
+            settle(spec_of(LLAMA3_8B), EngineConfig(product_implementation=named), mesh)
+
+
 def test_a_job_s_record_has_both_and_records_of_attention_alone_are_still_read():
     options = settle(spec_of(LLAMA3_8B), EngineConfig(), make_mesh(MeshShape(), jax.devices()[:1])).options
     made = {"implementation": "mosaic_tpu", "tiles": "tile_kv=512,items=2"}
