@@ -11,6 +11,11 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from ferrum_jax.config import EngineConfig
+from ferrum_jax.models.registry import quantised_spec, spec_of
+from ferrum_jax.runtime.layout import lay_out
+from ferrum_jax.runtime.step import trace_forward
+from ferrum_jax.sharding import make_mesh
 from pallas_kernels.grouped_matmul import ExpertStack, expert_mlp
 from pallas_kernels.quantized_matmul import QuantizedWeight, mosaic_gpu, quantized_matmul, refusals
 from pallas_kernels.quantized_matmul.gpu.config import ProductTiles
@@ -142,3 +147,29 @@ def _dots(text: str) -> set[str]:
     types = dict(re.findall(r"%(\S+) = (\w+)\[", text))
     operands = [name for both in re.findall(r" dot\(%(\S+), %(\S+)\)", text) for name in both]
     return {types[name] for name in operands}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("devices", [1, 2])
+@pytest.mark.parametrize(("model", "form"), [("Qwen3-0.6B", "int4-g128"), ("Qwen3-30B-A3B", "mxfp4")])
+def test_the_whole_step_of_a_model_is_compiled_with_its_kernels(model: str, form: str, devices: int) -> None:
+    spec = quantised_spec(spec_of(config_of(model) | {"num_hidden_layers": 2}), form)
+    config = EngineConfig(
+        max_num_seqs=64,
+        max_num_batched_tokens=512,
+        max_model_len=4096,
+        kv_memory_bytes=1 << 30,
+        product_implementation="mosaic_gpu",
+        mesh=f"tp={devices}",
+    )
+    layout = lay_out(spec, config, make_mesh(config.mesh_shape, gpu_static.h200s(devices)))
+    assert layout.refused_products == {}
+    decode = [bucket for bucket in layout.ladder.buckets if bucket.decode_only][-1]
+    for bucket in (decode, layout.ladder.buckets[-1]):
+        compiled = gpu_static.compile_traced(
+            functools.partial(
+                trace_forward, layout.graph, layout.targets, layout.pools, bucket, layout.options, layout.mesh
+            )
+        )
+        assert compiled.executable.as_text().count("mosaic_gpu") > 10
+        assert all(kernel.spill_bytes == 0 for kernel in compiled.kernels)

@@ -21,6 +21,7 @@ _SPARE = 4096  # barriers, alignment and the compiler's own scratch
 _FEWEST_STAGES, _MAX_STAGES = 4, 8
 _STAGE_INPUTS = 256
 _SHARED_ROWS = 64  # of a tile; more tokens keep two consumers' wgmma busy, and take registers that four do not have
+_SAVED_BY_PARTS = 1.1
 _DIVIDED_ROWS = 64  # more tokens: partial sums would cross memory for longer than programs idle
 
 
@@ -100,7 +101,8 @@ class ProductTiles:
         if target.num_cores is None or target.smem_bytes is None:
             raise ValueError(f"target is {target.generation!r}, which states no multiprocessors; take a Hopper GPU")
         tile_rows = int(named.get("tile_rows", next((n for n in COLUMNS if n >= num_rows), COLUMNS[-1])))
-        parts, room = int(named.get("parts", 1)), target.smem_bytes - _SPARE
+        row_tiles, room = -(-num_rows // tile_rows), target.smem_bytes - _SPARE
+        parts = int(named.get("parts", _parts(row_tiles, num_outputs, target.num_cores) if tile_rows == 128 else 1))
         columns = next(n for n in (2, 3, 1) if num_outputs % (n * parts * PART) == 0)
         chunks = math.gcd(form.num_inputs // form.chunk, _STAGE_INPUTS // form.chunk)
         stage_of = functools.partial(stage_bytes, columns * parts * PART, tile_rows, form=form)
@@ -113,9 +115,8 @@ class ProductTiles:
         shared = (sharers - 1) * tile_out * tile_rows * 4
         stage = stage_bytes(tile_out, tile_rows, tile_in, form)
         stages = int(named.get("stages", min(_MAX_STAGES, (room - shared) // stage)))
-        tiles = -(-num_rows // tile_rows) * (num_outputs // tile_out)
-        rounds = -(-tiles // target.num_cores)
-        fills = tiles / (rounds * target.num_cores)
+        tiles = row_tiles * (num_outputs // tile_out)
+        fills = _fills(tiles, target.num_cores)
         return cls(
             consumers=consumers,
             sharers=sharers,
@@ -127,6 +128,18 @@ class ProductTiles:
             is_divided=bool(named.get("is_divided", num_rows <= _DIVIDED_ROWS and fills < 0.8)),
             smem_bytes=_SPARE + shared + stages * stage,
         )
+
+
+def _parts(row_tiles: int, num_outputs: int, num_cores: int) -> int:
+    """Two where tiles of 256 outputs fill the chip about as well as of 128: tokens then cross L2 half as often."""
+    once, twice = (row_tiles * (num_outputs // (2 * parts * PART)) for parts in (1, 2))
+    fit = num_outputs % (4 * PART) == 0
+    return 2 if fit and _SAVED_BY_PARTS * _fills(twice, num_cores) >= _fills(once, num_cores) else 1
+
+
+def _fills(tiles: int, num_cores: int) -> float:
+    """The share of the chip that is busy while each of its programs takes whole tiles."""
+    return tiles / (-(-tiles // num_cores) * num_cores)
 
 
 def stage_bytes(tile_out: int, tile_rows: int, tile_in: int, form: CodesForm) -> int:
