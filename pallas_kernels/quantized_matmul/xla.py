@@ -2,7 +2,7 @@
 
 Where an output has one scale, codes are multiplied as they are and the sum is scaled: nothing is rounded that the form
 does not round. Elsewhere the weight is decoded before the product. On GPUs float8 is given to XLA as it is, which
-multiplies it on units of 8 bits and sums in full float32.
+multiplies it on units of 8 bits.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def _codes_dot(tokens: Rounded, weight: QuantizedWeight, dtype: jnp.dtype) -> ja
 def float8_dot(codes: jax.Array, others: jax.Array) -> jax.Array:  # [T, I], [O, I] float8_e4m3fn -> [T, O] float32
     """The product that XLA's GPU compiler takes for one of float8, of Triton or of cuBLASLt, whichever is faster.
 
-    Highest: cuBLASLt sums in float32; by default it sums with some 14 bits. An algorithm of float8 would name the same,
+    Highest: by default cuBLASLt sums with some 14 bits. An algorithm of float8 would name the same,
     but for it XLA makes both operands bfloat16 in memory first (jax 0.10.2).
     """
     how = (((1,), (1,)), ((), ()))
