@@ -67,11 +67,14 @@ def h200s(count: int = 1) -> list[Any]:
     return list(target_devices(f"gpu:h200:{count}"))
 
 
-def compile_for_h200(function: Callable[..., Any], *shapes: Any, donate: tuple[int, ...] = ()) -> Compiled:
-    """The function, compiled for one H200 that is not here."""
+def compile_for_h200(
+    function: Callable[..., Any], *shapes: Any, donate: tuple[int, ...] = (), options: dict[str, Any] | None = None
+) -> Compiled:
+    """The function, compiled for one H200 that is not here. options: of XLA."""
     where = NamedSharding(Mesh(np.array(h200s()), ("tp",)), PartitionSpec())
     placed = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=where), shapes)
-    return compile_traced(lambda: jax.jit(function, donate_argnums=donate).trace(*placed))
+    jitted = jax.jit(function, donate_argnums=donate, compiler_options=options)
+    return compile_traced(lambda: jitted.trace(*placed))
 
 
 def compile_traced(trace: Callable[[], jax.stages.Traced]) -> Compiled:

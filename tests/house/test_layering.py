@@ -114,11 +114,17 @@ MAY_IMPORT = {
     "pallas_kernels.causal_conv": ("pallas_kernels",),
     "pallas_kernels.low_rank": ("pallas_kernels",),
     "pallas_kernels.quantized_matmul.tpu": ("pallas_kernels",),
-    "pallas_kernels.quantized_matmul": ("pallas_kernels", "pallas_kernels.quantized_matmul.tpu"),
+    "pallas_kernels.quantized_matmul.gpu": ("pallas_kernels",),
+    "pallas_kernels.quantized_matmul": (
+        "pallas_kernels",
+        "pallas_kernels.quantized_matmul.gpu",
+        "pallas_kernels.quantized_matmul.tpu",
+    ),
     "pallas_kernels.grouped_matmul": (
         "pallas_kernels",
         "pallas_kernels.low_rank",
         "pallas_kernels.quantized_matmul",
+        "pallas_kernels.quantized_matmul.gpu",
         "pallas_kernels.quantized_matmul.tpu",
     ),
     "pallas_kernels.kv_write": ("pallas_kernels",),
