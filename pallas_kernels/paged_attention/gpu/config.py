@@ -84,7 +84,7 @@ def _form(pool: KVPool, group: int, *, is_decode: bool, target: Target) -> Form:
     outputs = LANES * (part * 4 + 4) if is_decode else 0  # prefill writes its results where the queries were
     copies = 2 * tile_kv * H * 2 if is_small else 0  # K and V in bfloat16
     stage = 2 * tile_kv * H * pool.dtype.itemsize + (2 * tile_kv * 4 if pool.dtype == jnp.int8 else 0)
-    spare = 3072  # barriers, alignment and the compiler's own scratch
+    spare = 4096 if is_decode else 3072  # barriers, alignment and the compiler's own scratch
     fixed = queries + outputs + copies + spare
     assert target.smem_bytes is not None
     least, most = _SPLIT_TOKENS
