@@ -20,6 +20,10 @@ _TILE_KV = 64
 _SPLIT_TOKENS = (1024, 4096)  # decode: fewer heads need more splits to fill a chip, more heads make them for nothing
 _SPLIT_PER_HEAD = 256  # 8 heads and 128k tokens: 512 items
 _MAX_STAGES = 5
+LATENT_DIMS = (128, 256, 512)  # kv_lora_rank
+LATENT_ROPE_DIMS = (32, 64)
+_LATENT_SPLIT = 2048  # for each group of heads: 64 rows of 4k tokens fill the chip
+_LATENT_SPARE = 1024  # barriers and alignment
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -64,6 +68,10 @@ class GpuConfig:
             )
         if target.num_cores is None or target.smem_bytes is None:
             raise ValueError(f"target is {target.generation!r}, which states no multiprocessors; take a Hopper GPU")
+        if pool.is_latent:
+            if not decode_only:
+                raise ValueError("rows have several queries, and the cache latents; take implementation 'xla'")
+            return cls(decode=_latent_form(pool, num_heads, target), prefill=None, programs=target.num_cores)
         group = num_heads // pool.num_kv_heads
         if group > LANES:
             raise ValueError(f"{group} query heads share a KV head; 'mosaic_gpu' has at most {LANES}")
@@ -102,5 +110,30 @@ def _form(pool: KVPool, group: int, *, is_decode: bool, target: Target) -> Form:
         part=part,
         stages=stages,
         query_slots=query_slots,
+        smem_bytes=fixed + stages * stage,
+    )
+
+
+def _latent_form(pool: KVPool, num_heads: int, target: Target) -> Form:
+    """Decode over latents, whose heads are lanes in groups of up to 64, multiples of 8."""
+    groups, vector = -(-num_heads // LANES), pool.key_dim * pool.dtype.itemsize
+    stage = _TILE_KV * vector
+    fixed = LANES * vector + LANES * _TILE_KV * 2 + 3 * 2 * LANES * 4 + _LATENT_SPARE  # queries, weights, three of float32
+    assert target.smem_bytes is not None
+    stages = min(_MAX_STAGES, (target.smem_bytes - fixed) // stage)
+    if stages < 2:
+        raise ValueError(
+            f"two stages of {_TILE_KV} latents take {fixed + 2 * stage} bytes of shared memory; {target.generation} has "
+            f"{target.smem_bytes}; take implementation 'xla'"
+        )
+    return Form(
+        consumers=2,
+        tile_q=1,
+        tile_kv=_TILE_KV,
+        split=min(_LATENT_SPLIT * groups, max(_SPLIT_TOKENS)),
+        loaded=-(-num_heads // (8 * groups)) * 8,
+        part=pool.value_dim // 2,
+        stages=stages,
+        query_slots=1,
         smem_bytes=fixed + stages * stage,
     )

@@ -20,6 +20,9 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 MATRIX = plgpu.Layout.WGMMA
 SMALL = plgpu.Layout.WGMMA_UPCAST_2X  # of a matrix of bytes that become bfloat16
+FEW_ROWS = plgpu.Layout.TILED(  # a matrix of a multiple of 32 rows, in shared memory
+    plgpu.Tiling(((32, 8), (8, 8), (2,))), warp_dims=(-5,), lane_dims=(-3, -2), vector_dim=-1
+)
 PER_LANE = MATRIX.reduce(1)  # [64], one for each row of a matrix
 PER_TOKEN = MATRIX.reduce(0)  # one for each column
 
@@ -74,20 +77,28 @@ class Ops:
         array = jnp.full(shape, value, jnp.float32)
         return array if self.is_interpreted else plgpu.layout_cast(array, layout)
 
-    def accumulate(self, total: jax.Array, lhs: jax.Array, rhs: Any) -> jax.Array:
-        """[64, H] float32 and, in registers, [64, T] times what the ref [T, H] holds."""
-        if self.is_interpreted:
-            return total + jnp.dot(lhs.astype(jnp.float32), rhs[...].astype(jnp.float32))
-        accumulator: Any = plgpu.WGMMAAccumulatorRef.init(total)
-        return pl.run_state(lambda acc: plgpu.wgmma(acc, lhs, rhs))(accumulator)
+    def accumulate(self, total: jax.Array, *products: tuple[Any, Any]) -> jax.Array:
+        """[64, H] float32 and each [64, T], in registers or a ref, times what its ref [T, H] holds."""
 
-    def scores(self, queries: Any, keys: Any) -> jax.Array:  # refs [64, H], [T, H] -> [64, T] float32
-        """Every query times every key."""
+        def multiply(acc: Any) -> None:
+            for lhs, rhs in products:
+                plgpu.wgmma(acc, lhs, rhs)
+
+        if self.is_interpreted:
+            return total + sum(jnp.dot(lhs[...].astype(jnp.float32), rhs[...].astype(jnp.float32)) for lhs, rhs in products)
+        accumulator: Any = plgpu.WGMMAAccumulatorRef.init(total)
+        return pl.run_state(multiply)(accumulator)
+
+    def scores(self, *parts: tuple[Any, Any]) -> jax.Array:  # refs [64, H], [T, H] of each -> [64, T] float32
+        """Every query times every key, both cut into parts of their values."""
 
         def multiply(acc: Any) -> jax.Array:
-            plgpu.wgmma(acc, queries, keys.transpose((1, 0)))
+            for queries, keys in parts:
+                plgpu.wgmma(acc, queries, keys.transpose((1, 0)))
             return acc[...]
 
         if self.is_interpreted:
-            return jnp.dot(queries[...].astype(jnp.float32), keys[...].astype(jnp.float32).T)
-        return pl.run_scoped(multiply, plgpu.WGMMAAccumulatorRef((queries.shape[0], keys.shape[0]), jnp.float32))
+            products = [jnp.dot(q[...].astype(jnp.float32), k[...].astype(jnp.float32).T) for q, k in parts]
+            return functools.reduce(jnp.add, products)
+        shape = (parts[0][0].shape[0], parts[0][1].shape[0])
+        return pl.run_scoped(multiply, plgpu.WGMMAAccumulatorRef(shape, jnp.float32))
