@@ -23,7 +23,8 @@ _MAX_STAGES = 5
 LATENT_DIMS = (128, 256, 512)  # kv_lora_rank
 LATENT_ROPE_DIMS = (32, 64)
 _LATENT_SPLIT = 2048  # for each group of heads: 64 rows of 4k tokens fill the chip
-_LATENT_SPARE = 1024  # barriers and alignment
+_LATENT_TILE = 128  # tokens of a stage, half of them scored by each warpgroup
+_LATENT_SPARE = 2048 + 256  # what warpgroups tell each other of lanes, the compiler's own, and barriers
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -117,19 +118,20 @@ def _form(pool: KVPool, group: int, *, is_decode: bool, target: Target) -> Form:
 def _latent_form(pool: KVPool, num_heads: int, target: Target) -> Form:
     """Decode over latents, whose heads are lanes in groups of up to 64, multiples of 8."""
     groups, vector = -(-num_heads // LANES), pool.key_dim * pool.dtype.itemsize
-    stage = _TILE_KV * vector
-    fixed = LANES * vector + LANES * _TILE_KV * 2 + 3 * 2 * LANES * 4 + _LATENT_SPARE  # queries, weights, three of float32
+    tile_kv = _LATENT_TILE
+    weights = 0 if pool.v_head_dim * 2 == tile_kv == 2 * LANES else LANES * tile_kv * 2
+    stage, fixed = tile_kv * vector, LANES * vector + weights + _LATENT_SPARE
     assert target.smem_bytes is not None
     stages = min(_MAX_STAGES, (target.smem_bytes - fixed) // stage)
-    if stages < 2:
+    if stages < 1:
         raise ValueError(
-            f"two stages of {_TILE_KV} latents take {fixed + 2 * stage} bytes of shared memory; {target.generation} has "
+            f"{tile_kv} latents take {fixed + stage} bytes of shared memory; {target.generation} has "
             f"{target.smem_bytes}; take implementation 'xla'"
         )
     return Form(
         consumers=2,
         tile_q=1,
-        tile_kv=_TILE_KV,
+        tile_kv=tile_kv,
         split=min(_LATENT_SPLIT * groups, max(_SPLIT_TOKENS)),
         loaded=-(-num_heads // (8 * groups)) * 8,
         part=pool.value_dim // 2,

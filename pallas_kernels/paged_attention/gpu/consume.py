@@ -48,7 +48,7 @@ def consume(shape: Shape, refs: Refs, consumer: jax.Array, task: Task, n: jax.Ar
         done = []
         for p, part in enumerate(parts):
             values = keys_values.at[:, pl.ds(H + p * form.part, form.part)]
-            done.append(ops.accumulate(part * m.columns(kept, part.shape), (weights, values)))
+            done.append(ops.accumulate(part * m.columns(kept, part.shape), weights, values))
         ops.end_reading(is_by_threads=shape.is_converted)
         plgpu.barrier_arrive(s["stage_free"].at[stage])
         return n + 1, (highest, total, tuple(done))

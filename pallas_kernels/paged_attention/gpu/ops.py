@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import inspect
 import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -77,28 +78,63 @@ class Ops:
         array = jnp.full(shape, value, jnp.float32)
         return array if self.is_interpreted else plgpu.layout_cast(array, layout)
 
-    def accumulate(self, total: jax.Array, *products: tuple[Any, Any]) -> jax.Array:
-        """[64, H] float32 and each [64, T], in registers or a ref, times what its ref [T, H] holds."""
+    def accumulate(self, total: jax.Array, lhs: jax.Array, rhs: Any) -> jax.Array:
+        """[64, H] float32 and, in registers, [64, T] times what the ref [T, H] holds."""
+        if self.is_interpreted:
+            return total + _product(lhs, rhs)
+        accumulator: Any = plgpu.WGMMAAccumulatorRef.init(total)
+        return pl.run_state(lambda acc: plgpu.wgmma(acc, lhs, rhs))(accumulator)
+
+    def accumulate_both(
+        self,
+        total: jax.Array,
+        first: tuple[Any, Any],
+        second: tuple[Any, Any],
+        *,
+        meanwhile: Callable[[], None],
+        after_first: Callable[[], None],
+    ) -> jax.Array:
+        """As `accumulate` with two products, the left of which may be refs.
+
+        meanwhile: called before the second is begun. after_first: called when the first has been read.
+        """
 
         def multiply(acc: Any) -> None:
-            for lhs, rhs in products:
-                plgpu.wgmma(acc, lhs, rhs)
+            plgpu.wgmma(acc, *first)
+            meanwhile()
+            plgpu.wgmma(acc, *second)
+            plgpu.wgmma_wait(1)
+            after_first()
 
         if self.is_interpreted:
-            return total + sum(jnp.dot(lhs[...].astype(jnp.float32), rhs[...].astype(jnp.float32)) for lhs, rhs in products)
+            total += _product(*first)
+            after_first()
+            meanwhile()
+            return total + _product(*second)
         accumulator: Any = plgpu.WGMMAAccumulatorRef.init(total)
         return pl.run_state(multiply)(accumulator)
 
-    def scores(self, *parts: tuple[Any, Any]) -> jax.Array:  # refs [64, H], [T, H] of each -> [64, T] float32
-        """Every query times every key, both cut into parts of their values."""
+    def scores(
+        self, *parts: tuple[Any, Any], after_first: Callable[[], None] = lambda: None
+    ) -> jax.Array:  # refs [64, H], [T, H] of each part -> [64, T] float32
+        """Every query times every key, both cut into parts of their values. after_first: called after the first."""
 
         def multiply(acc: Any) -> jax.Array:
-            for queries, keys in parts:
+            for i, (queries, keys) in enumerate(parts):
                 plgpu.wgmma(acc, queries, keys.transpose((1, 0)))
+                if i == 0:
+                    after_first()
             return acc[...]
 
         if self.is_interpreted:
-            products = [jnp.dot(q[...].astype(jnp.float32), k[...].astype(jnp.float32).T) for q, k in parts]
-            return functools.reduce(jnp.add, products)
+            (queries, keys), *others = parts
+            total = _product(queries, keys[...].T)
+            after_first()
+            return total + sum(_product(queries, keys[...].T) for queries, keys in others)
         shape = (parts[0][0].shape[0], parts[0][1].shape[0])
         return pl.run_scoped(multiply, plgpu.WGMMAAccumulatorRef(shape, jnp.float32))
+
+
+def _product(lhs: Any, rhs: Any) -> jax.Array:
+    """What arrays or refs hold, multiplied in float32."""
+    return jnp.dot(lhs[...].astype(jnp.float32), rhs[...].astype(jnp.float32))

@@ -12,7 +12,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.paged_attention.gpu import math as m
 from pallas_kernels.paged_attention.gpu.config import LANES
-from pallas_kernels.paged_attention.gpu.latent.shape import HALVES, LatentShape, PerLane
+from pallas_kernels.paged_attention.gpu.latent.shape import HALVES, LatentShape, PerLane, unknown_zero
 from pallas_kernels.paged_attention.gpu.ops import FEW_ROWS, MATRIX, PER_LANE
 from pallas_kernels.paged_attention.gpu.schedule import Field
 from pallas_kernels.paged_attention.gpu.shape import Refs, Task
@@ -28,9 +28,9 @@ def consume(shape: LatentShape, refs: Refs, w: jax.Array, task: Task, n: jax.Arr
 
     def one_stage(tile: jax.Array, carry: Any, is_edge: bool) -> Any:
         n, (highest, total, acc) = carry
-        stage = lax.rem(n, form.stages)
-        plgpu.barrier_wait(s["stage_ready"].at[stage])
-        logits = m.logits(_scores(shape, s, stage, w), shape.scale, shape.soft_cap)
+        stage = shape.stage_of(n)
+        mine, others = stage * HALVES + w, stage * HALVES + 1 - w
+        logits = m.logits(_scores(shape, s, stage, w, unknown_zero(n)), shape.scale, shape.soft_cap)
         if is_edge:
             begin = tile * form.tile_kv + w * shape.share
             logits = jnp.where(_is_seen(shape, item, begin, logits.shape, 1, MATRIX), logits, -jnp.inf)
@@ -41,17 +41,26 @@ def consume(shape: LatentShape, refs: Refs, w: jax.Array, task: Task, n: jax.Arr
         kept, weights = jnp.exp2(highest - raised), jnp.exp2(logits - m.columns(raised, logits.shape))
         total = total * kept + weights.sum(axis=1)
         weights = weights.astype(jnp.bfloat16)
-        s["weights"].at[w][...] = weights
+        _weights(shape, s, stage, w)[...] = weights
+        plgpu.barrier_wait(s["rest_ready"].at[others])
         if is_edge:
             _clear(shape, s, stage, w, tile, item)
         plgpu.commit_smem()
-        acc *= m.columns(kept, acc.shape)
-        _meet(s)
-        others = ops.load(s["weights"].at[1 - w], MATRIX)
+        plgpu.barrier_arrive(s["together"])
+
+        def release(slot: Any) -> None:
+            ops.end_reading(is_by_threads=is_edge)
+            plgpu.barrier_arrive(slot)
+
         values = s["values"].at[stage]
-        acc = ops.accumulate(acc, (weights, values.at[w, w]), (others, values.at[1 - w, w]))
-        ops.end_reading(is_by_threads=is_edge)
-        plgpu.barrier_arrive(s["stage_free"].at[stage])
+        acc = ops.accumulate_both(
+            acc * m.columns(kept, acc.shape),
+            (weights, values.at[w, w]),
+            (_weights(shape, s, stage, 1 - w), values.at[1 - w, w]),
+            meanwhile=lambda: plgpu.barrier_wait(s["together"]),
+            after_first=lambda: release(s["own_free"].at[mine]),
+        )
+        release(s["rest_free"].at[others])
         return n + 1, (raised, total, acc)
 
     state = (
@@ -73,11 +82,21 @@ def consume(shape: LatentShape, refs: Refs, w: jax.Array, task: Task, n: jax.Arr
     return n
 
 
-def _scores(shape: LatentShape, s: dict[str, Any], stage: jax.Array, w: jax.Array) -> jax.Array:  # [64, share]
-    """Every head's query times the keys of this warpgroup's tokens."""
-    parts = [(pl.ds(h * shape.half, shape.half), s["values"].at[stage, w, h]) for h in range(HALVES)]
-    parts.append((pl.ds(shape.value_dim, shape.rope_dim), s["ropes"].at[stage, w]))
-    return shape.ops.scores(*((s["queries"].at[:, columns], keys) for columns, keys in parts))
+def _scores(
+    shape: LatentShape, s: dict[str, Any], stage: jax.Array, w: jax.Array, slot: jax.Array
+) -> jax.Array:  # [64, share]
+    """Every head's query times the keys of this warpgroup's tokens, in the order in which their parts arrive."""
+    queries, values, ready = s["queries"].at[slot], s["values"].at[stage, w], stage * HALVES + w
+    plgpu.barrier_wait(s["own_ready"].at[ready])
+    return shape.ops.scores(
+        *((queries.at[half], values.at[half]) for half in (w, 1 - w)),
+        (s["rope_queries"].at[slot], s["ropes"].at[stage, w]),
+        after_first=lambda: plgpu.barrier_wait(s["rest_ready"].at[ready]),
+    )
+
+
+def _weights(shape: LatentShape, s: dict[str, Any], stage: jax.Array, share: jax.Array) -> Any:  # a ref [64, share]
+    return s["ropes"].at[stage, share] if shape.weighs_in_ropes else s["weights"].at[share]
 
 
 def _is_seen(

@@ -101,8 +101,9 @@ def _body(shape: LatentShape, refs: Refs) -> None:
         plgpu.set_max_registers(_FETCHER_REGISTERS, action="decrease")
         n = lax.fori_loop(0, mine, lambda i, n: _fetch(shape, refs, task_of(i), n), jnp.int32(0))
         pl.when(mine > 0)(functools.partial(plgpu.barrier_wait, refs.scratch["queries_free"]))
-        for stage in range(form.stages):
-            pl.when(n > stage)(functools.partial(plgpu.barrier_wait, refs.scratch["stage_free"].at[stage]))
+        for slot in range(form.stages * HALVES):
+            for name in ("own_free", "rest_free"):
+                pl.when(n > slot // HALVES)(functools.partial(plgpu.barrier_wait, refs.scratch[name].at[slot]))
 
     @pl.when(warpgroup < HALVES)
     def _() -> None:
@@ -115,28 +116,35 @@ def _fetch(shape: LatentShape, refs: Refs, task: Task, n: Any) -> jax.Array:
     form, C, s, (i, group, item) = shape.form, shape.block_size, refs.scratch, task
     _, _, tables, queries, latents = refs.inputs
     pl.when(i > 0)(functools.partial(plgpu.barrier_wait, s["queries_free"]))
-    plgpu.copy_gmem_to_smem(
-        queries.at[item[Field.TILE], group], s["queries"].at[pl.ds(0, form.loaded)], s["queries_ready"]
-    )
+    lanes, query = pl.ds(0, form.loaded), queries.at[item[Field.TILE], group]
+    for half in range(HALVES):
+        there = s["queries"].at[0, half, lanes]
+        plgpu.copy_gmem_to_smem(query.at[:, shape.columns(half)], there, s["queries_ready"])
+    plgpu.copy_gmem_to_smem(query.at[:, shape.rope_columns], s["rope_queries"].at[0, lanes], s["queries_ready"])
 
     def one_stage(tile: jax.Array, n: jax.Array) -> jax.Array:
-        stage = lax.rem(n, form.stages)
-        ready = s["stage_ready"].at[stage]
-
-        @pl.when(n >= form.stages)
-        def _() -> None:
-            plgpu.barrier_wait(s["stage_free"].at[stage])
-
-        for first in range(0, form.tile_kv, shape.rows):
-            position = lax.clamp(item[Field.OLDEST], tile * form.tile_kv + first, item[Field.HIGH])
-            block = tables[item[Field.ROW], position // C]
-            source = latents.at[block * (C // shape.rows) + position % C // shape.rows]
-            share, there = first // shape.share, pl.ds(first % shape.share, shape.rows)
-            for half in range(HALVES):
-                columns = pl.ds(half * shape.half, shape.half)
-                plgpu.copy_gmem_to_smem(source.at[:, columns], s["values"].at[stage, share, half, there], ready)
-            columns = pl.ds(shape.value_dim, shape.rope_dim)
-            plgpu.copy_gmem_to_smem(source.at[:, columns], s["ropes"].at[stage, share, there], ready)
+        stage = shape.stage_of(n)
+        sources = [_source(shape, latents, tables, item, tile * form.tile_kv + first) for first in shape.pieces]
+        for part in ("own", "rest"):
+            for share in range(HALVES):
+                slot = stage * HALVES + share
+                ready, free = s[f"{part}_ready"].at[slot], s[f"{part}_free"].at[slot]
+                pl.when(n >= form.stages)(functools.partial(plgpu.barrier_wait, free))
+                half = share if part == "own" else 1 - share
+                for first in range(0, shape.share, shape.rows):
+                    source, there = sources[(share * shape.share + first) // shape.rows], pl.ds(first, shape.rows)
+                    values = s["values"].at[stage, share, half, there]
+                    plgpu.copy_gmem_to_smem(source.at[:, shape.columns(half)], values, ready)
+                    if part == "rest":
+                        ropes = s["ropes"].at[stage, share, there]
+                        plgpu.copy_gmem_to_smem(source.at[:, shape.rope_columns], ropes, ready)
         return n + 1
 
     return lax.fori_loop(item[Field.FIRST_KV], item[Field.END_KV], one_stage, n)
+
+
+def _source(shape: LatentShape, latents: Any, tables: Any, item: dict[Field, jax.Array], position: Any) -> Any:
+    """The rows of the pool with the tokens from a position on, or the nearest inside the context."""
+    C, rows = shape.block_size, shape.rows
+    position = lax.clamp(item[Field.OLDEST], position, item[Field.HIGH])
+    return latents.at[tables[item[Field.ROW], position // C] * (C // rows) + position % C // rows]

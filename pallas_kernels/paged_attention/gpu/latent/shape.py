@@ -7,7 +7,10 @@ import enum
 import functools
 from typing import Any
 
+import jax
 import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.paged_attention.gpu.config import LANES, Form
@@ -15,6 +18,14 @@ from pallas_kernels.paged_attention.gpu import shape as gpu_shape
 from pallas_kernels.paged_attention.gpu.ops import Ops
 
 HALVES = 2  # of a latent's values, one for each warpgroup that computes
+
+
+def unknown_zero(n: jax.Array) -> jax.Array:
+    """0 for an n that is not negative, which the compiler does not know.
+
+    What it knows to stay as it is in a loop, the places of all operands, it would keep in registers, which are few.
+    """
+    return lax.shift_right_logical(n, 31)
 
 
 class PerLane(enum.IntEnum):
@@ -50,26 +61,58 @@ class LatentShape:
         return self.form.tile_kv // HALVES
 
     @property
+    def weighs_in_ropes(self) -> bool:
+        """Whether a share's weights stand where its keys' last lanes were, which are read before them."""
+        return self.share == LANES == self.rope_dim
+
+    @property
+    def pieces(self) -> range:
+        """Tokens of a stage that begin a transfer."""
+        return range(0, self.form.tile_kv, self.rows)
+
+    def stage_of(self, n: jax.Array) -> jax.Array:
+        """The stage of a program's n-th tile."""
+        return lax.rem(n, self.form.stages) if self.form.stages > 1 else unknown_zero(n)
+
+    def columns(self, half: int) -> Any:
+        """The lanes of a half of a latent's values."""
+        return pl.ds(half * self.half, self.half)
+
+    @property
+    def rope_columns(self) -> Any:
+        """The lanes that keys have beside."""
+        return pl.ds(self.value_dim, self.rope_dim)
+
+    @property
     def half(self) -> int:
         """Values of a latent that one warpgroup sums."""
         return self.value_dim // HALVES
 
 
 def scratch_of(shape: LatentShape) -> dict[str, Any]:
-    """Shared memory and barriers by name."""
-    form, share = shape.form, shape.share
-    swizzled = functools.partial(gpu_shape.swizzled, dtype=jnp.bfloat16, lanes=min(share, 64))
-    stages = (form.stages, HALVES)
-    arrivals = form.tile_kv // shape.rows * (HALVES + 1)
-    return {
-        "queries": swizzled((LANES, shape.value_dim + shape.rope_dim)),
-        "values": swizzled((*stages, HALVES, share, shape.half)),
-        "ropes": swizzled((*stages, share, shape.rope_dim)),
-        "weights": swizzled((HALVES, LANES, share)),
+    """Shared memory and barriers by name.
+
+    A share of a stage comes in two parts, because they become free one after the other: the half of its values that
+    the warpgroup sums which scores the share too, and the rest.
+    """
+    form, share, half, rope = shape.form, shape.share, shape.half, shape.rope_dim
+    swizzled = functools.partial(gpu_shape.swizzled, dtype=jnp.bfloat16, lanes=min(share, rope))
+    shares, pieces = (form.stages, HALVES), share // shape.rows
+    slots = form.stages * HALVES
+    scratch = {
+        "queries": swizzled((form.query_slots, HALVES, LANES, half)),
+        "rope_queries": swizzled((form.query_slots, LANES, rope)),
+        "values": swizzled((*shares, HALVES, share, half)),
+        "ropes": swizzled((*shares, share, rope)),
         "lanes": plgpu.SMEM((len(PerLane), HALVES, LANES), jnp.float32),
-        "queries_ready": plgpu.Barrier(),
+        "queries_ready": plgpu.Barrier(num_arrivals=HALVES + 1),
         "queries_free": plgpu.Barrier(num_arrivals=HALVES),
-        "stage_ready": plgpu.Barrier(num_arrivals=arrivals, num_barriers=form.stages),
-        "stage_free": plgpu.Barrier(num_arrivals=HALVES, num_barriers=form.stages),
+        "own_ready": plgpu.Barrier(num_arrivals=pieces, num_barriers=slots),
+        "own_free": plgpu.Barrier(num_barriers=slots),
+        "rest_ready": plgpu.Barrier(num_arrivals=2 * pieces, num_barriers=slots),
+        "rest_free": plgpu.Barrier(num_barriers=slots),
         "together": plgpu.Barrier(num_arrivals=HALVES),
     }
+    if not shape.weighs_in_ropes:
+        scratch["weights"] = swizzled((HALVES, LANES, share))
+    return scratch
