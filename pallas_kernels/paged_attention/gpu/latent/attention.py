@@ -24,10 +24,10 @@ def latent_decode(
 ) -> jax.Array:  # [T, N, V], zero for tokens of other rows
     """Attention of rows of one query."""
     work, loaded = schedule.decode, schedule.config.decode.loaded
-    (_, N, lanes), V, R = q.shape, pool.value_dim, work.tokens.shape[0]
+    (T, N, lanes), V, R = q.shape, pool.value_dim, work.tokens.shape[0]
     groups = -(-N // loaded)
     pad = groups * loaded - N
-    queries = jnp.pad(q[work.tokens[:, 0]], ((0, 0), (0, pad), (0, 0))).reshape(R, groups, loaded, lanes)
+    queries = jnp.pad(q, ((0, 0), (0, pad), (0, 0))).reshape(T, groups, loaded, lanes)
     results, sums = kernel.attend(queries, pool, schedule, common)
     of_lanes = (R, groups, HALVES, LANES)
     is_used = jnp.arange(LANES) < loaded

@@ -33,7 +33,7 @@ _REDUCTION_BYTES = 128  # the compiler's own, of reductions across warps, which 
 
 
 def attend(
-    queries: jax.Array,  # [R, groups, loaded, V + rope] bfloat16
+    queries: jax.Array,  # [T, groups, loaded, V + rope] bfloat16
     pool: KVPool,
     schedule: GpuSchedule,
     common: Common,
@@ -44,8 +44,8 @@ def attend(
     on may be anything.
     """
     (P, C, _, lanes), V = pool.values.shape, pool.value_dim
-    R, groups = queries.shape[:2]
     work, form = schedule.decode, schedule.config.decode
+    R, groups = work.tokens.shape[0], queries.shape[1]
     shape = LatentShape(
         form=form,
         programs=schedule.config.programs,
@@ -64,6 +64,7 @@ def attend(
         work.num_items,
         work.items,
         schedule.block_tables,
+        work.tokens[:, 0],
         queries,
         from_bits(pool.values, pool).reshape(P * C // shape.rows, shape.rows, lanes),
     ]
@@ -114,9 +115,9 @@ def _body(shape: LatentShape, refs: Refs) -> None:
 def _fetch(shape: LatentShape, refs: Refs, task: Task, n: Any) -> jax.Array:
     """Starts the transfers of an item. n: stages before it; returned with the item's own added."""
     form, C, s, (i, group, item) = shape.form, shape.block_size, refs.scratch, task
-    _, _, tables, queries, latents = refs.inputs
+    _, _, tables, tokens, queries, latents = refs.inputs
     pl.when(i > 0)(functools.partial(plgpu.barrier_wait, s["queries_free"]))
-    lanes, query = pl.ds(0, form.loaded), queries.at[item[Field.TILE], group]
+    lanes, query = pl.ds(0, form.loaded), queries.at[tokens[item[Field.ROW]], group]
     for half in range(HALVES):
         there = s["queries"].at[0, half, lanes]
         plgpu.copy_gmem_to_smem(query.at[:, shape.columns(half)], there, s["queries_ready"])
