@@ -107,7 +107,9 @@ def _gpu_refusals(
                 "implementation 'xla'"
             )
         if kv_dtype not in ("bfloat16", "float32"):
-            reasons.append(f"kv_dtype is {kv_dtype!r}; 'mosaic_gpu' has latents in 'bfloat16'; take implementation 'xla'")
+            reasons.append(
+                f"kv_dtype is {kv_dtype!r}; 'mosaic_gpu' has latents in 'bfloat16'; take implementation 'xla'"
+            )
     elif head_dim not in gpu_config.HEAD_DIMS:
         reasons.append(f"head_dim is {head_dim}; 'mosaic_gpu' has {gpu_config.HEAD_DIMS}; take implementation 'xla'")
     if block_size is not None and block_size not in gpu_config.BLOCK_SIZES:

@@ -31,10 +31,16 @@ FEW = dataclasses.replace(DECODES["decode_latent"], name="two_rows", rows=((5, 1
 CASES = (
     FEW,
     *DECODES.values(),
-    dataclasses.replace(FEW, name="many_heads", num_heads=72),  # in two groups, neither full
     dataclasses.replace(FEW, name="wide", head_dim=512, block_size=64),
     dataclasses.replace(FEW, name="window_sinks", window=70, has_sinks=True, head_dim=256, rope_dim=32, block_size=32),
+    dataclasses.replace(FEW, name="many_heads", num_heads=72),  # in two groups, neither full
+    dataclasses.replace(DECODES["decode_latent"], name="many_heads_wide", num_heads=40, head_dim=512),
+    dataclasses.replace(DECODES["decode_latent_f32_soft_cap"], name="many_heads_soft_cap", num_heads=64),
+    dataclasses.replace(
+        FEW, name="many_heads_window", num_heads=40, window=70, has_sinks=True, head_dim=256, rope_dim=32, block_size=32
+    ),
 )
+QUICK = ("two_rows", "many_heads")
 
 
 def _config(case: Case, a: Arguments, programs: int = 1) -> GpuConfig:
@@ -61,7 +67,8 @@ def _attend(case: Case, a: Arguments, programs: int = 1) -> np.ndarray:
 
 
 @pytest.mark.parametrize(
-    "case", [pytest.param(case, id=case.name, marks=[pytest.mark.slow] if case is not FEW else []) for case in CASES]
+    "case",
+    [pytest.param(case, id=case.name, marks=[] if case.name in QUICK else [pytest.mark.slow]) for case in CASES],
 )
 def test_every_decode_equals_the_float64_oracle(case: Case) -> None:
     a = make_arguments(case, implementation="mosaic_gpu")

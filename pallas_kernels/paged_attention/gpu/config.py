@@ -24,6 +24,8 @@ LATENT_DIMS = (128, 256, 512)  # kv_lora_rank
 LATENT_ROPE_DIMS = (32, 64)
 _LATENT_SPLIT = 2048  # for each group of heads: 64 rows of 4k tokens fill the chip
 _LATENT_TILE = 128  # tokens of a stage, half of them scored by each warpgroup
+_FEW_HEADS = 32
+_FEW_SPARE = 4096
 _LATENT_SPARE = 2048 + 256  # what warpgroups tell each other of lanes, the compiler's own, and barriers
 
 
@@ -116,26 +118,29 @@ def _form(pool: KVPool, group: int, *, is_decode: bool, target: Target) -> Form:
 
 
 def _latent_form(pool: KVPool, num_heads: int, target: Target) -> Form:
-    """Decode over latents, whose heads are lanes in groups of up to 64, multiples of 8."""
+    """Decode over latents: up to 32 heads are columns of a product, more are its rows, in groups of up to 64."""
     groups, vector = -(-num_heads // LANES), pool.key_dim * pool.dtype.itemsize
-    tile_kv = _LATENT_TILE
-    weights = 0 if pool.v_head_dim * 2 == tile_kv == 2 * LANES else LANES * tile_kv * 2
-    stage, fixed = tile_kv * vector, LANES * vector + weights + _LATENT_SPARE
+    is_few = num_heads <= _FEW_HEADS
+    loaded, tile_kv = -(-num_heads // (8 * groups)) * 8, _TILE_KV if is_few else _LATENT_TILE
+    slots, lanes = (2, loaded) if is_few else (1, LANES)
+    weighs_in_ropes = not is_few and pool.v_head_dim * 2 == tile_kv == 2 * LANES
+    weights = 0 if weighs_in_ropes else lanes * tile_kv * 2
+    stage, fixed = tile_kv * vector, slots * lanes * vector + weights + (_FEW_SPARE if is_few else _LATENT_SPARE)
     assert target.smem_bytes is not None
     stages = min(_MAX_STAGES, (target.smem_bytes - fixed) // stage)
-    if stages < 1:
+    if stages < (least := 2 if is_few else 1):
         raise ValueError(
-            f"{tile_kv} latents take {fixed + stage} bytes of shared memory; {target.generation} has "
+            f"{least * tile_kv} latents take {fixed + least * stage} bytes of shared memory; {target.generation} has "
             f"{target.smem_bytes}; take implementation 'xla'"
         )
     return Form(
-        consumers=2,
+        consumers=1 if is_few else 2,
         tile_q=1,
         tile_kv=tile_kv,
         split=min(_LATENT_SPLIT * groups, max(_SPLIT_TOKENS)),
-        loaded=-(-num_heads // (8 * groups)) * 8,
-        part=pool.value_dim // 2,
+        loaded=loaded,
+        part=pool.value_dim if is_few else pool.value_dim // 2,
         stages=stages,
-        query_slots=1,
+        query_slots=slots,
         smem_bytes=fixed + stages * stage,
     )

@@ -114,6 +114,21 @@ class Ops:
         accumulator: Any = plgpu.WGMMAAccumulatorRef.init(total)
         return pl.run_state(multiply)(accumulator)
 
+    def accumulate_turned(self, total: jax.Array, values: Any, weights: Any) -> jax.Array:
+        """[H, N] float32 and what the refs [T, H] and [N, T] hold, both turned, multiplied."""
+        if self.is_interpreted:
+            return total + _product(values[...].T, weights[...].T)
+        accumulator: Any = plgpu.WGMMAAccumulatorRef.init(total)
+        turned = values.transpose((1, 0)), weights.transpose((1, 0))
+        return pl.run_state(lambda acc: plgpu.wgmma(acc, *turned))(accumulator)
+
+    def store_turned(self, ref: Any, array: jax.Array) -> None:
+        """Stores a matrix [M, N] in a ref [N, M]."""
+        if self.is_interpreted:
+            ref[...] = array.T
+        else:
+            plgpu.transpose_ref(ref, (1, 0))[...] = plgpu.layout_cast(array, plgpu.Layout.WGMMA_TRANSPOSED)
+
     def scores(
         self, *parts: tuple[Any, Any], after_first: Callable[[], None] = lambda: None
     ) -> jax.Array:  # refs [64, H], [T, H] of each part -> [64, T] float32

@@ -1,6 +1,8 @@
-"""Decode attention over latents: the heads of a row in groups of up to 64 lanes, and the merge of its splits."""
+"""Decode attention over latents: the heads of a row in groups of lanes, and the merge of its splits."""
 
 from __future__ import annotations
+
+import math
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +12,6 @@ from pallas_kernels.paged_attention.gpu import math as m
 from pallas_kernels.paged_attention.gpu import merge_splits
 from pallas_kernels.paged_attention.gpu.config import LANES
 from pallas_kernels.paged_attention.gpu.latent import kernel
-from pallas_kernels.paged_attention.gpu.latent.shape import HALVES
 from pallas_kernels.paged_attention.gpu.schedule import GpuSchedule
 from pallas_kernels.paged_attention.gpu.shape import Common
 
@@ -26,22 +27,24 @@ def latent_decode(
     work, loaded = schedule.decode, schedule.config.decode.loaded
     (T, N, lanes), V, R = q.shape, pool.value_dim, work.tokens.shape[0]
     groups = -(-N // loaded)
-    pad = groups * loaded - N
+    step = LANES // math.gcd(LANES, groups * loaded)  # rows whose heads fill groups of lanes in the merge
+    rows, pad = -(-R // step) * step, groups * loaded - N
     queries = jnp.pad(q, ((0, 0), (0, pad), (0, 0))).reshape(T, groups, loaded, lanes)
-    results, sums = kernel.attend(queries, pool, schedule, common)
-    of_lanes = (R, groups, HALVES, LANES)
-    is_used = jnp.arange(LANES) < loaded
-    num_splits = jnp.where(is_used, work.num_splits[:, None, None, None], 0)
-    lane_sinks = jnp.pad(sinks, (0, pad), constant_values=m.LOWEST).reshape(groups, 1, loaded)
-    lane_sinks = jnp.pad(lane_sinks, ((0, 0), (0, 0), (0, LANES - loaded)), constant_values=m.LOWEST)
+    results, sums = kernel.attend(queries, pool, schedule, common, rows=rows)
+    splits, *of_lanes, width = results.shape  # rows, groups, halves of the values if they are apart, lanes
+    spread, wide = [1] * (len(of_lanes) - 3), of_lanes[-1] - loaded
+    num_splits = jnp.pad(work.num_splits, (0, rows - R)).reshape(rows, *[1] * (len(of_lanes) - 1))
+    num_splits = jnp.where(jnp.arange(of_lanes[-1]) < loaded, num_splits, 0)
+    sinks = jnp.pad(sinks, (0, pad), constant_values=m.LOWEST).reshape(groups, loaded)
+    sinks = jnp.pad(sinks, ((0, 0), (0, wide)), constant_values=m.LOWEST).reshape(groups, *spread, loaded + wide)
     merged = merge_splits.merge(
-        results.reshape(work.max_splits, -1, V // HALVES),
-        sums.reshape(work.max_splits, -1),
+        results.reshape(splits, -1, width),
+        sums.reshape(splits, -1),
         jnp.broadcast_to(num_splits, of_lanes).reshape(-1),
-        jnp.broadcast_to(lane_sinks, of_lanes).reshape(-1),
+        jnp.broadcast_to(sinks, of_lanes).reshape(-1),
         ops=common.ops,
         interpret=common.interpret,
     )
-    by_row = merged.reshape(*of_lanes, V // HALVES)[:, :, :, :loaded].transpose(0, 1, 3, 2, 4)
-    by_row = by_row.reshape(R, groups * loaded, V)[:, :N]
+    by_row = merged.reshape(rows, groups, V // width, -1, width)[:, :, :, :loaded].transpose(0, 1, 3, 2, 4)
+    by_row = by_row.reshape(rows, groups * loaded, V)[:, :N]
     return jnp.where(work.is_mine[:, None, None], by_row[work.tiles], jnp.zeros((), q.dtype))

@@ -1,21 +1,19 @@
-"""The static shape of a launch over latents, and the shared memory that it takes."""
+"""The static shape of a launch over latents."""
 
 from __future__ import annotations
 
 import dataclasses
-import enum
-import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
-from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.paged_attention.gpu.config import LANES, Form
-from pallas_kernels.paged_attention.gpu import shape as gpu_shape
 from pallas_kernels.paged_attention.gpu.ops import Ops
+from pallas_kernels.paged_attention.gpu.schedule import Field
 
 HALVES = 2  # of a latent's values, one for each warpgroup that computes
 
@@ -28,19 +26,12 @@ def unknown_zero(n: jax.Array) -> jax.Array:
     return lax.shift_right_logical(n, 31)
 
 
-class PerLane(enum.IntEnum):
-    """What a warpgroup has in shared memory for each lane; in one buffer, because each is padded to 1 KiB."""
-
-    HIGHEST = 0  # logit of its tokens of a stage; at a split's end, the base-2 logarithm of all weights
-    TOTAL = 1  # of its tokens' weights
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LatentShape:
     """The static shape of a launch.
 
     groups: of up to 64 heads, each an item's work of its own. rows: of a block or a part of one, that one transfer
-    brings. A stage's tokens are cut into two shares, whose scores one of the warpgroups computes each.
+    brings.
     """
 
     form: Form
@@ -61,6 +52,11 @@ class LatentShape:
         return self.form.tile_kv // HALVES
 
     @property
+    def key_dim(self) -> int:
+        """Lanes of a latent."""
+        return self.value_dim + self.rope_dim
+
+    @property
     def weighs_in_ropes(self) -> bool:
         """Whether a share's weights stand where its keys' last lanes were, which are read before them."""
         return self.share == LANES == self.rope_dim
@@ -78,6 +74,29 @@ class LatentShape:
         """The lanes of a half of a latent's values."""
         return pl.ds(half * self.half, self.half)
 
+    def source(self, latents: Any, tables: Any, item: dict[Field, jax.Array], position: jax.Array) -> Any:
+        """The rows of the pool with the tokens from a position on, or the nearest inside the context."""
+        C, rows = self.block_size, self.rows
+        position = lax.clamp(item[Field.OLDEST], position, item[Field.HIGH])
+        return latents.at[tables[item[Field.ROW], position // C] * (C // rows) + position % C // rows]
+
+    def is_seen(
+        self, item: dict[Field, jax.Array], begin: jax.Array, like: tuple[int, ...], axis: int, layout: Any
+    ) -> jax.Array:
+        """Which tokens, from position `begin` on along the axis, the row's query sees."""
+        position = self.ops.iota(like, axis, layout) + begin
+        return (position >= item[Field.OLDEST]) & (position <= item[Field.HIGH])
+
+    def over_stages(self, item: dict[Field, jax.Array], one_stage: Callable[..., Any], carry: Any) -> Any:
+        """Runs `one_stage(tile, carry, is_edge)` over an item's tiles; at an edge some tokens are not seen."""
+        first, end = item[Field.FIRST_KV], item[Field.END_KV]
+        first_full = jnp.clip(item[Field.FIRST_FULL], first, end)
+        end_full = jnp.clip(item[Field.END_FULL], first_full, end)
+        if self.window is not None:
+            carry = lax.fori_loop(first, first_full, lambda j, c: one_stage(j, c, True), carry)
+        carry = lax.fori_loop(first_full, end_full, lambda j, c: one_stage(j, c, False), carry)
+        return lax.fori_loop(end_full, end, lambda j, c: one_stage(j, c, True), carry)
+
     @property
     def rope_columns(self) -> Any:
         """The lanes that keys have beside."""
@@ -87,32 +106,3 @@ class LatentShape:
     def half(self) -> int:
         """Values of a latent that one warpgroup sums."""
         return self.value_dim // HALVES
-
-
-def scratch_of(shape: LatentShape) -> dict[str, Any]:
-    """Shared memory and barriers by name.
-
-    A share of a stage comes in two parts, because they become free one after the other: the half of its values that
-    the warpgroup sums which scores the share too, and the rest.
-    """
-    form, share, half, rope = shape.form, shape.share, shape.half, shape.rope_dim
-    swizzled = functools.partial(gpu_shape.swizzled, dtype=jnp.bfloat16, lanes=min(share, rope))
-    shares, pieces = (form.stages, HALVES), share // shape.rows
-    slots = form.stages * HALVES
-    scratch = {
-        "queries": swizzled((form.query_slots, HALVES, LANES, half)),
-        "rope_queries": swizzled((form.query_slots, LANES, rope)),
-        "values": swizzled((*shares, HALVES, share, half)),
-        "ropes": swizzled((*shares, share, rope)),
-        "lanes": plgpu.SMEM((len(PerLane), HALVES, LANES), jnp.float32),
-        "queries_ready": plgpu.Barrier(num_arrivals=HALVES + 1),
-        "queries_free": plgpu.Barrier(num_arrivals=HALVES),
-        "own_ready": plgpu.Barrier(num_arrivals=pieces, num_barriers=slots),
-        "own_free": plgpu.Barrier(num_barriers=slots),
-        "rest_ready": plgpu.Barrier(num_arrivals=2 * pieces, num_barriers=slots),
-        "rest_free": plgpu.Barrier(num_barriers=slots),
-        "together": plgpu.Barrier(num_arrivals=HALVES),
-    }
-    if not shape.weighs_in_ropes:
-        scratch["weights"] = swizzled((HALVES, LANES, share))
-    return scratch
