@@ -74,7 +74,7 @@ def slots_of(shape: LatentShape, num_items: Any, n: Any) -> list[tuple[Any, str,
     return [(num_items, "queries_free", shape.form.query_slots), (n, "free", shape.form.stages)]
 
 
-def consume(shape: LatentShape, refs: Refs, w: jax.Array, task: Task, n: jax.Array) -> jax.Array:
+def consume(shape: LatentShape, refs: Refs, w: int, task: Task, n: jax.Array) -> jax.Array:
     """Computes an item. w: 0. n: stages before it; returned with the item's own added."""
     (_, outputs, s), (i, group, item) = refs, task
     form, ops, V = shape.form, shape.ops, shape.value_dim

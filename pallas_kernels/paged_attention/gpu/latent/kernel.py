@@ -101,8 +101,10 @@ def _body(shape: LatentShape, heads: Any, refs: Refs) -> None:
             for slot in range(slots):
                 pl.when(used > slot)(functools.partial(plgpu.barrier_wait, refs.scratch[name].at[slot]))
 
-    @pl.when(warpgroup < form.consumers)
-    def _() -> None:
-        if form.consumers > 1:
-            plgpu.set_max_registers(_CONSUMER_REGISTERS, action="increase")
-        lax.fori_loop(0, mine, lambda i, n: heads.consume(shape, refs, warpgroup, task_of(i), n), jnp.int32(0))
+    for w in range(form.consumers):  # each has code of its own
+
+        @pl.when(warpgroup == w)
+        def _(w: int = w) -> None:
+            if form.consumers > 1:
+                plgpu.set_max_registers(_CONSUMER_REGISTERS, action="increase")
+            lax.fori_loop(0, mine, lambda i, n: heads.consume(shape, refs, w, task_of(i), n), jnp.int32(0))

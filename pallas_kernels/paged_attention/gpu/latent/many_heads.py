@@ -1,10 +1,12 @@
 """Up to 64 heads of a row as the rows of a wgmma.
 
-The sums of 64 heads are more than one warpgroup's registers hold, so each of two has half of a latent's values, and
-scores one of two shares of a stage's tokens; weights cross in shared memory. `w` is one warpgroup, `1 - w` the other:
+The sums of 64 heads are more than one warpgroup's registers hold, so each of two has half of a latent's values. A stage
+is two shares of tokens; each warpgroup scores one of them, and the other takes its weights from shared memory:
 
-    w          s  m  w v   v    own scores, the highest of both, own weights times own half of own tokens' values,
-    1 - w      s  m  w   v  v    then the other's weights times that of the other's tokens
+    0      s w v      v   s w v      v       scores, weights and values of share 0, then values of share 1
+    1          v  s w v       v  s w v       values of share 0, then scores, weights and values of share 1
+
+A share's memory is fetched into again while the other share is computed, and there is no more of it.
 """
 
 from __future__ import annotations
@@ -33,15 +35,15 @@ _CLEARED = 64  # values of a token at once
 class PerLane(enum.IntEnum):
     """What a warpgroup has in shared memory for each lane; in one buffer, because each is padded to 1 KiB."""
 
-    HIGHEST = 0  # logit of its tokens of a stage; at a split's end, the base-2 logarithm of all weights
-    TOTAL = 1  # of its tokens' weights
+    HIGHEST = 0  # logit up to its share of a stage; at a split's end, the base-2 logarithm of all weights
+    TOTAL = 1  # of its shares' weights
 
 
 def scratch_of(shape: LatentShape) -> dict[str, Any]:
     """Shared memory and barriers by name.
 
-    A share of a stage comes in two parts, because they become free one after the other: the half of its values that
-    the warpgroup sums which scores the share too, and the rest.
+    A share of a stage comes in two parts, because two warpgroups read them last: the half of its values that the one
+    sums which scores the share too, and the rest.
     """
     form, share, half, rope = shape.form, shape.share, shape.half, shape.rope_dim
     matrix = functools.partial(swizzled, dtype=jnp.bfloat16, lanes=min(share, rope))
@@ -59,6 +61,7 @@ def scratch_of(shape: LatentShape) -> dict[str, Any]:
         "own_free": plgpu.Barrier(num_barriers=slots),
         "rest_ready": plgpu.Barrier(num_arrivals=2 * pieces, num_barriers=slots),
         "rest_free": plgpu.Barrier(num_barriers=slots),
+        "weighed": plgpu.Barrier(num_barriers=HALVES),  # shares
         "together": plgpu.Barrier(num_arrivals=HALVES),
     }
     if not shape.weighs_in_ropes:
@@ -86,8 +89,8 @@ def fetch(shape: LatentShape, refs: Refs, task: Task, n: Any) -> jax.Array:
     def one_stage(tile: jax.Array, n: jax.Array) -> jax.Array:
         stage = shape.stage_of(n)
         sources = [shape.source(latents, tables, item, tile * form.tile_kv + first) for first in shape.pieces]
-        for part in ("own", "rest"):
-            for share in range(HALVES):
+        for share in range(HALVES):
+            for part in ("own", "rest"):
                 slot = stage * HALVES + share
                 ready, free = s[f"{part}_ready"].at[slot], s[f"{part}_free"].at[slot]
                 pl.when(n >= form.stages)(functools.partial(plgpu.barrier_wait, free))
@@ -112,49 +115,20 @@ def slots_of(shape: LatentShape, num_items: Any, n: Any) -> list[tuple[Any, str,
     ]
 
 
-def consume(shape: LatentShape, refs: Refs, w: jax.Array, task: Task, n: jax.Array) -> jax.Array:
+def consume(shape: LatentShape, refs: Refs, w: int, task: Task, n: jax.Array) -> jax.Array:
     """Computes an item. n: stages before it; returned with the item's own added."""
     (_, outputs, s), (_, group, item) = refs, task
-    form, ops = shape.form, shape.ops
     plgpu.barrier_wait(s["queries_ready"])
 
     def one_stage(tile: jax.Array, carry: Any, is_edge: bool) -> Any:
-        n, (highest, total, acc) = carry
-        stage = shape.stage_of(n)
-        mine, others = stage * HALVES + w, stage * HALVES + 1 - w
-        logits = m.logits(_scores(shape, s, stage, w, unknown_zero(n)), shape.scale, shape.soft_cap)
-        if is_edge:
-            begin = tile * form.tile_kv + w * shape.share
-            logits = jnp.where(shape.is_seen(item, begin, logits.shape, 1, MATRIX), logits, -jnp.inf)
-        own = logits.max(axis=1)
-        s["lanes"].at[PerLane.HIGHEST, w][...] = own
-        _meet(s)
-        raised = jnp.maximum(highest, jnp.maximum(own, ops.load(s["lanes"].at[PerLane.HIGHEST, 1 - w], PER_LANE)))
-        kept, weights = jnp.exp2(highest - raised), jnp.exp2(logits - m.columns(raised, logits.shape))
-        total = total * kept + weights.sum(axis=1)
-        weights = weights.astype(jnp.bfloat16)
-        _weights(shape, s, stage, w)[...] = weights
-        plgpu.barrier_wait(s["rest_ready"].at[others])
-        if is_edge:
-            _clear(shape, s, stage, w, tile, item)
-        plgpu.commit_smem()
-        plgpu.barrier_arrive(s["together"])
+        n, state = carry
+        for share in range(HALVES):
+            begin = tile * shape.form.tile_kv + share * shape.share
+            step = _score_and_sum if share == w else _sum_values
+            state = step(shape, s, w, n, state, begin, item if is_edge else None)
+        return n + 1, state
 
-        def release(slot: Any) -> None:
-            ops.end_reading(is_by_threads=is_edge)
-            plgpu.barrier_arrive(slot)
-
-        values = s["values"].at[stage]
-        acc = ops.accumulate_both(
-            acc * m.columns(kept, acc.shape),
-            (weights, values.at[w, w]),
-            (_weights(shape, s, stage, 1 - w), values.at[1 - w, w]),
-            meanwhile=lambda: plgpu.barrier_wait(s["together"]),
-            after_first=lambda: release(s["own_free"].at[mine]),
-        )
-        release(s["rest_free"].at[others])
-        return n + 1, (raised, total, acc)
-
+    ops = shape.ops
     state = (
         ops.full((LANES,), m.LOWEST, PER_LANE),
         ops.full((LANES,), 0.0, PER_LANE),
@@ -167,10 +141,63 @@ def consume(shape: LatentShape, refs: Refs, w: jax.Array, task: Task, n: jax.Arr
     return n
 
 
+def _score_and_sum(
+    shape: LatentShape,
+    s: dict[str, Any],
+    w: int,
+    n: jax.Array,
+    state: Any,
+    begin: jax.Array,
+    item: dict[Field, jax.Array] | None,
+) -> Any:
+    """The state with the share that this warpgroup scores. item: where not all tokens are seen, from `begin` on."""
+    (highest, total, acc), ops, stage = state, shape.ops, shape.stage_of(n)
+    logits = m.logits(_scores(shape, s, stage, w, unknown_zero(n)), shape.scale, shape.soft_cap)
+    if item is not None:
+        logits = jnp.where(shape.is_seen(item, begin, logits.shape, 1, MATRIX), logits, -jnp.inf)
+    highest, total, kept, weights = m.weigh(highest, total, logits)
+    weights, values = weights.astype(jnp.bfloat16), s["values"].at[stage, w, w]
+    s["lanes"].at[PerLane.HIGHEST, w][...] = highest
+    _weights(shape, s, stage, w)[...] = weights
+    if item is not None:
+        _clear(shape, values, begin, item)
+    plgpu.commit_smem()
+    plgpu.barrier_arrive(s["weighed"].at[w])
+    acc = ops.accumulate(acc * m.columns(kept, acc.shape), weights, values)
+    ops.end_reading(is_by_threads=item is not None)
+    plgpu.barrier_arrive(s["own_free"].at[stage * HALVES + w])
+    return highest, total, acc
+
+
+def _sum_values(
+    shape: LatentShape,
+    s: dict[str, Any],
+    w: int,
+    n: jax.Array,
+    state: Any,
+    begin: jax.Array,
+    item: dict[Field, jax.Array] | None,
+) -> Any:
+    """The state with the share that the other warpgroup scores."""
+    (highest, total, acc), ops, stage = state, shape.ops, shape.stage_of(n)
+    slot, values = stage * HALVES + 1 - w, s["values"].at[stage, 1 - w, w]
+    plgpu.barrier_wait(s["rest_ready"].at[slot])
+    plgpu.barrier_wait(s["weighed"].at[1 - w])
+    raised = ops.load(s["lanes"].at[PerLane.HIGHEST, 1 - w], PER_LANE)
+    kept = jnp.exp2(highest - raised)
+    if item is not None:
+        _clear(shape, values, begin, item)
+        plgpu.commit_smem()
+    acc = ops.accumulate(acc * m.columns(kept, acc.shape), _weights(shape, s, stage, 1 - w), values)
+    ops.end_reading(is_by_threads=True)
+    plgpu.barrier_arrive(s["rest_free"].at[slot])
+    return raised, total * kept, acc
+
+
 def _scores(
-    shape: LatentShape, s: dict[str, Any], stage: jax.Array, w: jax.Array, slot: jax.Array
+    shape: LatentShape, s: dict[str, Any], stage: jax.Array, w: int, slot: jax.Array
 ) -> jax.Array:  # [64, share]
-    """Every head's query times the keys of this warpgroup's tokens, in the order in which their parts arrive."""
+    """Every head's query times the keys of this warpgroup's share, in the order in which its parts arrive."""
     queries, values, ready = s["queries"].at[slot], s["values"].at[stage, w], stage * HALVES + w
     plgpu.barrier_wait(s["own_ready"].at[ready])
     return shape.ops.scores(
@@ -180,21 +207,17 @@ def _scores(
     )
 
 
-def _weights(shape: LatentShape, s: dict[str, Any], stage: jax.Array, share: jax.Array) -> Any:  # a ref [64, share]
+def _weights(shape: LatentShape, s: dict[str, Any], stage: jax.Array, share: int) -> Any:  # a ref [64, share]
     return s["ropes"].at[stage, share] if shape.weighs_in_ropes else s["weights"].at[share]
 
 
-def _clear(
-    shape: LatentShape, s: dict[str, Any], stage: jax.Array, w: jax.Array, tile: jax.Array, item: dict[Field, jax.Array]
-) -> None:
-    """Makes values zero of tokens that are not seen, in this warpgroup's half of the stage: 0 x NaN is NaN."""
-    for share in range(HALVES):
-        ref, begin = s["values"].at[stage, share, w], tile * shape.form.tile_kv + share * shape.share
-        for first in range(0, shape.half, _CLEARED):
-            columns = pl.ds(first, _CLEARED)
-            values = shape.ops.load(ref.at[:, columns], FEW_ROWS)
-            is_seen = shape.is_seen(item, begin, values.shape, 0, FEW_ROWS)
-            ref[:, columns] = jnp.where(is_seen, values, jnp.zeros_like(values))
+def _clear(shape: LatentShape, values: Any, begin: jax.Array, item: dict[Field, jax.Array]) -> None:
+    """Makes values zero of tokens that are not seen: 0 x NaN is NaN."""
+    for first in range(0, shape.half, _CLEARED):
+        columns = pl.ds(first, _CLEARED)
+        found = shape.ops.load(values.at[:, columns], FEW_ROWS)
+        is_seen = shape.is_seen(item, begin, found.shape, 0, FEW_ROWS)
+        values[:, columns] = jnp.where(is_seen, found, jnp.zeros_like(found))
 
 
 def _meet(s: dict[str, Any]) -> None:
@@ -203,7 +226,7 @@ def _meet(s: dict[str, Any]) -> None:
     plgpu.barrier_wait(s["together"])
 
 
-def _store(shape: LatentShape, outputs: Any, s: dict[str, Any], w: jax.Array, at: Any, state: Any) -> None:
+def _store(shape: LatentShape, outputs: Any, s: dict[str, Any], w: int, at: Any, state: Any) -> None:
     """Stores the split's results: this warpgroup's half, and the sum of all weights."""
     (highest, total, acc), (results, sums) = state, outputs
     s["lanes"].at[PerLane.TOTAL, w][...] = total
