@@ -51,6 +51,13 @@ class Tiles:
             lanes = jnp.where(own, lanes, self.load(items, i))
         return jax.lax.dynamic_update_slice_in_dim(items, lanes, self.first_items[i], 0)
 
+    def store_several(self, items: jax.Array, lanes: jax.Array, places: jax.Array) -> jax.Array:  # items: [items, ...]
+        """As `store` for the tiles at `places` [n] with `lanes` [n, tile, ...]; none for places from num_tiles on."""
+        tiles = jnp.minimum(places, self.num_tiles - 1)
+        own = jax.vmap(self.owns)(tiles) & (places < self.num_tiles)[:, None]
+        at = jnp.where(own, self.first_items[tiles][:, None] + jnp.arange(self.tile), len(items))
+        return items.at[at.reshape(-1)].set(lanes.reshape(-1, *items.shape[1:]), mode="drop")
+
 
 def cut(
     counts: jax.Array,  # [runs] int32

@@ -190,6 +190,8 @@ def _ours(problem: Problem, implementation: str) -> Attend:
             block_size=case.block_size,
             decode_only=case.decode_only,
             invariant=False,
+            platform=jax.devices()[0].platform,
+            num_heads=case.num_heads,
         )
         form = pool_shape(
             num_blocks=a.pool.values.shape[0],

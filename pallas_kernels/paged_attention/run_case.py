@@ -66,7 +66,12 @@ def choose_config(case: Case, implementation: str, target: Target, pool: Any) ->
             dtype=jnp.dtype(case.dtype),
         )
     return AttentionConfig.choose(
-        num_tokens=case.num_tokens, block_size=case.block_size, decode_only=case.decode_only, invariant=case.invariant
+        num_tokens=case.num_tokens,
+        block_size=case.block_size,
+        decode_only=case.decode_only,
+        invariant=case.invariant,
+        platform=target.platform,
+        num_heads=case.num_heads,
     )
 
 

@@ -29,6 +29,7 @@ class QueryTiles:
     high: jax.Array  # [tiles] int32, last position that one of its queries sees
     first_kv: jax.Array  # [tiles] int32, KV tiles first .. end - 1 hold what these queries attend to
     end_kv: jax.Array  # [tiles] int32
+    together: int = static()  # tiles that are computed side by side
 
 
 @jax.tree_util.register_dataclass
@@ -74,11 +75,11 @@ def make_schedule(
     if config.tile_kv % block_size:
         raise ValueError(f"tile_kv is {config.tile_kv}; it must be a multiple of block_size, {block_size}")
     if config.decode_tile_q is None:
-        parts = [(batch.counts, config.tile_q)]
+        parts = [(batch.counts, config.tile_q, config.together)]
     else:
-        parts = [(jnp.where(batch.counts == 1, 1, 0), config.decode_tile_q)]
+        parts = [(jnp.where(batch.counts == 1, 1, 0), config.decode_tile_q, config.decode_together)]
         if config.has_prefill:
-            parts.append((jnp.where(batch.counts == 1, 0, batch.counts), config.tile_q))
+            parts.append((jnp.where(batch.counts == 1, 0, batch.counts), config.tile_q, config.together))
     oldest = functools.partial(oldest_seen, window=window, chunked=chunked)
     write_blocks, write_offsets = write_places(batch, num_tokens=num_tokens, block_size=block_size)
     return Schedule(
@@ -86,7 +87,8 @@ def make_schedule(
         write_blocks=write_blocks,
         write_offsets=write_offsets,
         passes=tuple(
-            _tile_queries(batch, counts, tile, num_tokens, config.tile_kv, oldest, causal) for counts, tile in parts
+            _tile_queries(batch, counts, tile, together, num_tokens, config.tile_kv, oldest, causal)
+            for counts, tile, together in parts
         ),
         seen_ends=batch.seen_ends,
         num_tokens=num_tokens,
@@ -110,6 +112,7 @@ def _tile_queries(
     batch: RaggedBatch,
     counts: jax.Array,
     tile_q: int,
+    together: int,
     num_tokens: int,
     tile_kv: int,
     oldest: Callable[[jax.Array], jax.Array],
@@ -123,7 +126,14 @@ def _tile_queries(
         high = (batch.starts + batch.counts)[tiles.runs] - 1
     if batch.seen_ends is not None:
         high = jnp.maximum(high, _last_seen(tiles, batch.seen_ends))
-    return QueryTiles(tiles=tiles, low=low, high=high, first_kv=oldest(low) // tile_kv, end_kv=high // tile_kv + 1)
+    return QueryTiles(
+        tiles=tiles,
+        low=low,
+        high=high,
+        first_kv=oldest(low) // tile_kv,
+        end_kv=high // tile_kv + 1,
+        together=together,
+    )
 
 
 def _last_seen(tiles: Tiles, seen_ends: jax.Array) -> jax.Array:  # [tiles] int32

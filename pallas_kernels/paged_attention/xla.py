@@ -32,7 +32,7 @@ class _QueryTile:
     high: jax.Array  # last position that a query sees
     positions: jax.Array  # [tile_q] int32 of the lanes
     last: jax.Array  # [tile_q] int32, the last position that each lane sees where attention is causal
-    queries: jax.Array  # [K, tile_q * G, H] float32, scaled
+    queries: jax.Array  # [K, tile_q * G, H] float32, scaled; for a product of bfloat16 as they are
 
 
 def attention(
@@ -47,7 +47,7 @@ def attention(
     for queries in schedule.passes:
 
         def to_all(i: jax.Array, queries: QueryTiles = queries) -> jax.Array:
-            tile = _load_tile(q, schedule, queries, i, pool.num_kv_heads, logits.scale)
+            tile = _load_tile(q, schedule, queries, i, pool, logits.scale)
             attended = _attend(tile, pool, schedule, queries.first_kv[i], queries.end_kv[i], logits)
             return _tokens_first(attended, queries.tiles.tile)
 
@@ -59,7 +59,6 @@ def attention(
 
         def one_tile(
             i: jax.Array,
-            out: jax.Array,
             queries: QueryTiles = queries,
             to_all: Callable[[jax.Array], jax.Array] = to_all,
             to_chosen: Callable[[jax.Array], jax.Array] = to_chosen,
@@ -68,17 +67,33 @@ def attention(
                 attended = to_all(i)
             else:
                 attended = jax.lax.cond(schedule.chooses(queries, i, chosen.top_k), to_chosen, to_all, i)
-            return queries.tiles.store(out, attended.astype(out.dtype), i)
+            return attended.astype(out.dtype)
 
-        out = jax.lax.fori_loop(0, queries.tiles.num_tiles, one_tile, out)
+        out = _each_tile(out, queries, one_tile)
     return out
 
 
+def _each_tile(out: jax.Array, queries: QueryTiles, one_tile: Callable[[jax.Array], jax.Array]) -> jax.Array:
+    """`out` with what one_tile(i) gives for each tile, as many side by side as the schedule says."""
+    tiles, together = queries.tiles, queries.together
+    if together == 1:
+        return jax.lax.fori_loop(0, tiles.num_tiles, lambda i, out: tiles.store(out, one_tile(i), i), out)
+
+    def several(group: jax.Array, out: jax.Array) -> jax.Array:
+        places = group * together + jnp.arange(together)
+        lanes = jax.vmap(one_tile)(jnp.minimum(places, jnp.maximum(tiles.num_tiles - 1, 0)))
+        return tiles.store_several(out, lanes, places)
+
+    return jax.lax.fori_loop(0, -(-tiles.num_tiles // together), several, out)
+
+
 def _load_tile(
-    q: jax.Array, schedule: Schedule, queries: QueryTiles, i: jax.Array, num_kv_heads: int, scale: float
+    q: jax.Array, schedule: Schedule, queries: QueryTiles, i: jax.Array, pool: KVPool, scale: float
 ) -> _QueryTile:
-    K, (_, N, H), tiles = num_kv_heads, q.shape, queries.tiles
-    lanes = tiles.load(q, i).astype(jnp.float32) * scale
+    K, (_, N, H), tiles = pool.num_kv_heads, q.shape, queries.tiles
+    lanes = tiles.load(q, i)
+    if queries.together == 1 or q.dtype != jnp.bfloat16 or pool.scales is not None:
+        lanes = lanes.astype(jnp.float32) * scale
     heads = lanes.reshape(tiles.tile, K, N // K, H).transpose(1, 0, 2, 3).reshape(K, tiles.tile * (N // K), H)
     positions = queries.low[i] - tiles.first_lanes[i] + jnp.arange(tiles.tile)
     ends = schedule.seen_ends
@@ -114,7 +129,7 @@ def _attend(
     def one_kv_tile(j: jax.Array, state: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[jax.Array, ...]:
         highest, total, acc = state  # [K, Q], [K, Q], [K, Q, V]
         k, v, visible = _load_kv(tile, pool, schedule, j)
-        scores = _scores(tile.queries, k)
+        scores = _scores(tile.queries, k, logits.scale)
         if logits.soft_cap is not None:
             scores = logits.soft_cap * jnp.tanh(scores / logits.soft_cap)
         scores = jnp.where(visible, scores, HIDDEN)
@@ -135,12 +150,14 @@ def _attend(
 
 def _load_kv(
     tile: _QueryTile, pool: KVPool, schedule: Schedule, j: jax.Array
-) -> tuple[jax.Array, jax.Array, jax.Array]:  # k, v: [K, tile_kv, H or V] float32; visible: [1, Q or 1, tile_kv]
+) -> tuple[
+    jax.Array, jax.Array, jax.Array
+]:  # k, v: [K, tile_kv, H or V], as the queries; visible: [1, Q or 1, tile_kv]
     """KV tile j of the row. Values that no query of the tile may see are zero, for they may be NaN in the pool."""
     C, tile_kv = pool.block_size, schedule.tile_kv
     block = j * (tile_kv // C) + jnp.arange(tile_kv // C)
     ids = tile.table.at[block].get(mode="clip")  # a tile may reach beyond the table; those positions are hidden
-    k, v = _gather(pool, ids)
+    k, v = _gather(pool, ids, tile.queries.dtype)
     at = j * tile_kv + jnp.arange(tile_kv)
     visible = readable = at <= tile.high
     if schedule.causal:
@@ -151,10 +168,10 @@ def _load_kv(
         readable &= at >= oldest_seen(tile.low, **shape)
     if schedule.causal:
         visible = jnp.repeat(visible, tile.queries.shape[1] // len(tile.positions), axis=0)
-    return k, jnp.where(readable[:, None], v, 0.0), jnp.atleast_2d(visible)[None]
+    return k, jnp.where(readable[:, None], v, jnp.zeros((), v.dtype)), jnp.atleast_2d(visible)[None]
 
 
-def _gather(pool: KVPool, ids: jax.Array) -> tuple[jax.Array, jax.Array]:  # [K, n * C, H or V] float32 each
+def _gather(pool: KVPool, ids: jax.Array, dtype: jnp.dtype) -> tuple[jax.Array, jax.Array]:  # [K, n * C, H or V] each
     """K and V of the blocks `ids` [n], token after token."""
     P, C, vectors, lanes = pool.values.shape
     K, n = pool.num_kv_heads, len(ids)
@@ -163,7 +180,7 @@ def _gather(pool: KVPool, ids: jax.Array) -> tuple[jax.Array, jax.Array]:  # [K,
 
     def of(first: int, step: int) -> jax.Array:
         found = flat.at[tokens, jnp.arange(first, vectors, step)[:, None]].get(mode="promise_in_bounds")
-        return from_bits(found, pool).astype(jnp.float32)
+        return from_bits(found, pool).astype(dtype)
 
     k, v = jnp.split(of(0, 1), [pool.head_dim], axis=-1) if pool.is_packed else (of(0, 2), of(1, 2))
     if pool.scales is not None:
@@ -173,8 +190,12 @@ def _gather(pool: KVPool, ids: jax.Array) -> tuple[jax.Array, jax.Array]:  # [K,
     return (jnp.concatenate([k, v], axis=-1), k) if pool.is_latent else (k, v)
 
 
-def _scores(queries: jax.Array, k: jax.Array) -> jax.Array:  # [K, Q, H], [K, tile_kv, H] -> [K, Q, tile_kv]
+def _scores(
+    queries: jax.Array, k: jax.Array, scale: float
+) -> jax.Array:  # [K, Q, H], [K, tile_kv, H] -> [K, Q, tile_kv] float32
     Q = queries.shape[1]
+    if queries.dtype == jnp.bfloat16:
+        return jnp.einsum("kqh,ksh->kqs", queries, k, preferred_element_type=jnp.float32) * scale
     if Q <= _MAX_VECTOR_DOTS:
         return jnp.stack([jnp.einsum("ksh,kh->ks", k, queries[:, i]) for i in range(Q)], axis=1)
     if Q <= _MAX_KEYS_FIRST:
@@ -184,6 +205,8 @@ def _scores(queries: jax.Array, k: jax.Array) -> jax.Array:  # [K, Q, H], [K, ti
 
 def _weighted_sum(weights: jax.Array, v: jax.Array) -> jax.Array:  # [K, Q, tile_kv], [K, tile_kv, V] -> [K, Q, V]
     Q = weights.shape[1]
+    if v.dtype == jnp.bfloat16:
+        return jnp.einsum("kqs,ksh->kqh", weights.astype(v.dtype), v, preferred_element_type=jnp.float32)
     if Q <= _MAX_VECTOR_DOTS:
         return jnp.stack([jnp.einsum("ks,ksh->kh", weights[:, i], v) for i in range(Q)], axis=1)
     return jnp.einsum("kqs,ksh->kqh", weights, v)

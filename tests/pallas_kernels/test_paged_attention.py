@@ -28,19 +28,24 @@ from tests.fast_compile import FAST_COMPILE, UNOPTIMISED
 
 CASES = TINY_CASES + INVARIANT_CASES + SPAN_CASES + LATENT_CASES
 BY_NAME = {case.name: case for case in CASES}
+SIDE_BY_SIDE = [
+    BY_NAME[name] for name in ("decode_gqa", "mixed_h96_window_sinks", "mixed_int8", "encoder", "invariant")
+]
+SIDE_BY_SIDE += [*SPAN_CASES[:1], *LATENT_CASES[:1]]
 
 
-@functools.partial(jax.jit, static_argnames=("case",), compiler_options=FAST_COMPILE)
-def _attend(arguments: tuple, *, case: Case) -> tuple[jax.Array, KVPool]:
+@functools.partial(jax.jit, static_argnames=("case", "together"), compiler_options=FAST_COMPILE)
+def _attend(arguments: tuple, *, case: Case, together: int = 1) -> tuple[jax.Array, KVPool]:
     q, k, v, pool, batch, sinks = arguments
     config = choose_config(case, "xla", Target.named("cpu"), pool)
+    config = dataclasses.replace(config, together=together, decode_together=together)
     schedule = make_schedule(batch, **case.step, config=config)
     return paged_attention(q, k, v, pool, schedule, **case.attention, sinks=sinks)
 
 
-def _run(case: Case, arguments: Arguments) -> np.ndarray:
+def _run(case: Case, arguments: Arguments, together: int = 1) -> np.ndarray:
     a = arguments
-    return np.asarray(_attend((a.q, a.k, a.v, a.pool, a.batch, a.sinks), case=case)[0])
+    return np.asarray(_attend((a.q, a.k, a.v, a.pool, a.batch, a.sinks), case=case, together=together)[0])
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
@@ -50,6 +55,29 @@ def test_every_case_equals_the_oracle_and_reads_only_its_own_rows(case: Case) ->
     got = _run(case, arguments)
     assert got.dtype == arguments.q.dtype
     np.testing.assert_allclose(got.astype(np.float64), expected, **TOLERANCE[case.dtype])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("case", SIDE_BY_SIDE, ids=lambda case: case.name)
+def test_tiles_side_by_side_as_on_a_gpu_equal_the_oracle_too(case: Case, dtype: str) -> None:
+    kv_dtype = dtype if case.kv_dtype == "float32" else case.kv_dtype
+    case = dataclasses.replace(case, dtype=dtype, kv_dtype=kv_dtype)
+    arguments = make_arguments(case)
+    got = _run(case, arguments, together=3)
+    np.testing.assert_allclose(got.astype(np.float64), oracle.of_case(case, arguments), **TOLERANCE[dtype])
+
+
+def test_a_gpu_computes_few_large_groups_of_tiles() -> None:
+    """Each step of a loop costs it a dozen launches."""
+    sizes = {"num_tokens": 4096, "block_size": 16, "invariant": False, "platform": "gpu"}
+    config = AttentionConfig.choose(**sizes, decode_only=False, num_heads=32)
+    assert config.tile_q * config.together * 32 == 2**16 and config.tile_kv == 512
+    assert AttentionConfig.choose(**sizes | {"num_tokens": 64}, decode_only=True, num_heads=32).decode_together == 64
+    invariant = [
+        AttentionConfig.choose(**sizes | {"num_tokens": T, "invariant": True}, decode_only=False, num_heads=32)
+        for T in (64, 4096)
+    ]
+    assert invariant[0] == invariant[1], "a product's bits depend on its shape"
 
 
 def test_queries_of_padding_tokens_do_not_reach_other_tokens() -> None:

@@ -38,7 +38,8 @@ def _on_gpu(case: Case) -> Case:
     return dataclasses.replace(case, name=case.name.replace(f"h{case.head_dim}_", ""), head_dim=128)
 
 
-CASES = [_on_gpu(case) for case in TINY_CASES]
+_STAGES = Case(name="prefill_of_several_stages", rows=((300, 20), (260, 1), (0, 200)), num_tokens=256, num_rows=4)
+CASES = [_on_gpu(case) for case in (*TINY_CASES, dataclasses.replace(_STAGES, tiny=True))]
 BY_NAME = {case.name: case for case in CASES}
 QUICK = ("decode_gqa",)
 # Each feature in one of them at least.
@@ -53,6 +54,7 @@ SLOW = (
     "mixed_fp8_e5m2",
     "encoder",
     "prefill_long",
+    "prefill_of_several_stages",
 )
 QUICK_SCHEDULES = ("decode_gqa", "mixed_h96_window_sinks", "encoder_chunks")
 

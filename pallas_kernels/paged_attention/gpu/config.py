@@ -17,6 +17,7 @@ LANES = 64  # rows of a wgmma
 HEAD_DIMS = (64, 96, 128, 256)
 BLOCK_SIZES = (16, 32, 64, 128, 256)
 _TILE_KV = 64
+_PREFILL_TILE_KV = 128  # where two stages of it and a state fit
 _SPLIT_TOKENS = (1024, 4096)  # decode: fewer heads need more splits to fill a chip, more heads make them for nothing
 _SPLIT_PER_HEAD = 256  # 8 heads and 128k tokens: 512 items
 _MAX_STAGES = 5
@@ -86,15 +87,15 @@ class GpuConfig:
 
 
 def _form(pool: KVPool, group: int, *, is_decode: bool, target: Target) -> Form:
-    H, consumers, tile_kv = pool.head_dim, 1 if is_decode else 2, _TILE_KV
+    H, consumers, is_small = pool.head_dim, 1 if is_decode else 2, pool.dtype.itemsize == 1
+    tile_kv = _TILE_KV if is_decode or H > 128 or is_small else _PREFILL_TILE_KV
     part = H if H <= 128 else 64  # what results leave of the registers
-    is_small = pool.dtype.itemsize == 1
     query_slots = 2 if is_decode and H <= 128 else 1
     queries = query_slots * consumers * LANES * H * 2
     outputs = LANES * (part * 4 + 4) if is_decode else 0  # prefill writes its results where the queries were
     copies = 2 * tile_kv * H * 2 if is_small else 0  # K and V in bfloat16
     stage = 2 * tile_kv * H * pool.dtype.itemsize + (2 * tile_kv * 4 if pool.dtype == jnp.int8 else 0)
-    spare = 4096  # barriers, alignment and the compiler's own scratch
+    spare = 3072  # barriers, alignment and the compiler's own scratch
     fixed = queries + outputs + copies + spare
     assert target.smem_bytes is not None
     least, most = _SPLIT_TOKENS

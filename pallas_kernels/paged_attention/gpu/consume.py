@@ -25,7 +25,7 @@ def consume(shape: Shape, refs: Refs, consumer: jax.Array, task: Task, n: jax.Ar
     slot = lax.rem(i, form.query_slots)
     queries = s["queries"].at[slot, consumer]
     lane = ops.iota((LANES,), 0, PER_LANE) + consumer * LANES
-    query = item[Field.LOW] + lane // shape.group
+    query = item[Field.LOW] + lax.div(lane, shape.group)
     plgpu.barrier_wait(s["queries_ready"].at[slot])
 
     def one_stage(tile: jax.Array, carry: Any, is_edge: bool) -> Any:
@@ -34,7 +34,8 @@ def consume(shape: Shape, refs: Refs, consumer: jax.Array, task: Task, n: jax.Ar
         plgpu.barrier_wait(s["stage_ready"].at[stage])
         begin = tile * form.tile_kv
         keys_values = _readable(shape, s, stage, consumer, begin, item, is_edge)
-        scores = ops.scores((queries, keys_values.at[:, pl.ds(0, H)]))
+        turn = _nothing if is_edge or not shape.alternates else functools.partial(_take_turn, s)
+        scores = ops.scores(queries, keys_values.at[:, pl.ds(0, H)], turn)
         if shape.has_scales:
             scores *= _scales(shape, s, stage, 0)
         logits = m.logits(scores, shape.scale, shape.soft_cap)
@@ -45,6 +46,7 @@ def consume(shape: Shape, refs: Refs, consumer: jax.Array, task: Task, n: jax.Ar
             scales = _scales(shape, s, stage, 1)
             weights = jnp.where(weights > 0, weights * scales, jnp.zeros_like(weights)) if is_edge else weights * scales
         weights = weights.astype(jnp.bfloat16)
+        turn()
         done = []
         for p, part in enumerate(parts):
             values = keys_values.at[:, pl.ds(H + p * form.part, form.part)]
@@ -60,7 +62,11 @@ def consume(shape: Shape, refs: Refs, consumer: jax.Array, task: Task, n: jax.Ar
     carry = (n, state)
     if shape.window is not None:
         carry = lax.fori_loop(first, first_full, lambda j, c: one_stage(j, c, True), carry)
+    if shape.alternates:
+        pl.when(consumer == 1)(functools.partial(_take_turn, s))
     carry = lax.fori_loop(first_full, end_full, lambda j, c: one_stage(j, c, False), carry)
+    if shape.alternates:
+        pl.when(consumer == 0)(functools.partial(_take_turn, s))
     n, state = lax.fori_loop(end_full, end, lambda j, c: one_stage(j, c, True), carry)
     if form.split is None:
         _store_whole(shape, outputs, s, consumer, slot, head, item, state)
@@ -122,6 +128,23 @@ def _readable(
     if shape.is_converted or is_edge:
         _meet(shape, s)
     return into
+
+
+def _nothing() -> None:
+    """What happens between two products where consumers do not alternate."""
+
+
+def _take_turn(s: dict[str, Any]) -> None:
+    """Waits until the other consumer is half a stage away.
+
+    The second begins with one more and the first ends with one, so that scores of one are multiplied before values of
+    the other, and each weighs while the other multiplies. At edges they meet instead.
+
+        first     s - w - v s - w - v s -
+        second    - s - w - v s - w - v s     - is a turn
+    """
+    plgpu.barrier_arrive(s["turn"])
+    plgpu.barrier_wait(s["turn"])
 
 
 def _meet(shape: Shape, s: dict[str, Any]) -> None:

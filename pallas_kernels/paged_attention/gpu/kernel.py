@@ -86,15 +86,21 @@ def _body(shape: Shape, refs: Refs) -> None:
     num_items, items = refs.inputs[:2]
     form, warpgroup, program = shape.form, lax.axis_index("warpgroup"), lax.axis_index("program")
     work = num_items[0] * shape.num_kv_heads
-    mine = (work - program + shape.programs - 1) // shape.programs
+    rounds, rest = lax.div(work, shape.programs), lax.rem(work, shape.programs)  # `//` minds signs, and costs more
+
+    def turn_of(i: jax.Array) -> jax.Array:
+        """The place of this program in a round: every other one goes backwards, so that all have as long contexts."""
+        return jnp.where(lax.rem(i, 2) == 0, program, shape.programs - 1 - program)
+
+    mine = rounds + jnp.where(turn_of(rounds) < rest, 1, 0)
 
     def task_of(i: jax.Array) -> Task:
         """The i-th item of this program; the heads of an item run side by side. The longest contexts come first."""
-        place = program + i * shape.programs
+        place = turn_of(i) + i * shape.programs
         if form.split is None:
             place = work - 1 - place
-        index = place // shape.num_kv_heads
-        head, fields = place % shape.num_kv_heads, shape.ops.scalars(items, index, len(Field))
+        index = lax.div(place, shape.num_kv_heads)
+        head, fields = lax.rem(place, shape.num_kv_heads), shape.ops.scalars(items, index, len(Field))
         return Task(i, head, dict(zip(Field, fields, strict=True)))
 
     @pl.when(warpgroup == form.consumers)
@@ -140,8 +146,8 @@ def _fetch(shape: Shape, refs: Refs, task: Task, n: Any) -> jax.Array:
         for piece in range(form.tile_kv // shape.rows):
             first = piece * shape.rows
             position = lax.clamp(item[Field.OLDEST], tile * form.tile_kv + first, item[Field.HIGH])
-            block = tables[item[Field.ROW], position // C]
-            part = position % C // shape.rows
+            block = tables[item[Field.ROW], lax.div(position, C)]
+            part = lax.div(lax.rem(position, C), shape.rows)
             ready = s["stage_ready"].at[stage]
             plgpu.copy_gmem_to_smem(
                 values.at[block * (C // shape.rows) + part, :, head],

@@ -84,7 +84,7 @@ def _body(ops: Ops, splits: int, results: Any, sums: Any, num_splits: Any, most:
     highest = ops.load(sinks.at[group], PER_LANE)
     total = jnp.where(highest > m.LOWEST, jnp.ones_like(highest), jnp.zeros_like(highest))
     state = (highest, total, ops.full((LANES, _PART), 0.0, MATRIX))
-    rounds = (most[group] + _AT_ONCE - 1) // _AT_ONCE
+    rounds = lax.div(most[group] + _AT_ONCE - 1, _AT_ONCE)
     _, total, acc = lax.fori_loop(0, rounds, several, state)
     inverse = 1.0 / jnp.where(total > 0, total, jnp.ones_like(total))
     out[group, part] = acc * m.columns(inverse, acc.shape)

@@ -83,7 +83,7 @@ def make_schedule(
     works = [_make_work(batch, counts, form, num_tokens, max_tokens, window, causal) for counts, form in parts]
     write_blocks, write_offsets = write_places(batch, num_tokens=num_tokens, block_size=block_size)
     return GpuSchedule(
-        block_tables=batch.block_tables,
+        block_tables=jnp.maximum(batch.block_tables, 0),  # a copy, for kernels refuse parts of other arrays
         write_blocks=write_blocks,
         write_offsets=write_offsets,
         decode=works[0],

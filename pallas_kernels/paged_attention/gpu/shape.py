@@ -67,6 +67,11 @@ class Shape:
         return self.dtype.itemsize == 1
 
     @property
+    def alternates(self) -> bool:
+        """Whether one consumer multiplies while the other weighs; with stages to convert they meet at each."""
+        return self.form.consumers > 1 and not self.is_converted
+
+    @property
     def width(self) -> int:
         """Lanes of a head dim that are rewritten at once: more would take registers that the results are in."""
         return 32 if self.head_dim % 64 else 64
@@ -100,6 +105,8 @@ def scratch_of(shape: Shape) -> dict[str, Any]:
     }
     if form.consumers > 1:
         scratch["together"] = plgpu.Barrier(num_arrivals=form.consumers)
+    if shape.alternates:
+        scratch["turn"] = plgpu.Barrier(num_arrivals=form.consumers)
     if form.split is not None:
         scratch["result"] = plgpu.SMEM((LANES, form.part), jnp.float32)
         scratch["sums"] = plgpu.SMEM((LANES,), jnp.float32)

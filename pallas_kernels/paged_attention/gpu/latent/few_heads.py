@@ -88,7 +88,7 @@ def consume(shape: LatentShape, refs: Refs, w: int, task: Task, n: jax.Array) ->
         latents = s["latents"].at[stage]
         plgpu.barrier_wait(s["ready"].at[stage])
         queries = s["queries"].at[slot + unknown_zero(n)]
-        logits = m.logits(ops.scores((latents, queries)), shape.scale, shape.soft_cap)
+        logits = m.logits(ops.scores(latents, queries), shape.scale, shape.soft_cap)
         if is_edge:
             logits = jnp.where(shape.is_seen(item, begin, tile, 0, MATRIX), logits, -jnp.inf)
         raised = jnp.maximum(highest, logits.max(axis=0))

@@ -84,13 +84,19 @@ def _body(shape: LatentShape, heads: Any, refs: Refs) -> None:
     num_items, items = refs.inputs[:2]
     form, warpgroup, program = shape.form, lax.axis_index("warpgroup"), lax.axis_index("program")
     work = num_items[0] * shape.groups
-    mine = (work - program + shape.programs - 1) // shape.programs
+    rounds, rest = lax.div(work, shape.programs), lax.rem(work, shape.programs)
+
+    def turn_of(i: jax.Array) -> jax.Array:
+        """The place of this program in a round, every other one of which goes backwards."""
+        return jnp.where(lax.rem(i, 2) == 0, program, shape.programs - 1 - program)
+
+    mine = rounds + jnp.where(turn_of(rounds) < rest, 1, 0)
 
     def task_of(i: jax.Array) -> Task:
         """The i-th item of this program; the groups of an item run side by side, so that one finds its blocks in L2."""
-        place = program + i * shape.programs
-        fields = shape.ops.scalars(items, place // shape.groups, len(Field))
-        return Task(i, place % shape.groups, dict(zip(Field, fields, strict=True)))
+        place = turn_of(i) + i * shape.programs
+        fields = shape.ops.scalars(items, lax.div(place, shape.groups), len(Field))
+        return Task(i, lax.rem(place, shape.groups), dict(zip(Field, fields, strict=True)))
 
     @pl.when(warpgroup == form.consumers)
     def _() -> None:

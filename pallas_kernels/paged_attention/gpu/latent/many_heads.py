@@ -200,7 +200,7 @@ def _scores(
     """Every head's query times the keys of this warpgroup's share, in the order in which its parts arrive."""
     queries, values, ready = s["queries"].at[slot], s["values"].at[stage, w], stage * HALVES + w
     plgpu.barrier_wait(s["own_ready"].at[ready])
-    return shape.ops.scores(
+    return shape.ops.scores_of_parts(
         *((queries.at[half], values.at[half]) for half in (w, 1 - w)),
         (s["rope_queries"].at[slot], s["ropes"].at[stage, w]),
         after_first=lambda: plgpu.barrier_wait(s["rest_ready"].at[ready]),

@@ -78,7 +78,8 @@ class LatentShape:
         """The rows of the pool with the tokens from a position on, or the nearest inside the context."""
         C, rows = self.block_size, self.rows
         position = lax.clamp(item[Field.OLDEST], position, item[Field.HIGH])
-        return latents.at[tables[item[Field.ROW], position // C] * (C // rows) + position % C // rows]
+        block, part = tables[item[Field.ROW], lax.div(position, C)], lax.div(lax.rem(position, C), rows)
+        return latents.at[block * (C // rows) + part]
 
     def is_seen(
         self, item: dict[Field, jax.Array], begin: jax.Array, like: tuple[int, ...], axis: int, layout: Any
