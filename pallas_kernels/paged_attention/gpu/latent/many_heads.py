@@ -56,7 +56,7 @@ def scratch_of(shape: LatentShape) -> dict[str, Any]:
         "ropes": matrix((*shares, share, rope)),
         "lanes": plgpu.SMEM((len(PerLane), HALVES, LANES), jnp.float32),
         "queries_ready": plgpu.Barrier(num_arrivals=HALVES + 1),
-        "queries_free": plgpu.Barrier(num_arrivals=HALVES),
+        "queries_free": plgpu.Barrier(num_arrivals=HALVES, num_barriers=form.query_slots),
         "own_ready": plgpu.Barrier(num_arrivals=pieces, num_barriers=slots),
         "own_free": plgpu.Barrier(num_barriers=slots),
         "rest_ready": plgpu.Barrier(num_arrivals=2 * pieces, num_barriers=slots),
@@ -156,7 +156,8 @@ def _score_and_sum(
     if item is not None:
         logits = jnp.where(shape.is_seen(item, begin, logits.shape, 1, MATRIX), logits, -jnp.inf)
     highest, total, kept, weights = m.weigh(highest, total, logits)
-    weights, values = weights.astype(jnp.bfloat16), s["values"].at[stage, w, w]
+    mine = w + unknown_zero(n)
+    weights, values = weights.astype(jnp.bfloat16), s["values"].at[stage, mine, mine]
     s["lanes"].at[PerLane.HIGHEST, w][...] = highest
     _weights(shape, s, stage, w)[...] = weights
     if item is not None:
@@ -180,7 +181,8 @@ def _sum_values(
 ) -> Any:
     """The state with the share that the other warpgroup scores."""
     (highest, total, acc), ops, stage = state, shape.ops, shape.stage_of(n)
-    slot, values = stage * HALVES + 1 - w, s["values"].at[stage, 1 - w, w]
+    mine = w + unknown_zero(n)
+    slot, values = stage * HALVES + 1 - w, s["values"].at[stage, 1 - mine, mine]
     plgpu.barrier_wait(s["rest_ready"].at[slot])
     plgpu.barrier_wait(s["weighed"].at[1 - w])
     raised = ops.load(s["lanes"].at[PerLane.HIGHEST, 1 - w], PER_LANE)
@@ -188,7 +190,7 @@ def _sum_values(
     if item is not None:
         _clear(shape, values, begin, item)
         plgpu.commit_smem()
-    acc = ops.accumulate(acc * m.columns(kept, acc.shape), _weights(shape, s, stage, 1 - w), values)
+    acc = ops.accumulate(acc * m.columns(kept, acc.shape), _weights(shape, s, stage, 1 - mine), values)
     ops.end_reading(is_by_threads=True)
     plgpu.barrier_arrive(s["rest_free"].at[slot])
     return raised, total * kept, acc
