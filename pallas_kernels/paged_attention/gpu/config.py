@@ -48,6 +48,7 @@ class Form:
     stages: int
     query_slots: int
     smem_bytes: int
+    pairs: bool = False
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -23,7 +23,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.paged_attention.gpu import math as m
 from pallas_kernels.paged_attention.gpu.config import LANES
-from pallas_kernels.paged_attention.gpu.latent.shape import HALVES, LatentShape, unknown_zero
+from pallas_kernels.paged_attention.gpu.latent.shape import GROUP, HALVES, LatentShape, unknown_zero
 from pallas_kernels.paged_attention.gpu.ops import FEW_ROWS, MATRIX, PER_LANE
 from pallas_kernels.paged_attention.gpu.schedule import Field
 from pallas_kernels.paged_attention.gpu.shape import Refs, Task, swizzled
@@ -49,6 +49,9 @@ def scratch_of(shape: LatentShape) -> dict[str, Any]:
     matrix = functools.partial(swizzled, dtype=jnp.bfloat16, lanes=min(share, rope))
     shares, pieces = (form.stages, HALVES), share // shape.rows
     slots = form.stages * HALVES
+    free = plgpu.Barrier(num_barriers=slots)
+    if shape.is_paired:
+        free = plgpu.ClusterBarrier(collective_axes=(GROUP,), num_barriers=slots)
     scratch = {
         "queries": matrix((form.query_slots, HALVES, LANES, half)),
         "rope_queries": matrix((form.query_slots, LANES, rope)),
@@ -58,9 +61,9 @@ def scratch_of(shape: LatentShape) -> dict[str, Any]:
         "queries_ready": plgpu.Barrier(num_arrivals=HALVES + 1),
         "queries_free": plgpu.Barrier(num_arrivals=HALVES, num_barriers=form.query_slots),
         "own_ready": plgpu.Barrier(num_arrivals=pieces, num_barriers=slots),
-        "own_free": plgpu.Barrier(num_barriers=slots),
+        "own_free": free,
         "rest_ready": plgpu.Barrier(num_arrivals=2 * pieces, num_barriers=slots),
-        "rest_free": plgpu.Barrier(num_barriers=slots),
+        "rest_free": free,
         "weighed": plgpu.Barrier(num_barriers=HALVES),  # shares
         "together": plgpu.Barrier(num_arrivals=HALVES),
     }
@@ -80,6 +83,7 @@ def fetch(shape: LatentShape, refs: Refs, task: Task, n: Any) -> jax.Array:
     form, s, (i, group, item) = shape.form, refs.scratch, task
     _, _, tables, tokens, queries, latents = refs.inputs
     pl.when(i > 0)(functools.partial(plgpu.barrier_wait, s["queries_free"].at[0]))
+    together: Any = {"collective_axes": GROUP} if shape.is_paired else {}
     lanes, query = pl.ds(0, form.loaded), queries.at[tokens[item[Field.ROW]], group]
     for half in range(HALVES):
         there = s["queries"].at[0, half, lanes]
@@ -98,10 +102,10 @@ def fetch(shape: LatentShape, refs: Refs, task: Task, n: Any) -> jax.Array:
                 for first in range(0, shape.share, shape.rows):
                     source, there = sources[(share * shape.share + first) // shape.rows], pl.ds(first, shape.rows)
                     values = s["values"].at[stage, share, half, there]
-                    plgpu.copy_gmem_to_smem(source.at[:, shape.columns(half)], values, ready)
+                    plgpu.copy_gmem_to_smem(source.at[:, shape.columns(half)], values, ready, **together)
                     if part == "rest":
                         ropes = s["ropes"].at[stage, share, there]
-                        plgpu.copy_gmem_to_smem(source.at[:, shape.rope_columns], ropes, ready)
+                        plgpu.copy_gmem_to_smem(source.at[:, shape.rope_columns], ropes, ready, **together)
         return n + 1
 
     return lax.fori_loop(item[Field.FIRST_KV], item[Field.END_KV], one_stage, n)
@@ -232,6 +236,7 @@ def _store(shape: LatentShape, outputs: Any, s: dict[str, Any], w: int, at: Any,
     """Stores the split's results: this warpgroup's half, and the sum of all weights."""
     (highest, total, acc), (results, sums) = state, outputs
     s["lanes"].at[PerLane.TOTAL, w][...] = total
+    plgpu.commit_smem()
     _meet(s)
     total += shape.ops.load(s["lanes"].at[PerLane.TOTAL, 1 - w], PER_LANE)
     results[at] = acc * m.columns(1.0 / total, acc.shape)
