@@ -15,9 +15,10 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from pallas_kernels.paged_attention.gpu import math as m
 from pallas_kernels.paged_attention.gpu.config import LANES
 from pallas_kernels.paged_attention.gpu.ops import MATRIX, PER_LANE, Ops
+from pallas_kernels.paged_attention.gpu.shape import swizzled
 
 _AT_ONCE = 8
-_PART = 16  # lanes of the head dim
+_PART = 32  # lanes of the head dim
 
 
 def merge(
@@ -35,7 +36,8 @@ def merge(
     by_group = num_splits.reshape(groups, LANES)
     launch = plgpu.kernel(
         lambda *refs: _body(ops, splits, *refs),
-        out_type=jax.ShapeDtypeStruct((groups, parts, LANES, _PART), jnp.float32),
+        out_type=jax.ShapeDtypeStruct((groups, LANES, parts, _PART), jnp.bfloat16),
+        scratch_types=[swizzled((LANES, _PART), jnp.bfloat16)],
         grid=(groups, parts),
         grid_names=("group", "part"),
         compiler_params=plgpu.CompilerParams(approx_math=True),
@@ -48,19 +50,22 @@ def merge(
         by_group.max(axis=1),
         sinks.reshape(groups, LANES),
     )
-    return out.transpose(0, 2, 1, 3).reshape(lanes, H).astype(jnp.bfloat16)
+    return out.reshape(lanes, H)
 
 
-def _body(ops: Ops, splits: int, results: Any, sums: Any, num_splits: Any, most: Any, sinks: Any, out: Any) -> None:
+def _body(
+    ops: Ops, splits: int, results: Any, sums: Any, num_splits: Any, most: Any, sinks: Any, out: Any, means: Any
+) -> None:
     group, part = lax.axis_index("group"), lax.axis_index("part")
     mine = ops.load(num_splits.at[group], PER_LANE)
+    last = jnp.maximum(most[group] - 1, 0)
 
     def several(i: jax.Array, state: Any) -> Any:
         highest, total, acc = state
         found = []
         for j in range(min(_AT_ONCE, splits)):
             split = i * _AT_ONCE + j
-            place = jnp.minimum(split, splits - 1)
+            place = jnp.minimum(split, last)  # what is there twice is read from a cache
             found.append(
                 (
                     split < mine,
@@ -87,4 +92,7 @@ def _body(ops: Ops, splits: int, results: Any, sums: Any, num_splits: Any, most:
     rounds = lax.div(most[group] + _AT_ONCE - 1, _AT_ONCE)
     _, total, acc = lax.fori_loop(0, rounds, several, state)
     inverse = 1.0 / jnp.where(total > 0, total, jnp.ones_like(total))
-    out[group, part] = acc * m.columns(inverse, acc.shape)
+    means[...] = (acc * m.columns(inverse, acc.shape)).astype(jnp.bfloat16)
+    plgpu.commit_smem()
+    plgpu.copy_smem_to_gmem(means, out.at[group, :, part])
+    plgpu.wait_smem_to_gmem(0)
