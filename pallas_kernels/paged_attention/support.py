@@ -103,8 +103,8 @@ def _gpu_refusals(
         sizes, ropes = gpu_config.LATENT_DIMS, gpu_config.LATENT_ROPE_DIMS
         if head_dim not in sizes or rope_dim not in ropes:
             reasons.append(
-                f"kv_lora_rank is {head_dim} and qk_rope_head_dim {rope_dim}; 'mosaic_gpu' has {sizes} and {ropes}; take "
-                "implementation 'xla'"
+                f"kv_lora_rank is {head_dim} and qk_rope_head_dim {rope_dim}; 'mosaic_gpu' has {sizes} and {ropes}; "
+                "take implementation 'xla'"
             )
         if kv_dtype not in ("bfloat16", "float32"):
             reasons.append(

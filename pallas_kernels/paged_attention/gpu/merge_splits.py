@@ -53,9 +53,8 @@ def merge(
     return out.reshape(lanes, H)
 
 
-def _body(
-    ops: Ops, splits: int, results: Any, sums: Any, num_splits: Any, most: Any, sinks: Any, out: Any, means: Any
-) -> None:
+def _body(ops: Ops, splits: int, *refs: Any) -> None:
+    results, sums, num_splits, most, sinks, out, means = refs
     group, part = lax.axis_index("group"), lax.axis_index("part")
     mine = ops.load(num_splits.at[group], PER_LANE)
     last = jnp.maximum(most[group] - 1, 0)

@@ -16,7 +16,6 @@ from pallas_kernels.logits import Logits
 from pallas_kernels.paged_attention.gpu import kernel, merge_splits
 from pallas_kernels.paged_attention.gpu import math as gpu_math
 from pallas_kernels.paged_attention.gpu.config import LANES, Form
-from pallas_kernels.paged_attention.gpu.latent.attention import latent_decode
 from pallas_kernels.paged_attention.gpu.ops import Ops
 from pallas_kernels.paged_attention.gpu.schedule import GpuSchedule
 from pallas_kernels.paged_attention.gpu.shape import Common
@@ -45,8 +44,6 @@ def paged_attention(
         ops=Ops(is_interpreted=bool(interpret)),
         interpret=interpret,
     )
-    if pool.is_latent:
-        return latent_decode(q, pool, schedule, heads, common), pool
     out = _decode(q, pool, schedule, heads.reshape(K, -1), common)
     if schedule.prefill is not None:
         out = jnp.where(schedule.prefill.is_mine[:, None, None], _prefill(q, pool, schedule, heads, common), out)

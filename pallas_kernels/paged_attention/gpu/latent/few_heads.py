@@ -17,7 +17,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.paged_attention.gpu import math as m
-from pallas_kernels.paged_attention.gpu.latent.shape import LatentShape, unknown_zero
+from pallas_kernels.paged_attention.gpu.latent.latent_shape import LatentShape, unknown_zero
 from pallas_kernels.paged_attention.gpu.ops import MATRIX, PER_TOKEN
 from pallas_kernels.paged_attention.gpu.schedule import Field
 from pallas_kernels.paged_attention.gpu.shape import Refs, Task, swizzled

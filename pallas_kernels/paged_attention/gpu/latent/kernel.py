@@ -23,7 +23,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.kv_pool import KVPool, from_bits
 from pallas_kernels.paged_attention.gpu.latent import few_heads, many_heads
-from pallas_kernels.paged_attention.gpu.latent.shape import GROUP, LatentShape
+from pallas_kernels.paged_attention.gpu.latent.latent_shape import GROUP, LatentShape
 from pallas_kernels.paged_attention.gpu.schedule import Field, GpuSchedule
 from pallas_kernels.paged_attention.gpu.shape import Common, Refs, Task
 
@@ -40,7 +40,7 @@ def attend(
 ) -> tuple[jax.Array, jax.Array]:
     """Results of the splits in float32, each with weights that sum to 1, and the base-2 logarithms of their sums.
 
-    As `results_of` of the form has them, for so many rows: those of the schedule, or more, of which nothing is stored.
+    As `results_of` of the form has them, for so many rows: those of the schedule, or more, where nothing is stored.
     """
     (P, C, _, lanes), V = pool.values.shape, pool.value_dim
     work, form = schedule.decode, schedule.config.decode
@@ -92,7 +92,7 @@ def _body(shape: LatentShape, heads: Any, refs: Refs) -> None:
     rounds, rest = lax.div(work, shape.programs), lax.rem(work, shape.programs)
 
     def turn_of(i: jax.Array) -> jax.Array:
-        """The place of this program in a round, every other one of which goes backwards."""
+        """The place of this program in a round; every other round goes backwards."""
         return jnp.where(lax.rem(i, 2) == 0, program, shape.programs - 1 - program)
 
     mine = rounds + jnp.where(turn_of(rounds) < rest, 1, 0)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import enum
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +23,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.paged_attention.gpu import math as m
 from pallas_kernels.paged_attention.gpu.config import LANES
-from pallas_kernels.paged_attention.gpu.latent.shape import GROUP, HALVES, LatentShape, unknown_zero
+from pallas_kernels.paged_attention.gpu.latent.latent_shape import GROUP, HALVES, LatentShape, unknown_zero
 from pallas_kernels.paged_attention.gpu.ops import FEW_ROWS, MATRIX, PER_LANE
 from pallas_kernels.paged_attention.gpu.schedule import Field
 from pallas_kernels.paged_attention.gpu.shape import Refs, Task, swizzled
@@ -37,6 +37,14 @@ class PerLane(enum.IntEnum):
 
     HIGHEST = 0  # logit up to its share of a stage; at a split's end, the base-2 logarithm of all weights
     TOTAL = 1  # of its shares' weights
+
+
+class _Share(NamedTuple):
+    """n: stages before it. begin: position of its first token. item: None where all tokens are seen."""
+
+    n: jax.Array
+    begin: jax.Array
+    item: dict[Field, jax.Array] | None
 
 
 def scratch_of(shape: LatentShape) -> dict[str, Any]:
@@ -128,8 +136,8 @@ def consume(shape: LatentShape, refs: Refs, w: int, task: Task, n: jax.Array) ->
         n, state = carry
         for share in range(HALVES):
             begin = tile * shape.form.tile_kv + share * shape.share
-            step = _score_and_sum if share == w else _sum_values
-            state = step(shape, s, w, n, state, begin, item if is_edge else None)
+            sum_up = _score_and_sum if share == w else _sum_values
+            state = sum_up(shape, s, w, _Share(n, begin, item if is_edge else None), state)
         return n + 1, state
 
     ops = shape.ops
@@ -145,17 +153,10 @@ def consume(shape: LatentShape, refs: Refs, w: int, task: Task, n: jax.Array) ->
     return n
 
 
-def _score_and_sum(
-    shape: LatentShape,
-    s: dict[str, Any],
-    w: int,
-    n: jax.Array,
-    state: Any,
-    begin: jax.Array,
-    item: dict[Field, jax.Array] | None,
-) -> Any:
-    """The state with the share that this warpgroup scores. item: where not all tokens are seen, from `begin` on."""
-    (highest, total, acc), ops, stage = state, shape.ops, shape.stage_of(n)
+def _score_and_sum(shape: LatentShape, s: dict[str, Any], w: int, of: _Share, state: Any) -> Any:
+    """The state with a share that this warpgroup scores."""
+    (highest, total, acc), (n, begin, item) = state, of
+    ops, stage = shape.ops, shape.stage_of(n)
     logits = m.logits(_scores(shape, s, stage, w, unknown_zero(n)), shape.scale, shape.soft_cap)
     if item is not None:
         logits = jnp.where(shape.is_seen(item, begin, logits.shape, 1, MATRIX), logits, -jnp.inf)
@@ -174,17 +175,10 @@ def _score_and_sum(
     return highest, total, acc
 
 
-def _sum_values(
-    shape: LatentShape,
-    s: dict[str, Any],
-    w: int,
-    n: jax.Array,
-    state: Any,
-    begin: jax.Array,
-    item: dict[Field, jax.Array] | None,
-) -> Any:
-    """The state with the share that the other warpgroup scores."""
-    (highest, total, acc), ops, stage = state, shape.ops, shape.stage_of(n)
+def _sum_values(shape: LatentShape, s: dict[str, Any], w: int, of: _Share, state: Any) -> Any:
+    """The state with a share that the other warpgroup scores."""
+    (highest, total, acc), (n, begin, item) = state, of
+    ops, stage = shape.ops, shape.stage_of(n)
     mine = w + unknown_zero(n)
     slot, values = stage * HALVES + 1 - w, s["values"].at[stage, 1 - mine, mine]
     plgpu.barrier_wait(s["rest_ready"].at[slot])

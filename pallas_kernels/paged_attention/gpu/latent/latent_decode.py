@@ -3,27 +3,52 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from pallas_kernels.kv_pool import KVPool
+from pallas_kernels.kv_write import kv_write
+from pallas_kernels.logits import Logits
 from pallas_kernels.paged_attention.gpu import math as m
 from pallas_kernels.paged_attention.gpu import merge_splits
 from pallas_kernels.paged_attention.gpu.config import LANES
 from pallas_kernels.paged_attention.gpu.latent import kernel
+from pallas_kernels.paged_attention.gpu.ops import Ops
 from pallas_kernels.paged_attention.gpu.schedule import GpuSchedule
 from pallas_kernels.paged_attention.gpu.shape import Common
 
 
-def latent_decode(
-    q: jax.Array,  # [T, N, V + rope]
-    pool: KVPool,  # with the step's latents
+def latent_attention(
+    q: jax.Array,  # [T, N, V + rope] bfloat16
+    k: jax.Array,  # [T, 1, V]
+    v: jax.Array,  # [T, 1, rope]
+    pool: KVPool,
     schedule: GpuSchedule,
-    sinks: jax.Array,  # [N] float32, base 2
-    common: Common,
+    logits: Logits,
+    *,
+    interpret: Any = False,
+) -> tuple[jax.Array, KVPool]:  # [T, N, V]; the pool with k and v
+    """See the package's paged_attention. Raises ValueError for queries that are not bfloat16."""
+    if q.dtype != jnp.bfloat16:
+        raise ValueError(f"q is {q.dtype.name}; 'mosaic_gpu' multiplies bfloat16; take implementation 'xla'")
+    pool = kv_write(pool, k, v, schedule.write_blocks, schedule.write_offsets, implementation="mosaic_gpu")
+    N, sinks = q.shape[1], logits.sinks
+    common = Common(
+        group=N,
+        scale=logits.scale,
+        soft_cap=logits.soft_cap,
+        ops=Ops(is_interpreted=bool(interpret)),
+        interpret=interpret,
+    )
+    lane_sinks = jnp.full((N,), m.LOWEST) if sinks is None else sinks.astype(jnp.float32) * m.LOG2_E
+    return _decode(q, pool, schedule, lane_sinks, common), pool
+
+
+def _decode(
+    q: jax.Array, pool: KVPool, schedule: GpuSchedule, sinks: jax.Array, common: Common
 ) -> jax.Array:  # [T, N, V], zero for tokens of other rows
-    """Attention of rows of one query."""
     work, loaded = schedule.decode, schedule.config.decode.loaded
     (T, N, lanes), V, R = q.shape, pool.value_dim, work.tokens.shape[0]
     groups = -(-N // loaded)
