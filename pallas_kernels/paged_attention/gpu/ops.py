@@ -134,7 +134,7 @@ class Ops:
         if self.is_interpreted:
             ref[...] = array.T
         else:
-            plgpu.transpose_ref(ref, (1, 0))[...] = plgpu.layout_cast(array, plgpu.Layout.WGMMA_TRANSPOSED)
+            ref.transpose((1, 0))[...] = plgpu.layout_cast(array, plgpu.Layout.WGMMA_TRANSPOSED)
 
 
 def _product(lhs: jax.Array, rhs: jax.Array) -> jax.Array:
