@@ -21,9 +21,6 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 MATRIX = plgpu.Layout.WGMMA
 SMALL = plgpu.Layout.WGMMA_UPCAST_2X  # of a matrix of bytes that become bfloat16
-FEW_ROWS = plgpu.Layout.TILED(  # a matrix of a multiple of 32 rows, in shared memory
-    plgpu.Tiling(((32, 8), (8, 8), (2,))), warp_dims=(-5,), lane_dims=(-3, -2), vector_dim=-1
-)
 PER_LANE = MATRIX.reduce(1)  # [64], one for each row of a matrix
 PER_TOKEN = MATRIX.reduce(0)  # one for each column
 

@@ -24,7 +24,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from pallas_kernels.paged_attention.gpu import math as m
 from pallas_kernels.paged_attention.gpu.config import LANES
 from pallas_kernels.paged_attention.gpu.latent.latent_shape import GROUP, HALVES, LatentShape, unknown_zero
-from pallas_kernels.paged_attention.gpu.ops import FEW_ROWS, MATRIX, PER_LANE
+from pallas_kernels.paged_attention.gpu.ops import MATRIX, PER_LANE
 from pallas_kernels.paged_attention.gpu.schedule import Field
 from pallas_kernels.paged_attention.gpu.shape import Refs, Task, swizzled
 
@@ -215,8 +215,8 @@ def _clear(shape: LatentShape, values: Any, begin: jax.Array, item: dict[Field, 
     """Makes values zero of tokens that are not seen: 0 x NaN is NaN."""
     for first in range(0, shape.half, _CLEARED):
         columns = pl.ds(first, _CLEARED)
-        found = shape.ops.load(values.at[:, columns], FEW_ROWS)
-        is_seen = shape.is_seen(item, begin, found.shape, 0, FEW_ROWS)
+        found = shape.ops.load(values.at[:, columns], MATRIX)
+        is_seen = shape.is_seen(item, begin, found.shape, 0, MATRIX)
         values[:, columns] = jnp.where(is_seen, found, jnp.zeros_like(found))
 
 
