@@ -43,5 +43,5 @@ def _rows_of_tokens(batch: RaggedBatch, num_tokens: int) -> tuple[jax.Array, jax
     """The row of each token, and how many tokens of it come before; of padding the latter is out of range."""
     t = jnp.arange(num_tokens, dtype=jnp.int32)
     ends = jax.lax.cummax(jnp.where(batch.counts > 0, batch.query_offsets + batch.counts, 0))
-    rows = jnp.minimum(jnp.searchsorted(ends, t, side="right").astype(jnp.int32), len(ends) - 1)
+    rows = jnp.minimum(jnp.searchsorted(ends, t, side="right", method="compare_all").astype(jnp.int32), len(ends) - 1)
     return rows, t - batch.query_offsets[rows]

@@ -24,6 +24,9 @@ _TPU_OPTIONS = {"xla_tpu_enable_deduplicated_calls": "true", "xla_tpu_dot_dot_fu
 # TPU7x keeps 16-bit arrays of a program in tiles of 16 rows and its arguments in tiles of 8. Weights that a loop reads,
 # the experts' and the one of the logits, would be copied in each step. With tiles of 8 for both nothing is.
 _TPU7X_OPTIONS = {"xla_tpu_control_large_2nd_minor_layout_for_x16": "false"}
+# A step is a CUDA graph, with the conditions and loops of sampling as nodes of it. Left to the host, each would wait for
+# the device to say how it ended, and with it the plan of the next step: 11.3 instead of 7.3 ms a step of Llama-3-8B.
+_GPU_OPTIONS = {"xla_gpu_enable_command_buffer": "FUSION,CUBLAS,CUBLASLT,CUSTOM_CALL,CUDNN,CONDITIONAL,WHILE"}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -123,6 +126,8 @@ def compiler_options(options: StepOptions) -> dict[str, str] | None:
     """What a step asks of its target's compiler."""
     if options.invariant:
         return invariance.COMPILER_OPTIONS
+    if options.target.platform == "gpu":
+        return _GPU_OPTIONS
     if options.target.platform != "tpu":
         return None
     return _TPU_OPTIONS | (_TPU7X_OPTIONS if options.target.generation == "v7x" else {})

@@ -129,6 +129,16 @@ def test_a_long_context_on_a_gpu_equals_the_float64_oracle() -> None:
     np.testing.assert_allclose(_run(case, a, config, interpret=False), _expected(case), **TOLERANCE["bfloat16"])
 
 
+@pytest.mark.parametrize("name", ["decode_gqa", pytest.param("mixed_h96_window_sinks", marks=pytest.mark.slow)])
+def test_a_context_of_one_split_is_merged_with_its_sink_alone(name: str) -> None:
+    a = make_arguments(case := BY_NAME[name], implementation="mosaic_gpu")
+    config = _config(case, a)
+    config = dataclasses.replace(config, decode=dataclasses.replace(config.decode, split=1024))
+    with interpreted() as interpret:
+        out = _run(case, a, config, interpret)
+    np.testing.assert_allclose(out, _expected(case), **TOLERANCE["bfloat16"])
+
+
 @pytest.mark.slow
 def test_a_row_has_the_same_bits_with_other_rows_beside_it_and_on_more_programs() -> None:
     case = BY_NAME["decode_gqa"]

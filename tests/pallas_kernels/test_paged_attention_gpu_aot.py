@@ -76,5 +76,7 @@ def test_the_whole_step_of_a_model_keeps_its_pools_in_place(devices: int) -> Non
         assert memory is not None and memory.alias_size_in_bytes >= 2 * pool.size * 2 // devices
         shape = ",".join(map(str, pool.sharding.shard_shape(pool.shape)))
         assert f"bf16[{shape}]" in text and not re.search(rf"bf16\[{shape}\]\S* copy\(", text)
+        # nothing that the host has to wait for, so that the whole is one CUDA graph
+        assert not re.search(r" (while|conditional)\(", text)
         # of an array of its own: a part of another begins anywhere, and a GPU's runtime refuses such an operand
         assert not re.search(r"dynamic-slice-fusion[^{]*\{[^}]*mosaic_gpu", text)

@@ -24,8 +24,6 @@ def consume(shape: Shape, refs: Refs, consumer: jax.Array, task: Task, n: jax.Ar
     form, ops, H = shape.form, shape.ops, shape.head_dim
     slot = lax.rem(i, form.query_slots)
     queries = s["queries"].at[slot, consumer]
-    lane = ops.iota((LANES,), 0, PER_LANE) + consumer * LANES
-    query = item[Field.LOW] + lax.div(lane, shape.group)
     plgpu.barrier_wait(s["queries_ready"].at[slot])
 
     def one_stage(tile: jax.Array, carry: Any, is_edge: bool) -> Any:
@@ -40,7 +38,7 @@ def consume(shape: Shape, refs: Refs, consumer: jax.Array, task: Task, n: jax.Ar
             scores *= _scales(shape, s, stage, 0)
         logits = m.logits(scores, shape.scale, shape.soft_cap)
         if is_edge:
-            logits = jnp.where(_visible(shape, query, item, begin), logits, -jnp.inf)
+            logits = jnp.where(_visible(shape, consumer, item, begin), logits, -jnp.inf)
         highest, total, kept, weights = m.weigh(highest, total, logits)
         if shape.has_scales:
             scales = _scales(shape, s, stage, 1)
@@ -93,13 +91,14 @@ def _empty(shape: Shape, inputs: Any, head: jax.Array, consumer: jax.Array) -> m
     return highest, jnp.where(highest > m.LOWEST, jnp.ones_like(highest), jnp.zeros_like(highest)), parts
 
 
-def _visible(shape: Shape, query: jax.Array, item: dict[Field, jax.Array], begin: jax.Array) -> jax.Array:
+def _visible(shape: Shape, consumer: jax.Array, item: dict[Field, jax.Array], begin: jax.Array) -> jax.Array:
     """[64, T] bool: which tokens of the stage each query sees."""
-    tile = (LANES, shape.form.tile_kv)
-    position = shape.ops.iota(tile, 1, MATRIX) + begin
+    tile, ops = (LANES, shape.form.tile_kv), shape.ops
+    position = ops.iota(tile, 1, MATRIX) + begin
     if not shape.causal:
         return position <= item[Field.HIGH]
-    query = m.columns(query, tile)
+    lane = ops.iota((LANES,), 0, PER_LANE) + consumer * LANES
+    query = m.columns(item[Field.LOW] + lax.div(lane, shape.group), tile)
     visible = position <= query
     return visible if shape.window is None else visible & (position > query - shape.window)
 

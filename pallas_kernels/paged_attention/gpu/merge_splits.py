@@ -32,6 +32,9 @@ def merge(
 ) -> jax.Array:  # [lanes, H] bfloat16, zero where a lane has no split
     """The weighted means of the splits of each lane, weighed by their sums; what is no split is not read into it."""
     splits, lanes, H = results.shape
+    if splits == 1:  # its weights sum to 1, but for the sink's
+        kept = 1.0 / (1.0 + jnp.exp2(sinks - sums[0]))
+        return jnp.where((num_splits > 0)[:, None], results[0] * kept[:, None], 0.0).astype(jnp.bfloat16)
     groups, parts = lanes // LANES, H // _PART
     by_group = num_splits.reshape(groups, LANES)
     launch = plgpu.kernel(
