@@ -99,16 +99,15 @@ def fetch(shape: LatentShape, refs: Refs, task: Task, n: Any) -> jax.Array:
     plgpu.copy_gmem_to_smem(query.at[:, shape.rope_columns], s["rope_queries"].at[0, lanes], s["queries_ready"])
 
     def one_stage(tile: jax.Array, n: jax.Array) -> jax.Array:
-        stage = shape.stage_of(n)
-        sources = [shape.source(latents, tables, item, tile * form.tile_kv + first) for first in shape.pieces]
+        stage, firsts = shape.stage_of(n), range(0, shape.share, shape.rows)
         for share in range(HALVES):
-            for part in ("own", "rest"):
-                slot = stage * HALVES + share
+            slot, begin = stage * HALVES + share, tile * form.tile_kv + share * shape.share
+            sources = [shape.source(latents, tables, item, begin + first) for first in firsts]
+            for half, part in ((share, "own"), (1 - share, "rest")):
                 ready, free = s[f"{part}_ready"].at[slot], s[f"{part}_free"].at[slot]
                 pl.when(n >= form.stages)(functools.partial(plgpu.barrier_wait, free))
-                half = share if part == "own" else 1 - share
-                for first in range(0, shape.share, shape.rows):
-                    source, there = sources[(share * shape.share + first) // shape.rows], pl.ds(first, shape.rows)
+                for first, source in zip(firsts, sources, strict=True):
+                    there = pl.ds(first, shape.rows)
                     values = s["values"].at[stage, share, half, there]
                     plgpu.copy_gmem_to_smem(source.at[:, shape.columns(half)], values, ready, **together)
                     if part == "rest":
@@ -189,7 +188,7 @@ def _sum_values(shape: LatentShape, s: dict[str, Any], w: int, of: _Share, state
         _clear(shape, values, begin, item)
         plgpu.commit_smem()
     acc = ops.accumulate(acc * m.columns(kept, acc.shape), _weights(shape, s, stage, 1 - mine), values)
-    ops.end_reading(is_by_threads=True)
+    ops.end_reading(is_by_threads=item is not None)
     plgpu.barrier_arrive(s["rest_free"].at[slot])
     return raised, total * kept, acc
 
