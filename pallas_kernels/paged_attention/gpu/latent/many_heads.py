@@ -100,9 +100,9 @@ def fetch(shape: LatentShape, refs: Refs, task: Task, n: Any) -> jax.Array:
 
     def one_stage(tile: jax.Array, n: jax.Array) -> jax.Array:
         stage, firsts = shape.stage_of(n), range(0, shape.share, shape.rows)
+        found = [shape.source(latents, tables, item, tile * form.tile_kv + first) for first in shape.pieces]
         for share in range(HALVES):
-            slot, begin = stage * HALVES + share, tile * form.tile_kv + share * shape.share
-            sources = [shape.source(latents, tables, item, begin + first) for first in firsts]
+            slot, sources = stage * HALVES + share, found[share * len(firsts) : (share + 1) * len(firsts)]
             for half, part in ((share, "own"), (1 - share, "rest")):
                 ready, free = s[f"{part}_ready"].at[slot], s[f"{part}_free"].at[slot]
                 pl.when(n >= form.stages)(functools.partial(plgpu.barrier_wait, free))
