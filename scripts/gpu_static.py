@@ -51,11 +51,15 @@ class Kernel:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Compiled:
-    """kernels: in the order in which they were compiled. shared_bytes: the most that one takes of a multiprocessor."""
+    """kernels: in the order in which they were compiled. shared_bytes: the most that one takes of a multiprocessor.
+
+    output: what the compilers printed meanwhile.
+    """
 
     executable: jax.stages.Compiled
     kernels: list[Kernel]
     shared_bytes: int
+    output: str
 
 
 def h200s(count: int = 1) -> list[Any]:
@@ -74,11 +78,12 @@ def compile_traced(trace: Callable[[], jax.stages.Traced]) -> Compiled:
     """What was traced for such devices, compiled; it is traced here, since that is when kernels are laid out."""
     with _shared_memory() as shared, _output() as output:
         executable = trace().lower(lowering_platforms=("cuda",)).compile()
-        found = _KERNEL.findall(output.read_text())
+        printed = output.read_text()
     kernels = [
-        Kernel(registers=int(registers), spill_bytes=int(stores) + int(loads)) for stores, loads, registers in found
+        Kernel(registers=int(registers), spill_bytes=int(stores) + int(loads))
+        for stores, loads, registers in _KERNEL.findall(printed)
     ]
-    return Compiled(executable=executable, kernels=kernels, shared_bytes=max(shared, default=0))
+    return Compiled(executable=executable, kernels=kernels, shared_bytes=max(shared, default=0), output=printed)
 
 
 @contextlib.contextmanager

@@ -1,0 +1,62 @@
+"""NVIDIA's disassembler: its place, and the machine code of kernels that jax compiles or that a library holds."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from unittest import mock
+
+import jax
+
+from scripts.gpu_sass import Kernel, Loop, read_kernels
+
+
+def tool(name: str) -> pathlib.Path:
+    """The path of one of NVIDIA's tools, in its package or on PATH. Raises FileNotFoundError with what to install."""
+    spec = importlib.util.find_spec("nvidia")
+    places = [pathlib.Path(place) for place in (spec.submodule_search_locations or [])] if spec else []
+    found = [path for place in places for path in sorted(place.glob(f"*/bin/{name}"))]
+    if not found and (path := shutil.which(name)) is not None:
+        found = [pathlib.Path(path).resolve()]
+    if not found:
+        raise FileNotFoundError(f"{name} is not here; pip install -c constraints.txt nvidia-cuda-{name}")
+    return found[0]
+
+
+def tools() -> dict[str, str]:
+    """The compilers that the counts are of."""
+    ptxas = shutil.which("ptxas")
+    said = subprocess.run([ptxas, "--version"], capture_output=True, text=True).stdout if ptxas else ""
+    version = re.search(r"V([\d.]+)", said)
+    return {"jax": jax.__version__, "ptxas": version[1] if version else "not on PATH"}
+
+
+@contextlib.contextmanager
+def disassembled() -> Iterator[None]:
+    """Has kernels that are compiled meanwhile printed as PTX and, with control codes, as machine code."""
+    root = str(tool("nvdisasm").parents[1])
+    dumps = {"MOSAIC_GPU_DUMP_PTX": "1", "MOSAIC_GPU_DUMP_SASS_CTRL": "1"}
+    with mock.patch.dict(os.environ, {**dumps, "MOSAIC_GPU_CUDA_ROOT": root, "CUDA_ROOT": root}):
+        yield
+
+
+def library_kernels(path: pathlib.Path, pattern: str) -> Iterator[tuple[Kernel, Loop]]:
+    """The loops that multiply of a library's kernels for Hopper whose mangled names have the pattern."""
+    with tempfile.TemporaryDirectory() as folder:
+        subprocess.run(
+            [tool("cuobjdump"), "-xelf", "sm_90", path.resolve()], cwd=folder, check=True, stdout=subprocess.DEVNULL
+        )
+        for cubin in sorted(pathlib.Path(folder).iterdir()):
+            if re.search(pattern.encode(), cubin.read_bytes()) is None:
+                continue
+            text = subprocess.run([tool("nvdisasm"), "-c", "-hex", cubin], check=True, capture_output=True, text=True)
+            for kernel in read_kernels(text.stdout):
+                if re.search(pattern, kernel.name):
+                    yield from ((kernel, loop) for loop in kernel.innermost(multiplies=True))
