@@ -48,7 +48,6 @@ class Form:
     stages: int
     query_slots: int
     smem_bytes: int
-    pairs: bool = False
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -64,8 +63,8 @@ class GpuConfig:
         """The tiles for these heads on this target.
 
         num_heads: of queries, N. dtype: of activations. Raises ValueError for a dtype that is not bfloat16, for a
-        target without its multiprocessors' number and memory, for more heads of a KV head than there are lanes, and
-        for what shared memory does not hold.
+        target without its multiprocessors' number and memory, for more heads of a KV head than there are lanes, for
+        rows of several queries over latents, and for what shared memory does not hold.
         """
         if dtype != jnp.bfloat16:
             raise ValueError(

@@ -23,7 +23,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.kv_pool import KVPool, from_bits
 from pallas_kernels.paged_attention.gpu.latent import few_heads, many_heads
-from pallas_kernels.paged_attention.gpu.latent.latent_shape import GROUP, LatentShape
+from pallas_kernels.paged_attention.gpu.latent.latent_shape import LatentShape
 from pallas_kernels.paged_attention.gpu.schedule import Field, GpuSchedule
 from pallas_kernels.paged_attention.gpu.shape import Common, Refs, Task
 
@@ -45,10 +45,9 @@ def attend(
     (P, C, _, lanes), V = pool.values.shape, pool.value_dim
     work, form = schedule.decode, schedule.config.decode
     heads = few_heads if form.consumers == 1 else many_heads
-    is_paired = form.pairs and not common.ops.is_interpreted  # the interpreter has no transfers to several programs
     shape = LatentShape(
         form=form,
-        programs=schedule.config.programs // (2 if is_paired else 1),
+        programs=schedule.config.programs,
         groups=queries.shape[1],
         value_dim=V,
         rope_dim=lanes - V,
@@ -57,7 +56,6 @@ def attend(
         scale=common.scale,
         soft_cap=common.soft_cap,
         window=schedule.window,
-        is_paired=is_paired,
         ops=common.ops,
     )
     inputs = [
@@ -74,8 +72,6 @@ def attend(
         scratch_types=[heads.scratch_of(shape)],
         grid=(shape.programs,),
         grid_names=("program",),
-        cluster=(2,) if is_paired else (),
-        cluster_names=(GROUP,) if is_paired else (),
         num_threads=form.consumers + 1,
         thread_name="warpgroup",
         compiler_params=plgpu.CompilerParams(approx_math=True, reduction_scratch_bytes=heads.REDUCTION_BYTES),
@@ -87,8 +83,7 @@ def attend(
 def _body(shape: LatentShape, heads: Any, refs: Refs) -> None:
     num_items, items = refs.inputs[:2]
     form, warpgroup, program = shape.form, lax.axis_index("warpgroup"), lax.axis_index("program")
-    groups = 1 if shape.is_paired else shape.groups
-    work = num_items[0] * groups
+    work = num_items[0] * shape.groups
     rounds, rest = lax.div(work, shape.programs), lax.rem(work, shape.programs)
 
     def turn_of(i: jax.Array) -> jax.Array:
@@ -100,9 +95,8 @@ def _body(shape: LatentShape, heads: Any, refs: Refs) -> None:
     def task_of(i: jax.Array) -> Task:
         """The i-th item of this program; the groups of an item run side by side, so that one finds its blocks in L2."""
         place = turn_of(i) + i * shape.programs
-        group = lax.axis_index(GROUP) if shape.is_paired else lax.rem(place, groups)
-        fields = shape.ops.scalars(items, lax.div(place, groups), len(Field))
-        return Task(i, group, dict(zip(Field, fields, strict=True)))
+        fields = shape.ops.scalars(items, lax.div(place, shape.groups), len(Field))
+        return Task(i, lax.rem(place, shape.groups), dict(zip(Field, fields, strict=True)))
 
     @pl.when(warpgroup == form.consumers)
     def _() -> None:

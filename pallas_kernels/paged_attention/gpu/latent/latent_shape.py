@@ -15,7 +15,6 @@ from pallas_kernels.paged_attention.gpu.config import LANES, Form
 from pallas_kernels.paged_attention.gpu.ops import Ops
 from pallas_kernels.paged_attention.gpu.schedule import Field
 
-GROUP = "group"  # the axis of programs that share transfers
 HALVES = 2  # of a latent's values, one for each warpgroup that computes
 
 
@@ -32,7 +31,7 @@ class LatentShape:
     """The static shape of a launch.
 
     groups: of up to 64 heads, each an item's work of its own. rows: of a block or a part of one, that one transfer
-    brings. is_paired: two programs have the two groups of an item, and what one of them fetches comes to both.
+    brings.
     """
 
     form: Form
@@ -45,7 +44,6 @@ class LatentShape:
     scale: float
     soft_cap: float | None
     window: int | None
-    is_paired: bool
     ops: Ops
 
     @property

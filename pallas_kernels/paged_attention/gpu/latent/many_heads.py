@@ -23,7 +23,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.paged_attention.gpu import math as m
 from pallas_kernels.paged_attention.gpu.config import LANES
-from pallas_kernels.paged_attention.gpu.latent.latent_shape import GROUP, HALVES, LatentShape, unknown_zero
+from pallas_kernels.paged_attention.gpu.latent.latent_shape import HALVES, LatentShape, unknown_zero
 from pallas_kernels.paged_attention.gpu.ops import MATRIX, PER_LANE
 from pallas_kernels.paged_attention.gpu.schedule import Field
 from pallas_kernels.paged_attention.gpu.shape import Refs, Task, swizzled
@@ -57,9 +57,6 @@ def scratch_of(shape: LatentShape) -> dict[str, Any]:
     matrix = functools.partial(swizzled, dtype=jnp.bfloat16, lanes=min(share, rope))
     shares, pieces = (form.stages, HALVES), share // shape.rows
     slots = form.stages * HALVES
-    free = plgpu.Barrier(num_barriers=slots)
-    if shape.is_paired:
-        free = plgpu.ClusterBarrier(collective_axes=(GROUP,), num_barriers=slots)
     scratch = {
         "queries": matrix((form.query_slots, HALVES, LANES, half)),
         "rope_queries": matrix((form.query_slots, LANES, rope)),
@@ -69,9 +66,9 @@ def scratch_of(shape: LatentShape) -> dict[str, Any]:
         "queries_ready": plgpu.Barrier(num_arrivals=HALVES + 1),
         "queries_free": plgpu.Barrier(num_arrivals=HALVES, num_barriers=form.query_slots),
         "own_ready": plgpu.Barrier(num_arrivals=pieces, num_barriers=slots),
-        "own_free": free,
+        "own_free": plgpu.Barrier(num_barriers=slots),
         "rest_ready": plgpu.Barrier(num_arrivals=2 * pieces, num_barriers=slots),
-        "rest_free": free,
+        "rest_free": plgpu.Barrier(num_barriers=slots),
         "weighed": plgpu.Barrier(num_barriers=HALVES),  # shares
         "together": plgpu.Barrier(num_arrivals=HALVES),
     }
@@ -91,7 +88,6 @@ def fetch(shape: LatentShape, refs: Refs, task: Task, n: Any) -> jax.Array:
     form, s, (i, group, item) = shape.form, refs.scratch, task
     _, _, tables, tokens, queries, latents = refs.inputs
     pl.when(i > 0)(functools.partial(plgpu.barrier_wait, s["queries_free"].at[0]))
-    together: Any = {"collective_axes": GROUP} if shape.is_paired else {}
     lanes, query = pl.ds(0, form.loaded), queries.at[tokens[item[Field.ROW]], group]
     for half in range(HALVES):
         there = s["queries"].at[0, half, lanes]
@@ -109,10 +105,10 @@ def fetch(shape: LatentShape, refs: Refs, task: Task, n: Any) -> jax.Array:
                 for first, source in zip(firsts, sources, strict=True):
                     there = pl.ds(first, shape.rows)
                     values = s["values"].at[stage, share, half, there]
-                    plgpu.copy_gmem_to_smem(source.at[:, shape.columns(half)], values, ready, **together)
+                    plgpu.copy_gmem_to_smem(source.at[:, shape.columns(half)], values, ready)
                     if part == "rest":
                         ropes = s["ropes"].at[stage, share, there]
-                        plgpu.copy_gmem_to_smem(source.at[:, shape.rope_columns], ropes, ready, **together)
+                        plgpu.copy_gmem_to_smem(source.at[:, shape.rope_columns], ropes, ready)
         return n + 1
 
     return lax.fori_loop(item[Field.FIRST_KV], item[Field.END_KV], one_stage, n)
