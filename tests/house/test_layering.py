@@ -153,6 +153,11 @@ MAY_IMPORT = {
     "pallas_kernels.gated_delta": ("pallas_kernels",),
     "pallas_kernels.state_space": ("pallas_kernels",),
     "pallas_kernels.paged_attention.gpu": ("pallas_kernels", "pallas_kernels.kv_write"),
+    "pallas_kernels.paged_attention.gpu.latent": (
+        "pallas_kernels",
+        "pallas_kernels.kv_write",
+        "pallas_kernels.paged_attention.gpu",
+    ),
     "pallas_kernels.paged_attention.tpu.decode": ("pallas_kernels", "pallas_kernels.paged_attention.tpu.prefill"),
     "pallas_kernels.paged_attention.tpu.latent": (
         "pallas_kernels",
@@ -214,6 +219,7 @@ MAY_IMPORT = {
         "pallas_kernels",
         "pallas_kernels.kv_write",
         "pallas_kernels.paged_attention.gpu",
+        "pallas_kernels.paged_attention.gpu.latent",
         "pallas_kernels.paged_attention.tpu",
         "pallas_kernels.paged_attention.tpu.latent",
         "pallas_kernels.paged_attention.tpu.prefill",
