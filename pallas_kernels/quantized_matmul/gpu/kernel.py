@@ -200,7 +200,8 @@ def _run_of(shape: ProductShape, refs: ProductRefs, program: Any) -> tuple[Any, 
     if shape.tiles.is_divided:
         total *= shape.steps
         return lax.div(program * total, programs), lax.div((program + 1) * total, programs)
-    return tuple(lax.div(p * total, programs) * shape.steps for p in (program, program + 1))
+    first, end = (lax.div(p * total, programs) * shape.steps for p in (program, program + 1))
+    return first, end
 
 
 def _program_of(shape: ProductShape, step: Any) -> Any:

@@ -202,7 +202,9 @@ def _scores(
     )
 
 
-def _weights(shape: LatentShape, s: dict[str, Any], stage: jax.Array, share: int) -> Any:  # a ref [64, share]
+def _weights(
+    shape: LatentShape, s: dict[str, Any], stage: jax.Array, share: int | jax.Array
+) -> Any:  # a ref [64, share]
     return s["ropes"].at[stage, share] if shape.weighs_in_ropes else s["weights"].at[share]
 
 
