@@ -148,10 +148,10 @@ class EngineConfig:
     )
     product_implementation: str = setting(
         "auto",
-        "implementation of products with quantised weights, mosaic_tpu on TPUs alone",
-        more="auto takes mosaic_tpu where `ferrum-jax check` found it right and no slower on this chip, for every form "
-        "that the model has",
-        choices=("auto", "xla", "mosaic_tpu"),
+        "implementation of products with quantised weights, mosaic_tpu on TPUs and mosaic_gpu on Hopper GPUs alone",
+        more="auto takes the chip's kernels where `ferrum-jax check` found them right and no slower on this chip, for "
+        "every form that the model has",
+        choices=("auto", "xla", "mosaic_tpu", "mosaic_gpu"),
     )
     attention_tiles: str | None = setting(
         None,

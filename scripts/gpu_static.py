@@ -32,7 +32,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from ferrum_jax.executables.topology import target_devices
 from pallas_kernels.paged_attention import GpuConfig, make_schedule, paged_attention
 from pallas_kernels.paged_attention.cases import CASES, HOPPER_CASES, Case, make_shapes
-from pallas_kernels.paged_attention.gpu.config import HEAD_DIMS
+from pallas_kernels.paged_attention.support import refusals
 from pallas_kernels.target import Target
 
 TARGET = Target.named("gpu:h200")
@@ -67,11 +67,14 @@ def h200s(count: int = 1) -> list[Any]:
     return list(target_devices(f"gpu:h200:{count}"))
 
 
-def compile_for_h200(function: Callable[..., Any], *shapes: Any, donate: tuple[int, ...] = ()) -> Compiled:
-    """The function, compiled for one H200 that is not here."""
+def compile_for_h200(
+    function: Callable[..., Any], *shapes: Any, donate: tuple[int, ...] = (), options: dict[str, Any] | None = None
+) -> Compiled:
+    """The function, compiled for one H200 that is not here. options: of XLA."""
     where = NamedSharding(Mesh(np.array(h200s()), ("tp",)), PartitionSpec())
     placed = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=where), shapes)
-    return compile_traced(lambda: jax.jit(function, donate_argnums=donate).trace(*placed))
+    jitted = jax.jit(function, donate_argnums=donate, compiler_options=options)
+    return compile_traced(lambda: jitted.trace(*placed))
 
 
 def compile_traced(trace: Callable[[], jax.stages.Traced]) -> Compiled:
@@ -120,8 +123,13 @@ def _output() -> Iterator[pathlib.Path]:
 
 
 def gpu_cases() -> list[Case]:
-    """The cases of paged attention in sizes that models have, as far as "mosaic_gpu" has their head dims."""
-    return [case for case in CASES + HOPPER_CASES if not case.tiny and case.head_dim in HEAD_DIMS]
+    """The cases of paged attention in sizes that models have, as far as "mosaic_gpu" has them."""
+
+    def has(case: Case) -> bool:
+        how = {"block_size": case.block_size, "kv_dtype": case.kv_dtype}
+        return not refusals("mosaic_gpu", target=TARGET, **case.kept, **how)
+
+    return [case for case in CASES + HOPPER_CASES if not case.tiny and has(case)]
 
 
 def config_of(case: Case) -> GpuConfig:

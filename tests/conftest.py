@@ -10,7 +10,7 @@ from pathlib import Path
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("JAX_NUMPY_DTYPE_PROMOTION", "strict")  # in programs that tests start as well
-os.environ.setdefault("NPROC", "8")  # XLA's threads: in them the warpgroups of an interpreted kernel wait for each other
+os.environ.setdefault("NPROC", "8")  # threads of XLA, in which an interpreted kernel's warpgroups wait for each other
 
 import jax
 import pytest

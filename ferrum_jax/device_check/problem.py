@@ -54,7 +54,8 @@ def kernel_of(op: str, target: Target | None, platform: str) -> str | None:
         return None
     if platform == "cpu" or (target is not None and target.runs_tpu_kernels):
         return "mosaic_tpu"
-    return "mosaic_gpu" if op == "paged_attention" and target is not None and target.num_cores is not None else None
+    is_hopper = target is not None and target.num_cores is not None
+    return "mosaic_gpu" if op != "kv_write" and is_hopper else None
 
 
 def options_of(platform: str) -> Any:

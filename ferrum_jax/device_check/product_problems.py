@@ -28,7 +28,8 @@ def products(target: Target | None, platform: str, full: bool) -> Iterator[Probl
     """Products of dense weights. On a chip the sizes that engines run come first, for a speed of each form."""
     kernel = kernel_of("quantized_matmul", target, platform)
     real = () if platform == "cpu" else product_cases.REAL_CASES
-    for case in (*real, *chosen(product_cases.TPU_CASES, "quantized_matmul", platform, full)):
+    cases = product_cases.GPU_CASES if kernel == "mosaic_gpu" else product_cases.TPU_CASES
+    for case in (*real, *chosen(cases, "quantized_matmul", platform, full)):
         yield _product(case, kernel, target, platform, is_real=case in real)
 
 
@@ -74,7 +75,8 @@ def packed_experts(target: Target | None, platform: str, full: bool) -> Iterator
     """Products of experts that are kept as codes."""
     kernel = kernel_of("grouped_matmul", target, platform)
     real = () if platform == "cpu" else expert_cases.REAL_TPU_CASES
-    tiny = [pair for pair in expert_cases.TPU_CASES if full or platform != "cpu"]
+    cases = expert_cases.GPU_CASES if kernel == "mosaic_gpu" else expert_cases.TPU_CASES
+    tiny = [pair for pair in cases if full or platform != "cpu"]
     for case, form in (*real, *tiny):
         yield _packed(case, form, kernel, target, platform, is_real=(case, form) in real)
 

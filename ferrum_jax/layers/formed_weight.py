@@ -70,7 +70,7 @@ def give_kernels(
     dtype: jnp.dtype,
     target: Target,
 ) -> dict[str, str]:
-    """Lets the kernels of a TPU multiply the model's weights in a form; {weight: why not} of those that they do not.
+    """Lets the kernels of a target multiply the model's weights in a form; {weight: why not} of those that they do not.
 
     The matrices of a layer's experts are multiplied together, all by kernels or all in XLA. local: the shapes of
     parameters on one device, by name. dtype: of activations.

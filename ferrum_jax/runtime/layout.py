@@ -88,7 +88,7 @@ class ModelLayout:
 class Layout(ModelLayout):
     """All that follows from spec, config and device, before any weight is read.
 
-    refused_products: weights in a form that 'mosaic_tpu' does not multiply, with the reasons; XLA does.
+    refused_products: weights in a form that the named kernels do not multiply, with the reasons; XLA does.
     """
 
     spec: ModelSpec
@@ -211,12 +211,12 @@ def lay_out(
 
 
 def _shard(settled: Settled) -> tuple[nnx.GraphDef, ShardedModel, dict[str, str]]:
-    """The model on its mesh, and the weights that 'mosaic_tpu' does not multiply."""
+    """The model on its mesh, and the weights that the named kernels do not multiply."""
     spec, dtype = settled.spec, settled.dtype
     graph, parameters = registry.abstract_parts(spec, dtype)
     model = shard_model(spec.attention_of, parameters, settled.mesh, settled.shape)
     refused: dict[str, str] = {}
-    if settled.options.products == "mosaic_tpu" and spec.forms:
+    if settled.options.products != "xla" and spec.forms:
         abstract = registry.abstract_model(spec, dtype)
         refused = give_kernels(abstract, spec.forms, model.local_shapes, dtype, settled.target)
         graph, _ = registry.unbind(abstract)

@@ -86,7 +86,7 @@ class Settled:
             invariant=config.invariant,
             tiles=config.attention_tiles,
             gives_experts=config.return_routed_experts,
-            products="mosaic_tpu" if config.product_implementation == "mosaic_tpu" else "xla",
+            products="xla" if config.product_implementation == "auto" else config.product_implementation,
         )
 
     @functools.cached_property
@@ -268,6 +268,13 @@ def _image_refusals(config: EngineConfig, vision: VisionSpec, num_rows: int) -> 
     return found
 
 
+def _product_refusals(named: str, platform: str) -> list[str]:
+    """Why the kernels that are named for products cannot run on a platform."""
+    kernels = named.removeprefix("mosaic_")
+    reason = f"product_implementation is {named!r}, and {platform!r} is no {kernels.upper()}; leave it 'xla'"
+    return [] if kernels in (named, platform) else [reason]
+
+
 def _refusals(asked: Settled) -> list[str]:
     spec, config, target = asked.spec, asked.config, asked.target
     kernels = [
@@ -284,17 +291,15 @@ def _refusals(asked: Settled) -> list[str]:
             kv_dtype=asked.kv_dtype,
         )
     ]
-    if spec.top_ks and asked.implementation == "mosaic_gpu":
-        kernels.append("attention has an indexer, which 'mosaic_gpu' does not have; take implementation 'xla'")
+    if spec.top_ks and asked.implementation == "mosaic_gpu" and not all(own.is_latent for own in _kept(spec)):
+        kernels.append("attention has an indexer, which 'mosaic_gpu' has over latents alone; take implementation 'xla'")
     kept = [own for own in _kept(spec) if not own.is_latent and own.head_dim not in (64, 128, 256)]
     if spec.top_ks and asked.implementation == "mosaic_tpu" and kept:
         kernels.append(
             f"attention has an indexer, and heads of {kept[0].head_dim} values are padded for 'mosaic_tpu', which steps"
             " on XLA cannot read; take implementation 'xla'"
         )
-    kernels = list(dict.fromkeys(kernels))
-    if config.product_implementation == "mosaic_tpu" and target.platform != "tpu":
-        kernels.append(f"product_implementation is 'mosaic_tpu', and {target.platform!r} is no TPU; leave it 'xla'")
+    kernels = [*dict.fromkeys(kernels), *_product_refusals(config.product_implementation, target.platform)]
     if config.attention_tiles is not None and asked.implementation != "mosaic_tpu":
         kernels.append(
             f"attention_tiles is {config.attention_tiles!r}; only 'mosaic_tpu' has them, and implementation is "

@@ -233,7 +233,9 @@ def lay_out_tokens(inputs: ForwardInputs, num_tokens: int) -> TokenLayout:
     ends = jnp.cumsum(inputs.counts)
     offsets = ends - inputs.counts
     t = jnp.arange(num_tokens, dtype=jnp.int32)
-    rows = jnp.minimum(jnp.searchsorted(ends, t, side="right", method="compare_all").astype(jnp.int32), len(offsets) - 1)
+    rows = jnp.minimum(
+        jnp.searchsorted(ends, t, side="right", method="compare_all").astype(jnp.int32), len(offsets) - 1
+    )
     real = t < ends[-1]
     positions = jnp.where(real, inputs.starts[rows] + t - offsets[rows], 0)
     slots = jnp.where(real, inputs.slots[rows], 0)

@@ -1,7 +1,7 @@
 """What multiplies an engine's weights in a form: what is named, else what a check on this chip proved.
 
-The TPU's kernels rest on what a matrix unit makes of numbers of 8 bits, so they run by themselves only where
-`ferrum-jax check` found them right and no slower than "xla", for every form that the model has.
+Kernels rest on what a matrix unit makes of numbers of few bits, so they run by themselves only where `ferrum-jax check`
+found them right and no slower than "xla", for every form that the model has.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from ferrum_jax.executables.verdicts import VerdictKey, VerdictStore, entry_of
 from ferrum_jax.spec import ModelSpec
 from ferrum_jax.spec.stored_weight import WeightForm
 from ferrum_jax.startup.accelerators import Chips
-from pallas_kernels.quantized_matmul import form_class
+from pallas_kernels.quantized_matmul import BY_INT8, form_class
 
-_KERNEL = "mosaic_tpu"
+_KERNELS = {"tpu": "mosaic_tpu", "gpu": "mosaic_gpu"}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ProductChoice:
-    """implementation: "xla" or "mosaic_tpu". why: a sentence, "" where there was nothing to choose."""
+    """implementation: "xla", "mosaic_tpu" or "mosaic_gpu". why: a sentence, "" where there was nothing to choose."""
 
     implementation: str
     why: str = ""
@@ -31,29 +31,33 @@ def choose_products(spec: ModelSpec, config: EngineConfig, device: Any, *, chip:
     """The choice for an engine on this device. spec: with its forms. chip: as VerdictKey's; None looks for it here."""
     if config.product_implementation != "auto":
         return ProductChoice(implementation=config.product_implementation)
-    if device.platform != "tpu" or not spec.forms or config.check == "off":
+    kernel = _KERNELS.get(device.platform)
+    entries = {entry_of_form(name, form) for name, form in spec.forms}
+    if kernel == "mosaic_gpu":  # which leaves int8 by int8 to XLA
+        entries = {entry for entry in entries if not entry.endswith(BY_INT8)}
+    if kernel is None or not entries or config.check == "off":
         return ProductChoice(implementation="xla")
     store = VerdictStore(config.compilation_cache_dir, VerdictKey.here(Chips.here().name if chip is None else chip))
     about = "products with quantised weights"
-    for entry in sorted({entry_of_form(name, form) for name, form in spec.forms}):
+    for entry in sorted(entries):
         verdict = store.find(entry)
         if verdict is None or verdict.device_kind != device.device_kind:
             return ProductChoice(
                 implementation="xla",
-                why=f"{about} run on 'xla': no check on this chip proved {_KERNEL!r} for {entry}; "
+                why=f"{about} run on 'xla': no check on this chip proved {kernel!r} for {entry}; "
                 "`ferrum-jax check --full` does",
             )
         if not verdict.is_right:
             return ProductChoice(
                 implementation="xla",
-                why=f"{about} run on 'xla': {_KERNEL!r} is not right on this chip for {entry}: {verdict.problem}",
+                why=f"{about} run on 'xla': {kernel!r} is not right on this chip for {entry}: {verdict.problem}",
             )
         if verdict.speed is None or verdict.speed < 1:
             speed = "was not timed" if verdict.speed is None else f"is {verdict.speed:.2g} times as fast as it"
             return ProductChoice(
-                implementation="xla", why=f"{about} run on 'xla': {_KERNEL!r} {speed} on this chip for {entry}"
+                implementation="xla", why=f"{about} run on 'xla': {kernel!r} {speed} on this chip for {entry}"
             )
-    return ProductChoice(implementation=_KERNEL, why=f"{about} run on {_KERNEL!r}: the check found it right and faster")
+    return ProductChoice(implementation=kernel, why=f"{about} run on {kernel!r}: the check found it right and faster")
 
 
 def entry_of_form(name: str, form: WeightForm) -> str:

@@ -49,7 +49,7 @@ MOST_WAITING = 2
 class OpenModel:
     """opened: with the weights of this moment. folder: where tokenizer and chat template were read; None for neither.
 
-    refused_products: weights in a form that 'mosaic_tpu' does not multiply, with the reasons; XLA does.
+    refused_products: weights in a form that the named kernels do not multiply, with the reasons; XLA does.
     host_memory_kind: of the host tier's memory, "pinned_host" if the backend has it; None without a tier.
     """
 

@@ -9,7 +9,7 @@ import jax
 from pallas_kernels.grouped_matmul import xla
 from pallas_kernels.grouped_matmul.config import choose_tile
 from pallas_kernels.grouped_matmul.stack import ExpertAdapters, ExpertStack
-from pallas_kernels.quantized_matmul import QuantizedWeight
+from pallas_kernels.quantized_matmul import QuantizedWeight, implementation_of
 from pallas_kernels.shapes import check_counts, check_shapes
 
 __all__ = ["ExpertAdapters", "ExpertStack", "choose_tile", "expert_mlp", "swiglu"]
@@ -37,9 +37,9 @@ def expert_mlp(
     that are not in the stack add nothing. tile: tokens of one expert that share a read of its weights, None takes
     choose_tile's. With a fixed tile of two or more, a token's bits depend on its own row alone. Products and biases are
     summed in float32, and `activation` is computed in it; its result and that of down are each rounded once, to the
-    dtype of x. implementation: None is "mosaic_tpu" where all three matrices are codes that name a TPU and there are no
-    adapters, and else "xla". Raises ValueError for shapes or a tile that do not fit, for an unknown implementation and
-    for what that one does not take.
+    dtype of x. implementation: None is "mosaic_tpu" or "mosaic_gpu" where all three matrices are codes that name such a
+    device and there are no adapters, and else "xla". Raises ValueError for shapes or a tile that do not fit, for an
+    unknown implementation and for what that one does not take.
     """
     sizes = check_shapes(
         ("T D", x),
@@ -56,26 +56,35 @@ def expert_mlp(
         raise ValueError(f"num_experts is {num_experts}, and there are weights of {E}; None takes as many")
     if tile is None:
         tile = choose_tile(num_tokens=T, num_experts_per_token=X, num_experts=num_experts or E)
-    takes_kernels = has_kernels(experts)
-    implementation = implementation or ("mosaic_tpu" if takes_kernels else "xla")
+    kernels = kernels_of(experts)
+    implementation = implementation or kernels
     own_ids = xla.ids_here(expert_ids, experts.first_expert, E) if num_experts not in (None, E) else expert_ids
     if implementation == "xla":
         return xla.expert_mlp(x, own_ids, expert_weights, experts, tile=tile, activation=activation)
-    if implementation != "mosaic_tpu":
-        raise ValueError(f"implementation is {implementation!r}; expert_mlp has 'xla' and 'mosaic_tpu'")
-    if not takes_kernels:
+    if implementation not in ("mosaic_tpu", "mosaic_gpu"):
+        raise ValueError(f"implementation is {implementation!r}; expert_mlp has 'xla', 'mosaic_tpu', 'mosaic_gpu'")
+    if implementation != kernels:
         raise ValueError(
-            "implementation is 'mosaic_tpu', which takes gate, up and down as codes that name their Target, "
+            f"implementation is {implementation!r}, which takes gate, up and down as codes that name their Target, "
             "without adapters; take 'xla'"
         )
-    from pallas_kernels.grouped_matmul import mosaic_tpu  # an import that no other platform should pay for
-
-    return mosaic_tpu.expert_mlp(
-        x, own_ids, expert_weights, experts, num_experts=num_experts or E, activation=activation
-    )
+    run = _runner(kernels)
+    return run(x, own_ids, expert_weights, experts, num_experts=num_experts or E, activation=activation)
 
 
-def has_kernels(experts: ExpertStack) -> bool:
-    """Whether kernels of a TPU multiply all of a stack."""
+def _runner(kernels: str) -> Callable[..., jax.Array]:
+    """An implementation's expert_mlp, by an import that no other platform should pay for."""
+    if kernels == "mosaic_gpu":
+        from pallas_kernels.grouped_matmul import mosaic_gpu
+
+        return mosaic_gpu.expert_mlp
+    from pallas_kernels.grouped_matmul import mosaic_tpu
+
+    return mosaic_tpu.expert_mlp
+
+
+def kernels_of(experts: ExpertStack) -> str:
+    """The implementation whose kernels multiply all of a stack, or "xla"."""
     parts = (experts.gate, experts.up, experts.down)
-    return experts.adapters is None and all(isinstance(p, QuantizedWeight) and p.kernels is not None for p in parts)
+    named = [implementation_of(p.kernels) if isinstance(p, QuantizedWeight) else "xla" for p in parts]
+    return named[0] if experts.adapters is None and len(set(named)) == 1 else "xla"

@@ -63,6 +63,9 @@ TPU_CASES: tuple[tuple[Case, product_cases.Case], ...] = (
     (Case(name="mxfp4", width=256, hidden=256, **_TOKENS), _MXFP4),
     (Case(name="mxfp4_part_of_a_chunk", width=320, hidden=192, **_TOKENS), _MXFP4),
 )
+GPU_CASES = tuple(  # those whose inputs fill whole chunks; int8 by int8 is XLA's
+    (case, form) for case, form in TPU_CASES if form.activations is None and case.name != "mxfp4_part_of_a_chunk"
+)
 _REAL: dict[str, Any] = {"num_tokens": 64, "num_experts": 16, "num_experts_per_token": 4, "dtype": "bfloat16"}
 REAL_TPU_CASES = tuple(
     (Case(name=f"{form.name}_real", width=2048, hidden=1024, **_REAL), form)

@@ -1,12 +1,7 @@
-"""expert_mlp on TPUs, of experts that are kept as codes: pairs are put into tiles of one expert each in XLA.
-
-A (token, choice) pair has a place in the tiles; an expert's pairs begin a tile of their own. The number of tiles that
-are run is data, their room is for the worst case: every expert's last tile is nearly empty.
-"""
+"""expert_mlp on TPUs, of experts that are kept as codes: pairs are put into tiles of one expert each in XLA."""
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,25 +9,16 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels.grouped_matmul.stack import ExpertStack
+from pallas_kernels.grouped_matmul.tiles_of_experts import TilesOfExperts, mlp_over_tiles, stacks_of, tiles_of_experts
 from pallas_kernels.grouped_matmul.tpu_kernel import grouped_rows
 from pallas_kernels.quantized_matmul import QuantizedWeight
-from pallas_kernels.quantized_matmul.mosaic_tpu import form_of, given_to_codes
+from pallas_kernels.quantized_matmul.activations import given_to_codes
+from pallas_kernels.quantized_matmul.mosaic_tpu import form_of
 from pallas_kernels.quantized_matmul.tpu.config import LANES, FewRows, are_few
 from pallas_kernels.quantized_matmul.tpu.operands import group_sums, in_chunks
 
 _FEWEST_ROWS = 16  # of a bfloat16 tile
 _UNIT = 2 * LANES  # inputs
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class TilesOfExperts:
-    """Where pairs stand. rows: of a tile."""
-
-    num_tiles: jax.Array  # [] int32
-    expert_ids: jax.Array  # [tiles] int32
-    tokens: jax.Array  # [tiles rows] int32: the token at a place, 0 where none is
-    places: jax.Array  # [T, X] int32: of each pair, beyond the last where its expert is elsewhere
-    rows: int
 
 
 def expert_mlp(
@@ -46,27 +32,15 @@ def expert_mlp(
     interpret: Any = False,
 ) -> jax.Array:  # [T, D]
     """See the package's expert_mlp. num_experts: of all devices, which says how many pairs one gets."""
-    stacks = [stack for stack in (experts.gate, experts.up, experts.down) if isinstance(stack, QuantizedWeight)]
-    assert len(stacks) == 3, "experts that are not codes are multiplied in XLA"
+    stacks = stacks_of(experts)
     tiles = tiles_of_experts(
         expert_ids, num_here=stacks[0].shape[0], rows=choose_rows(expert_ids.size, num_experts, stacks)
     )
 
-    def product(given: jax.Array, stack: QuantizedWeight, bias: jax.Array | None) -> jax.Array:
-        out = grouped_product(given, stack, tiles, interpret=interpret)  # [tiles, rows, O] float32
-        return out if bias is None else out + bias[tiles.expert_ids][:, None, :].astype(jnp.float32)
+    def product(given: jax.Array, stack: QuantizedWeight) -> jax.Array:
+        return grouped_product(given, stack, tiles, interpret=interpret)
 
-    biases = (None, None, None) if experts.biases is None else experts.biases
-    rows = x[tiles.tokens]  # [tiles rows, D]
-    gate, up = (product(rows, stack, bias) for stack, bias in zip(stacks[:2], biases[:2], strict=True))
-    hidden = activation(gate, up).astype(x.dtype)
-    down = product(hidden.reshape(-1, hidden.shape[-1]), stacks[2], biases[2]).astype(x.dtype)
-    outputs, is_here = down.reshape(-1, x.shape[1]), tiles.places < tiles.tokens.shape[0]
-    total = jnp.zeros(x.shape, jnp.float32)
-    for choice in range(expert_ids.shape[1]):
-        given = jnp.where(is_here[:, choice, None], outputs[tiles.places[:, choice]].astype(jnp.float32), 0.0)
-        total += expert_weights[:, choice, None] * given
-    return total.astype(x.dtype)
+    return mlp_over_tiles(x, expert_weights, experts, tiles, activation=activation, product=product)
 
 
 def choose_rows(num_pairs: int, num_experts: int, stacks: Sequence[QuantizedWeight]) -> int:
@@ -77,29 +51,6 @@ def choose_rows(num_pairs: int, num_experts: int, stacks: Sequence[QuantizedWeig
     ):
         rows *= 2
     return rows
-
-
-def tiles_of_experts(expert_ids: jax.Array, *, num_here: int, rows: int) -> TilesOfExperts:
-    """The tiles of pairs whose expert is here, those with an id below num_here."""
-    T, X = expert_ids.shape
-    flat = expert_ids.reshape(-1)
-    order = jnp.argsort(flat, stable=True).astype(jnp.int32)
-    counts = jnp.bincount(flat, length=num_here).astype(jnp.int32)
-    num_tiles = -(-counts // rows)
-    ends = jnp.cumsum(num_tiles)
-    most = min(T * X, T * X // rows + num_here)
-    owners = jnp.searchsorted(ends, jnp.arange(most, dtype=jnp.int32), side="right", method="compare_all")
-    sorted_ids = flat[order]
-    of = jnp.minimum(sorted_ids, num_here - 1)
-    rank = jnp.arange(T * X, dtype=jnp.int32) - (jnp.cumsum(counts) - counts)[of]
-    in_order = jnp.where(sorted_ids < num_here, (ends - num_tiles)[of] * rows + rank, most * rows).astype(jnp.int32)
-    return TilesOfExperts(
-        num_tiles=ends[-1].astype(jnp.int32),
-        expert_ids=jnp.minimum(owners, num_here - 1).astype(jnp.int32),
-        tokens=jnp.zeros((most * rows,), jnp.int32).at[in_order].set(order // X, mode="drop"),
-        places=jnp.zeros((T * X,), jnp.int32).at[order].set(in_order).reshape(T, X),
-        rows=rows,
-    )
 
 
 def grouped_product(

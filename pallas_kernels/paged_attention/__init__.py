@@ -148,12 +148,11 @@ def paged_attention(
         assert isinstance(schedule, TpuSchedule), "the schedule was made for another implementation"
         return tpu.paged_attention(q, k, v, pool, schedule, logits)
     if implementation == "mosaic_gpu":
-        from pallas_kernels.paged_attention.gpu import (
-            mosaic_gpu as gpu,  # half a second that no other platform should pay
-        )
+        from pallas_kernels.paged_attention.gpu import mosaic_gpu as gpu  # half a second no other platform should pay
+        from pallas_kernels.paged_attention.gpu.latent.latent_decode import latent_attention as over_latents
 
         assert isinstance(schedule, GpuSchedule), "the schedule was made for another implementation"
-        return gpu.paged_attention(q, k, v, pool, schedule, logits)
+        return (over_latents if pool.is_latent else gpu.paged_attention)(q, k, v, pool, schedule, logits)
     raise ValueError(f"implementation is {implementation!r}; paged_attention has 'xla', 'mosaic_tpu' and 'mosaic_gpu'")
 
 

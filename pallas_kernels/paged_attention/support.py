@@ -25,9 +25,11 @@ def serving(
     """The implementation for a bucket.
 
     chooses: rows may have more keys than an indexer chooses. index_dim: values of the indexer's keys. Steps that mix
-    prompts into decoding, or whose heads have sinks, are XLA's where a cache has latents; so are those that choose keys
-    where it has none, and where the indexer's keys do not fill lanes.
+    prompts into decoding are XLA's where a cache has latents, and on TPUs those whose heads have sinks; so are those
+    that choose keys on GPUs, and on TPUs where a cache has no latents or the indexer's keys do not fill lanes.
     """
+    if implementation == "mosaic_gpu":
+        return "xla" if is_latent and (chooses or not decode_only) else implementation
     if implementation != "mosaic_tpu":
         return implementation
     chosen_by_xla = chooses and (not is_latent or index_dim % LATENT_LANES > 0)
@@ -56,8 +58,6 @@ def refusals(
     """
     if implementation == "xla":
         return []
-    if is_latent and implementation == "mosaic_gpu":
-        return [f"attention is latent, which {implementation!r} does not have; take implementation 'xla'"]
     if chunked:
         return [f"attention is chunked, which {implementation!r} does not have; take implementation 'xla'"]
     if v_head_dim not in (None, head_dim) and not is_latent:
@@ -66,7 +66,8 @@ def refusals(
             "implementation 'xla'"
         ]
     if implementation == "mosaic_gpu":
-        return _gpu_refusals(target, head_dim, block_size, kv_dtype)
+        rope_dim = v_head_dim if is_latent else None
+        return _gpu_refusals(target, head_dim, rope_dim, block_size, kv_dtype)
     if implementation != "mosaic_tpu":
         return [f"implementation is {implementation!r}; it must be one of {IMPLEMENTATIONS}"]
     reasons = []
@@ -91,11 +92,25 @@ def refusals(
     return reasons
 
 
-def _gpu_refusals(target: Target, head_dim: int, block_size: int | None, kv_dtype: str) -> list[str]:
+def _gpu_refusals(
+    target: Target, head_dim: int, rope_dim: int | None, block_size: int | None, kv_dtype: str
+) -> list[str]:
+    """rope_dim: of latents; None is K and V of each head."""
     reasons = []
     if target.num_cores is None:
         reasons.append(f"implementation is 'mosaic_gpu' on {target.generation}, which is no Hopper GPU; take 'xla'")
-    if head_dim not in gpu_config.HEAD_DIMS:
+    if rope_dim is not None:
+        sizes, ropes = gpu_config.LATENT_DIMS, gpu_config.LATENT_ROPE_DIMS
+        if head_dim not in sizes or rope_dim not in ropes:
+            reasons.append(
+                f"kv_lora_rank is {head_dim} and qk_rope_head_dim {rope_dim}; 'mosaic_gpu' has {sizes} and {ropes}; "
+                "take implementation 'xla'"
+            )
+        if kv_dtype not in ("bfloat16", "float32"):
+            reasons.append(
+                f"kv_dtype is {kv_dtype!r}; 'mosaic_gpu' has latents in 'bfloat16'; take implementation 'xla'"
+            )
+    elif head_dim not in gpu_config.HEAD_DIMS:
         reasons.append(f"head_dim is {head_dim}; 'mosaic_gpu' has {gpu_config.HEAD_DIMS}; take implementation 'xla'")
     if block_size is not None and block_size not in gpu_config.BLOCK_SIZES:
         reasons.append(f"block_size is {block_size}; 'mosaic_gpu' has {gpu_config.BLOCK_SIZES}")

@@ -67,7 +67,7 @@ def attention(
                 attended = to_all(i)
             else:
                 attended = jax.lax.cond(schedule.chooses(queries, i, chosen.top_k), to_chosen, to_all, i)
-            return attended.astype(out.dtype)
+            return attended.astype(q.dtype)
 
         out = _each_tile(out, queries, one_tile)
     return out

@@ -45,6 +45,22 @@ def rounded(x: jax.Array, weight: QuantizedWeight, scale: jax.Array | None = Non
     return Rounded(codes=jnp.clip(share, -limit, limit).astype(jnp.float8_e4m3fn), scales=scale)
 
 
+def given_to_codes(
+    x: jax.Array, weight: QuantizedWeight, scales: jax.Array | None
+) -> tuple[jax.Array, jax.Array | None]:
+    """What the weight, or a stack of them, is multiplied with, and what multiplies the result, [T, 1] or [1, 1].
+
+    scales: of activations, as token_scales gives them; None computes them.
+    """
+    if weight.activations is None:
+        return x, None
+    tokens = rounded(x, weight, scales)
+    if weight.scales.shape[-1] > 1 or tokens.scales.shape[-1] > 1:
+        return tokens.decoded().astype(x.dtype), None
+    exact = tokens.codes.dtype == jnp.int8 and weight.kind == "int8" and weight.zeros is None
+    return tokens.codes if exact else tokens.codes.astype(x.dtype), tokens.scales
+
+
 def token_scales(x: jax.Array, weight: QuantizedWeight) -> jax.Array:  # [T, I] -> [T or 1, 1 or I / activation_group]
     """The scales of activations, float32: the form's own one, or each token's by its largest inputs."""
     assert weight.activations is not None

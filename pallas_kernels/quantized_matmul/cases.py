@@ -76,6 +76,26 @@ TPU_CASES = (  # of sizes that the TPU's kernels take
     Case(name="mxfp4", kind="mxfp4", group=32, scale_dtype="uint8", **_TPU),
 )
 
+_FEW: dict[str, Any] = {"num_tokens": 5, **_TPU}
+GPU_CASES = (  # of sizes that the GPU's kernels take, with what those of a TPU have no form of their own for
+    *(case for case in TPU_CASES if case.activations is None),
+    Case(name="fp8_weights", kind="fp8_e4m3", **_TPU),
+    Case(name="fp8_block_weights", kind="fp8_e4m3", group=128, num_tokens=9, **_TPU),
+    Case(name="fp8_blocks", kind="fp8_e4m3", group=128, activations="fp8_e4m3", activation_group=128, **_FEW),
+    Case(name="w4a8", kind="int4", group=128, activations="int8", **_TPU),
+    Case(name="w8a8_zeros", kind="int8", has_zeros=True, activations="int8", **_TPU),
+    Case(name="w4a16_half_a_chunk", kind="int4", group=64, scale_dtype="bfloat16", **_TPU),
+    Case(
+        name="w4a16_one_consumer",
+        kind="int4",
+        group=128,
+        num_inputs=384,
+        num_outputs=64,
+        dtype="bfloat16",
+        num_tokens=7,
+    ),
+)
+
 _REAL: dict[str, Any] = {"num_inputs": 4096, "num_outputs": 4096, "dtype": "bfloat16"}
 _FORMS: tuple[dict[str, Any], ...] = (
     {"name": "w4a16", "kind": "int4", "group": 128, "scale_dtype": "bfloat16"},
@@ -85,6 +105,7 @@ _FORMS: tuple[dict[str, Any], ...] = (
     {"name": "w8a16", "kind": "int8"},
     {"name": "fp8", "kind": "fp8_e4m3", "activations": "fp8_e4m3"},
     {"name": "mxfp4", "kind": "mxfp4", "group": 32, "scale_dtype": "uint8"},
+    {"name": "fp8_weights", "kind": "fp8_e4m3"},
 )
 REAL_CASES = tuple(  # of a decode step and of a prefill, for a check on a chip
     Case(num_tokens=num_tokens, **{**form, **_REAL, "name": f"{form['name']}_{num_tokens}_rows"})

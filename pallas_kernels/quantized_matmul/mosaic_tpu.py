@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels.quantized_matmul.activations import rounded
+from pallas_kernels.quantized_matmul.activations import given_to_codes
 from pallas_kernels.quantized_matmul.tpu.config import LANES, FewRows, ManyRows, ProductForm, are_few
 from pallas_kernels.quantized_matmul.tpu.few_rows import few_rows
 from pallas_kernels.quantized_matmul.tpu.many_rows import many_rows
@@ -44,22 +44,6 @@ def form_of(weight: QuantizedWeight) -> ProductForm:
         has_zeros=has_zeros,
         native=weight.kernels.fp8_flops_per_s is not None,
     )
-
-
-def given_to_codes(
-    x: jax.Array, weight: QuantizedWeight, scales: jax.Array | None
-) -> tuple[jax.Array, jax.Array | None]:
-    """What the weight, or a stack of them, is multiplied with, and what multiplies the result, [T, 1] or [1, 1].
-
-    scales: of activations, as token_scales gives them; None computes them.
-    """
-    if weight.activations is None:
-        return x, None
-    tokens = rounded(x, weight, scales)
-    if weight.scales.shape[-1] > 1 or tokens.scales.shape[-1] > 1:
-        return tokens.decoded().astype(x.dtype), None
-    exact = tokens.codes.dtype == jnp.int8 and weight.kind == "int8" and weight.zeros is None
-    return tokens.codes if exact else tokens.codes.astype(x.dtype), tokens.scales
 
 
 def _product(x: jax.Array, weight: QuantizedWeight, out_dtype: jnp.dtype, interpret: Any) -> jax.Array:

@@ -25,7 +25,7 @@ class QuantizedWeight:
     order: input i of the codes is input order[i] of x. activations: "int8" or "fp8_e4m3", what x is rounded to before
     the product, in groups of activation_group inputs (None: all) that share a scale, each token's own, or input_scale.
     has_power_scales: each token's own scales are rounded up to powers of two.
-    kernels: the TPU whose kernels multiply it; None is plain XLA.
+    kernels: the TPU or GPU whose kernels multiply it; None is plain XLA.
     """
 
     codes: jax.Array  # [.., O, I], or [.., O, I / 2] uint8

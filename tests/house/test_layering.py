@@ -114,11 +114,17 @@ MAY_IMPORT = {
     "pallas_kernels.causal_conv": ("pallas_kernels",),
     "pallas_kernels.low_rank": ("pallas_kernels",),
     "pallas_kernels.quantized_matmul.tpu": ("pallas_kernels",),
-    "pallas_kernels.quantized_matmul": ("pallas_kernels", "pallas_kernels.quantized_matmul.tpu"),
+    "pallas_kernels.quantized_matmul.gpu": ("pallas_kernels",),
+    "pallas_kernels.quantized_matmul": (
+        "pallas_kernels",
+        "pallas_kernels.quantized_matmul.gpu",
+        "pallas_kernels.quantized_matmul.tpu",
+    ),
     "pallas_kernels.grouped_matmul": (
         "pallas_kernels",
         "pallas_kernels.low_rank",
         "pallas_kernels.quantized_matmul",
+        "pallas_kernels.quantized_matmul.gpu",
         "pallas_kernels.quantized_matmul.tpu",
     ),
     "pallas_kernels.kv_write": ("pallas_kernels",),
@@ -147,6 +153,11 @@ MAY_IMPORT = {
     "pallas_kernels.gated_delta": ("pallas_kernels",),
     "pallas_kernels.state_space": ("pallas_kernels",),
     "pallas_kernels.paged_attention.gpu": ("pallas_kernels", "pallas_kernels.kv_write"),
+    "pallas_kernels.paged_attention.gpu.latent": (
+        "pallas_kernels",
+        "pallas_kernels.kv_write",
+        "pallas_kernels.paged_attention.gpu",
+    ),
     "pallas_kernels.paged_attention.tpu.decode": ("pallas_kernels", "pallas_kernels.paged_attention.tpu.prefill"),
     "pallas_kernels.paged_attention.tpu.latent": (
         "pallas_kernels",
@@ -208,6 +219,7 @@ MAY_IMPORT = {
         "pallas_kernels",
         "pallas_kernels.kv_write",
         "pallas_kernels.paged_attention.gpu",
+        "pallas_kernels.paged_attention.gpu.latent",
         "pallas_kernels.paged_attention.tpu",
         "pallas_kernels.paged_attention.tpu.latent",
         "pallas_kernels.paged_attention.tpu.prefill",

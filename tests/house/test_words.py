@@ -26,7 +26,7 @@ SHARED_CLASSES = {"Case": "each op's cases.py has its own, and what runs them ta
 SHARED_FILES = {
     "pallas_kernels": {  # every op's folder is laid out alike, so that one who knows one finds the way in all
         *("cases.py", "config.py", "kernel.py", "math.py", "oracle.py", "schedule.py", "stages.py"),
-        *("xla.py", "mosaic_tpu.py"),  # an op's implementations, as EngineConfig names them
+        *("xla.py", "mosaic_tpu.py", "mosaic_gpu.py"),  # an op's implementations, as EngineConfig names them
     },
     "ferrum_jax/commands": {"compile.py", "convert.py", "plan.py"},  # a command's file has the command's name
 }

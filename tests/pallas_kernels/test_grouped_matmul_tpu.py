@@ -119,5 +119,5 @@ def test_what_the_kernels_do_not_take_is_refused_or_multiplied_in_xla() -> None:
     assert "320 inputs of a device are no multiple of 256" not in refusals(whole, x.dtype, V5E), "640 codes of a byte"
     with pytest.raises(ValueError, match="takes gate, up and down as codes that name their Target"):
         expert_mlp(x, ids, weights, experts, implementation="mosaic_tpu")
-    with pytest.raises(ValueError, match="expert_mlp has 'xla' and 'mosaic_tpu'"):
+    with pytest.raises(ValueError, match="expert_mlp has 'xla', 'mosaic_tpu', 'mosaic_gpu'"):
         expert_mlp(x, ids, weights, experts, implementation="mosaic")

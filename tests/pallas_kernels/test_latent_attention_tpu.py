@@ -109,7 +109,6 @@ def test_what_the_kernel_has_not_is_said_with_what_to_take() -> None:
     reasons = refusals("mosaic_tpu", **latent, head_dim=100, block_size=16, kv_dtype="int8")
     for reason, told in zip(reasons, ("kv_lora_rank is 100", "'int8'", "block_size is 16"), strict=True):
         assert told in reason
-    assert "is latent" in refusals("mosaic_gpu", **latent, head_dim=512, block_size=None, kv_dtype="bfloat16")[0]
     assert serving("mosaic_tpu", is_latent=True, decode_only=False) == "xla"
     assert serving("mosaic_tpu", is_latent=True, decode_only=True) == "mosaic_tpu"
     assert serving("mosaic_tpu", is_latent=True, decode_only=True, sinks=True) == "xla"

@@ -20,7 +20,8 @@ from scripts.published import PUBLISHED
 
 pytestmark = pytest.mark.aot
 QUICK = ("llama_8b_mixed", "llama_8b_mixed_int8_c16", "phi3_mixed", "gemma_decode")
-SPILLED = {"gemma_mixed_int8": 1024}  # bytes of a thread: H = 256 leaves no registers to convert K and V in
+# Bytes of a thread: H = 256 leaves no registers to convert K and V in; a program's first words are kept for its end.
+SPILLED = {"gemma_mixed_int8": 1024, "deepseek_v3_decode_c16": 32}
 
 
 def _cases() -> Any:

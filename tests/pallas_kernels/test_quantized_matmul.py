@@ -40,7 +40,7 @@ def test_what_does_not_fit_is_refused() -> None:
         ),
         ({"weight": dataclasses.replace(weight, scales=np.ones((40, 1), np.float32))}, "axis O of an array of shape"),
         ({"weight": dataclasses.replace(weight, kind="int2")}, "kind is 'int2'; it must be one of"),
-        ({"implementation": "mosaic"}, "implementation is 'mosaic'; quantized_matmul has 'xla' and"),
+        ({"implementation": "mosaic"}, "implementation is 'mosaic'; quantized_matmul has 'xla', 'mosaic_tpu'"),
     ):
         with pytest.raises(ValueError, match=message):
             quantized_matmul(x, **({"weight": weight} | wrong))

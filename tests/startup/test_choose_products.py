@@ -85,15 +85,33 @@ def test_every_form_of_a_model_must_be_proven_experts_by_their_own_kernel(tmp_pa
     assert choose_products(spec, config(tmp_path), CHIP, chip="chip").implementation == "mosaic_tpu"
 
 
+def test_a_hopper_gpu_takes_its_own_kernels_where_a_check_proved_them(tmp_path):
+    gpu = types.SimpleNamespace(platform="gpu", device_kind="NVIDIA H200")
+    choice = choose_products(SPEC, config(tmp_path), gpu, chip="chip")
+    assert choice.implementation == "xla" and "no check on this chip proved 'mosaic_gpu'" in choice.why
+    keep(tmp_path, entries_of(SPEC), implementation="mosaic_gpu", device_kind=gpu.device_kind)
+    assert choose_products(SPEC, config(tmp_path), gpu, chip="chip").implementation == "mosaic_gpu"
+    by_int8 = quantised_spec(spec_of(LLAMA3_8B | {"num_hidden_layers": 2}), "int8")
+    choice = choose_products(by_int8, config(tmp_path), gpu, chip="chip")
+    assert (choice.implementation, choice.why) == ("xla", ""), "XLA's product of int8 is exact"
+
+
 def test_what_is_named_is_taken_and_elsewhere_there_is_nothing_to_choose(tmp_path):
     keep(tmp_path, entries_of(SPEC))
-    for named in ("xla", "mosaic_tpu"):
+    for named in ("xla", "mosaic_tpu", "mosaic_gpu"):
         assert choose_products(SPEC, config(tmp_path, product_implementation=named), CHIP).implementation == named
     assert choose_products(SPEC, config(tmp_path, check="off"), CHIP, chip="chip").implementation == "xla"
     cpu = types.SimpleNamespace(platform="cpu", device_kind="cpu")
     for spec, device in ((SPEC, cpu), (spec_of(LLAMA3_8B), CHIP)):
         choice = choose_products(spec, config(tmp_path), device, chip="chip")
         assert (choice.implementation, choice.why) == ("xla", "")
+
+
+def test_kernels_of_another_platform_are_refused_before_anything_is_loaded():
+    mesh = make_mesh(MeshShape(), jax.devices()[:1])
+    for named, other in (("mosaic_tpu", "TPU"), ("mosaic_gpu", "GPU")):
+        with pytest.raises(ValueError, match=f"product_implementation is '{named}', and 'cpu' is no {other}; leave it"):
+            settle(spec_of(LLAMA3_8B), EngineConfig(product_implementation=named), mesh)
 
 
 def test_a_job_s_record_has_both_and_records_of_attention_alone_are_still_read():

@@ -21,6 +21,13 @@ _PREFILL_TILE_KV = 128  # where two stages of it and a state fit
 _SPLIT_TOKENS = (1024, 4096)  # decode: fewer heads need more splits to fill a chip, more heads make them for nothing
 _SPLIT_PER_HEAD = 256  # 8 heads and 128k tokens: 512 items
 _MAX_STAGES = 5
+LATENT_DIMS = (128, 256, 512)  # kv_lora_rank
+LATENT_ROPE_DIMS = (32, 64)
+_LATENT_SPLIT = 2048  # for each group of heads: 64 rows of 4k tokens fill the chip
+_LATENT_TILE = 128  # tokens of a stage, half of them scored by each warpgroup
+_FEW_HEADS = 32
+_FEW_SPARE = 4096
+_LATENT_SPARE = 2048 + 256  # what warpgroups tell each other of lanes, the compiler's own, and barriers
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -56,8 +63,8 @@ class GpuConfig:
         """The tiles for these heads on this target.
 
         num_heads: of queries, N. dtype: of activations. Raises ValueError for a dtype that is not bfloat16, for a
-        target without its multiprocessors' number and memory, for more heads of a KV head than there are lanes, and
-        for what shared memory does not hold.
+        target without its multiprocessors' number and memory, for more heads of a KV head than there are lanes, for
+        rows of several queries over latents, and for what shared memory does not hold.
         """
         if dtype != jnp.bfloat16:
             raise ValueError(
@@ -65,6 +72,10 @@ class GpuConfig:
             )
         if target.num_cores is None or target.smem_bytes is None:
             raise ValueError(f"target is {target.generation!r}, which states no multiprocessors; take a Hopper GPU")
+        if pool.is_latent:
+            if not decode_only:
+                raise ValueError("rows have several queries, and the cache latents; take implementation 'xla'")
+            return cls(decode=_latent_form(pool, num_heads, target), prefill=None, programs=target.num_cores)
         group = num_heads // pool.num_kv_heads
         if group > LANES:
             raise ValueError(f"{group} query heads share a KV head; 'mosaic_gpu' has at most {LANES}")
@@ -84,7 +95,7 @@ def _form(pool: KVPool, group: int, *, is_decode: bool, target: Target) -> Form:
     outputs = LANES * (part * 4 + 4) if is_decode else 0  # prefill writes its results where the queries were
     copies = 2 * tile_kv * H * 2 if is_small else 0  # K and V in bfloat16
     stage = 2 * tile_kv * H * pool.dtype.itemsize + (2 * tile_kv * 4 if pool.dtype == jnp.int8 else 0)
-    spare = 3072  # barriers, alignment and the compiler's own scratch
+    spare = 4096 if is_decode else 3072  # barriers, alignment and the compiler's own scratch
     fixed = queries + outputs + copies + spare
     assert target.smem_bytes is not None
     least, most = _SPLIT_TOKENS
@@ -103,5 +114,34 @@ def _form(pool: KVPool, group: int, *, is_decode: bool, target: Target) -> Form:
         part=part,
         stages=stages,
         query_slots=query_slots,
+        smem_bytes=fixed + stages * stage,
+    )
+
+
+def _latent_form(pool: KVPool, num_heads: int, target: Target) -> Form:
+    """Decode over latents: up to 32 heads are columns of a product, more are its rows, in groups of up to 64."""
+    groups, vector = -(-num_heads // LANES), pool.key_dim * pool.dtype.itemsize
+    is_few = num_heads <= _FEW_HEADS
+    loaded, tile_kv = -(-num_heads // (8 * groups)) * 8, _TILE_KV if is_few else _LATENT_TILE
+    slots, lanes = (2, loaded) if is_few else (1, LANES)
+    weighs_in_ropes = not is_few and pool.v_head_dim * 2 == tile_kv == 2 * LANES
+    weights = 0 if weighs_in_ropes else lanes * tile_kv * 2
+    stage, fixed = tile_kv * vector, slots * lanes * vector + weights + (_FEW_SPARE if is_few else _LATENT_SPARE)
+    assert target.smem_bytes is not None
+    stages = min(_MAX_STAGES, (target.smem_bytes - fixed) // stage)
+    if stages < (least := 2 if is_few else 1):
+        raise ValueError(
+            f"{least * tile_kv} latents take {fixed + least * stage} bytes of shared memory; {target.generation} has "
+            f"{target.smem_bytes}; take implementation 'xla'"
+        )
+    return Form(
+        consumers=1 if is_few else 2,
+        tile_q=1,
+        tile_kv=tile_kv,
+        split=min(_LATENT_SPLIT * groups, max(_SPLIT_TOKENS)),
+        loaded=loaded,
+        part=pool.value_dim if is_few else pool.value_dim // 2,
+        stages=stages,
+        query_slots=slots,
         smem_bytes=fixed + stages * stage,
     )

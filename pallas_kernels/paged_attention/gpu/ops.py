@@ -75,10 +75,10 @@ class Ops:
         array = jnp.full(shape, value, jnp.float32)
         return array if self.is_interpreted else plgpu.layout_cast(array, layout)
 
-    def accumulate(self, total: jax.Array, lhs: jax.Array, rhs: Any) -> jax.Array:
-        """[64, H] float32 and, in registers, [64, T] times what the ref [T, H] holds."""
+    def accumulate(self, total: jax.Array, lhs: Any, rhs: Any) -> jax.Array:
+        """[64, H] float32 and [64, T], in registers or a ref, times what the ref [T, H] holds."""
         if self.is_interpreted:
-            return total + jnp.dot(lhs.astype(jnp.float32), rhs[...].astype(jnp.float32))
+            return total + _product(lhs[...], rhs[...])
         accumulator: Any = plgpu.WGMMAAccumulatorRef.init(total)
         return pl.run_state(lambda acc: plgpu.wgmma(acc, lhs, rhs))(accumulator)
 
@@ -93,7 +93,47 @@ class Ops:
             return acc[...]
 
         if self.is_interpreted:
-            found = jnp.dot(queries[...].astype(jnp.float32), keys[...].astype(jnp.float32).T)
+            found = _product(queries[...], keys[...].T)
             meanwhile()
             return found
         return pl.run_scoped(multiply, plgpu.WGMMAAccumulatorRef((queries.shape[0], keys.shape[0]), jnp.float32))
+
+    def scores_of_parts(
+        self, *parts: tuple[Any, Any], after_first: Callable[[], None]
+    ) -> jax.Array:  # refs [64, H], [T, H] of each part -> [64, T] float32
+        """As `scores` of queries and keys that are cut into parts. after_first: called before the second is read."""
+
+        def multiply(acc: Any) -> jax.Array:
+            for i, (queries, keys) in enumerate(parts):
+                plgpu.wgmma(acc, queries, keys.transpose((1, 0)))
+                if i == 0:
+                    after_first()
+            return acc[...]
+
+        if self.is_interpreted:
+            (queries, keys), *others = parts
+            found = _product(queries[...], keys[...].T)
+            after_first()
+            return found + sum(_product(queries[...], keys[...].T) for queries, keys in others)
+        shape = (parts[0][0].shape[0], parts[0][1].shape[0])
+        return pl.run_scoped(multiply, plgpu.WGMMAAccumulatorRef(shape, jnp.float32))
+
+    def accumulate_turned(self, total: jax.Array, values: Any, weights: Any) -> jax.Array:
+        """[H, N] float32 and what the refs [T, H] and [N, T] hold, both turned, multiplied."""
+        if self.is_interpreted:
+            return total + _product(values[...].T, weights[...].T)
+        accumulator: Any = plgpu.WGMMAAccumulatorRef.init(total)
+        turned = values.transpose((1, 0)), weights.transpose((1, 0))
+        return pl.run_state(lambda acc: plgpu.wgmma(acc, *turned))(accumulator)
+
+    def store_turned(self, ref: Any, array: jax.Array) -> None:
+        """Stores a matrix [M, N] in a ref [N, M]."""
+        if self.is_interpreted:
+            ref[...] = array.T
+        else:
+            ref.transpose((1, 0))[...] = plgpu.layout_cast(array, plgpu.Layout.WGMMA_TRANSPOSED)
+
+
+def _product(lhs: jax.Array, rhs: jax.Array) -> jax.Array:
+    """Multiplied in float32."""
+    return jnp.dot(lhs.astype(jnp.float32), rhs.astype(jnp.float32))

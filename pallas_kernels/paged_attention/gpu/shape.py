@@ -82,7 +82,7 @@ class Shape:
         return self.dtype == jnp.int8
 
 
-def _swizzled(shape: tuple[int, ...], dtype: Any, lanes: int | None = None) -> Any:
+def swizzled(shape: tuple[int, ...], dtype: Any, lanes: int | None = None) -> Any:
     """Shared memory that wgmma reads, swizzled over as many bytes as divide the minor dimension."""
     bytes_ = jnp.dtype(dtype).itemsize
     swizzle = next(s for s in _SWIZZLES if (lanes or shape[-1]) * bytes_ % s == 0)
@@ -96,8 +96,8 @@ def scratch_of(shape: Shape) -> dict[str, Any]:
     pieces = T // shape.rows
     arrivals = pieces * (2 if shape.has_scales else 1)
     scratch = {
-        "queries": _swizzled((form.query_slots, form.consumers, LANES, H), jnp.bfloat16),
-        "stages": _swizzled((form.stages, T, 2 * H), shape.dtype, lanes=shape.width),
+        "queries": swizzled((form.query_slots, form.consumers, LANES, H), jnp.bfloat16),
+        "stages": swizzled((form.stages, T, 2 * H), shape.dtype, lanes=shape.width),
         "queries_ready": plgpu.Barrier(num_arrivals=form.consumers, num_barriers=form.query_slots),
         "queries_free": plgpu.Barrier(num_arrivals=form.consumers, num_barriers=form.query_slots),
         "stage_ready": plgpu.Barrier(num_arrivals=arrivals, num_barriers=form.stages),
@@ -111,7 +111,7 @@ def scratch_of(shape: Shape) -> dict[str, Any]:
         scratch["result"] = plgpu.SMEM((LANES, form.part), jnp.float32)
         scratch["sums"] = plgpu.SMEM((LANES,), jnp.float32)
     if shape.is_converted:
-        scratch["converted"] = _swizzled((T, 2 * H), jnp.bfloat16, lanes=shape.width)
+        scratch["converted"] = swizzled((T, 2 * H), jnp.bfloat16, lanes=shape.width)
     if shape.has_scales:
         # K's and V's of a block side by side: a transfer must begin at a multiple of 128 bytes, and 16 scales have 64
         scratch["scales"] = plgpu.SMEM((form.stages, pieces, 2, shape.rows), jnp.float32)

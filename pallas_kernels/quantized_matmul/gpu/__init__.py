@@ -1,0 +1,1 @@
+"""quantized_matmul for Mosaic GPU, on Hopper. Importing it loads no Mosaic; `mosaic_gpu` does."""

@@ -1,0 +1,32 @@
+"""Which products a check compares on which chip."""
+
+from __future__ import annotations
+
+import pytest
+
+from ferrum_jax.device_check.problem import kernel_of
+from ferrum_jax.device_check.product_problems import packed_experts, products
+from pallas_kernels.grouped_matmul import cases as expert_cases
+from pallas_kernels.quantized_matmul import cases as product_cases
+from pallas_kernels.target import Target
+
+
+@pytest.mark.parametrize(("name", "kernel"), [("gpu:h200", "mosaic_gpu"), ("tpu:v5e", "mosaic_tpu")])
+def test_a_chip_s_own_kernels_are_compared_in_every_form_that_they_take(
+    name: str, kernel: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(product_cases, "REAL_CASES", ())
+    monkeypatch.setattr(expert_cases, "REAL_TPU_CASES", ())
+    target = Target.named(name)
+    problems = [
+        *products(target, target.platform, True),
+        *packed_experts(target, target.platform, True),
+    ]
+    assert {problem.implementations for problem in problems} == {("xla", kernel)}
+    forms = {problem.shape for problem in problems}
+    assert {"int4 group=128", "mxfp4 group=32", "fp8_e4m3 group=128", "int8 group=all"} <= forms
+
+
+def test_a_gpu_without_such_kernels_and_a_write_have_none() -> None:
+    assert kernel_of("quantized_matmul", Target.named("gpu:a100"), "gpu") is None
+    assert kernel_of("kv_write", Target.named("gpu:h200"), "gpu") is None
