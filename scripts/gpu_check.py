@@ -87,11 +87,9 @@ def parts(arguments: argparse.Namespace) -> list[Part]:
 
 def why_not(part: Part, devices: dict[str, Any] | None) -> str | None:
     """Why a part is left out. devices: what the check found, None where it did not come so far."""
-    if part.about.get("shape") not in _SHAPES:
-        return None
-    if devices is not None and devices["platform"] == "cpu":
+    if part.about and devices is not None and devices["platform"] == "cpu":
         return "left out: the check found no GPU"
-    if part.about["shape"] != _LARGE:
+    if part.about.get("shape") != _LARGE:
         return None
     memory = (devices or {}).get("memory_bytes")
     if memory is None:

@@ -91,7 +91,8 @@ def test_a_part_that_is_cut_ends_with_all_that_it_started(tmp_path):
         ("llama-3-8b", None, "did not say how much memory"),
         ("qwen3-0.6b", None, None),
         ("qwen3-0.6b", {"platform": "cpu"}, "the check found no GPU"),
-        ("demo", {"platform": "cpu"}, None),
+        ("demo", {"platform": "cpu"}, "the check found no GPU"),
+        ("demo", {"platform": "gpu", "memory_bytes": 18e9}, None),
     ],
 )
 def test_a_shape_runs_where_the_check_found_room_for_it(shape, devices, says):
