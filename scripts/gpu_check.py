@@ -43,7 +43,7 @@ _CUT = 124
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Part:
-    """A command with what its lines say of whose it is. prints: whether its standard output is JSON lines to keep."""
+    """A command. about: fields that name its model. prints: whether its standard output is JSON lines to keep."""
 
     name: str
     command: tuple[str, ...]

@@ -382,6 +382,7 @@ MAY_IMPORT = {
         "pallas_kernels.grouped_matmul",
         "pallas_kernels.kv_write",
         "pallas_kernels.paged_attention",
+        "pallas_kernels.paged_attention.gpu",
         "pallas_kernels.paged_attention.tpu.decode",
         "pallas_kernels.quantized_matmul",
         "pallas_kernels.state_space",

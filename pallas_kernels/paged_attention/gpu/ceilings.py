@@ -30,7 +30,7 @@ def seconds_of(unit: str, amount: float, chip: str) -> float:
 
 
 def ceilings(chip: str, *, cached_bytes: int) -> dict[str, Ceiling]:
-    """By launch; {} for a chip of which none were counted.
+    """By launch; {} for a chip whose bandwidth is not here.
 
     A launch's kernels may run beside each other, so a unit has the cycles of them all. cached_bytes: fewer may come
     from a cache where a launch is repeated, and then "hbm" bounds nothing.
