@@ -190,8 +190,7 @@ def _ours(problem: Problem, implementation: str) -> Attend:
             block_size=case.block_size,
             decode_only=case.decode_only,
             invariant=False,
-            platform=jax.devices()[0].platform,
-            num_heads=case.num_heads,
+            gpu_heads=(case.num_heads, a.pool) if jax.devices()[0].platform == "gpu" else None,
         )
         form = pool_shape(
             num_blocks=a.pool.values.shape[0],

@@ -46,14 +46,14 @@ def check_op(order: KernelOrder, send: Send) -> None:
         if problem.name in order.done:
             continue
         if time.monotonic() > until:
-            send({"left_out": problem.name})
+            send({"left_out": problem.name, "op": order.op, "dtype": problem.dtype, "shape": problem.shape})
             continue
         expected: np.ndarray | None = None
         by_xla: tuple[np.ndarray, float | None] | None = None
         for implementation in problem.implementations:
-            send({"begins": {"case": problem.name, "implementation": implementation}})
             line = {"op": order.op, "case": problem.name, "implementation": implementation, "dtype": problem.dtype}
             line |= {"shape": problem.shape, "device_kind": device.device_kind}
+            send({"begins": line})
             try:
                 if expected is None:
                     expected = problem.oracle()

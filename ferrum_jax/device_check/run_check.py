@@ -38,6 +38,7 @@ _BUDGETS_S = {
     "quantized_matmul": 45.0,
     "grouped_matmul": 30.0,
 }  # of cases, where the whole has _SECONDS
+_PRODUCTS = ("quantized_matmul", "grouped_matmul")
 _BUDGET_S, _SECONDS = 15.0, 300.0
 PARTS = (*OPS, "engine")
 _ENDLESS_S = 1e9
@@ -119,7 +120,9 @@ class _Check:
                 "devices": devices,
             },
             rates=rates,
-            kernels=with_estimates(kernels, None if devices is None else devices["generation"]),
+            kernels=with_estimates(
+                [line for line in kernels if "left_out" not in line], None if devices is None else devices["generation"]
+            ),
             engine=engine,
             tiles=[line for line in tiles if "median_s" in line],
             problems=self._problems,
@@ -165,7 +168,7 @@ class _Check:
         return list(ended.sent)
 
     def _op(self, op: str, rates: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-        """The lines of an op. A case with which the child ends has a line too, and the next child goes on after it."""
+        """The lines of an op, also of cases left out, and of one with which the child ends: the next goes on behind."""
         options, lines, begun = self._options, [], []
         until = time.monotonic() + _BUDGETS_S.get(op, _BUDGET_S) * options.seconds / _SECONDS
         until = min(until, self._until)
@@ -175,22 +178,21 @@ class _Check:
                 full=options.full,
                 budget_s=_ENDLESS_S if options.full else max(0.0, until - time.monotonic()),
                 rates=_by_name(rates),
-                done=tuple(name for name, _ in begun),
+                done=tuple(line["case"] for line in begun),
                 fault=options.fault if op == "paged_attention" else None,
             )
             ended = self._child("kernels:check_op", order, f"checking {op}", lambda sent: self._say_case(op, sent))
-            begun += [tuple(sent["begins"].values()) for sent in ended.sent if "begins" in sent]
+            begun += [sent["begins"] for sent in ended.sent if "begins" in sent]
             lines += [sent for sent in ended.sent if "begins" not in sent]
             if ended.problem is None:
                 break
-            case, implementation = begun[-1] if begun else ("no case", "xla")
-            problem = explain(ended.problem)
-            lines.append({"op": op, "case": case, "implementation": implementation, "problem": problem})
-        left = [line["left_out"] for line in lines if "left_out" in line]
+            last = begun[-1] if begun else {"op": op, "case": "no case", "implementation": "xla"}
+            lines.append(last | {"problem": explain(ended.problem)})
+        left = [line for line in lines if "left_out" in line]
         if left:
             cases = "1 case" if len(left) == 1 else f"{len(left)} cases"
             self._notes.append(f"{cases} of {op} left out for lack of time: --full takes all")
-        return [line for line in lines if "left_out" not in line]
+        return lines
 
     def _say_case(self, op: str, sent: Any) -> None:
         if "begins" in sent:
@@ -250,18 +252,33 @@ class _Check:
 
 
 def verdicts(lines: Iterable[dict[str, Any]]) -> dict[str, Verdict]:
-    """A verdict for each op, dtype and shape class that ran a kernel; speeds are of real sizes alone."""
-    found: dict[str, list[Verdict]] = {}
+    """A verdict for each op, dtype and shape class that ran a kernel; speeds are of real sizes alone.
+
+    The class of a product has few tokens and many: it is as fast as the slowest, and has no verdict where some of it
+    was left out and nothing was wrong.
+    """
+    found: dict[tuple[str, str], list[Verdict]] = {}
+    incomplete = set()
     for line in lines:
-        if line["implementation"] != "xla" and "shape" in line:
+        if "shape" not in line:
+            continue
+        entry = line["op"], entry_of(line["op"], line["dtype"], line["shape"])
+        if "left_out" in line:
+            incomplete.add(entry)
+        elif line["implementation"] != "xla":
             verdict = Verdict(
                 implementation=line["implementation"],
                 device_kind=line["device_kind"],
                 problem=line["problem"],
                 speed=line.get("speed") if line.get("num_bytes") else None,
             )
-            found.setdefault(entry_of(line["op"], line["dtype"], line["shape"]), []).append(verdict)
-    return {entry: together(each) for entry, each in found.items()}
+            found.setdefault(entry, []).append(verdict)
+    kept = {entry: together(each, by_slowest=entry[0] in _PRODUCTS) for entry, each in found.items()}
+    return {
+        name: verdict
+        for (op, name), verdict in kept.items()
+        if not (verdict.is_right and op in _PRODUCTS and (op, name) in incomplete)
+    }
 
 
 def _by_name(rates: Sequence[dict[str, Any]]) -> dict[str, float]:

@@ -137,13 +137,13 @@ def entry_of(op: str, dtype: str, shape: str) -> str:
     return f"{op} {dtype} {shape}"
 
 
-def together(verdicts: Sequence[Verdict]) -> Verdict:
-    """One verdict of several entries: right if all are, as fast as their geometric mean, with the first tiles."""
+def together(verdicts: Sequence[Verdict], *, by_slowest: bool = False) -> Verdict:
+    """One verdict of several: right if all are, as fast as their geometric mean or slowest, with the first tiles."""
     first = next((v for v in verdicts if not v.is_right), verdicts[0])
     tiles = next((v.tiles for v in verdicts if v.tiles), None)
     speeds = [v.speed for v in verdicts if v.speed]
     mean = math.exp(sum(map(math.log, speeds)) / len(speeds)) if speeds else None
-    return dataclasses.replace(first, speed=mean, tiles=tiles)
+    return dataclasses.replace(first, speed=min(speeds) if speeds and by_slowest else mean, tiles=tiles)
 
 
 def _versions() -> dict[str, str]:

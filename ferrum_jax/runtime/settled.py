@@ -268,11 +268,13 @@ def _image_refusals(config: EngineConfig, vision: VisionSpec, num_rows: int) -> 
     return found
 
 
-def _product_refusals(named: str, platform: str) -> list[str]:
-    """Why the kernels that are named for products cannot run on a platform."""
-    kernels = named.removeprefix("mosaic_")
-    reason = f"product_implementation is {named!r}, and {platform!r} is no {kernels.upper()}; leave it 'xla'"
-    return [] if kernels in (named, platform) else [reason]
+def _product_refusals(named: str, target: Target) -> list[str]:
+    """Why the kernels that are named for products cannot run on a target."""
+    is_hopper = target.platform == "gpu" and target.num_cores is not None
+    runs = {"mosaic_tpu": target.platform == "tpu", "mosaic_gpu": is_hopper}.get(named, True)
+    kind = "TPU" if named == "mosaic_tpu" else "Hopper GPU"
+    reason = f"product_implementation is {named!r}, and {target.generation!r} is no {kind}; leave it 'xla'"
+    return [] if runs else [reason]
 
 
 def _refusals(asked: Settled) -> list[str]:
@@ -299,7 +301,7 @@ def _refusals(asked: Settled) -> list[str]:
             f"attention has an indexer, and heads of {kept[0].head_dim} values are padded for 'mosaic_tpu', which steps"
             " on XLA cannot read; take implementation 'xla'"
         )
-    kernels = [*dict.fromkeys(kernels), *_product_refusals(config.product_implementation, target.platform)]
+    kernels = [*dict.fromkeys(kernels), *_product_refusals(config.product_implementation, target)]
     if config.attention_tiles is not None and asked.implementation != "mosaic_tpu":
         kernels.append(
             f"attention_tiles is {config.attention_tiles!r}; only 'mosaic_tpu' has them, and implementation is "

@@ -114,8 +114,7 @@ def attention_config(
         block_size=options.block_size,
         decode_only=bucket.decode_only,
         invariant=options.invariant,
-        platform=options.target.platform,
-        num_heads=num_heads,
+        gpu_heads=(num_heads, pool) if options.target.platform == "gpu" else None,
     )
 
 

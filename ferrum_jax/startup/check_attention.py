@@ -47,7 +47,7 @@ class Rehearsal:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AttentionOrder:
-    """What is to be checked. implementation: the kernel. runs: False only looks for verdicts.
+    """What is to be checked. implementation: the kernel.
 
     config: of the layout, which in a rehearsal is that of "xla". num_chips: that this machine shows, from which a mesh
     that config leaves open follows.
@@ -57,7 +57,6 @@ class AttentionOrder:
     config: EngineConfig
     implementation: str
     key: VerdictKey
-    runs: bool = True
     num_chips: int = 0
     rehearsal: Rehearsal | None = None
 
@@ -89,15 +88,13 @@ def probe_layout(order: AttentionOrder, devices: Sequence[Any]) -> Layout:
 
 
 def verdict_of(layout: Layout, order: AttentionOrder) -> Verdict | None:
-    """One verdict of all that the layout's steps ask of attention: kept ones, and where `runs` is set new ones."""
+    """One verdict of all that the layout's steps ask of attention: kept ones, and new ones for the rest."""
     store = VerdictStore(order.config.compilation_cache_dir, order.key)
     fault = order.rehearsal and order.rehearsal.fault
     found = []
     for case, bucket in cases_of(layout):
         entry = entry_of("paged_attention", f"{case.dtype}/{case.kv_dtype}", case.shape_class)
         verdict = store.find(entry) if order.rehearsal is None else None
-        if verdict is None and not order.runs:
-            return None
         if verdict is None:
             options = _options(layout, order.implementation, order.rehearsal)
             tiles = next((v.tiles for v in found if v.tiles), None)  # of decode, whose buckets come first

@@ -111,7 +111,6 @@ def _order(
         config=dataclasses.replace(config, implementation=kernel if rehearsal is None else "xla"),
         implementation=kernel,
         key=VerdictKey.here(chips.name),
-        runs=config.implementation is not None or platform == "tpu",  # a GPU's kernel has to be proven first
         num_chips=len(chips.ids),
         rehearsal=rehearsal,
     )
@@ -167,7 +166,7 @@ def _entry(order: AttentionOrder) -> str:
         digest.update(f"{getattr(config, field)!r} ".encode())
     if config.mesh is None:
         digest.update(f"{order.num_chips} {config.devices} ".encode())
-    digest.update(f"{order.implementation} {order.runs} {order.spec.digest_text()}".encode())
+    digest.update(f"{order.implementation} {order.spec.digest_text()}".encode())
     return f"{START}{digest.hexdigest()}"
 
 
@@ -231,10 +230,8 @@ def _follow(
     if verdict.speed is not None and verdict.speed < 1 and not is_bundled:
         why = f"{about} is right on this chip{speed}: 'xla' runs instead"
         return AttentionChoice(implementation="xla", why=why, device_kind=kind)
-    if order.runs or verdict.speed is not None:
-        why = f"{about}: the check found it right{speed}{f', and tiles {tiles} fastest' if found else ''}"
-        return AttentionChoice(implementation=kernel, tiles=tiles, why=why, device_kind=kind)
-    return AttentionChoice(implementation=None)
+    why = f"{about}: the check found it right{speed}{f', and tiles {tiles} fastest' if found else ''}"
+    return AttentionChoice(implementation=kernel, tiles=tiles, why=why, device_kind=kind)
 
 
 def _is_open() -> bool:

@@ -15,6 +15,7 @@ from ferrum_jax.spec import ModelSpec
 from ferrum_jax.spec.stored_weight import WeightForm
 from ferrum_jax.startup.accelerators import Chips
 from pallas_kernels.quantized_matmul import BY_INT8, form_class
+from pallas_kernels.target import Target
 
 _KERNELS = {"tpu": "mosaic_tpu", "gpu": "mosaic_gpu"}
 
@@ -32,6 +33,8 @@ def choose_products(spec: ModelSpec, config: EngineConfig, device: Any, *, chip:
     if config.product_implementation != "auto":
         return ProductChoice(implementation=config.product_implementation)
     kernel = _KERNELS.get(device.platform)
+    if kernel == "mosaic_gpu" and Target.of_device(device).num_cores is None:  # no Hopper GPU
+        kernel = None
     entries = {entry_of_form(name, form) for name, form in spec.forms}
     if kernel == "mosaic_gpu":  # which leaves int8 by int8 to XLA
         entries = {entry for entry in entries if not entry.endswith(BY_INT8)}

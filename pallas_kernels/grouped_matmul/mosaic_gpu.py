@@ -59,13 +59,13 @@ def grouped_product(
 ) -> jax.Array:  # [tiles, rows, O] float32
     """Each row, rounded as the form says, times its tile's expert; tiles that are not run hold anything."""
     assert stack.kernels is not None, "what names no GPU is multiplied in XLA"
-    form, named = form_of(stack), {} if sharers is None else {"sharers": sharers}
+    form, named = form_of(stack), {"tile_rows": tiles.rows} | ({} if sharers is None else {"sharers": sharers})
     given, token_scales = given_to_codes(x, stack, None)
     (out,) = kernel.multiply(
         in_order(given, form),
         packed_stack(stack),
         form=form,
-        tiles=ProductTiles.choose(tiles.rows, stack.shape[-2], form, stack.kernels, is_divided=False, **named),
+        tiles=ProductTiles.choose(len(given), stack.shape[-2], form, stack.kernels, is_divided=False, **named),
         out_dtype=jnp.float32,
         experts=(tiles.expert_ids, tiles.num_tiles[None]),
         interpret=interpret,

@@ -70,8 +70,7 @@ def choose_config(case: Case, implementation: str, target: Target, pool: Any) ->
         block_size=case.block_size,
         decode_only=case.decode_only,
         invariant=case.invariant,
-        platform=target.platform,
-        num_heads=case.num_heads,
+        gpu_heads=(case.num_heads, pool) if target.platform == "gpu" else None,
     )
 
 

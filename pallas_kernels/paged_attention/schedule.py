@@ -2,7 +2,7 @@
 
 A query tile is up to tile_q neighbouring queries of one row (see `ragged`); it visits the KV tiles
 first_kv .. end_kv - 1 of its row's context and no others. Loops run over the number of tiles and over those
-ranges, which are data, so padding costs no iteration.
+ranges, which are data, so padding costs no iteration; where tiles are computed side by side, a group costs its longest.
 """
 
 from __future__ import annotations
@@ -48,6 +48,7 @@ class Schedule:
     window: int | None = static()
     chunked: bool = static()
     causal: bool = static()
+    keeps_dtype: bool = static()  # see AttentionConfig
     invariant: bool = static()  # all rows are tiled alike, for bits that do not depend on a step's other tokens
 
     def chooses(self, queries: QueryTiles, i: jax.Array, top_k: int) -> jax.Array:  # [] bool
@@ -97,6 +98,7 @@ def make_schedule(
         window=window,
         chunked=chunked,
         causal=causal,
+        keeps_dtype=config.keeps_dtype,
         invariant=config.decode_tile_q is None,
     )
 

@@ -1,4 +1,5 @@
-"""Paged attention in plain XLA: one query tile after the other, each over the KV tiles of its own context.
+"""Paged attention in plain XLA: one query tile after the other, on GPUs several side by side, each over the KV tiles of
+its own context.
 
 K and V of a tile are gathered to [K, tile_kv, H or V], the layout in which the dots read them without a further
 copy; a pool is never copied, nor held in another dtype. Softmax is online and in float32, merged in ascending
@@ -8,6 +9,7 @@ position. A KV tile in which a query sees nothing leaves that query's state as i
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 
 import jax
@@ -45,32 +47,41 @@ def attention(
     """Attention over the pool, as `paged_attention` of the package defines it."""
     out = jnp.zeros((*q.shape[:2], pool.value_dim), q.dtype)
     for queries in schedule.passes:
-
-        def to_all(i: jax.Array, queries: QueryTiles = queries) -> jax.Array:
-            tile = _load_tile(q, schedule, queries, i, pool, logits.scale)
-            attended = _attend(tile, pool, schedule, queries.first_kv[i], queries.end_kv[i], logits)
-            return _tokens_first(attended, queries.tiles.tile)
-
-        def to_chosen(i: jax.Array, queries: QueryTiles = queries) -> jax.Array:
-            assert chosen is not None
-            scaled = queries.tiles.load(q, i).astype(jnp.float32) * logits.scale
-            most = jnp.minimum(queries.high[i] + 1, chosen.top_k)
-            return attend_to_chosen(scaled, queries.tiles.load(chosen.places, i), most, pool, logits)
-
-        def one_tile(
-            i: jax.Array,
-            queries: QueryTiles = queries,
-            to_all: Callable[[jax.Array], jax.Array] = to_all,
-            to_chosen: Callable[[jax.Array], jax.Array] = to_chosen,
-        ) -> jax.Array:
-            if chosen is None:
-                attended = to_all(i)
-            else:
-                attended = jax.lax.cond(schedule.chooses(queries, i, chosen.top_k), to_chosen, to_all, i)
-            return attended.astype(q.dtype)
-
-        out = _each_tile(out, queries, one_tile)
+        tile = functools.partial(_attend_tile, q, pool, schedule, queries, logits, chosen)
+        out = _each_tile(out, queries, lambda i, tile=tile: tile(i).astype(q.dtype))
     return out
+
+
+def _attend_tile(
+    q: jax.Array,
+    pool: KVPool,
+    schedule: Schedule,
+    queries: QueryTiles,
+    logits: Logits,
+    chosen: ChosenKeys | None,
+    i: jax.Array,
+) -> jax.Array:  # [tile_q, N, V] float32
+    """What the queries of tile i attend to: all that they see, or their chosen keys."""
+
+    def to_all(of: jax.Array | int = 1) -> jax.Array:  # of: 0 attends to nothing
+        tile = _load_tile(q, schedule, queries, i, pool, logits.scale)
+        first = queries.first_kv[i]
+        attended = _attend(tile, pool, schedule, first, jnp.where(of > 0, queries.end_kv[i], first), logits)
+        return _tokens_first(attended, queries.tiles.tile)
+
+    if chosen is None:
+        return to_all()
+    most, places = jnp.minimum(queries.high[i] + 1, chosen.top_k), queries.tiles.load(chosen.places, i)
+
+    def to_chosen(of: jax.Array | int = 1) -> jax.Array:
+        scaled = queries.tiles.load(q, i).astype(jnp.float32) * logits.scale
+        return attend_to_chosen(scaled, places, most * of, pool, logits)
+
+    chooses = schedule.chooses(queries, i, chosen.top_k)
+    if queries.together == 1:
+        return jax.lax.cond(chooses, to_chosen, to_all)
+    asked = chooses.astype(jnp.int32)  # side by side both are computed: one of them over nothing
+    return jnp.where(chooses, to_chosen(asked), to_all(1 - asked))
 
 
 def _each_tile(out: jax.Array, queries: QueryTiles, one_tile: Callable[[jax.Array], jax.Array]) -> jax.Array:
@@ -81,7 +92,7 @@ def _each_tile(out: jax.Array, queries: QueryTiles, one_tile: Callable[[jax.Arra
 
     def several(group: jax.Array, out: jax.Array) -> jax.Array:
         places = group * together + jnp.arange(together)
-        lanes = jax.vmap(one_tile)(jnp.minimum(places, jnp.maximum(tiles.num_tiles - 1, 0)))
+        lanes = jax.vmap(one_tile)(jnp.minimum(places, tiles.num_tiles - 1))
         return tiles.store_several(out, lanes, places)
 
     return jax.lax.fori_loop(0, -(-tiles.num_tiles // together), several, out)
@@ -92,7 +103,7 @@ def _load_tile(
 ) -> _QueryTile:
     K, (_, N, H), tiles = pool.num_kv_heads, q.shape, queries.tiles
     lanes = tiles.load(q, i)
-    if queries.together == 1 or q.dtype != jnp.bfloat16 or pool.scales is not None:
+    if not schedule.keeps_dtype or q.dtype != jnp.bfloat16 or pool.scales is not None:
         lanes = lanes.astype(jnp.float32) * scale
     heads = lanes.reshape(tiles.tile, K, N // K, H).transpose(1, 0, 2, 3).reshape(K, tiles.tile * (N // K), H)
     positions = queries.low[i] - tiles.first_lanes[i] + jnp.arange(tiles.tile)

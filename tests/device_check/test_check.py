@@ -182,6 +182,16 @@ def test_verdicts_are_of_shape_classes_and_their_speeds_of_real_sizes():
     assert not wrong.is_right and wrong.problem == "it differs"
 
 
+def test_a_product_has_no_verdict_before_all_of_its_class_ran_and_is_as_fast_as_the_slowest():
+    few, many = KERNEL | {"op": "quantized_matmul", "speed": 3.0}, KERNEL | {"op": "quantized_matmul", "speed": 0.5}
+    entry = entry_of("quantized_matmul", KERNEL["dtype"], KERNEL["shape"])
+    assert verdicts([few, many])[entry].speed == pytest.approx(0.5)
+    left_out = {"left_out": "many", "op": "quantized_matmul", "dtype": KERNEL["dtype"], "shape": KERNEL["shape"]}
+    assert entry not in verdicts([few, left_out])
+    hung = {name: few[name] for name in ("op", "case", "implementation", "dtype", "shape", "device_kind")}
+    assert verdicts([few, hung | {"problem": "it does not end"}, left_out])[entry].problem == "it does not end"
+
+
 def test_tiles_that_were_tuned_are_in_the_verdict_of_their_shape():
     entry = entry_of(KERNEL["op"], KERNEL["dtype"], KERNEL["shape"])
     own, other = {"tile_kv": 512, "items": 1}, {"tile_kv": 512, "items": 2}

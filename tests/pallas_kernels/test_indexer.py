@@ -42,6 +42,7 @@ class Case:
     by_head: bool = False
     group: int = 1
     local: int = 0
+    together: int = 1
 
 
 _MIXED = ((40, 1), (0, 1), (129, 1), (0, 70), (33, 5), (16, 48))
@@ -54,6 +55,7 @@ CASES = {
     "one_key": Case(rows=_MIXED, top_k=1, num_tokens=128, table=20),
     "covered": Case(rows=_MIXED, top_k=160, num_tokens=128, table=20),
     "several_scored_tiles": Case(rows=((1300, 3), (700, 1)), top_k=300, num_tokens=8, table=180),
+    "side_by_side": Case(rows=_MIXED, top_k=16, num_tokens=128, table=20, together=3),
     "decode": Case(rows=((40, 1), (5, 1), (129, 1)), top_k=16, num_tokens=4, table=20, decode_only=True),
     "invariant": Case(rows=_MIXED, top_k=16, num_tokens=128, table=20, invariant=True),
     "odd_blocks": Case(rows=_MIXED, top_k=20, num_tokens=128, table=10, block_size=17),
@@ -137,11 +139,12 @@ def schedules_of(batch: RaggedBatch, case: Case) -> tuple[Schedule, IndexerSched
     sizes: Any = {"num_tokens": case.num_tokens, "block_size": case.block_size}
     config = AttentionConfig.choose(**sizes, decode_only=case.decode_only, invariant=case.invariant)
     tile_kv = -(-config.tile_kv // case.block_size) * case.block_size
-    schedule = make_schedule(batch, **sizes, config=dataclasses.replace(config, tile_kv=tile_kv))
+    how: Any = {"together": case.together, "decode_together": case.together, "tile_kv": tile_kv}
+    schedule = make_schedule(batch, **sizes, config=dataclasses.replace(config, **how))
     assert isinstance(schedule, Schedule)
     is_covered = case.table * case.block_size <= case.top_k
     reads = None if is_covered else schedule
-    how: Any = {"top_k": case.top_k, "group": case.group, "local": case.local}
+    how = {"top_k": case.top_k, "group": case.group, "local": case.local}
     return schedule, make_indexer_schedule(batch, **sizes, **how, attention=reads)
 
 

@@ -38,7 +38,7 @@ SIDE_BY_SIDE += [*SPAN_CASES[:1], *LATENT_CASES[:1]]
 def _attend(arguments: tuple, *, case: Case, together: int = 1) -> tuple[jax.Array, KVPool]:
     q, k, v, pool, batch, sinks = arguments
     config = choose_config(case, "xla", Target.named("cpu"), pool)
-    config = dataclasses.replace(config, together=together, decode_together=together)
+    config = dataclasses.replace(config, together=together, decode_together=together, keeps_dtype=together > 1)
     schedule = make_schedule(batch, **case.step, config=config)
     return paged_attention(q, k, v, pool, schedule, **case.attention, sinks=sinks)
 
@@ -69,15 +69,13 @@ def test_tiles_side_by_side_as_on_a_gpu_equal_the_oracle_too(case: Case, dtype: 
 
 def test_a_gpu_computes_few_large_groups_of_tiles() -> None:
     """Each step of a loop costs it a dozen launches."""
-    sizes = {"num_tokens": 4096, "block_size": 16, "invariant": False, "platform": "gpu"}
-    config = AttentionConfig.choose(**sizes, decode_only=False, num_heads=32)
+    pool = _shapes(64, 64, 4096, "bfloat16")[3]
+    sizes = {"block_size": 16, "invariant": False, "gpu_heads": (32, pool)}
+    config = AttentionConfig.choose(**sizes, num_tokens=4096, decode_only=False)
     assert config.tile_q * config.together * 32 == 2**16 and config.tile_kv == 512
-    assert AttentionConfig.choose(**sizes | {"num_tokens": 64}, decode_only=True, num_heads=32).decode_together == 64
-    invariant = [
-        AttentionConfig.choose(**sizes | {"num_tokens": T, "invariant": True}, decode_only=False, num_heads=32)
-        for T in (64, 4096)
-    ]
-    assert invariant[0] == invariant[1], "a product's bits depend on its shape"
+    assert AttentionConfig.choose(**sizes, num_tokens=64, decode_only=True).decode_together == 64
+    one_row = AttentionConfig.choose(**sizes, num_tokens=1, decode_only=True)
+    assert one_row.decode_together == 1 and one_row.keeps_dtype
 
 
 def test_queries_of_padding_tokens_do_not_reach_other_tokens() -> None:

@@ -149,12 +149,12 @@ def test_on_the_cpu_nothing_is_checked(monkeypatch):
         ("tpu", {"problem": "it crashed"}, True, "xla"),
         ("gpu", {"speed": 1.5}, False, "mosaic_gpu"),
         ("gpu", {"speed": 0.9}, False, "xla"),
-        ("gpu", {}, False, None),
+        ("gpu", {}, False, "mosaic_gpu"),
         ("gpu", None, False, None),
     ],
 )
 def test_an_engine_follows_a_verdict_that_is_kept(platform, verdict, bundled, expected, tmp_path, monkeypatch):
-    """Right and slower is no reason to leave what a bundle was compiled for; a GPU's kernel must be proven."""
+    """Right and slower is no reason to leave what a bundle was compiled for."""
     monkeypatch.setattr(module, "_platform", lambda chips: platform)
     config, chips = (
         dataclasses.replace(CONFIG, compilation_cache_dir=str(tmp_path / "executables")),

@@ -109,7 +109,7 @@ def test_what_is_named_is_taken_and_elsewhere_there_is_nothing_to_choose(tmp_pat
 
 def test_kernels_of_another_platform_are_refused_before_anything_is_loaded():
     mesh = make_mesh(MeshShape(), jax.devices()[:1])
-    for named, other in (("mosaic_tpu", "TPU"), ("mosaic_gpu", "GPU")):
+    for named, other in (("mosaic_tpu", "TPU"), ("mosaic_gpu", "Hopper GPU")):
         with pytest.raises(ValueError, match=f"product_implementation is '{named}', and 'cpu' is no {other}; leave it"):
             settle(spec_of(LLAMA3_8B), EngineConfig(product_implementation=named), mesh)
 
