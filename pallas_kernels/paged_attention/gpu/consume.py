@@ -103,18 +103,15 @@ def _visible(
         return position <= item[Field.HIGH]
     if last is not None and shape.window is None:  # the inference of layouts never ends over a query that nothing reads
         return position <= m.columns(last, tile)
-    query = _queries(shape, consumer, item)
-    visible = position <= m.columns(query if last is None else last, tile)
+    lane = ops.iota((LANES,), 0, PER_LANE) + consumer * LANES
+    of_lane = item[Field.LOW] + lax.div(lane, shape.group)
+    query = m.columns(of_lane, tile)
+    visible = position <= (query if last is None else m.columns(last, tile))
     if shape.window is None:
         return visible
-    before = query - lax.rem(query, shape.window) - 1 if shape.chunked else query - shape.window
-    return visible & (position > m.columns(before, tile))
-
-
-def _queries(shape: Shape, consumer: jax.Array, item: dict[Field, jax.Array]) -> jax.Array:  # [64] int32
-    """The position of each lane's query."""
-    lane = shape.ops.iota((LANES,), 0, PER_LANE) + consumer * LANES
-    return item[Field.LOW] + lax.div(lane, shape.group)
+    if shape.chunked:
+        return visible & (position > m.columns(of_lane - lax.rem(of_lane, shape.window) - 1, tile))
+    return visible & (position > query - shape.window)
 
 
 def _readable(
