@@ -1,4 +1,4 @@
-"""The rows of a step over KV blocks: which tokens are real, and where their K and V are written."""
+"""The rows of a step over KV blocks: which tokens are real, where their K and V are written, and what they see."""
 
 from __future__ import annotations
 
@@ -23,6 +23,13 @@ class RaggedBatch:
     counts: jax.Array  # [R] int32, queries of the row
     query_offsets: jax.Array  # [R] int32, flat index of the row's first query
     seen_ends: jax.Array | None = None  # [T] int32
+
+
+def oldest_seen(positions: jax.Array, *, window: int | None, chunked: bool) -> jax.Array:
+    """The oldest position that the query at each position sees, of the shape of `positions`."""
+    if window is None:
+        return jnp.zeros_like(positions)
+    return positions - positions % window if chunked else jnp.maximum(positions - window + 1, 0)
 
 
 def write_places(batch: RaggedBatch, *, num_tokens: int, block_size: int) -> tuple[jax.Array, jax.Array]:

@@ -87,8 +87,8 @@ def _print_memory(console: Console, order: BundleOrder, layout: Layout, *, is_co
         if count:
             memory.add_row(what, f"{count / size:,.2f}", text)
     console.print(memory)
-    if target.platform != "cpu" and sees_images_whole(layout.options.spec):
-        console.print("attention runs on 'xla', which alone has tokens of images that see each other", highlight=False)
+    if target.platform == "tpu" and sees_images_whole(layout.options.spec):
+        console.print("attention runs on 'xla', which has tokens of images that see each other", highlight=False)
     scalars = scalar_bytes(layout)
     if scalars is not None:
         taken, there = scalars

@@ -191,15 +191,16 @@ def _shape_of(mesh: Mesh, config: EngineConfig) -> MeshShape:
     return dataclasses.replace(named, **mesh.shape)
 
 
-def lacks_kernels(spec: ModelSpec, kv_dtype: str) -> bool:
-    """Whether "xla" alone has a model's attention, so that it is what runs where no other is named."""
+def lacks_kernels(spec: ModelSpec, kv_dtype: str, platform: str) -> bool:
+    """Whether "xla" alone has a model's attention on a platform, so that it is what runs where no other is named."""
 
     def lacks(own: Kept) -> bool:
         if own.is_latent:
             return own.head_dim % LATENT_LANES > 0 or kv_dtype == "int8"
         return own.head_dim != own.v_head_dim or own.head_dim > max(TPU_HEAD_DIMS)  # Hopper's end there too
 
-    return _is_chunked(spec) or sees_images_whole(spec) or any(lacks(own) for own in _kept(spec))
+    on_hopper_alone = _is_chunked(spec) or sees_images_whole(spec)
+    return (on_hopper_alone and platform != "gpu") or any(lacks(own) for own in _kept(spec))
 
 
 def sees_images_whole(spec: ModelSpec) -> bool:
@@ -208,7 +209,7 @@ def sees_images_whole(spec: ModelSpec) -> bool:
 
 
 def _unnamed_implementation(spec: ModelSpec, kv_dtype: str, target: Target) -> str:
-    return "xla" if lacks_kernels(spec, kv_dtype) else default_implementation(target)
+    return "xla" if lacks_kernels(spec, kv_dtype, target.platform) else default_implementation(target)
 
 
 def _is_chunked(spec: ModelSpec) -> bool:
@@ -321,10 +322,10 @@ def _refusals(asked: Settled) -> list[str]:
         kernels.append("return_routed_experts is True, and this model has no experts; leave it False")
     if spec.vision is not None:
         kernels += _image_refusals(config, spec.vision, asked.limits.max_num_seqs)
-    if sees_images_whole(spec) and asked.implementation != "xla":
+    if sees_images_whole(spec) and asked.implementation == "mosaic_tpu":
         kernels.append(
-            f"implementation is {asked.implementation!r}, and tokens of this model's images see each other, which "
-            "'xla' alone computes; take it, or set max_image_tokens=0 to serve the text alone"
+            "implementation is 'mosaic_tpu', and tokens of this model's images see each other, which it does not "
+            "compute; take 'xla', or set max_image_tokens=0 to serve the text alone"
         )
     shared = shared_refusals(
         invariant=config.invariant,

@@ -109,15 +109,19 @@ def verdict_of(layout: Layout, order: AttentionOrder) -> Verdict | None:
 def cases_of(layout: Layout) -> Iterator[tuple[Case, Bucket]]:
     """A case for each kind of bucket and each cache group that the model has, with one device's heads."""
     local, options = layout.options.local, layout.options
-    kinds = dict.fromkeys((group.window, local.attention_of(group.layers[0])) for group in local.kv_groups)
+    vision = local.vision if local.vision is not None and local.vision.sees_both_ways else None
+    kinds = dict.fromkeys(
+        (group.window, group.chunked, local.attention_of(group.layers[0])) for group in local.kv_groups
+    )
     for bucket in layout.ladder.largest:
-        for window, own in kinds:
+        rows = _rows(bucket, options.block_size)
+        for window, chunked, own in kinds:
             if own.latent is not None and not bucket.decode_only:
                 continue  # which XLA computes
             yield (
                 Case(
                     name=str(bucket),
-                    rows=_rows(bucket, options.block_size),
+                    rows=rows,
                     num_tokens=bucket.num_tokens,
                     num_rows=bucket.num_rows,
                     num_heads=own.num_attention_heads,
@@ -127,6 +131,8 @@ def cases_of(layout: Layout) -> Iterator[tuple[Case, Bucket]]:
                     block_size=options.block_size,
                     decode_only=bucket.decode_only,
                     window=window,
+                    chunked=chunked,
+                    spans=_spans(rows) if vision is not None and vision.sees_whole(window) else (),
                     soft_cap=own.attn_logit_softcapping,
                     has_sinks=own.sinks,
                     scale=own.scale,
@@ -150,6 +156,11 @@ def _rows(bucket: Bucket, block_size: int) -> tuple[tuple[int, int], ...]:
     second = min(left - first, _MOST_CHUNK, most - most // 4)
     chunks = ((0, first), (most // 4, second))
     return (*singles, *chunks[: 2 if second and bucket.num_rows > 1 else 1])
+
+
+def _spans(rows: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int, int], ...]:
+    """The second half of each chunk, as an image."""
+    return tuple((r, start + count // 2, start + count) for r, (start, count) in enumerate(rows) if count > 1)
 
 
 def _options(layout: Layout, implementation: str, rehearsal: Rehearsal | None) -> StepOptions:

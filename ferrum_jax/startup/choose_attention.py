@@ -84,11 +84,11 @@ def choose_attention(
     compiled for the platform's kernel, which is set aside only where it is wrong. chips: of this machine, found where
     None. Raises ValueError where the config names a kernel that is found wrong.
     """
-    if config.implementation is None and lacks_kernels(spec, config.kv_dtype):
-        return _ON_XLA
     chips = chips or Chips.here()
     platform = _platform(chips) if mesh is None else mesh.devices.flat[0].platform
     platform = platform if rehearsal is None else Target.named(rehearsal.target).platform
+    if config.implementation is None and lacks_kernels(spec, config.kv_dtype, platform):
+        return _ON_XLA
     order = _order(spec, config, platform, chips, rehearsal)
     if order is None:
         return AttentionChoice(implementation=config.implementation)

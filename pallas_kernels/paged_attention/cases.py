@@ -27,7 +27,7 @@ class Case:
 
     tiny: small enough to be run with arrays everywhere, in TPU interpret mode too; the others are sizes that models
     have, which are compiled for targets from shapes. invariant: only "xla" has such tiles. rope_dim: of a latent, what
-    K has beside the head_dim values that are V; None is K and V of each head. chunked: "xla" alone.
+    K has beside the head_dim values that are V; None is K and V of each head. chunked: not "mosaic_tpu".
     """
 
     name: str
@@ -75,7 +75,7 @@ class Case:
     def shape_class(self) -> str:
         """All that a kernel is specialised to but for the sizes of a step."""
         features = {
-            "window": self.window,
+            "chunks" if self.chunked else "window": self.window,
             "cap": self.soft_cap,
             "sinks": self.has_sinks,
             "encoder": not self.causal,
@@ -113,6 +113,12 @@ class Case:
             assert start < end <= start + count, "a span ends in the row's chunk"
             ends[offsets[row] + max(first - start, 0) : offsets[row] + end - start] = end
         return ends
+
+    def oldest(self, position: int) -> int:
+        """The first position that the query at this one sees."""
+        if self.window is None:
+            return 0
+        return position - position % self.window if self.chunked else max(0, position - self.window + 1)
 
     @property
     def max_blocks(self) -> int:
@@ -210,6 +216,12 @@ SPAN_CASES = (
     _tiny_spans(name="spans_f32", **_F32),
     _tiny_spans(name="spans_window_h256", head_dim=256, window=20),
     _tiny_spans(name="spans_window_mqa_f32", num_kv_heads=1, window=33, **_F32),
+)
+# Stretches that end before, in and behind a row's chunk, shorter and longer than a tile.
+CHUNKED_CASES = (
+    _tiny_decode(name="decode_chunked", window=48, chunked=True),
+    _tiny_mixed(name="mixed_chunked_f32", rows=_LONG, num_tokens=160, window=20, chunked=True, **_F32),
+    _tiny_mixed(name="mixed_chunked_int8", kv_dtype="int8", head_dim=64, window=64, chunked=True),
 )
 
 
@@ -362,6 +374,9 @@ HOPPER_CASES = (
     _mixed(name="phi3_mixed_int8", num_heads=32, num_kv_heads=32, head_dim=96, window=2047, kv_dtype="int8"),
     _mixed(name="gemma_mixed_int8", window=1024, soft_cap=50.0, kv_dtype="int8", **_GEMMA),
     _mixed(name="oss_mixed_int8", window=128, has_sinks=True, kv_dtype="int8", **_OSS),
+    _mixed(name="llama4_mixed", num_heads=40, num_kv_heads=8, window=8192, chunked=True),
+    _mixed(name="gemma3_mixed_image", window=1024, spans=((60, 1100, 1356),), **_GEMMA),
+    _mixed(name="gemma3_mixed_image_no_window", spans=((60, 1100, 1356),), **_GEMMA),
 )
 
 
@@ -386,9 +401,9 @@ def make_arguments(case: Case, seed: int = 0, implementation: str = "xla") -> Ar
     context = np.full((widths.sum() + 2, C, *vectors), np.nan, np.float32)
     for r, end in enumerate(np.cumsum(widths)):
         tables[r, : widths[r]] = ids[end - widths[r] : end]
-        for position in range(_oldest(case, starts[r]), starts[r]):
+        for position in range(case.oldest(int(starts[r])), starts[r]):
             context[tables[r, position // C], position % C] = rng.standard_normal(vectors)
-        tables[r, : _oldest(case, starts[r]) // C] = 0  # blocks behind the window are released
+        tables[r, : case.oldest(int(starts[r])) // C] = 0  # blocks behind the window are released
     sinks = on_device(rng.standard_normal(case.num_heads), np.float32) if case.has_sinks else None
     q = on_device(rng.standard_normal((case.num_tokens, case.num_heads, case.key_dim)), case.dtype)
     if case.rope_dim is None:
@@ -455,9 +470,3 @@ def _latents(case: Case, context: np.ndarray, implementation: str) -> KVPool:
         return dataclasses.replace(form, values=values)
     scales = np.stack([np.where(unowned, np.nan, s[..., 0]) for _, s in parts if s is not None], axis=1)
     return dataclasses.replace(form, values=values, scales=on_device(scales, np.float32))
-
-
-def _oldest(case: Case, start: int) -> int:
-    if case.window is None:
-        return 0
-    return int(start) - int(start) % case.window if case.chunked else max(0, int(start) - case.window + 1)

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from pallas_kernels.paged_attention.xla_config import AttentionConfig
 from pallas_kernels.ragged import Tiles, cut, static
-from pallas_kernels.ragged_batch import RaggedBatch, write_places
+from pallas_kernels.ragged_batch import RaggedBatch, oldest_seen, write_places
 
 
 @jax.tree_util.register_dataclass
@@ -101,13 +101,6 @@ def make_schedule(
         keeps_dtype=config.keeps_dtype,
         invariant=config.decode_tile_q is None,
     )
-
-
-def oldest_seen(positions: jax.Array, *, window: int | None, chunked: bool) -> jax.Array:
-    """The oldest position that the query at each position sees, of the shape of `positions`."""
-    if window is None:
-        return jnp.zeros_like(positions)
-    return positions - positions % window if chunked else jnp.maximum(positions - window + 1, 0)
 
 
 def _tile_queries(

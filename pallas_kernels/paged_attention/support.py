@@ -58,7 +58,7 @@ def refusals(
     """
     if implementation == "xla":
         return []
-    if chunked:
+    if chunked and implementation != "mosaic_gpu":
         return [f"attention is chunked, which {implementation!r} does not have; take implementation 'xla'"]
     if v_head_dim not in (None, head_dim) and not is_latent:
         return [

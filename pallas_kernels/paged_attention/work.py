@@ -12,7 +12,7 @@ class Work:
     """The work of a case, whatever the kernel."""
 
     kv_tokens: int  # that a row or, in prefill, a row's chunk must read
-    flops: int  # of visible query-key pairs
+    flops: int  # of visible query-key pairs, but for those that spans add
     kv_bytes: int  # of these tokens in the pool, as the kernels keep them
 
     @classmethod
@@ -26,11 +26,8 @@ class Work:
         tokens = pairs = 0
         for start, count in case.rows:
             last = start + count
-            oldest = 0 if case.window is None else max(0, start - case.window + 1)
-            tokens += last - oldest
-            for position in range(start, last):
-                behind = position + 1 if case.window is None else min(position + 1, case.window)
-                pairs += behind if case.causal else last
+            tokens += last - case.oldest(start)
+            pairs += sum((p + 1 if case.causal else last) - case.oldest(p) for p in range(start, last))
         return cls(
             kv_tokens=tokens,
             flops=2 * pairs * case.num_heads * (case.key_dim + case.head_dim),

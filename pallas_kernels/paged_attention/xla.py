@@ -19,7 +19,8 @@ from pallas_kernels.chosen_keys import HIDDEN, ChosenKeys
 from pallas_kernels.kv_pool import KVPool, from_bits
 from pallas_kernels.logits import Logits
 from pallas_kernels.paged_attention.attend_to_chosen import attend_to_chosen
-from pallas_kernels.paged_attention.schedule import QueryTiles, Schedule, oldest_seen
+from pallas_kernels.paged_attention.schedule import QueryTiles, Schedule
+from pallas_kernels.ragged_batch import oldest_seen
 
 _MAX_VECTOR_DOTS = 4  # up to here XLA:CPU reads K and V faster once per query than once in a thin matrix product
 _MAX_KEYS_FIRST = 64  # up to here it is faster with the keys as left operand

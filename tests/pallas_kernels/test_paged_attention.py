@@ -13,6 +13,7 @@ import pytest
 from pallas_kernels.kv_pool import KV_DTYPES, KVPool, pool_shape
 from pallas_kernels.paged_attention import AttentionConfig, RaggedBatch, make_schedule, oracle, paged_attention
 from pallas_kernels.paged_attention.cases import (
+    CHUNKED_CASES,
     INVARIANT_CASES,
     LATENT_CASES,
     SPAN_CASES,
@@ -26,7 +27,7 @@ from pallas_kernels.target import Target
 from pallas_kernels.tolerance import TOLERANCE
 from tests.fast_compile import FAST_COMPILE, UNOPTIMISED
 
-CASES = TINY_CASES + INVARIANT_CASES + SPAN_CASES + LATENT_CASES
+CASES = TINY_CASES + INVARIANT_CASES + SPAN_CASES + CHUNKED_CASES + LATENT_CASES
 BY_NAME = {case.name: case for case in CASES}
 SIDE_BY_SIDE = [
     BY_NAME[name] for name in ("decode_gqa", "mixed_h96_window_sinks", "mixed_int8", "encoder", "invariant")

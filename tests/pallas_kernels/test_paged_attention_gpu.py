@@ -14,7 +14,16 @@ import pytest
 from pallas_kernels.kv_pool import KV_DTYPES, pool_shape
 from pallas_kernels.logits import Logits
 from pallas_kernels.paged_attention import GpuConfig, GpuSchedule, RaggedBatch, make_schedule, oracle
-from pallas_kernels.paged_attention.cases import TINY_CASES, Arguments, Case, make_arguments, make_batch, make_shapes
+from pallas_kernels.paged_attention.cases import (
+    CHUNKED_CASES,
+    SPAN_CASES,
+    TINY_CASES,
+    Arguments,
+    Case,
+    make_arguments,
+    make_batch,
+    make_shapes,
+)
 from pallas_kernels.paged_attention.gpu import mosaic_gpu as gpu
 from pallas_kernels.paged_attention.gpu.config import HEAD_DIMS
 from pallas_kernels.paged_attention.gpu.schedule import Field, WorkItems
@@ -39,7 +48,7 @@ def _on_gpu(case: Case) -> Case:
 
 
 _STAGES = Case(name="prefill_of_several_stages", rows=((300, 20), (260, 1), (0, 200)), num_tokens=256, num_rows=4)
-CASES = [_on_gpu(case) for case in (*TINY_CASES, dataclasses.replace(_STAGES, tiny=True))]
+CASES = [_on_gpu(case) for case in (*TINY_CASES, dataclasses.replace(_STAGES, tiny=True), *SPAN_CASES, *CHUNKED_CASES)]
 BY_NAME = {case.name: case for case in CASES}
 QUICK = ("decode_gqa",)
 # Each feature in one of them at least.
@@ -55,8 +64,11 @@ SLOW = (
     "encoder",
     "prefill_long",
     "prefill_of_several_stages",
+    "spans_f32",
+    "spans_window_h256",
+    "mixed_chunked_f32",
 )
-QUICK_SCHEDULES = ("decode_gqa", "mixed_h96_window_sinks", "encoder_chunks")
+QUICK_SCHEDULES = ("decode_gqa", "mixed_h96_window_sinks", "encoder_chunks", "spans_f32", "mixed_chunked_f32")
 
 
 def _config(case: Case, arguments: Arguments, programs: int = 1) -> GpuConfig:
@@ -199,8 +211,8 @@ def _served(work: WorkItems | None) -> list[tuple[int, np.ndarray]]:
 
 
 def _visible(case: Case, row: int, position: int) -> range:
-    oldest = 0 if case.window is None else max(0, position - case.window + 1)
-    return range(oldest, position + 1 if case.causal else sum(case.rows[row]))
+    ends = [end for r, first, end in case.spans if r == row and first <= position < end]
+    return range(case.oldest(position), max([position + 1, *ends]) if case.causal else sum(case.rows[row]))
 
 
 def test_one_long_row_and_many_short_ones_both_fill_the_chip() -> None:
@@ -225,7 +237,9 @@ def test_what_the_kernels_cannot_do_is_refused_with_what_to_take_instead() -> No
         reasons, ("a100, which is no Hopper", "head_dim is 80", "size is 8", "float32"), strict=True
     ):
         assert part in reason
-    assert not refusals("mosaic_gpu", target=H200, head_dim=96, block_size=None, kv_dtype="int8")
+    assert not refusals("mosaic_gpu", target=H200, head_dim=96, block_size=None, kv_dtype="int8", chunked=True)
+    on_tpu = {"target": Target.named("tpu:v6e"), "head_dim": 128, "block_size": None, "kv_dtype": "int8"}
+    assert "attention is chunked" in refusals("mosaic_tpu", **on_tpu, chunked=True)[0]
     with pytest.raises(ValueError, match="80 query heads share a KV head; 'mosaic_gpu' has at most 64"):
         GpuConfig.choose(num_heads=80, pool=_pool(num_kv_heads=1), decode_only=True, target=H200, dtype=jnp.bfloat16)
     with pytest.raises(ValueError, match="activations are float32; 'mosaic_gpu' multiplies bfloat16"):

@@ -7,14 +7,17 @@ from typing import Any
 import pytest
 
 from ferrum_jax.config import EngineConfig
+from ferrum_jax.models import registry
 from ferrum_jax.runtime.layout import lay_out
 from ferrum_jax.runtime.placing.fit import scalar_bytes
+from ferrum_jax.runtime.settled import lacks_kernels
 from ferrum_jax.sharding import make_mesh
 from ferrum_jax.sizes.mesh_shape import MeshShape
 from ferrum_jax.spec import AttentionSpec, CacheGroup, IndexerSpec, MlpSpec, ModelSpec
 from pallas_kernels.kv_pool import KV_DTYPES
 from pallas_kernels.paged_attention.support import refusals
 from pallas_kernels.target import Target
+from scripts.published import PUBLISHED
 from scripts.slices_page import Described
 
 CPU = Described("cpu", "cpu", 0)
@@ -192,3 +195,8 @@ def test_xla_has_no_limits_and_an_unknown_implementation_is_named():
         EngineConfig(implementation="mosaic")
     with pytest.raises(ValueError, match="kv_dtype is 'int4'; it must be one of"):
         EngineConfig(kv_dtype="int4")
+
+
+def test_chunked_attention_has_a_kernel_on_gpus_alone():
+    spec = registry.spec_of(PUBLISHED["Llama-4-Scout"][0])
+    assert lacks_kernels(spec, "bfloat16", "tpu") and not lacks_kernels(spec, "bfloat16", "gpu")

@@ -38,7 +38,7 @@ def consume(shape: Shape, refs: Refs, consumer: jax.Array, task: Task, n: jax.Ar
             scores *= _scales(shape, s, stage, 0)
         logits = m.logits(scores, shape.scale, shape.soft_cap)
         if is_edge:
-            logits = jnp.where(_visible(shape, consumer, item, begin), logits, -jnp.inf)
+            logits = jnp.where(_visible(shape, consumer, item, begin, last), logits, -jnp.inf)
         highest, total, kept, weights = m.weigh(highest, total, logits)
         if shape.has_scales:
             scales = _scales(shape, s, stage, 1)
@@ -53,6 +53,8 @@ def consume(shape: Shape, refs: Refs, consumer: jax.Array, task: Task, n: jax.Ar
         plgpu.barrier_arrive(s["stage_free"].at[stage])
         return n + 1, (highest, total, tuple(done))
 
+    # once for all stages: loading it at edges takes registers that results are in
+    last = ops.load(inputs[-1].at[item[Field.TILE], consumer], PER_LANE) if shape.has_spans else None
     state = _empty(shape, inputs, head, consumer)
     first, end = item[Field.FIRST_KV], item[Field.END_KV]
     first_full = jnp.clip(item[Field.FIRST_FULL], first, end)
@@ -91,16 +93,25 @@ def _empty(shape: Shape, inputs: Any, head: jax.Array, consumer: jax.Array) -> m
     return highest, jnp.where(highest > m.LOWEST, jnp.ones_like(highest), jnp.zeros_like(highest)), parts
 
 
-def _visible(shape: Shape, consumer: jax.Array, item: dict[Field, jax.Array], begin: jax.Array) -> jax.Array:
-    """[64, T] bool: which tokens of the stage each query sees."""
+def _visible(
+    shape: Shape, consumer: jax.Array, item: dict[Field, jax.Array], begin: jax.Array, last: jax.Array | None
+) -> jax.Array:
+    """[64, T] bool: which tokens of the stage each query sees. last: the last of them, [64], where it has spans."""
     tile, ops = (LANES, shape.form.tile_kv), shape.ops
     position = ops.iota(tile, 1, MATRIX) + begin
     if not shape.causal:
         return position <= item[Field.HIGH]
+    if last is not None and shape.window is None:  # the inference of layouts never ends over a query that nothing reads
+        return position <= m.columns(last, tile)
     lane = ops.iota((LANES,), 0, PER_LANE) + consumer * LANES
-    query = m.columns(item[Field.LOW] + lax.div(lane, shape.group), tile)
-    visible = position <= query
-    return visible if shape.window is None else visible & (position > query - shape.window)
+    of_lane = item[Field.LOW] + lax.div(lane, shape.group)
+    query = m.columns(of_lane, tile)
+    visible = position <= (query if last is None else m.columns(last, tile))
+    if shape.window is None:
+        return visible
+    if shape.chunked:
+        return visible & (position > m.columns(of_lane - lax.rem(of_lane, shape.window) - 1, tile))
+    return visible & (position > query - shape.window)
 
 
 def _readable(

@@ -56,7 +56,9 @@ def attend(
         scale=common.scale,
         soft_cap=common.soft_cap,
         window=schedule.window,
+        chunked=schedule.chunked,
         causal=schedule.causal,
+        has_spans=work.last_seen is not None,
         ops=common.ops,
     )
     values = pool.values.reshape(P * C // shape.rows, shape.rows, K, 2 * H)
@@ -68,6 +70,8 @@ def attend(
     inputs = [work.num_items, work.items, schedule.block_tables, queries, sinks, values]
     if pool.scales is not None:
         inputs.append(pool.scales.reshape(P, K, 2, C // shape.rows, shape.rows))
+    if work.last_seen is not None:
+        inputs.append(_by_lane(work.last_seen, form, common.group))
     launch = plgpu.kernel(
         lambda *refs: _body(shape, Refs(refs[: len(inputs)], refs[len(inputs) : -1], refs[-1])),
         out_type=outputs,
@@ -80,6 +84,13 @@ def attend(
         interpret=common.interpret,
     )
     return launch(*inputs)
+
+
+def _by_lane(last_seen: jax.Array, form: Form, group: int) -> jax.Array:  # [tiles, consumers, 64] int32
+    """The last position that the query of each lane sees."""
+    lanes = jnp.repeat(last_seen, group, axis=1)
+    lanes = jnp.pad(lanes, ((0, 0), (0, form.consumers * LANES - lanes.shape[1])))
+    return lanes.reshape(-1, form.consumers, LANES)
 
 
 def _body(shape: Shape, refs: Refs) -> None:
@@ -122,7 +133,8 @@ def _body(shape: Shape, refs: Refs) -> None:
 def _fetch(shape: Shape, refs: Refs, task: Task, n: Any) -> jax.Array:
     """Starts the transfers of an item. n: stages before it; returned with the item's own added."""
     form, C, s, (i, head, item) = shape.form, shape.block_size, refs.scratch, task
-    _, _, tables, queries, _, values, *scales = refs.inputs
+    _, _, tables, queries, _, values, *others = refs.inputs
+    scales = others[: int(shape.has_scales)]
     slot = lax.rem(i, form.query_slots)
 
     @pl.when(i >= form.query_slots)

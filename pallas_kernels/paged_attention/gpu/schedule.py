@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 from pallas_kernels.paged_attention.gpu.config import Form, GpuConfig
 from pallas_kernels.ragged import static
-from pallas_kernels.ragged_batch import RaggedBatch, write_places
+from pallas_kernels.ragged_batch import RaggedBatch, oldest_seen, write_places
 
 
 class Field(enum.IntEnum):
@@ -45,6 +45,7 @@ class WorkItems:
     tiles: jax.Array  # [T] int32, the tile that holds each token
     places: jax.Array  # [T] int32, and where in it
     is_mine: jax.Array  # [T] bool, tokens that this kernel serves
+    last_seen: jax.Array | None  # [tiles, tile_q] int32, position; None where a query sees what is before it alone
     max_splits: int = static()
 
 
@@ -62,6 +63,7 @@ class GpuSchedule:
     num_tokens: int = static()
     block_size: int = static()
     window: int | None = static()
+    chunked: bool = static()
     causal: bool = static()
 
 
@@ -72,6 +74,7 @@ def make_schedule(
     block_size: int,
     config: GpuConfig,
     window: int | None = None,
+    chunked: bool = False,
     causal: bool = True,
 ) -> GpuSchedule:
     """See the package's make_schedule."""
@@ -80,7 +83,8 @@ def make_schedule(
     parts = [(jnp.where(is_decode, 1, 0), config.decode)]
     if config.prefill is not None:
         parts.append((jnp.where(is_decode, 0, batch.counts), config.prefill))
-    works = [_make_work(batch, counts, form, num_tokens, max_tokens, window, causal) for counts, form in parts]
+    sizes = (num_tokens, max_tokens, window, chunked, causal)
+    works = [_make_work(batch, counts, form, *sizes) for counts, form in parts]
     write_blocks, write_offsets = write_places(batch, num_tokens=num_tokens, block_size=block_size)
     return GpuSchedule(
         block_tables=jnp.maximum(batch.block_tables, 0),  # a copy, for kernels refuse parts of other arrays
@@ -92,6 +96,7 @@ def make_schedule(
         num_tokens=num_tokens,
         block_size=block_size,
         window=window,
+        chunked=chunked,
         causal=causal,
     )
 
@@ -103,6 +108,7 @@ def _make_work(
     num_tokens: int,
     max_tokens: int,
     window: int | None,
+    chunked: bool,
     causal: bool,
 ) -> WorkItems:
     R, tile = len(counts), form.tile_q
@@ -115,10 +121,16 @@ def _make_work(
     done *= tile
     low = batch.starts[rows] + done
     last = low + jnp.clip(counts[rows] - done, 1, tile) - 1
-    high = last if causal else (batch.starts + batch.counts)[rows] - 1
-    oldest, within = jnp.zeros_like(low), jnp.zeros_like(low)  # what the first query sees, and what all do
-    if window is not None:
-        oldest, within = jnp.maximum(low - window + 1, 0), jnp.maximum(last - window + 1, 0)
+    high, last_seen = last if causal else (batch.starts + batch.counts)[rows] - 1, None
+    of = jnp.clip(batch.query_offsets[rows] + done, 0, num_tokens - 1)
+    tokens = jnp.minimum(of[:, None] + jnp.arange(tile), num_tokens - 1).astype(jnp.int32)
+    if batch.seen_ends is not None and tile > 1:  # a row computes all that its queries see: one query, itself at most
+        positions = low[:, None] + jnp.arange(tile)
+        ends = jnp.where(positions <= last[:, None], batch.seen_ends[tokens], 0)
+        last_seen = jnp.maximum(positions, ends - 1).astype(jnp.int32)
+        high = jnp.maximum(high, ends.max(axis=1) - 1)
+    # what the first query sees, and what all do
+    oldest, within = (oldest_seen(position, window=window, chunked=chunked) for position in (low, last))
     first_kv, end_kv = oldest // form.tile_kv, high // form.tile_kv + 1
     full = jnp.stack([-(-within // form.tile_kv), ((low if causal else high) + 1) // form.tile_kv])
     per_tile = jnp.stack([rows, jnp.arange(capacity), jnp.zeros_like(low), low, high, oldest, first_kv, end_kv, *full])
@@ -132,15 +144,15 @@ def _make_work(
     else:
         items, num_items, num_splits = _split(per_tile, is_used, form, max_tokens, window)
         max_splits = _max_splits(form.split, max_tokens, window)
-    of = jnp.clip(batch.query_offsets[rows] + done, 0, num_tokens - 1)
     return WorkItems(
         num_items=num_items.astype(jnp.int32).reshape(1),
         items=items,
         num_splits=num_splits.astype(jnp.int32),
-        tokens=jnp.minimum(of[:, None] + jnp.arange(tile), num_tokens - 1).astype(jnp.int32),
+        tokens=tokens,
         tiles=jnp.clip(tiles, 0, capacity - 1).astype(jnp.int32),
         places=(token_done % tile).astype(jnp.int32),
         is_mine=is_mine,
+        last_seen=last_seen,
         max_splits=max_splits,
     )
 

@@ -45,7 +45,10 @@ class Task(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Shape:
-    """The static shape of a launch. rows: of a block or a part of one, that one transfer brings."""
+    """The static shape of a launch. rows: of a block or a part of one, that one transfer brings.
+
+    has_spans: queries may see beyond themselves, and the last of `inputs` says how far.
+    """
 
     form: Form
     programs: int
@@ -58,7 +61,9 @@ class Shape:
     scale: float
     soft_cap: float | None
     window: int | None
+    chunked: bool
     causal: bool
+    has_spans: bool
     ops: Ops
 
     @property
