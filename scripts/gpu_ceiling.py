@@ -113,7 +113,7 @@ def count(launch: Launch) -> dict[str, Counted]:
 
 
 def _take(parts: list[Part], launch: str, threads: int) -> Part:
-    """The first of the parts that has so many threads, which it is taken out of."""
+    """Takes the first part with this number of threads out of the parts."""
     for part in parts:
         if (part.consumers + 1) * _GROUP_THREADS == threads:
             parts.remove(part)

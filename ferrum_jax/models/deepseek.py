@@ -24,7 +24,7 @@ from ferrum_jax.models.plain import sparse_layers, spec_from
 from ferrum_jax.models.rope_reader import mapping, rope_from
 from ferrum_jax.spec import AttentionSpec, ExpertsSpec, IndexerSpec, LatentSpec, ModelSpec, RopeSpec
 
-LATENT = "latent attention: on TPUs a kernel decodes, all else is on XLA"
+LATENT = "latent attention: on TPUs and Hopper GPUs a kernel decodes, all else is on XLA"
 
 CHOSEN = (
     "latent attention to keys that an indexer chooses: on TPUs kernels decode, all else beyond those keys is on XLA"

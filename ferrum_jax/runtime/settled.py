@@ -295,7 +295,9 @@ def _refusals(asked: Settled) -> list[str]:
         )
     ]
     if spec.top_ks and asked.implementation == "mosaic_gpu" and not all(own.is_latent for own in _kept(spec)):
-        kernels.append("attention has an indexer, which 'mosaic_gpu' has over latents alone; take implementation 'xla'")
+        kernels.append(
+            "attention has an indexer and no latents, which 'mosaic_gpu' does not run; take implementation 'xla'"
+        )
     kept = [own for own in _kept(spec) if not own.is_latent and own.head_dim not in (64, 128, 256)]
     if spec.top_ks and asked.implementation == "mosaic_tpu" and kept:
         kernels.append(

@@ -24,9 +24,9 @@ def serving(
 ) -> str:
     """The implementation for a bucket.
 
-    chooses: rows may have more keys than an indexer chooses. index_dim: values of the indexer's keys. Steps that mix
-    prompts into decoding are XLA's where a cache has latents, and on TPUs those whose heads have sinks; so are those
-    that choose keys on GPUs, and on TPUs where a cache has no latents or the indexer's keys do not fill lanes.
+    chooses: rows may have more keys than an indexer chooses. index_dim: values of the indexer's keys. XLA computes
+    steps that mix prompts into decoding where a cache has latents. It computes those that choose keys on GPUs, and on
+    TPUs where there are no latents or the indexer's keys do not fill lanes; on TPUs also latents whose heads have sinks.
     """
     if implementation == "mosaic_gpu":
         return "xla" if is_latent and (chooses or not decode_only) else implementation

@@ -70,7 +70,7 @@ def _gpu_refusals(weight: QuantizedWeight, dtype: jnp.dtype, target: Target) -> 
             f"a group has {group} inputs; it takes multiples of {form.quarter} that fit into or fill {chunk}"
         )
     if weight.activations is not None and form.num_groups == 1 and weight.activation_group in (None, inputs):
-        by_xla = {"int8": "int8 by int8 is exact in 'xla'", "fp8_e4m3": "float8 by float8 'xla' has of 8 bits"}
+        by_xla = {"int8": "int8 by int8 is exact in 'xla'", "fp8_e4m3": "'xla' multiplies float8 by float8 in 8 bits"}
         if weight.kind == weight.activations and weight.zeros is None:
             reasons.append(by_xla[weight.kind])
     if weight.ndim > 2:

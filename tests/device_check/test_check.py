@@ -182,7 +182,7 @@ def test_verdicts_are_of_shape_classes_and_their_speeds_of_real_sizes():
     assert not wrong.is_right and wrong.problem == "it differs"
 
 
-def test_a_product_has_no_verdict_before_all_of_its_class_ran_and_is_as_fast_as_the_slowest():
+def test_a_product_is_as_fast_as_its_slowest_and_proven_by_all_of_its_class():
     few, many = KERNEL | {"op": "quantized_matmul", "speed": 3.0}, KERNEL | {"op": "quantized_matmul", "speed": 0.5}
     entry = entry_of("quantized_matmul", KERNEL["dtype"], KERNEL["shape"])
     assert verdicts([few, many])[entry].speed == pytest.approx(0.5)

@@ -97,7 +97,7 @@ class ProductTiles:
     def choose(
         cls, num_rows: int, num_outputs: int, form: CodesForm, target: Target, **named: int | bool
     ) -> ProductTiles:
-        """The tiles for so many tokens. named: fields that are given. Raises ValueError for a target without cores."""
+        """The tiles for num_rows tokens. named: fields that are given. Raises ValueError for a target without cores."""
         if target.num_cores is None or target.smem_bytes is None:
             raise ValueError(f"target is {target.generation!r}, which states no multiprocessors; take a Hopper GPU")
         tile_rows = int(named.get("tile_rows", next((n for n in COLUMNS if n >= num_rows), COLUMNS[-1])))

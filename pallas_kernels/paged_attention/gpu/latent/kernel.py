@@ -40,7 +40,7 @@ def attend(
 ) -> tuple[jax.Array, jax.Array]:
     """Results of the splits in float32, each with weights that sum to 1, and the base-2 logarithms of their sums.
 
-    As `results_of` of the form has them, for so many rows: those of the schedule, or more, where nothing is stored.
+    As `results_of` of the form has them, for `rows` rows: those of the schedule, and others where nothing is stored.
     """
     (P, C, _, lanes), V = pool.values.shape, pool.value_dim
     work, form = schedule.decode, schedule.config.decode
