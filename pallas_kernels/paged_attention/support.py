@@ -26,7 +26,7 @@ def serving(
 
     chooses: rows may have more keys than an indexer chooses. index_dim: values of the indexer's keys. XLA computes
     steps that mix prompts into decoding where a cache has latents. It computes those that choose keys on GPUs, and on
-    TPUs where there are no latents or the indexer's keys do not fill lanes; on TPUs also latents whose heads have sinks.
+    TPUs where there are no latents, or the indexer's keys do not fill lanes; there also latents whose heads have sinks.
     """
     if implementation == "mosaic_gpu":
         return "xla" if is_latent and (chooses or not decode_only) else implementation
