@@ -108,7 +108,7 @@ def test_heads_that_are_padded_are_refused_where_an_indexer_chooses_keys():
     assert layout_of(V6E, spec, implementation="xla").options.implementation == "xla"
     wide = dataclasses.replace(heads, head_dim=128, indexer=indexer)
     assert layout_of(V6E, dataclasses.replace(spec, attention=wide)).options.implementation == "mosaic_tpu"
-    with pytest.raises(ValueError, match="has an indexer, which 'mosaic_gpu' has over latents alone"):
+    with pytest.raises(ValueError, match="has an indexer and no latents, which 'mosaic_gpu' does not run"):
         layout_of(H200, dataclasses.replace(spec, attention=wide), implementation="mosaic_gpu")
 
 
