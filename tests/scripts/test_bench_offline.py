@@ -44,6 +44,23 @@ def test_a_shapes_weights_are_made_on_the_device_and_its_line_is_whole(small, mo
     assert line["compiles_after_ready"] == 0
 
 
+@pytest.mark.slow
+def test_several_workloads_share_an_engine(small, capsys):
+    sizes = ["--max-num-seqs", "4", "--max-num-batched-tokens", "32", "--max-model-len", "64"]
+    workloads = ["decode", "ragged", "shared_prefix"]
+    bench_offline.main(["--shape", "qwen3-0.6b", "--on-device", "--workload", *workloads, *sizes])
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [line["workload"] for line in lines] == workloads and len({line["startup_s"] for line in lines}) == 1
+    assert all(line["shape"] == "qwen3-0.6b" and line["output_tok_s"] > 0 for line in lines)
+
+
+@pytest.mark.parametrize("flag", ["--reference-python", "--profile"])
+def test_a_reference_and_a_profile_are_of_one_workload(flag, capsys):
+    with pytest.raises(SystemExit):
+        bench_offline.parse_arguments(["--model", "here", "--workload", "decode", "single", flag, "x"])
+    assert "are for one workload" in capsys.readouterr().err
+
+
 def test_weights_on_the_device_want_a_shape(capsys):
     with pytest.raises(SystemExit):
         bench_offline.parse_arguments(["--model", "here", "--on-device", "--workload", "decode"])
