@@ -23,7 +23,7 @@ _MIDDLE = 8  # what int4 is less where there are no zero points
 
 
 def load_words(codes: Any) -> list[list[Any]]:
-    """The four words of a thread, of each of its two rows, of a ref [64, 64 bytes] in shared memory."""
+    """Loads four words of each of a thread's two rows from a ref [64, 64 bytes] in shared memory."""
     row, quarter = _place()
     words = ir.VectorType.get((4,), _i32())
     base, found = utils.memref_ptr(codes), []
@@ -36,7 +36,7 @@ def load_words(codes: Any) -> list[list[Any]]:
 
 
 def load_raw_factors(form: CodesForm, *refs: Any) -> Any:
-    """An array [64, 8] whose thread has, of each of its two rows, a scale's and a zero point's bits."""
+    """An array [64, 8] in which a thread holds the bits of a scale and a zero point for each of its two rows."""
     row, quarter = _place()
     group = arith.divui(quarter, _int(4 // form.groups_of_chunk))
     found = []

@@ -23,7 +23,6 @@ from pallas_kernels.paged_attention.gpu.schedule import Field
 from pallas_kernels.paged_attention.gpu.shape import Refs, Task, swizzled
 
 REDUCTION_BYTES = 2048  # the compiler's own, to find the highest of a column
-_CLEARED = 64  # values of a token at once
 
 
 def scratch_of(shape: LatentShape) -> dict[str, Any]:
@@ -95,7 +94,7 @@ def consume(shape: LatentShape, refs: Refs, w: int, task: Task, n: jax.Array) ->
         kept, weights = jnp.exp2(highest - raised), jnp.exp2(logits - _rows(raised, tile))
         ops.store_turned(s["weights"], weights.astype(jnp.bfloat16))
         if is_edge:
-            _clear(shape, latents, begin, item)
+            shape.clear_unseen(latents, V, begin, item)
         plgpu.commit_smem()
         acc = ops.accumulate_turned(acc * _rows(kept, acc.shape), latents.at[:, pl.ds(0, V)], s["weights"])
         ops.end_reading(is_by_threads=is_edge)
@@ -123,12 +122,3 @@ def consume(shape: LatentShape, refs: Refs, w: int, task: Task, n: jax.Array) ->
 def _rows(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     """[heads], one value per head, in every row."""
     return lax.broadcast_in_dim(x, shape, [1])
-
-
-def _clear(shape: LatentShape, latents: Any, begin: jax.Array, item: dict[Field, jax.Array]) -> None:
-    """Makes values zero of tokens that are not seen: 0 x NaN is NaN."""
-    for first in range(0, shape.value_dim, _CLEARED):
-        columns = pl.ds(first, _CLEARED)
-        values = shape.ops.load(latents.at[:, columns], MATRIX)
-        is_seen = shape.is_seen(item, begin, values.shape, 0, MATRIX)
-        latents[:, columns] = jnp.where(is_seen, values, jnp.zeros_like(values))

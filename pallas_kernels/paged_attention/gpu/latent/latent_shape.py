@@ -12,9 +12,10 @@ from jax import lax
 from jax.experimental import pallas as pl
 
 from pallas_kernels.paged_attention.gpu.config import LANES, Form
-from pallas_kernels.paged_attention.gpu.ops import Ops
+from pallas_kernels.paged_attention.gpu.ops import MATRIX, Ops
 from pallas_kernels.paged_attention.gpu.schedule import Field
 
+_CLEARED = 64  # values of a token at once
 HALVES = 2  # of a latent's values, one for each warpgroup that computes
 
 
@@ -87,6 +88,14 @@ class LatentShape:
         """Which tokens, from position `begin` on along the axis, the row's query sees."""
         position = self.ops.iota(like, axis, layout) + begin
         return (position >= item[Field.OLDEST]) & (position <= item[Field.HIGH])
+
+    def clear_unseen(self, values: Any, width: int, begin: jax.Array, item: dict[Field, jax.Array]) -> None:
+        """Makes `width` values of tokens that are not seen zero, in shared memory: 0 x NaN is NaN."""
+        for first in range(0, width, _CLEARED):
+            columns = pl.ds(first, _CLEARED)
+            found = self.ops.load(values.at[:, columns], MATRIX)
+            is_seen = self.is_seen(item, begin, found.shape, 0, MATRIX)
+            values[:, columns] = jnp.where(is_seen, found, jnp.zeros_like(found))
 
     def over_stages(self, item: dict[Field, jax.Array], one_stage: Callable[..., Any], carry: Any) -> Any:
         """Runs `one_stage(tile, carry, is_edge)` over an item's tiles; at an edge some tokens are not seen."""

@@ -29,7 +29,6 @@ from pallas_kernels.paged_attention.gpu.schedule import Field
 from pallas_kernels.paged_attention.gpu.shape import Refs, Task, swizzled
 
 REDUCTION_BYTES = 128  # the compiler's own, the least that it takes: no reduction crosses warps
-_CLEARED = 64  # values of a token at once
 
 
 class PerLane(enum.IntEnum):
@@ -161,7 +160,7 @@ def _score_and_sum(shape: LatentShape, s: dict[str, Any], w: int, of: _Share, st
     s["lanes"].at[PerLane.HIGHEST, w][...] = highest
     _weights(shape, s, stage, w)[...] = weights
     if item is not None:
-        _clear(shape, values, begin, item)
+        shape.clear_unseen(values, shape.half, begin, item)
     plgpu.commit_smem()
     plgpu.barrier_arrive(s["weighed"].at[w])
     acc = ops.accumulate(acc * m.columns(kept, acc.shape), weights, values)
@@ -181,7 +180,7 @@ def _sum_values(shape: LatentShape, s: dict[str, Any], w: int, of: _Share, state
     raised = ops.load(s["lanes"].at[PerLane.HIGHEST, 1 - w], PER_LANE)
     kept = jnp.exp2(highest - raised)
     if item is not None:
-        _clear(shape, values, begin, item)
+        shape.clear_unseen(values, shape.half, begin, item)
         plgpu.commit_smem()
     acc = ops.accumulate(acc * m.columns(kept, acc.shape), _weights(shape, s, stage, 1 - mine), values)
     ops.end_reading(is_by_threads=item is not None)
@@ -206,15 +205,6 @@ def _weights(
     shape: LatentShape, s: dict[str, Any], stage: jax.Array, share: int | jax.Array
 ) -> Any:  # a ref [64, share]
     return s["ropes"].at[stage, share] if shape.weighs_in_ropes else s["weights"].at[share]
-
-
-def _clear(shape: LatentShape, values: Any, begin: jax.Array, item: dict[Field, jax.Array]) -> None:
-    """Makes values zero of tokens that are not seen: 0 x NaN is NaN."""
-    for first in range(0, shape.half, _CLEARED):
-        columns = pl.ds(first, _CLEARED)
-        found = shape.ops.load(values.at[:, columns], MATRIX)
-        is_seen = shape.is_seen(item, begin, found.shape, 0, MATRIX)
-        values[:, columns] = jnp.where(is_seen, found, jnp.zeros_like(found))
 
 
 def _meet(s: dict[str, Any]) -> None:
