@@ -63,6 +63,7 @@ class ShardPlan:
     target_slots: np.ndarray  # [rows] int32, prompt slot that keeps the last token's hidden state, 0 for none
     adapter_ids: np.ndarray  # [rows] int32, slot of the adapter that the row names, 0 for none
     rope_shifts: np.ndarray  # [rows] int32, rotary position less position, where no token of the row is of an image
+    clip_slots: np.ndarray  # [rows] int32, keys and values of the clip that the row's layers attend to, 0 for none
     masked: np.ndarray  # [rows] bool, where a mask says which tokens the row may draw
     drafts: tuple[int, ...] = ()  # of each row the tokens at its last samples - 1 positions
     images: ImageTokensPlan = NO_IMAGE_TOKENS
@@ -111,7 +112,8 @@ class ShardPlan:
         """The same tokens, each a row of its own; of rows that draw behind each of their tokens, so of every place."""
         rows = np.repeat(np.arange(self.num_rows), self.counts)
         behind = np.cumsum(self.counts)[rows] - 1 - np.arange(len(rows))
-        fields = ("slots", "state_slots", "source_slots", "target_slots", "adapter_ids", "rope_shifts", "masked")
+        fields = ("slots", "state_slots", "source_slots", "target_slots", "adapter_ids", "rope_shifts")
+        fields = (*fields, "clip_slots", "masked")
         return dataclasses.replace(
             self,
             **{field: getattr(self, field)[rows] for field in fields},

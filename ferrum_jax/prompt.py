@@ -30,6 +30,7 @@ from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
+from ferrum_jax.ints import ceil_div
 from ferrum_jax.quoting import quoted
 
 Message = Mapping[str, Any]
@@ -119,6 +120,7 @@ class PlacedImage:
     of its tokens, for models whose rotary positions count these; None where tokens of images count as others do.
     sees_both_ways: each of its tokens attends to all of them, so a step computes its last tokens together. columns: of
     its tokens, where one of text stands between two rows and counts as the image's; 0 where all stand in a run.
+    is_beside: it has no tokens; layers attend to it beside those of its sequence. length is 0 then.
     """
 
     start: int
@@ -128,6 +130,7 @@ class PlacedImage:
     rope_grid: tuple[int, int, int] | None = None
     sees_both_ways: bool = False
     columns: int = 0
+    is_beside: bool = False
 
     @property
     def end(self) -> int:
@@ -137,6 +140,11 @@ class PlacedImage:
     def num_embeddings(self) -> int:
         """How many of its tokens are not text."""
         return self.length - (self.length // (self.columns + 1) if self.columns else 0)
+
+    @property
+    def num_runs(self) -> int:
+        """Runs that it takes on the device."""
+        return 1 if self.is_beside else ceil_div(self.num_embeddings, IMAGE_RUN)
 
     def embeddings_of(self, start: int, stop: int) -> np.ndarray:
         """[stop - start] int64: which of its embeddings its tokens [start, stop) have, -1 for one of text."""

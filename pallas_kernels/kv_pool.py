@@ -140,6 +140,15 @@ def pool_shape(
     return KVPool(values=values, scales=scales, head_dim=head_dim, v_head_dim=V, is_latent=is_latent, bits_of=bits_of)
 
 
+def vectors_at(pool: KVPool, blocks: jax.Array, offset: int) -> tuple[jax.Array, jax.Array]:  # [T, K, H], [T, K, V]
+    """K and V of one token of each of these blocks [T] int32, as the pool keeps them; of pools without scales."""
+    assert pool.scales is None and not pool.is_latent, "these are kept as they are read"
+    kept = from_bits(pool.values[blocks, offset], pool)
+    if pool.is_packed:
+        return kept[..., : pool.head_dim], kept[..., pool.head_dim :]
+    return kept[:, 0::2, : pool.head_dim], kept[:, 1::2, : pool.v_head_dim]
+
+
 def with_index_keys(shape: KVPool, index_dim: int) -> KVPool:
     """The shapes of a layer's pool that has keys of an indexer too, of index_dim values, 0 for none."""
     if not index_dim:

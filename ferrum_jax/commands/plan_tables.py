@@ -22,6 +22,7 @@ from ferrum_jax.runtime.programs import others_of
 from ferrum_jax.runtime.settled import sees_images_whole
 from ferrum_jax.sharding import local_bytes
 from ferrum_jax.spec.stored_weight import weight_of
+from ferrum_jax.towers.clip_slots import ClipSlots
 
 if TYPE_CHECKING:
     from ferrum_jax.runtime.layout import Layout
@@ -69,7 +70,7 @@ def _print_memory(console: Console, order: BundleOrder, layout: Layout, *, is_co
         ("slots of rows", ledger.slots_bytes, "token ids and sampling parameters"),
         ("cached prompts", ledger.prompts_bytes, "last hidden states"),
         ("adapters", ledger.adapters_bytes, "slots of A and B"),
-        ("images", ledger.images_bytes, "embeddings of images"),
+        _of_tower(layout),
         ("masks", ledger.masks_bytes, "which tokens each row may draw"),
         ("hidden states", ledger.hidden_bytes, "of a step's tokens"),
         ("largest step", ledger.temporaries_bytes, step),
@@ -210,6 +211,13 @@ def _columns(mesh: MeshFit) -> dict[str, str]:
         "texts/s": _count(found.texts_per_s),
         "tokens/s": _count(found.tokens_per_s),
     }
+
+
+def _of_tower(layout: Layout) -> tuple[str, int, str]:
+    """The row of what a model's tower fills."""
+    if isinstance(layout.images, ClipSlots):
+        return "sounds", layout.ledger.images_bytes, f"keys and values of {layout.images.num_clips} windows"
+    return "images", layout.ledger.images_bytes, "embeddings of images"
 
 
 def _count(value: float) -> str:

@@ -13,7 +13,8 @@ from ferrum_jax.prompt import IMAGE_RUN, EncodableImage, MediaSpan, PlacedImage
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ImageLimits:
     """What an engine has room for. max_tokens: of all images of a prompt; 0 of one that takes none. max_patches: of an
-    image. merge: patches of a side of a token. grid: of each image, where all have the same. counts_places: rotary
+    image. merge: patches of a side of a token. grid: of each image, where all have the same. is_beside: a prompt has
+    one, a clip without tokens, to which layers attend. counts_places: rotary
     positions count rows and columns of tokens. sees_both_ways: tokens of an image attend to all of it, and so stand in
     one step, which has max_whole_tokens beside those of other rows. breaks_rows: a token of text stands between two
     rows of an image's."""
@@ -21,14 +22,16 @@ class ImageLimits:
     max_tokens: int = 0
     max_patches: int = 0
     merge: int = 1
+    patches_per_token: int = 1
     grid: tuple[int, int, int] | None = None
     counts_places: bool = False
     sees_both_ways: bool = False
     max_whole_tokens: int = 0
     breaks_rows: bool = False
+    is_beside: bool = False
 
     def num_embeddings(self, image: EncodableImage) -> int:
-        return math.prod(image.grid) // self.merge**2
+        return math.prod(image.grid) // self.patches_per_token
 
     def num_tokens(self, image: EncodableImage) -> int:
         """Tokens that an image has in a prompt, with those between its rows."""
@@ -47,6 +50,8 @@ def placed_images(
 
     Raises ValueError for images that the engine cannot take, and for spans that are not theirs.
     """
+    if limits.is_beside:
+        return _beside(images, media, limits)
     if not images:
         if limits.max_tokens and any(span.kind == "image" for span in media):
             raise ValueError(
@@ -71,7 +76,7 @@ def placed_images(
                 f"image {number} has a grid of {image.grid} patches, and the model's tower takes {limits.grid} alone; "
                 "process it as the checkpoint's processor file says"
             )
-        if math.prod(image.grid) % limits.merge**2 or image.num_tokens != limits.num_tokens(image):
+        if math.prod(image.grid) % limits.patches_per_token or image.num_tokens != limits.num_tokens(image):
             raise ValueError(
                 f"image {number} has {image.num_tokens} tokens and {math.prod(image.grid)} patches, and the model "
                 f"makes a token of {limits.merge} x {limits.merge}{_BETWEEN * limits.breaks_rows}; process it as the "
@@ -94,6 +99,25 @@ def placed_images(
             "or smaller images, or raise max_image_tokens"
         )
     return tuple(_placed(span, image, limits) for span, image in zip(spans, kept, strict=True)), kept
+
+
+def _beside(
+    clips: Sequence[EncodableImage], media: Sequence[MediaSpan], limits: ImageLimits
+) -> tuple[tuple[PlacedImage, ...], tuple[EncodableImage, ...]]:
+    """The clip of a prompt to whose layers it belongs. Raises ValueError where there is not one, or it is another."""
+    if len(clips) != 1:
+        raise ValueError(
+            f"the prompt has {len(clips)} sounds, and this model transcribes one; give one window of a sound beside it"
+        )
+    clip = clips[0]
+    if [(span.digest, span.start) for span in media] != [(clip.digest, 0)]:
+        raise ValueError("the media span of a sound is not its own; give one, at the start of the prompt")
+    if clip.grid != limits.grid:
+        raise ValueError(
+            f"the sound has {clip.grid[1]} frames, and the model's encoder takes {(limits.grid or clip.grid)[1]}; "
+            "process it as the checkpoint's processor file says"
+        )
+    return (PlacedImage(start=0, length=0, digest=clip.digest, grid=clip.grid, is_beside=True),), tuple(clips)
 
 
 def _room(images: Sequence[EncodableImage], limits: ImageLimits) -> int:

@@ -141,6 +141,23 @@ def causal_attention(
     return jnp.einsum("kgts,skh->tkgh", weights, v).reshape(T, N, v.shape[-1])
 
 
+class AttendAcross(Protocol):
+    """Attention of one layer over the clip of each token's row, whose keys and values the model's encoder made."""
+
+    def __call__(
+        self,
+        layer: int,
+        q: jax.Array,  # [T, N, H]
+        *,
+        scale: float,
+    ) -> jax.Array: ...  # [T, N, V]
+
+
+def attend_to_nothing(layer: int, q: jax.Array, *, scale: float) -> jax.Array:
+    """No token has a clip."""
+    raise AssertionError(f"layer {layer} attends to a clip, and the context has none")
+
+
 class Recur(Protocol):
     """Recurrence of one layer over the tokens of a step, each row from the state in which its last step left it.
 
@@ -167,22 +184,24 @@ KeysAndValues = tuple[jax.Array, jax.Array]  # [T, K, H], [T, K, V]
 
 _attend_alone, _recur_alone = functools.partial(causal_attention, 0), functools.partial(recur_from_empty, 0)
 _choose_alone = functools.partial(choose_alone, 0)
+_across_alone = functools.partial(attend_to_nothing, 0)
 
 
 @dataclasses.dataclass(kw_only=True)
 class LayerContext:
     """The surroundings of one layer in one forward pass.
 
-    attend, choose, recur: see `Attend`, `Choose` and `Recur`, of this layer. expert_tile: rows of a tile of one expert,
-    None for the kernel's own choice. implementation: of the kernels. shards: the devices that share the layer's work.
-    expert_shards: the data shards whose tokens go to the experts together. is_token: [T], False for padding, which goes
-    to no expert; None where there is none. borrowed: the keys and values of the layer that lends to this one.
-    chosen: the keys that the last indexer before this layer chose.
+    attend, across, choose, recur: see `Attend`, `AttendAcross`, `Choose` and `Recur`, of this layer. expert_tile: rows
+    of a tile of one expert, None for the kernel's own choice. implementation: of the kernels. shards: the devices that
+    share the layer's work. expert_shards: the data shards whose tokens go to the experts together. is_token: [T], False
+    for padding, which goes to no expert; None where there is none. borrowed: the keys and values of the layer that
+    lends to this one. chosen: the keys that the last indexer before this layer chose.
     The layer leaves here what it gives beside its output: lent, what it lends to later ones; chosen, what its own
     indexer chose; routed, the experts that each token goes to, [T, X] int32.
     """
 
     attend: Callable[..., jax.Array] = _attend_alone
+    across: Callable[..., jax.Array] = _across_alone
     choose: Callable[..., Chosen | None] = _choose_alone
     recur: Callable[..., jax.Array] = _recur_alone
     expert_tile: int | None = None
@@ -217,13 +236,15 @@ class LayerArguments:
 class ForwardContext:
     """The surroundings of one forward pass.
 
-    attend, choose, recur: see `Attend`, `Choose` and `Recur`. shards: the devices that share each layer's work. images:
-    what tokens of images have in place of embeddings; None where no token is of one. observe: called with the name and
-    value of the embedding, of every layer's output and of the final norm, for tests that compare them. run: of each
-    layer; None calls them here, one after the other, with `attend`, `choose` and `recur`.
+    attend, across, choose, recur: see `Attend`, `AttendAcross`, `Choose` and `Recur`. shards: the devices that share each
+    layer's work. images: what tokens of images have in place of embeddings; None where no token is of one. observe:
+    called with the name and value of the embedding, of every layer's output and of the final norm, for tests that
+    compare them. run: of each layer; None calls them here, one after the other, with `attend`, `across`, `choose` and
+    `recur`.
     """
 
     attend: Attend = causal_attention
+    across: AttendAcross = attend_to_nothing
     choose: Choose = choose_alone
     recur: Recur = recur_from_empty
     shards: Shards = WHOLE
@@ -260,7 +281,7 @@ class Attention(nnx.Module):
         self.chooses = own.indexer is not None
         self.has_gate, self.output_multiplier = own.gate, own.output_multiplier
         self.q = Linear(D, N * H * (1 + self.has_gate), bias=own.bias, dtype=dtype, rngs=rngs)
-        self.k = None if borrows else Linear(D, K * H, bias=own.bias, dtype=dtype, rngs=rngs)
+        self.k = None if borrows else Linear(D, K * H, bias=own.bias and own.key_bias, dtype=dtype, rngs=rngs)
         has_v = not borrows and not own.value_of_key
         self.v = Linear(D, K * V, bias=own.bias, dtype=dtype, rngs=rngs) if has_v else None
         self.norms_v = own.v_norm

@@ -21,6 +21,7 @@ from ferrum_jax.meshes.collectives import Sent, sent_by_step, sent_by_token
 from ferrum_jax.runtime.layout import Layout
 from ferrum_jax.sharding import local_bytes
 from ferrum_jax.spec import ModelSpec
+from ferrum_jax.towers.clip_slots import ClipSlots
 from pallas_kernels.target import Target
 
 
@@ -198,7 +199,7 @@ def _context_bytes(layout: Layout, context: int) -> float:
     """Keys and values that a token of such a context reads on one device, and keys of indexers.
 
     Layers with a window read no more than it, those with an indexer no more than it chooses, of all its own keys; but
-    over latents a TPU's kernel reads all and hides the others.
+    over latents a TPU's kernel reads all and hides the others. Layers that attend to a clip read all of it.
     """
     ledger, spec = layout.ledger, layout.options.spec
     total = 0.0
@@ -211,7 +212,8 @@ def _context_bytes(layout: Layout, context: int) -> float:
             share = index_keys / sum(local_bytes(array) for array in jax.tree.leaves(pools))
             seen = seen * share + top_k * (1 - share)
         total += seen * blocks.block_bytes
-    return total / ledger.block_size
+    clips = layout.images if isinstance(layout.images, ClipSlots) else None
+    return total / ledger.block_size + (0 if clips is None else clips.bytes_per_clip)
 
 
 def _weight_bytes(layout: Layout, rows: int) -> float:
@@ -252,4 +254,8 @@ def _attention_operations(local: ModelSpec, context: int) -> float:
             total += 0.0 if indexer.shared else 2.0 * seen * indexer.num_heads * indexer.head_dim
             seen = indexer.top_k
         total += 2.0 * seen * own.num_attention_heads * sum(own.dot_sizes)
+    for layer in local.cross_layers:
+        own, sound = local.attention_of(layer), local.sound
+        assert sound is not None, "layers attend to a clip"
+        total += 2.0 * sound.num_positions * own.num_attention_heads * sum(own.dot_sizes)
     return total

@@ -18,7 +18,7 @@ _KEYS: Mapping[tuple[float, float], str] = {
         swa_num_key_value_heads linear_num_key_heads linear_num_value_heads conv_dim conv_dim_out block_dim
         block_ff_dim block_multiple_of mamba_d_ssm mamba_n_heads mamba_num_heads mamba_n_groups n_groups
         mamba_d_state ssm_state_size q_lora_rank kv_lora_rank intermediate_size_mlp num_heads out_hidden_size
-        linear_num_heads
+        linear_num_heads d_model encoder_attention_heads decoder_attention_heads encoder_ffn_dim decoder_ffn_dim
     """,
     (1, 2**16): """
         head_dim global_head_dim swa_head_dim swa_v_head_dim swa_qk_nope_head_dim swa_qk_rope_head_dim
@@ -37,6 +37,7 @@ _KEYS: Mapping[tuple[float, float], str] = {
     (1, 1000): """
         num_hidden_layers sliding_window_pattern full_attention_interval global_attn_every_n_layers
         decoder_sparse_step no_rope_layer_interval moe_layer_freq moe_layer_interval depth layer_group_size
+        encoder_layers decoder_layers
     """,
     (1e-6, 1e6): "low_freq_factor high_freq_factor beta_fast beta_slow attention_factor short_factor long_factor",
     (0, 2**24): """
@@ -63,12 +64,13 @@ _KEYS: Mapping[tuple[float, float], str] = {
     # 0 where use_sliding_window is false
     (0, 2**31): "sliding_window sliding_window_size max_window_layers full_attn_mod interpolate_factor",
     (1, 16): "in_channels temporal_patch_size spatial_merge_size pooling_kernel_size num_channels",
+    (1, 2**12): "num_mel_bins",
     (1.000001, 1e15): "global_rope_theta local_rope_theta rope_theta rope_local_base_freq swa_rope_theta",
     (1, 2**30): "max_position_embeddings floor_scale initial_context_length",
     (0, 2**10): "n_shared_experts moe_num_shared_experts num_shared_expert",
     (0.0, 1.0): "router_jitter_noise rotary_pct",
     (1.0, 1e6): "alpha factor",
-    (1, 2**20): "num_position_embeddings position_embedding_size",
+    (1, 2**20): "num_position_embeddings position_embedding_size max_source_positions max_target_positions",
     (0.0, 1e6): "mscale mscale_all_dim",
     (2, 2**31): "local_attention",
     (0.0, 1e-3): "moe_norm_min hc_eps",

@@ -28,6 +28,7 @@ from ferrum_jax.layers.attention import (
     LayerContext,
     RunLayer,
 )
+from ferrum_jax.layers.cross_attention import CrossAttention
 from ferrum_jax.layers.embedding import Embedding, LayerInputGate, LayerInputs
 from ferrum_jax.layers.hyper_connections import HyperConnection, StreamSum
 from ferrum_jax.layers.indexer import IndexedAttention
@@ -121,8 +122,10 @@ class SideBySide(nnx.Module):
 
 
 def _mixer_of(spec: ModelSpec, layer: int, dtype: jnp.dtype, rngs: nnx.Rngs | None) -> Mixer | None:
-    """What joins a token with those before it: attention, what has a recurrent state, both, or nothing."""
+    """What joins a token with others: attention to those before it, a recurrent state, both, a clip, or nothing."""
     attention = recurrence = None
+    if layer in spec.cross_layers:
+        return CrossAttention(spec, layer, dtype=dtype, rngs=rngs)
     if layer in spec.attention_layers:
         own = spec.attention_of(layer)
         kind = LatentAttention if own.latent is not None else Attention if own.indexer is None else IndexedAttention
@@ -157,6 +160,8 @@ class Decoder(nnx.Module):
         dtype = jnp.dtype(dtype)
         self.spec = spec
         self.embed = Embedding(spec.vocab_size, spec.hidden_size, scale=spec.embedding_scale, dtype=dtype, rngs=rngs)
+        positions = spec.max_position_embeddings if spec.learned_positions else 0
+        self.positions = Embedding(positions, spec.hidden_size, dtype=dtype, rngs=rngs) if positions else None
         own = spec.layer_inputs
         self.layer_inputs = None if own is None else LayerInputs(spec, own, dtype=dtype, rngs=rngs)
         self.layers = nnx.List([DecoderLayer(spec, layer, dtype=dtype, rngs=rngs) for layer in range(spec.num_layers)])
@@ -182,6 +187,7 @@ class Decoder(nnx.Module):
         images = context.images
         x = self.embed(token_ids, context.shards)
         x = x if images is None else images.in_place_of(x)
+        x = x if self.positions is None else x + self.positions(positions)
         x = x if self.streams is None else jnp.repeat(x[:, None], self.streams.own.num_streams, axis=1)
         context.show("embed", x)
         inputs = None if self.layer_inputs is None else self._inputs_of_layers(token_ids, x, context)
@@ -251,6 +257,7 @@ def _one_by_one(spec: ModelSpec, context: ForwardContext) -> RunLayer:
         nonlocal last
         own = LayerContext(
             attend=functools.partial(context.attend, index),
+            across=functools.partial(context.across, index),
             choose=functools.partial(context.choose, index),
             recur=functools.partial(context.recur, index),
             shards=context.shards,

@@ -15,14 +15,14 @@ from flax import nnx
 from checkpoints.formats import StoredForms
 from checkpoints.rules import Rule
 from ferrum_jax.layers.formed_weight import put_forms
-from ferrum_jax.models import gemma4_vision, glm4v, pixtral, siglip
+from ferrum_jax.models import gemma4_vision, glm4v, pixtral, siglip, vision_tower, whisper
 from ferrum_jax.models.bounds import shown
 from ferrum_jax.models.decoder import Decoder
 from ferrum_jax.models.encoder_spec import EncoderSpec
 from ferrum_jax.models.family import EncoderFamily, Family
-from ferrum_jax.models.vision_tower import PREFIX, VisionTower
+from ferrum_jax.models.vision_tower import VisionTower
 from ferrum_jax.models.weight_forms import forms_of, with_made_forms, without_forms
-from ferrum_jax.spec import ModelSpec, VisionSpec
+from ferrum_jax.spec import ModelSpec, SoundSpec, VisionSpec
 from ferrum_jax.spec.stored_weight import WeightForm
 
 # The files of families, in the order of the documentation.
@@ -43,6 +43,7 @@ _FAMILIES = """
     phi phimoe
     qwen qwen3_5 qwen3_next qwen3_vl qwen3_vl_moe
     seed_oss smollm3 starcoder2
+    whisper
 """.split()  # noqa: SIM905
 # Those of encoders, which make embeddings or score pairs of texts, and generate nothing.
 _ENCODERS = ("bert", "embedding_gemma", "modernbert")
@@ -67,6 +68,7 @@ _TOWERS: dict[str, Callable[..., nnx.Module]] = {
     "gemma4": gemma4_vision.PooledTower,
     "glm4v": glm4v.GlmTower,
     "pixtral": pixtral.PixtralTower,
+    "whisper": whisper.WhisperEncoder,
 }
 _NOTHING_STORED = StoredForms()
 
@@ -194,19 +196,24 @@ def abstract_parts(spec: ModelSpec, dtype: jnp.dtype | str = jnp.float32) -> tup
 
 def abstract_tower(spec: ModelSpec, dtype: jnp.dtype | str = jnp.float32) -> tuple[nnx.GraphDef | None, dict[str, Any]]:
     """`unbind` of a model's tower, with its parameters under their names in the model; nothing without a tower."""
-    if spec.vision is None:
+    if spec.tower is None:
         return None, {}
-    graph, parameters = _abstract_tower(spec.vision, jnp.dtype(dtype))
-    return graph, {PREFIX + name: struct for name, struct in parameters.items()}
+    graph, parameters = _abstract_tower(spec.tower, jnp.dtype(dtype))
+    return graph, {prefix_of(spec.tower) + name: struct for name, struct in parameters.items()}
 
 
 @functools.lru_cache(maxsize=4)
-def _abstract_tower(vision: VisionSpec, dtype: jnp.dtype) -> tuple[nnx.GraphDef, dict[str, Any]]:
-    return unbind(nnx.eval_shape(lambda: _TOWERS[vision.tower](vision, dtype=dtype)))
+def _abstract_tower(tower: VisionSpec | SoundSpec, dtype: jnp.dtype) -> tuple[nnx.GraphDef, dict[str, Any]]:
+    return unbind(nnx.eval_shape(lambda: _TOWERS[tower.tower](tower, dtype=dtype)))
+
+
+def prefix_of(tower: VisionSpec | SoundSpec) -> str:
+    """What stands before the names of a tower's parameters among those of its model."""
+    return vision_tower.PREFIX if isinstance(tower, VisionSpec) else whisper.PREFIX
 
 
 def without_tower(spec: ModelSpec) -> ModelSpec:
-    """The spec of a model that is served for text alone."""
+    """The spec of a model that is served for text alone, where it can be."""
     return dataclasses.replace(spec, vision=None)
 
 
@@ -223,7 +230,7 @@ def for_targets(weights: Weights, config: Mapping[str, Any], targets: Iterable[s
 
 def of_tower(name: str) -> bool:
     """Whether a parameter of a model is its tower's."""
-    return name.startswith(PREFIX)
+    return name.startswith((vision_tower.PREFIX, whisper.PREFIX))
 
 
 @functools.lru_cache(maxsize=4)

@@ -117,7 +117,7 @@ def _kept_bytes(shape: Sequence[int], itemsize: int, target: Target) -> int:
 def pools_on_mesh(local: Pools, mesh: Mesh) -> Pools:
     """The pools of a whole mesh where each device has `local`: heads over "tp", blocks and slots over "dp"."""
     return Pools(
-        kv=tuple(layer and _blocks_on_mesh(layer, mesh) for layer in local.kv),
+        kv=tuple(layer and blocks_on_mesh(layer, mesh) for layer in local.kv),
         states=local.states,
         slots=on_mesh(mesh, local.slots.shape, local.slots.dtype, "slots", None),
         prompts=on_mesh(mesh, local.prompts.shape, local.prompts.dtype, "slots", None),
@@ -126,7 +126,8 @@ def pools_on_mesh(local: Pools, mesh: Mesh) -> Pools:
     )
 
 
-def _blocks_on_mesh(layer: KVPool, mesh: Mesh) -> KVPool:
+def blocks_on_mesh(layer: KVPool, mesh: Mesh) -> KVPool:
+    """The pool of a layer of a whole mesh where each device has `layer`."""
     axes = {4: ("blocks", None, "kv_heads", None), 3: ("blocks", "kv_heads", None)}  # values, scales
     return jax.tree.map(
         lambda a: row_major(on_mesh(mesh, a.shape, a.dtype, *axes[len(a.shape)]), _order(layer, a)), layer

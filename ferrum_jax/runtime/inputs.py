@@ -17,7 +17,7 @@ from ferrum_jax.plan import Copy, ShardPlan
 from ferrum_jax.pools.copies import COPY_BLOB_SIZE, MAX_COPIES
 from ferrum_jax.runtime.buckets import Bucket
 
-_FORWARD_FIELDS = ("slots", "starts", "counts", "state_slots", "adapter_ids", "rope_shifts")
+_FORWARD_FIELDS = ("slots", "starts", "counts", "state_slots", "adapter_ids", "rope_shifts", "clip_slots")
 # For each token in an imaged bucket: its embedding slot, where the image ends that it sees, three rotary positions.
 _IMAGE_FIELDS = 5
 _SAMPLE_FIELDS = ("slots", "positions", "places", "samples", "source_slots", "target_slots", "mask_ids")
@@ -34,6 +34,7 @@ class ForwardInputs:
     state_slots: jax.Array  # [R] int32
     adapter_ids: jax.Array  # [R] int32, 0 for none
     rope_shifts: jax.Array  # [R] int32
+    clip_slots: jax.Array  # [R] int32, 0 for none
     block_tables: tuple[jax.Array, ...]  # per cache group [R, M] int32
     image_slots: jax.Array | None = None  # [T] int32, in an imaged bucket
     seen_ends: jax.Array | None = None  # [T] int32, likewise; 0 where a token sees what is before it alone

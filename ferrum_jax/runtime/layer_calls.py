@@ -21,7 +21,7 @@ from ferrum_jax.sharding.shards import Shards
 from ferrum_jax.sizes import invariance
 from pallas_kernels.chosen_keys import Chosen
 from pallas_kernels.indexer import IndexerSchedule, choose_keys
-from pallas_kernels.kv_pool import KVPool
+from pallas_kernels.kv_pool import KVPool, vectors_at
 from pallas_kernels.low_rank import ExpertSlots, LowRankSlots, Pairs
 from pallas_kernels.paged_attention import paged_attention
 from pallas_kernels.state_rows import StateRows
@@ -38,6 +38,20 @@ class LayerSchedule:
     implementation: str | None = None
     attention: Any = None
     indexer: IndexerSchedule | None = None
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ClipSchedule:
+    """What a layer that attends to clips needs of a step. Each token is behind all positions of its clip.
+
+    attention: of tokens that are each a row of its own, whose last position is the clip's. A kernel writes what it
+    computes there, so it is given what is there: in `blocks` [T] int32, at `offset`.
+    """
+
+    attention: Any
+    blocks: jax.Array
+    offset: int = dataclasses.field(metadata={"static": True})
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -110,6 +124,12 @@ def _context_of(kind: _LayerKind, given: _LayerOperands, caches: dict[str, Any])
         out, caches["pool"] = _attend(q, k, v, pool, schedule, implementation=kind.implementation, **how)
         return out
 
+    def across(q: jax.Array, *, scale: float) -> jax.Array:
+        clips, pool = given.schedule, caches["pool"]
+        k, v = (x.astype(q.dtype) for x in vectors_at(pool, clips.blocks, clips.offset))
+        out, caches["pool"] = _attend(q, k, v, pool, clips.attention, scale=scale, implementation=kind.implementation)
+        return out
+
     def choose(
         q: jax.Array, weights: jax.Array | None, key: jax.Array, *, top_k: int, group: int = 1, local: int = 0
     ) -> Chosen | None:
@@ -129,6 +149,7 @@ def _context_of(kind: _LayerKind, given: _LayerOperands, caches: dict[str, Any])
 
     return LayerContext(
         attend=attend,
+        across=across,
         choose=choose,
         recur=recur,
         expert_tile=kind.expert_tile,

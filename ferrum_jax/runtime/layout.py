@@ -36,8 +36,8 @@ from ferrum_jax.sharding import ShardedModel, head_copies, local_bytes, shard_mo
 from ferrum_jax.sharding.shards import DATA
 from ferrum_jax.sizes.engine_sizes import EngineSizes, Reach
 from ferrum_jax.spec import ModelSpec
+from ferrum_jax.towers.clip_slots import ClipSlots, clip_slots
 from ferrum_jax.towers.image_slots import ImageSlots, image_slots
-from pallas_kernels.kv_pool import KV_DTYPES
 from pallas_kernels.target import Target
 
 
@@ -96,7 +96,7 @@ class Layout(ModelLayout):
     pools: Pools  # of ShapeDtypeStructs
     ladder: Ladder
     adapters: AdapterSlots | None = None
-    images: ImageSlots | None = None
+    images: ImageSlots | ClipSlots | None = None
     refused_products: dict[str, str] = dataclasses.field(default_factory=dict)
 
     @functools.cached_property
@@ -186,7 +186,7 @@ def lay_out(
     settled = settle(spec, config, mesh, room)
     graph, model, refused = _shard(settled)
     adapters = adapter_slots(config, model, settled.dtype, mesh)
-    images = image_slots(config, settled.spec, model.targets, settled.dtype, mesh)
+    images = _slots_of_tower(settled, model)
     pools, ledger = _size(settled, model, adapters, images)
     settled.buckets(reach).refuse(settled.limits)
     return Layout(
@@ -223,20 +223,25 @@ def _shard(settled: Settled) -> tuple[nnx.GraphDef, ShardedModel, dict[str, str]
     return graph, model, refused
 
 
+def _slots_of_tower(settled: Settled, model: ShardedModel) -> ImageSlots | ClipSlots | None:
+    """Where what the model's tower makes lies; None of a model without one."""
+    spec, dtype, mesh = settled.spec, settled.dtype, settled.mesh
+    clips = clip_slots(
+        spec, settled.local, model.targets, dtype, mesh, num_clips=settled.num_clips, **settled.form_of_pools
+    )
+    return clips or image_slots(settled.config, spec, model.targets, dtype, mesh)
+
+
 # -- size --------------------------------------------------------------------------------------------------
 
 
 def _size(
-    settled: Settled, model: ShardedModel, adapters: AdapterSlots | None, images: ImageSlots | None
+    settled: Settled, model: ShardedModel, adapters: AdapterSlots | None, images: ImageSlots | ClipSlots | None
 ) -> tuple[Pools, Ledger]:
     """All pools of the mesh, and where the memory of one device goes."""
     config, spec, mesh, dtype = settled.config, settled.spec, settled.mesh, settled.dtype
     limits = settled.limits
-    form = {
-        "block_size": limits.block_size,
-        "kv_dtype": KV_DTYPES[settled.kv_dtype],
-        "implementation": settled.implementation,
-    }
+    form = settled.form_of_pools
     groups = _count_blocks(settled, model.weights_bytes, block_bytes(settled.local, target=settled.target, **form))
     kv = kv_shapes(settled.local, num_blocks=[group.num_blocks + 1 for group in groups], **form)
     caching = config.enable_prefix_caching
@@ -254,6 +259,10 @@ def _size(
     )
     of_blocks = pools_on_mesh(local, mesh)
     bytes_of_host_block = host_block_bytes(of_blocks.kv)
+    if isinstance(images, ClipSlots):
+        of_blocks = dataclasses.replace(
+            of_blocks, kv=tuple(images.pools.get(layer, own) for layer, own in enumerate(of_blocks.kv))
+        )
     pools = with_states(of_blocks, spec, registry.state_arrays(spec, dtype), num_states, mesh)
     states = jax.tree.leaves(pools.states)
     ledger = Ledger(

@@ -35,6 +35,7 @@ from ferrum_jax.runtime.sample import trace_sample, trace_score, trace_write_dra
 from ferrum_jax.runtime.step import trace_forward
 from ferrum_jax.runtime.step_options import compiler_options
 from ferrum_jax.sharding import describe
+from ferrum_jax.towers.clip_slots import ClipSlots, trace_encode_clip
 from ferrum_jax.towers.image_slots import ImageSlots, trace_encode, trace_fresh_images
 
 StepPart = Bucket | RowBucket | DraftBucket
@@ -124,7 +125,8 @@ def programs_of(layout: Layout) -> dict[Part, Program]:
         return Program(what=what, shapes=shapes, mesh=mesh, trace=trace, effort=effort)
 
     def forward(bucket: Bucket) -> Program:
-        adapters, images = layout.adapters if bucket.adapted else None, layout.images if bucket.imaged else None
+        adapters = layout.adapters if bucket.adapted else None
+        images = layout.images if bucket.imaged and isinstance(layout.images, ImageSlots) else None
         own = (layout.graph, layout.decoder_targets, pools, bucket, options, mesh, adapters)
         trace = functools.partial(trace_forward, *own, images and images.pool)
         effort = _FORWARD_EFFORT + bucket.num_tokens // _EFFORT_TOKENS
@@ -169,22 +171,36 @@ def programs_of(layout: Layout) -> dict[Part, Program]:
         parts["write_adapter"] = program("write adapter", shapes, lambda: trace_write_adapter(adapters, mesh))
         parts["fresh_adapters"] = program("fresh adapters", shapes, lambda: trace_fresh_adapters(adapters))
     if layout.images is not None:
-        parts |= _programs_of_images(layout.images, program, text, mesh)
+        parts |= _programs_of_tower(layout.images, program, text, mesh)
     fresh = dataclasses.replace(parts["fresh_pools"], is_kept=not are_untouched(pools))
     return parts | {"fresh_pools": fresh}
 
 
-def _programs_of_images(
-    images: ImageSlots, program: Callable[..., Program], text: str, mesh: Mesh
+def _programs_of_tower(
+    slots: ImageSlots | ClipSlots, program: Callable[..., Program], text: str, mesh: Mesh
 ) -> dict[Part, Program]:
-    shapes = f"{describe((images.weights, images.pool))} {text}"
+    kept = slots.pools if isinstance(slots, ClipSlots) else slots.pool
+    shapes = f"{describe((slots.weights, kept))} {text}"
+
+    def trace(size: int) -> jax.stages.Traced:
+        return trace_encode_clip(slots, mesh) if isinstance(slots, ClipSlots) else trace_encode(slots, size, mesh)
 
     def encoder(size: int) -> Program:
-        trace = functools.partial(trace_encode, images, size, mesh)
-        return program(encoder_name(size), shapes, trace, _FORWARD_EFFORT + size // _EFFORT_TOKENS)
+        effort = _FORWARD_EFFORT + size // _EFFORT_TOKENS
+        return program(encoder_name(size), shapes, functools.partial(trace, size), effort)
 
-    fresh = program("fresh images", shapes, lambda: trace_fresh_images(images))
-    return {OF_IMAGES: fresh, **{encoder_name(size): encoder(size) for size in images.sizes}}
+    parts: dict[Part, Program] = {encoder_name(size): encoder(size) for size in slots.sizes}
+    if isinstance(slots, ImageSlots):  # pools of clips are made with those of other layers
+        parts[OF_IMAGES] = program("fresh images", shapes, lambda: trace_fresh_images(slots))
+    return parts
+
+
+def parts_of_tower(layout: Layout) -> tuple[str, ...]:
+    """What fills slots of images or clips, in order of use; nothing of a model that reads text alone."""
+    if layout.images is None:
+        return ()
+    fresh = () if isinstance(layout.images, ClipSlots) else (OF_IMAGES,)
+    return (*fresh, *map(encoder_name, layout.images.sizes))
 
 
 def encoder_name(num_patches: int) -> str:
@@ -225,7 +241,7 @@ def largest_first(parts: Iterable[Part], layout: Layout) -> list[Part]:
 
 def others_of(layout: Layout) -> tuple[str, ...]:
     """The names of what stands beside steps."""
-    images = () if layout.images is None else (OF_IMAGES, *map(encoder_name, layout.images.sizes))
+    images = parts_of_tower(layout)
     return (*OTHERS, *(() if layout.adapters is None else OF_ADAPTERS), *images)
 
 
@@ -282,7 +298,7 @@ def in_order_of_use(layout: Layout) -> Iterator[Part]:
         rows = ()
     yield from ("copy_blocks", "write_masks", "write_drafts", "score", "score_all")
     yield from () if layout.adapters is None else reversed(OF_ADAPTERS)
-    yield from () if layout.images is None else (OF_IMAGES, *map(encoder_name, layout.images.sizes))
+    yield from parts_of_tower(layout)
 
 
 def _first_parts(layout: Layout) -> list[Bucket | RowBucket]:
@@ -299,7 +315,7 @@ def _weights_of_layers(layout: Layout) -> list[jax.ShapeDtypeStruct]:
 
 def _first_tokens(layout: Layout) -> int:
     """Tokens of the first forward: an image whose tokens see each other is computed in one step, beside all rows."""
-    vision = None if layout.images is None else layout.images.vision
+    vision = None if layout.images is None else layout.images.tower
     if vision is None or not vision.sees_both_ways:
         return FIRST_TOKENS
     if vision.tokens_of_all is None:  # images of any size that a step holds

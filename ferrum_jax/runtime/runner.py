@@ -41,6 +41,7 @@ from ferrum_jax.runtime.inputs import (
 )
 from ferrum_jax.runtime.programs import Executables, encoder_name
 from ferrum_jax.runtime.sample import MASKS_AT_ONCE, SCORE_TILE, Head
+from ferrum_jax.towers.clip_slots import ClipSlots
 from ferrum_jax.towers.image_slots import ImageSlots
 
 
@@ -58,7 +59,7 @@ class Runner:
         copies: BlockCopies,
         num_shards: int = 1,
         host: HostTransfers | None = None,
-        images: ImageSlots | None = None,
+        images: ImageSlots | ClipSlots | None = None,
         names: Sequence[str] = (),
         draft_layer: DraftLayer | None = None,
     ) -> None:
@@ -80,7 +81,9 @@ class Runner:
         self._prompts = pools.prompts
         self._masks = pools.masks
         self._hidden = pools.hidden
-        self._images: tuple[jax.Array, ...] = () if images is None else (executables["fresh_images"](),)
+        self._clips = images.places(pools) if isinstance(images, ClipSlots) else ()
+        has_pool = isinstance(images, ImageSlots)
+        self._images: tuple[jax.Array, ...] = (executables["fresh_images"](),) if has_pool else ()
         self.num_encoder_calls = 0
         self._executables = executables
         self._head_share = sum(x.size for x in self._head) / max(sum(x.size for x in self._weights), 1)
@@ -216,10 +219,16 @@ class Runner:
         return () if draft is None else (self._draft(draft, blob, pack_places(shards, draft.num_places)),)
 
     def encode(self, images: Sequence[tuple[EncodableImage, Sequence[int]]]) -> None:
-        """Starts the tower over images, each into its runs, for the steps that are dispatched from now on."""
-        assert self._image_slots is not None, "the model sees images"
+        """Starts the tower over images or clips, each into its runs, for the steps that are dispatched from now on."""
+        assert self._image_slots is not None, "the model has a tower"
         for num_patches, arguments in self._image_slots.calls(images):
-            self._images = (self._executables[encoder_name(num_patches)](self._tower, *self._images, *arguments),)
+            encode = self._executables[encoder_name(num_patches)]
+            if self._clips:
+                filled = encode(self._tower, tuple(self._caches[i] for i in self._clips), *arguments)
+                there = dict(zip(self._clips, filled, strict=True))
+                self._caches = tuple(there.get(i, array) for i, array in enumerate(self._caches))
+            else:
+                self._images = (encode(self._tower, *self._images, *arguments),)
             self.num_encoder_calls += 1
 
     def write_adapter(self, slot: int, staged: tuple[jax.Array, ...]) -> None:

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from typing import Any
 
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from ferrum_jax.config import EngineConfig
+from ferrum_jax.ints import ceil_div
 from ferrum_jax.models import registry
 from ferrum_jax.pools.pools import layer_pool_shape
 from ferrum_jax.runtime.buckets import Ladder, choose_table_width, make_ladder, most_places
@@ -28,6 +30,8 @@ from pallas_kernels.kv_pool import KV_DTYPES, TPU_HEAD_DIMS, KVPool
 from pallas_kernels.paged_attention.support import LATENT_LANES, default_implementation
 from pallas_kernels.paged_attention.support import refusals as kernel_refusals
 from pallas_kernels.target import Target
+
+_CLIPS_AGAIN = 4  # of so many rows' clips, one more is kept
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -93,6 +97,21 @@ class Settled:
     def local(self) -> ModelSpec:
         """The spec with the heads of one device."""
         return self.spec.with_attention(lambda own: on_one_device(own, self.shape.tp))
+
+    @property
+    def form_of_pools(self) -> dict[str, Any]:
+        """How blocks are kept, as `layer_pool_shape` takes it."""
+        return {
+            "block_size": self.limits.block_size,
+            "kv_dtype": KV_DTYPES[self.kv_dtype],
+            "implementation": self.implementation,
+        }
+
+    @property
+    def num_clips(self) -> int:
+        """Clips that are kept: those of all rows, and some that may be asked for again."""
+        rows = self.limits.max_num_seqs * self.shape.dp
+        return rows + ceil_div(rows, _CLIPS_AGAIN)
 
     def one_block(self, block_size: int) -> list[tuple[KVPool, int]]:
         """For a layer of each cache group: the shapes of a one-block pool on one device, and its query heads."""
@@ -314,6 +333,15 @@ def _refusals(asked: Settled) -> list[str]:
         kernels.append(
             f"max_adapters is {config.max_adapters}, and a model that sees images takes no adapters yet; set "
             "max_image_tokens=0 to serve it for text alone"
+        )
+    if spec.sound is not None and config.max_adapters:
+        kernels.append(
+            f"max_adapters is {config.max_adapters}, and a model that hears takes no adapters yet; set it to 0"
+        )
+    if spec.cross_layers and asked.kv_dtype == "int8":
+        kernels.append(
+            "kv_dtype is 'int8', and this model's layers attend to a clip, whose keys are kept without scales; take "
+            "'auto' or an fp8"
         )
     if asks_the_model(config.speculative_config) and not spec.num_mtp_layers:
         kernels.append(

@@ -19,13 +19,14 @@ from jax.sharding import Mesh, PartitionSpec
 
 from ferrum_jax import sampling
 from ferrum_jax.adapters.adapter_slots import AdapterSlots
+from ferrum_jax.ints import ceil_div
 from ferrum_jax.layers.attention import ForwardContext
 from ferrum_jax.layers.image_tokens import ImageTokens
 from ferrum_jax.models.registry import bind
 from ferrum_jax.pools.pools import Pools
 from ferrum_jax.runtime.buckets import Bucket
 from ferrum_jax.runtime.inputs import ForwardInputs, forward_words, unpack_forward
-from ferrum_jax.runtime.layer_calls import LayerCalls, LayerSchedule
+from ferrum_jax.runtime.layer_calls import ClipSchedule, LayerCalls, LayerSchedule
 from ferrum_jax.runtime.step_options import (
     StepOptions,
     attention_config,
@@ -38,6 +39,7 @@ from ferrum_jax.sharding.shards import DATA
 from ferrum_jax.sizes import invariance
 from ferrum_jax.spec import ModelSpec
 from pallas_kernels.indexer import make_indexer_schedule
+from pallas_kernels.kv_pool import KVPool
 from pallas_kernels.low_rank import ExpertSlots, LowRankSlots, Pairs, pairs_of
 from pallas_kernels.paged_attention import RaggedBatch, make_schedule
 from pallas_kernels.state_rows import StateRows
@@ -225,6 +227,7 @@ class TokenLayout:
     are_real: jax.Array  # [T] bool, False for padding
     adapter_slots: jax.Array  # [T] int32, 0 for none
     rope_shifts: jax.Array  # [T] int32
+    rows: jax.Array  # [T] int32
     offsets: jax.Array  # [R] int32, first flat token of each row
 
 
@@ -247,6 +250,7 @@ def lay_out_tokens(inputs: ForwardInputs, num_tokens: int) -> TokenLayout:
         are_real=real,
         adapter_slots=adapter_slots,
         rope_shifts=shifts,
+        rows=rows,
         offsets=offsets,
     )
 
@@ -257,6 +261,8 @@ def schedules_of(
     """By layer, what its attention needs of the step. layers: the pools of those that are computed."""
     found: dict[int, LayerSchedule] = {}
     vision = options.spec.vision
+    if across := [layer for layer in options.spec.cross_layers if layer in layers]:
+        found |= dict.fromkeys(across, _across(layers[across[0]], inputs, tokens, bucket, options))
     for group, table in zip(options.spec.kv_groups, inputs.block_tables, strict=True):
         first = group.layers[0]
         if first not in layers:
@@ -288,6 +294,37 @@ def schedules_of(
         of_layer = LayerSchedule(implementation=implementation, attention=schedule, indexer=indexer)
         found |= dict.fromkeys(group.layers, of_layer)
     return found
+
+
+def _across(
+    pool: KVPool, inputs: ForwardInputs, tokens: TokenLayout, bucket: Bucket, options: StepOptions
+) -> LayerSchedule:
+    """What layers that attend to a clip need of the step: each token is a row of its own, behind all positions."""
+    sound = options.spec.sound
+    assert sound is not None, "layers attend to a clip"
+    size, T = options.block_size, bucket.num_tokens
+    width = ceil_div(sound.num_positions, size)
+    rows = dataclasses.replace(bucket, num_rows=T, table_width=width, decode_only=True, imaged=False)
+    clips = jnp.where(tokens.are_real, inputs.clip_slots[tokens.rows], 0)
+    tables = jnp.where(clips[:, None] > 0, 1 + (clips[:, None] - 1) * width + jnp.arange(width, dtype=jnp.int32), 0)
+    implementation = implementation_of(rows, options, pool)
+    attention = make_schedule(
+        RaggedBatch(
+            block_tables=tables,
+            starts=jnp.full(T, sound.num_positions - 1, jnp.int32),
+            counts=(clips > 0).astype(jnp.int32),
+            query_offsets=jnp.arange(T, dtype=jnp.int32),
+        ),
+        num_tokens=T,
+        block_size=size,
+        config=attention_config(
+            rows, options, pool, options.local.attention_of(options.spec.cross_layers[0]).num_attention_heads
+        ),
+        implementation=implementation,
+    )
+    last = (sound.num_positions - 1) % size
+    across = ClipSchedule(attention=attention, blocks=tables[:, -1], offset=last)
+    return LayerSchedule(implementation=implementation, attention=across)
 
 
 def _state_rows(inputs: ForwardInputs, tokens: TokenLayout, bucket: Bucket, options: StepOptions) -> StateRows:

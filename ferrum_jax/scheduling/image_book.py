@@ -1,7 +1,8 @@
 """ImageBook: which images have their embeddings on the device, and which are encoded in the next step.
 
 The device keeps embeddings in runs of RUN tokens. A run is an id of an `IdPool`, keyed by its image's digest and its
-number: held while a request's prompt needs it, then cached, least recently used first. A request becomes a row once all
+number: held while a request's prompt needs it, then cached, least recently used first. What stands beside a prompt,
+as a clip that its layers attend to, is one run, which all of its tokens need. A request becomes a row once all
 images of its prompt that are not behind it are held; those that are not there are encoded before that step, a few
 images a step where others run. No request with images passes one that waits for a run or for its turn. Rows give each
 image back when its last token is computed, and all of them when they leave.
@@ -17,7 +18,6 @@ from hashlib import blake2b
 
 import numpy as np
 
-from ferrum_jax.ints import ceil_div
 from ferrum_jax.plan import NO_IMAGE_TOKENS, EncodeOrder, ImageTokensPlan
 from ferrum_jax.prefix_cache.id_pool import IdPool
 from ferrum_jax.prompt import IMAGE_RUN as RUN
@@ -61,7 +61,7 @@ class ImageBook:
         missing = [
             index
             for index, image in enumerate(request.images)
-            if image.end > num_hit and index not in request.image_runs
+            if (image.is_beside or image.end > num_hit) and index not in request.image_runs
         ]
         if not missing:
             return True
@@ -123,7 +123,9 @@ class ImageBook:
 
     def release_behind(self, request: Request) -> None:
         """Gives back those whose last token the next plan computes."""
-        for index in [i for i in request.image_runs if request.images[i].end <= request.num_computed]:
+        images = request.images
+        behind = (i for i in request.image_runs if not images[i].is_beside and images[i].end <= request.num_computed)
+        for index in list(behind):
             self._pool.release(reversed(request.image_runs.pop(index)))
 
     def forget(self) -> None:
@@ -164,8 +166,13 @@ def run_keys(image: PlacedImage) -> list[bytes]:
     """The keys of an image's runs."""
     return [
         blake2b(image.digest, digest_size=16, salt=index.to_bytes(8, "little")).digest()
-        for index in range(ceil_div(image.num_embeddings, RUN))
+        for index in range(image.num_runs)
     ]
+
+
+def clip_slot(request: Request) -> int:
+    """The id of what stands beside all tokens of a request, 0 where nothing does."""
+    return next((request.image_runs[i][0] for i, image in enumerate(request.images) if image.is_beside), 0)
 
 
 def tokens_of_images(

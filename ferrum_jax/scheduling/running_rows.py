@@ -20,7 +20,7 @@ from ferrum_jax.prefix_cache.cache_manager import CacheManager
 from ferrum_jax.prefix_cache.id_pool import IdPool
 from ferrum_jax.prompt import rope_shift
 from ferrum_jax.request import Request
-from ferrum_jax.scheduling.image_book import shifts_of, tokens_of_images
+from ferrum_jax.scheduling.image_book import clip_slot, shifts_of, tokens_of_images
 
 _Place = tuple[int, int, int]  # priority, request id, slot: the order in which rows are served
 
@@ -37,6 +37,7 @@ class RunningRows:
         self.masked = np.zeros(max_num_seqs + 1, bool)  # where its request is constrained
         self.adapter_ids = np.zeros(max_num_seqs + 1, np.int32)
         self.rope_shifts = np.zeros(max_num_seqs + 1, np.int32)  # of tokens behind all images of the prompt
+        self.clip_slots = np.zeros(max_num_seqs + 1, np.int32)
         self._prefilling: list[_Place] = []  # both sorted
         self._decoding: list[_Place] = []
         self._decode_slots: np.ndarray | None = None
@@ -59,6 +60,7 @@ class RunningRows:
         self.masked[slot] = request.is_constrained
         self.adapter_ids[slot] = request.adapter_id
         self.rope_shifts[slot] = rope_shift(request.images, request.num_prompt_tokens)
+        self.clip_slots[slot] = clip_slot(request)
         bisect.insort(self._prefilling, _place(request))
 
     def start_decoding(self, request: Request) -> None:
@@ -220,6 +222,7 @@ def build_shard(
         target_slots=_by_row(transfers.targets, slots) if transfers.targets else none,
         adapter_ids=rows.adapter_ids[slots],
         rope_shifts=shifts,
+        clip_slots=rows.clip_slots[slots],
         masked=rows.masked[slots],
         drafts=tuple(token for row in drafts for token in row),
         images=images,

@@ -76,6 +76,10 @@ PARAMETERS: tuple[tuple[str, tuple[str | None, ...]], ...] = (
     ("vision.layers.*_max", ()),
     ("vision.*.weight", (None, None)),
     ("vision.*.bias", (None,)),
+    ("sound.narrow.weight", (None,) * 3),
+    ("sound.wide.weight", (None,) * 3),
+    ("sound.*.weight", (None, None)),
+    ("sound.*.bias", (None,)),
     # of encoders
     ("words.weight", ("vocabulary", None)),
     ("positions.weight", (None, None)),

@@ -58,7 +58,7 @@ def _undivided(spec: ModelSpec, shape: MeshShape) -> list[str]:
 
 def _undivided_heads(spec: ModelSpec, tp: int) -> list[str]:
     reasons: list[str] = []
-    for own in dict.fromkeys(spec.attention_of(layer) for layer in spec.attention_layers):
+    for own in dict.fromkeys(spec.attention_of(layer) for layer in (*spec.attention_layers, *spec.cross_layers)):
         K = own.num_key_value_heads
         reasons += no_multiples(tp, num_attention_heads=own.num_attention_heads)
         if K % tp and tp % K:

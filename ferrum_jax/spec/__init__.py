@@ -9,6 +9,7 @@ from ferrum_jax.spec.heads import AttentionSpec, IndexerSpec, Kept, LatentSpec, 
 from ferrum_jax.spec.model_spec import CacheGroup, LayerInputSpec, ModelSpec, NormSpec
 from ferrum_jax.spec.positions import RopeSpec, Temperature
 from ferrum_jax.spec.recurrence import GatedDeltaSpec, KimiDeltaSpec, Mamba2Spec, RecurrenceSpec, ShortConvSpec
+from ferrum_jax.spec.sound import SoundSpec
 from ferrum_jax.spec.streams import StreamsSpec
 from ferrum_jax.spec.vision import VisionSpec
 
@@ -30,6 +31,7 @@ __all__ = [
     "RecurrenceSpec",
     "RopeSpec",
     "ShortConvSpec",
+    "SoundSpec",
     "StreamsSpec",
     "Temperature",
     "VisionSpec",

@@ -59,6 +59,9 @@ _ABSENT: Mapping[str, Any] = {
     "gate_limit": None,
     "chunked": False,
     "num_mtp_layers": 0,
+    "sound": None,
+    "learned_positions": False,
+    "key_bias": True,
 }
 
 

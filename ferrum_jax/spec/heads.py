@@ -104,9 +104,9 @@ class Kept(NamedTuple):
 class AttentionSpec:
     """Attention: its heads, what is added to its projections, and how it turns and weighs them.
 
-    bias: of q, k, v. output_bias: of o. qk_norm: None is no norms. gate: outputs are multiplied by
-    the sigmoid of a projection that q brings along. head_gate: those of a latent's head by the sigmoid of one number,
-    value_gate: each by one of its own.
+    bias: of q, k, v; without key_bias of q and v alone. output_bias: of o. qk_norm: None is no norms. gate: outputs are
+    multiplied by the sigmoid of a projection that q brings along. head_gate: those of a latent's head by the sigmoid of
+    one number, value_gate: each by one of its own.
     value_of_key: V is what K is before its norm and positions.
     v_norm: the heads of V are normed, without a weight. sinks: each head has a logit that takes weight and no value.
     v_head_dim: of V, None is head_dim. latent: None is keys and values of each head; else there is one KV head.
@@ -123,6 +123,7 @@ class AttentionSpec:
     head_dim: int
     v_head_dim: int | None = None
     bias: bool = False
+    key_bias: bool = True
     output_bias: bool = False
     qk_norm: QkNorm | None = None
     gate: bool = False

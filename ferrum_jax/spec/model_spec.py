@@ -16,6 +16,7 @@ from ferrum_jax.spec.checks import check_above_zero, check_positive
 from ferrum_jax.spec.feed_forward import ExpertsSpec, MlpSpec
 from ferrum_jax.spec.heads import AttentionSpec, IndexerSpec
 from ferrum_jax.spec.recurrence import RecurrenceSpec
+from ferrum_jax.spec.sound import SoundSpec
 from ferrum_jax.spec.stored_weight import WeightForm
 from ferrum_jax.spec.streams import StreamsSpec
 from ferrum_jax.spec.vision import VisionSpec
@@ -27,9 +28,10 @@ NORM_KINDS = ("rms", "layer")
 class CacheGroup:
     """Layers whose cache is kept alike, under one block table.
 
-    kind: "full" (all tokens), "window", or "state" (recurrent layers: a state for each row, no blocks). window:
-    positions that a token attends to, its own the last; None for all. chunked: of these only those in its stretch of
-    `window` positions, which begin at multiples of it.
+    kind: "full" (all tokens), "window", "cross" (of layers that attend to the clip of their row's request: its keys and
+    values, no blocks), or "state" (recurrent layers: a state for each row, no blocks). window: positions that a
+    token attends to, its own the last; None for all. chunked: of these only those in its stretch of `window` positions,
+    which begin at multiples of it.
     """
 
     kind: str
@@ -91,7 +93,8 @@ class ModelSpec:
     mlp: of all layers but those of other_mlp, which are pairs (layers, their MLP).
     experts: None where every layer has an MLP. recurrence: of the layers of the group "state".
     without_mlp: layers that have neither MLP nor experts.
-    vision: the tower of a model that sees images; None of one that reads text alone.
+    vision: the tower of a model that sees images; None of one that reads text alone. sound: that of one that hears.
+    learned_positions: each position has a vector, which is added to the embedding of its token.
     borrowed: pairs (layer, an earlier layer to whose keys and values it attends); it has none of its own.
     layer_inputs: None where layers are given the residual alone. layer_scales: what a layer gives is multiplied by a
     weight, one number. hyper_connections: None where a token has one residual.
@@ -120,6 +123,8 @@ class ModelSpec:
     without_mlp: tuple[int, ...] = ()
     recurrence: RecurrenceSpec | None = None
     vision: VisionSpec | None = None
+    sound: SoundSpec | None = None
+    learned_positions: bool = False
     norm: NormSpec = NormSpec()
     layer_inputs: LayerInputSpec | None = None
     layer_scales: bool = False
@@ -153,6 +158,8 @@ class ModelSpec:
         kinds = [group.kind for group in self.cache_groups]
         if "state" in kinds[:-1] or kinds == ["state"]:
             raise ValueError(f"cache_groups are {kinds}; 'state' must come once at most, last, and not alone")
+        across = self.sound is not None and self.sound.is_read_across
+        assert bool(self.cross_layers) == across, "layers attend to a clip where an encoder makes its keys and values"
 
     def _check_layers(self) -> None:
         """Raises ValueError where layers are in the wrong groups, or layers of a group keep different vectors."""
@@ -214,7 +221,17 @@ class ModelSpec:
     @property
     def kv_groups(self) -> tuple[CacheGroup, ...]:
         """The groups that have blocks; at least one."""
-        return tuple(group for group in self.cache_groups if group.kind != "state")
+        return tuple(group for group in self.cache_groups if group.kind not in ("cross", "state"))
+
+    @property
+    def cross_layers(self) -> tuple[int, ...]:
+        """The layers that attend to the clip of their row's request."""
+        return tuple(layer for group in self.cache_groups if group.kind == "cross" for layer in group.layers)
+
+    @property
+    def tower(self) -> VisionSpec | SoundSpec | None:
+        """What turns pictures or sounds into what the text model reads; None of one that reads text alone."""
+        return self.vision or self.sound
 
     @property
     def state_layers(self) -> tuple[int, ...]:
@@ -249,8 +266,8 @@ class ModelSpec:
 
     @property
     def mixing_layers(self) -> tuple[int, ...]:
-        """The layers that join a token with those before it."""
-        return tuple(sorted({*self.attention_layers, *self.state_layers}))
+        """The layers that join a token with others, of its row or of its clip."""
+        return tuple(sorted({*self.attention_layers, *self.cross_layers, *self.state_layers}))
 
     def window_of(self, layer: int) -> int | None:
         """How many positions a token of this layer attends to; None is all."""

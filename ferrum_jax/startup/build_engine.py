@@ -124,12 +124,14 @@ def _image_limits(layout: Layout, sizes: EngineSizes) -> ImageLimits:
     return ImageLimits(
         max_tokens=images.num_tokens,
         max_patches=sizes.max_image_patches,
-        merge=images.vision.merge,
-        grid=images.vision.grid_of_all,
-        sees_both_ways=images.vision.sees_both_ways,
+        merge=images.tower.merge,
+        patches_per_token=images.tower.patches_per_token,
+        grid=images.tower.grid_of_all,
+        sees_both_ways=images.tower.sees_both_ways,
         max_whole_tokens=sizes.max_num_batched_tokens - sizes.max_num_seqs + 1,
         counts_places=rope is not None and bool(rope.sections),
-        breaks_rows=images.vision.breaks_rows,
+        breaks_rows=images.tower.breaks_rows,
+        is_beside=bool(layout.spec.cross_layers),
     )
 
 

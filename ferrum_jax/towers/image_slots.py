@@ -47,6 +47,10 @@ class ImageSlots:
     one_by_one: bool
 
     @property
+    def tower(self) -> VisionSpec:
+        return self.vision
+
+    @property
     def bytes(self) -> int:
         """Bytes of the pool on one device."""
         return local_bytes(self.pool)
@@ -149,7 +153,7 @@ def trace_fresh_images(slots: ImageSlots) -> jax.stages.Traced:
 
 def trace_encode(slots: ImageSlots, num_patches: int, mesh: Mesh) -> jax.stages.Traced:
     """(weights, pool, which is donated, pixels, places, slots) -> the pool with the images' embeddings."""
-    names = [name.removeprefix(registry.PREFIX) for name in slots.weights]
+    names = [name.removeprefix(registry.prefix_of(slots.vision)) for name in slots.weights]
 
     def encode(
         weights: tuple[jax.Array, ...],
