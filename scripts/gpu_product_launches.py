@@ -7,6 +7,7 @@ by float8 with one scale is XLA's own product and not here.
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 from scripts import gpu_static  # isort: skip  # before jax: it sets what the compilers read
 
@@ -97,5 +98,7 @@ def _part(weight: QuantizedWeight, tiles: ProductTiles, *, num_tokens: int, row_
 def _weight(name: str, shape: tuple[int, ...]) -> QuantizedWeight:
     """The shapes of a weight [.., O, I]."""
     form = FORMS[name]
-    leaves = {leaf: jax.ShapeDtypeStruct(size, jnp.dtype(dtype)) for leaf, (size, dtype) in form.leaves(shape).items()}
+    leaves: dict[str, Any] = {
+        leaf: jax.ShapeDtypeStruct(size, jnp.dtype(dtype)) for leaf, (size, dtype) in form.leaves(shape).items()
+    }
     return QuantizedWeight(kind=form.kind, kernels=gpu_static.TARGET, **leaves)
