@@ -73,6 +73,12 @@ def test_whole_numbers_are_scaled_and_channels_averaged():
     np.testing.assert_array_equal(waveform_of_array(floats[:, 0], RATE, RATE), floats[:, 0])
 
 
+@pytest.mark.parametrize("channels", [1, 2, 3, 7, 8, 16])
+def test_channels_are_averaged_to_the_bits_of_the_reference(channels):
+    samples = np.random.default_rng(0).standard_normal((5000, channels)).astype(np.float32)
+    np.testing.assert_array_equal(waveform_of_array(samples, RATE, RATE), samples.T.mean(axis=0))
+
+
 @pytest.mark.parametrize("rate", [8000, 22_050, 44_100, 96_000])
 def test_an_array_is_resampled_as_a_file_is(rate):
     samples = stereo(1.3, rate)
