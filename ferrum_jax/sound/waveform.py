@@ -49,7 +49,7 @@ class SoundBounds:
     max_channels: int = 16
     min_rate: int = 2000
     max_rate: int = 384_000
-    decode_seconds: float = 60.0
+    decode_seconds: float = 120.0
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -124,7 +124,7 @@ class Waveform:
         self._pieces.append(self._resampled(np.empty(0, np.float32), is_last=True))
         count = ceil_div(self.num_samples * self._wanted, self._rate)
         whole = np.concatenate(self._pieces)
-        return np.pad(whole[:count], (0, max(0, count - len(whole))))
+        return whole[:count] if len(whole) >= count else np.pad(whole, (0, count - len(whole)))
 
     def _resampled(self, mono: np.ndarray, *, is_last: bool) -> np.ndarray:
         if self._resampler is None:
