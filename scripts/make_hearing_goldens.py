@@ -117,7 +117,7 @@ def answers(model: Any, drawn: list[tuple[np.ndarray, np.ndarray]]) -> dict[str,
 
 @torch.no_grad()
 def greedy(model: Any, prompt: np.ndarray, frames: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
-    """(tokens [64], two best logits of each step [64, 2]); goes on after end tokens. None where two logits nearly tie."""
+    """(tokens [64], two best logits of each step [64, 2]), end tokens too. None where two logits nearly tie."""
     ids, best = prompt, []
     for _ in range(NUM_GREEDY):
         top = torch.topk(_logits(model, ids, frames)[-1], 2)
