@@ -234,7 +234,15 @@ MAY_IMPORT = {
         "pallas_kernels.paged_attention.tpu.latent",
         "pallas_kernels.paged_attention.tpu.prefill",
     ),
-    "ferrum_jax.towers": ("ferrum_jax.layers", "ferrum_jax.models", "ferrum_jax.sharding", "nouns"),
+    "ferrum_jax.towers": (
+        "ferrum_jax.layers",
+        "ferrum_jax.models",
+        "ferrum_jax.pools",
+        "ferrum_jax.sharding",
+        "nouns",
+        "pallas_kernels",
+        "pallas_kernels.kv_write",
+    ),
     "ferrum_jax.executables": (
         "checkpoints",
         "ferrum_jax.files",
