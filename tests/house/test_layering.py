@@ -92,6 +92,7 @@ MAY_IMPORT = {
     "ferrum_jax.quoting": (),
     "ferrum_jax.pages": (),
     "ferrum_jax.files": ("nouns",),
+    "ferrum_jax.media": ("nouns",),
     "ferrum_jax.prefix_cache": ("nouns",),
     "ferrum_jax.processes": ("ferrum_jax.vision", "nouns"),
     "ferrum_jax.progress": ("nouns",),
@@ -105,6 +106,7 @@ MAY_IMPORT = {
     ),
     "ferrum_jax.vision": (
         "ferrum_jax.files",
+        "ferrum_jax.media",
         "ferrum_jax.quoting",
         "nouns",
     ),
