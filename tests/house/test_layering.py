@@ -109,6 +109,7 @@ MAY_IMPORT = {
         "nouns",
     ),
     "ferrum_jax.vision": (
+        "ferrum_jax.confined",
         "ferrum_jax.files",
         "ferrum_jax.media",
         "ferrum_jax.quoting",
@@ -500,7 +501,7 @@ MAY_USE = {
     "ferrum_jax.speculation": ("numpy",),
     "ferrum_jax.text": ("tokenizers", "jinja2", "numpy"),
     "ferrum_jax.openai": ("numpy",),
-    "ferrum_jax.vision": ("numpy", "PIL"),
+    "ferrum_jax.vision": ("numpy", "PIL", "av"),
     "ferrum_jax.sound": ("numpy", "av"),
     "ferrum_jax.confined": (),
     "ferrum_jax.structured": ("llguidance", "numpy"),
