@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from ferrum_jax import LLM, SamplingParams
+from ferrum_jax.scheduling.request_log import read_request_log
 from scripts.goldens import video_folder
 from scripts.goldens.video_folder import FIRST_SPECIAL, SHOWN, film, films_of, images_of
 from tests.support import GOLDENS, SMALL, small_llm
@@ -161,3 +162,17 @@ def test_models_that_take_no_videos_say_so(tmp_path):
         ValueError, match=r"takes none: .* its folder has no video_preprocessor_config\.json; give frames"
     ):
         llm.generate({"prompt": text, "videos": [film(4, 9, 9, 0)]}, GREEDY)
+
+
+@pytest.mark.slow
+def test_a_request_log_has_each_group_of_a_video_as_an_image(tmp_path):
+    folder = video_folder.write_folder(GOLDENS, tmp_path / "model", "qwen3_vl")
+    llm = LLM(str(folder), dataclasses.replace(CONFIG, request_log=str(tmp_path / "log")))
+    output = llm.generate(prompt_of("qwen3_vl", 2), GREEDY)[0]
+    (segment,) = read_request_log(tmp_path / "log")
+    (logged,) = segment.requests
+    assert [image.length for image in logged.images] == [span.length for span in logged.media]
+    assert len(logged.images) == 2 + 2 + 3 and all(image.grid[0] == 1 for image in logged.images)
+    covered = {i for image in logged.images for i in range(image.start, image.end)}
+    special = (FIRST_SPECIAL, FIRST_SPECIAL + 1)
+    assert covered == {i for i, token in enumerate(output.prompt_token_ids) if token in special}
