@@ -6,6 +6,7 @@ a file names is opened. What a header says is never believed: packets are counte
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import fractions
 import importlib
@@ -56,18 +57,35 @@ def frames(content: bytes, order: dict[str, Any]) -> bytes:
     """
     wanted = order["indices"]
     found = np.empty((len(wanted), order["height"], order["width"], 3), np.uint8)
-    place = index = 0
     with _opened(content, order["format"], order["max_pixels"]) as (film, stream):
-        for index, frame in enumerate(film.decode(stream)):
-            if index == wanted[place]:
-                pixels = _upright(frame, order["max_pixels"])
-                if list(pixels.shape[:2]) != order["shape"]:
-                    raise MediaRefused("the video has frames of several sizes; save it with one")
-                found[place] = resized_frame(pixels, order["height"], order["width"], order["resample"])
-                place += 1
-            if place == len(wanted):
-                return found.data.cast("B")  # type: ignore[return-value]
-    raise MediaRefused(f"the video is damaged: no more than {index + 1:,} of its frames can be decoded")
+        for place, frame in enumerate(_taken(film, stream, wanted)):
+            pixels = _upright(frame, order["max_pixels"])
+            if list(pixels.shape[:2]) != order["shape"]:
+                raise MediaRefused("the video has frames of several sizes; save it with one")
+            found[place] = resized_frame(pixels, order["height"], order["width"], order["resample"])
+    return found.data.cast("B")  # type: ignore[return-value]
+
+
+def _taken(film: Any, stream: Any, wanted: list[int]) -> Iterator[Any]:
+    """The frames `wanted`. What no later frame is made from is passed over where the film's clock says where it is."""
+    shown = [(packet.pts, packet.is_keyframe) for packet in film.demux(stream) if packet.size and not packet.is_discard]
+    times = sorted(time for time, _ in shown if time is not None)
+    begins = sorted(time for time, is_key in shown if is_key and time is not None)
+    has_clock = len(set(times)) == len(shown) and len(begins) > 0
+    film.seek(0)
+    decoded, at = film.decode(stream), -1
+    for index in wanted:
+        begin = bisect.bisect_right(begins, times[index]) - 1 if has_clock else 0
+        if has_clock and begin >= 0 and bisect.bisect_left(times, begins[begin]) > at + 1:
+            film.seek(begins[begin], stream=stream)
+            decoded, at = film.decode(stream), bisect.bisect_left(times, begins[begin]) - 1
+        for frame in decoded:
+            at = at + 1 if not has_clock else bisect.bisect_left(times, frame.pts or 0)
+            if at == index:
+                yield frame
+                break
+        if at != index:
+            raise MediaRefused(f"the video is damaged: frame {index:,} of {len(shown):,} cannot be decoded")
 
 
 @contextlib.contextmanager

@@ -20,14 +20,14 @@ UPRIGHT = struct.pack(">9i", 1 << 16, 0, 0, 0, 1 << 16, 0, 0, 0, 1 << 30)
 TURNED = struct.pack(">9i", 0, 1 << 16, 0, -1 << 16, 0, 0, 0, 0, 1 << 30)
 
 
-def film_file(frames: np.ndarray, kind: str = "mp4", fps: int = 10) -> bytes:
-    """A file of frames uint8 [N, H, W, 3]."""
+def film_file(frames: np.ndarray, kind: str = "mp4", fps: int = 10, begins: int = 250) -> bytes:
+    """A file of frames uint8 [N, H, W, 3]. begins: after how many, at most, a decoder can begin anew."""
     import av  # pyright: ignore[reportMissingImports]
 
     container, codec, pixels = KINDS[kind]
     file = io.BytesIO()
     with av.open(file, "w", format=container) as made:
-        stream = made.add_stream(codec, rate=fps)
+        stream = made.add_stream(codec, rate=fps, options={"g": str(begins)})
         stream.height, stream.width = frames.shape[1:3]
         stream.pix_fmt = pixels
         for frame in frames:

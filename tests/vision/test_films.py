@@ -15,6 +15,7 @@ import pytest
 from ferrum_jax.vision import films
 from ferrum_jax.vision.decoding import Stopped
 from ferrum_jax.vision.films import VideoSources
+from scripts.goldens.video_folder import film
 from tests.vision.film_files import KINDS, TURNED, UPRIGHT, film_file, head_first, steps
 
 SOURCES = VideoSources()
@@ -45,6 +46,15 @@ def test_frames_are_resized_where_they_are_decoded(mp4):
     whole = seen(mp4, [3, 5])
     by_frames = SOURCES.found({"frames": whole, "fps": 1})
     np.testing.assert_array_equal(seen(mp4, [3, 5], (30, 20)), SOURCES.frames(by_frames, np.arange(2), (30, 20), 3))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_frames_are_the_same_where_others_before_them_are_passed_over(kind):
+    content = film_file(film(60, 48, 64, 4), kind, begins=8)
+    whole = seen(content, range(60))
+    assert len({frame.tobytes() for frame in whole}) > 30
+    for indices in ([59], [3, 30, 31, 57], range(0, 60, 7)):
+        np.testing.assert_array_equal(seen(content, indices), whole[list(indices)])
 
 
 def test_a_film_is_turned_as_players_turn_it(mp4):
@@ -150,7 +160,7 @@ def test_a_film_that_takes_too_long_is_ended():
     content = film_file(np.zeros((600, 480, 640, 3), np.uint8))
     start = time.monotonic()
     with pytest.raises(ValueError, match=r"the video cannot be decoded: it took more than 0\.1 s; cut it shorter"):
-        VideoSources(decode_s=0.1).frames(SOURCES.found(content), np.array([599]), (48, 64), 3)
+        VideoSources(decode_s=0.1).frames(SOURCES.found(content), np.arange(600), (48, 64), 3)
     assert time.monotonic() - start < 30
 
 
