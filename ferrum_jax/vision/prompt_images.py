@@ -27,12 +27,14 @@ class PromptImages:
     """How prompts of a model have images and videos.
 
     folder: of the processors' files. sources: where images may come from. videos: None of a model that takes none.
+    no_videos: why it takes none, as far as its folder says so; its images are taken nonetheless.
     """
 
     processor: ImageProcessor
     folder: Path
     sources: ImageSources
     videos: VideoProcessor | None = None
+    no_videos: str = "its family's videos are not known here, or its folder has no video_preprocessor_config.json"
 
     @classmethod
     def of_folder(cls, folder: str | Path, sources: ImageSources) -> PromptImages | None:
@@ -40,10 +42,12 @@ class PromptImages:
         processor = read_processor(folder)
         if processor is None:
             return None
-        videos = read_video_processor(folder)
-        if videos is not None and videos.kind != processor.kind:
-            raise ValueError(f"{folder} has images as {processor.kind} and videos as {videos.kind}; make them one")
-        return cls(processor=processor, folder=Path(folder), sources=sources, videos=videos)
+        found = cls(processor=processor, folder=Path(folder), sources=sources)
+        try:
+            videos = read_video_processor(folder)
+        except ValueError as error:  # an error of who asks for a video, and of nobody else
+            return dataclasses.replace(found, no_videos=str(error))
+        return found if videos is None or videos.kind != processor.kind else dataclasses.replace(found, videos=videos)
 
     @property
     def digest(self) -> str:
@@ -106,8 +110,8 @@ class PromptImages:
         """num_tokens: of the prompt's images. Raises ValueError where all of them are more than a prompt may have."""
         if videos and self.videos is None:
             raise ValueError(
-                f"the prompt has {len(videos)} videos, and this model takes none: its family's videos are not known "
-                "here, or its folder has no video_preprocessor_config.json; give frames as images"
+                f"the prompt has {len(videos)} videos, and this model takes none: {self.no_videos}; give frames as "
+                "images"
             )
         found, num_bytes, sources = [], 0, self.video_sources
         for number, video in enumerate(videos):

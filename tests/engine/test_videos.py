@@ -9,6 +9,9 @@ import pytest
 
 from ferrum_jax import LLM, SamplingParams
 from ferrum_jax.scheduling.request_log import read_request_log
+from ferrum_jax.text.tokenizer import Tokenizer
+from ferrum_jax.vision.prompt_images import PromptImages
+from ferrum_jax.vision.sources import ImageSources
 from scripts.goldens import video_folder
 from scripts.goldens.video_folder import FIRST_SPECIAL, SHOWN, film, films_of, images_of
 from tests.support import GOLDENS, SMALL, small_llm
@@ -162,6 +165,23 @@ def test_models_that_take_no_videos_say_so(tmp_path):
         ValueError, match=r"takes none: .* its folder has no video_preprocessor_config\.json; give frames"
     ):
         llm.generate({"prompt": text, "videos": [film(4, 9, 9, 0)]}, GREEDY)
+
+
+def test_a_setting_of_videos_that_is_not_honoured_is_an_error_of_videos_alone(tmp_path):
+    folder = video_folder.write_folder(GOLDENS, tmp_path / "model", "qwen3_vl", some_new_key=3)
+    how = PromptImages.of_folder(folder, ImageSources())
+    tokenizer = Tokenizer.load(folder)
+    assert how is not None and tokenizer is not None
+
+    def expanded(**given):
+        encode = lambda text, adds: tokenizer.encode(text, add_special_tokens=adds)  # noqa: E731
+        return how.expanded(text, given.pop("images", ()), encode, adds=False, **given)
+
+    text = video_folder.Shown(text="IMAGE").text_for("qwen3_vl")
+    assert len(expanded(images=[film(1, 9, 9, 0)[0]]).parts) == 1
+    text = video_folder.Shown(text="VIDEO").text_for("qwen3_vl")
+    with pytest.raises(ValueError, match=r"takes none: .*some_new_key is 3, and no video is processed so here; give"):
+        expanded(videos=[film(4, 9, 9, 0)])
 
 
 @pytest.mark.slow

@@ -125,6 +125,20 @@ def test_a_setting_that_is_not_honoured_is_refused_by_name(tmp_path, change, sai
         read_video_processor(tmp_path)
 
 
+def test_files_as_the_reference_saves_them_are_read():
+    """All that transformers 5.24 writes of either processor, beside the checkpoint's own keys."""
+    saved = {f"do_{verb}": True for verb in ("convert_rgb", "normalize", "rescale", "resize", "sample_frames")}
+    saved |= {"rescale_factor": 1 / 255, "resample": 3, "return_metadata": False, "data_format": "channels_first"}
+    saved |= dict.fromkeys(("crop_size", "device", "do_center_crop", "pad_size", "return_tensors", "video_metadata"))
+    qwen = CASES["qwen3"]["settings"]
+    more = {"fps": 2, "min_frames": 4, "max_frames": 768, "max_video_tokens": 768, "num_frames": None}
+    more |= {"cap_pixels_per_frame": None, "default_to_square": True}
+    assert video_processor_of(saved | qwen | more, {}) == video_processor_of(qwen, {})
+    gemma = CASES["gemma4"]["settings"]
+    more = {"image_mean": [0.0] * 3, "image_std": [1.0] * 3, "patch_size": 16, "pooling_kernel_size": 3, "fps": None}
+    assert video_processor_of(saved | gemma | more | {"size": None}, {}) == video_processor_of(gemma, {})
+
+
 def test_a_folder_names_its_video_processor_in_either_file_and_others_are_none(tmp_path):
     assert read_video_processor(tmp_path) is None
     settings = CASES["gemma4"]["settings"]
