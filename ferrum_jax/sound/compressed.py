@@ -1,0 +1,16 @@
+"""The sound of an OGG or MP3, decoded by libsndfile. Runs in a child, which can open no module later."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ferrum_jax.sound.plain_files import waveform_of_file
+from ferrum_jax.sound.waveform import SoundBounds, library
+
+for _name in ("soundfile", "soxr"):
+    library(_name)
+
+
+def waveform_bytes(content: bytes, order: dict[str, Any]) -> memoryview:
+    """Bytes of the waveform, float32 [samples]. order: the `rate` that is wanted, and the `bounds`."""
+    return waveform_of_file(content, order["rate"], SoundBounds(**order["bounds"])).data.cast("B")

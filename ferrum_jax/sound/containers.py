@@ -1,0 +1,88 @@
+"""The sound of a container, decoded by FFmpeg. Runs in a child alone, since a hostile file may crash or hang it.
+
+FFmpeg is told what the container is and sees its bytes and nothing else: it probes nothing, opens no file that the
+container names, and no protocol. It decodes the first stream of sound and no other.
+"""
+
+from __future__ import annotations
+
+import importlib
+import io
+from collections.abc import Iterator
+from typing import Any
+
+import av  # pyright: ignore[reportMissingImports]
+import numpy as np
+
+from ferrum_jax.sound.waveform import SoundBounds, SoundRefused, Waveform, library
+
+_FORMATS = {"MP4": "mp4", "WEBM": "matroska", "AAC": "aac"}  # FFmpeg's names
+_DECODERS = ("aac", "alac", "flac", "mp3float", "mp3", "opus", "libopus", "vorbis", "ac3", "eac3", "pcm_s16le")
+_OPTIONS = {
+    "protocol_whitelist": "none",
+    "codec_whitelist": ",".join(_DECODERS),
+    "probesize": str(5 << 20),
+}
+
+# The child can open no module later: what PyAV imports when it first meets a stream of a kind, and the resampler.
+for _kind in ("audio", "subtitles", "video"):
+    for _part in ("stream", "codeccontext"):
+        importlib.import_module(f"av.{_kind}.{_part}")
+library("soxr")
+
+
+def waveform_bytes(content: bytes, order: dict[str, Any]) -> memoryview:
+    """Bytes of the waveform, float32 [samples]. order: the file's `kind`, the `rate` that is wanted, the `bounds`."""
+    bounds = SoundBounds(**order["bounds"])
+    waveform = None
+    try:
+        how: dict[str, Any] = {"format": _FORMATS[order["kind"]], "options": _OPTIONS, "io_open": _open_nothing}
+        with av.open(io.BytesIO(content), "r", metadata_errors="replace", **how) as container:
+            for rate, samples in _samples(container, bounds):
+                waveform = waveform or Waveform(rate, wanted=order["rate"], bounds=bounds)
+                waveform.add(samples)
+    except (SoundRefused, MemoryError):
+        raise
+    except Exception as error:  # PyAV raises more than its own errors for damaged files
+        said = getattr(error, "strerror", None) or type(error).__name__
+        raise SoundRefused(f"the sound is damaged and cannot be decoded: {said}") from error
+    if waveform is None:
+        raise SoundRefused("the sound has no samples")
+    return waveform.finished().data.cast("B")
+
+
+def _samples(container: Any, bounds: SoundBounds) -> Iterator[tuple[int, np.ndarray]]:
+    """The rate and the samples, float32 [n, channels], of each frame of the first sound."""
+    if not container.streams.audio:
+        raise SoundRefused("the file has no sound in it")
+    stream = container.streams.audio[0]
+    codec = stream.codec_context
+    if codec is None or codec.name not in _DECODERS:
+        name = codec.name if codec else "something unknown"
+        raise SoundRefused(f"the sound is coded as {name}; known are {', '.join(_DECODERS)}")
+    codec.thread_count = 1
+    if codec.sample_rate:  # else each frame says it
+        said = max(float(stream.duration * stream.time_base), 0.0) if stream.duration and stream.time_base else 0.0
+        bounds.check(codec.sample_rate, codec.channels, int(said * codec.sample_rate))
+    rate = None
+    for frame in container.decode(stream):
+        rate = rate or frame.sample_rate
+        if frame.sample_rate != rate:
+            raise SoundRefused(f"the sound changes from {rate:,} to {frame.sample_rate:,} samples a second")
+        bounds.check(rate, frame.layout.nb_channels, frame.samples)
+        yield rate, _floats(frame)
+
+
+def _floats(frame: Any) -> np.ndarray:
+    """float32 [n, channels] of a frame's samples, whole numbers scaled to -1 .. 1."""
+    values = frame.to_ndarray()
+    values = values.T if frame.format.is_planar else values.reshape(-1, frame.layout.nb_channels)
+    if values.dtype == np.uint8:
+        return (values.astype(np.float32) - (1 << 7)) / (1 << 7)
+    if values.dtype.kind == "i":
+        return (values / (1 << 8 * values.itemsize - 1)).astype(np.float32)
+    return values.astype(np.float32)
+
+
+def _open_nothing(url: str, flags: int, options: dict[str, str]) -> None:
+    raise PermissionError("a sound may name no other file")
