@@ -19,7 +19,8 @@ from typing import ClassVar
 import numpy as np
 
 from ferrum_jax.ints import ceil_div
-from ferrum_jax.vision.decoding import ImageRefused, pillow
+from ferrum_jax.media.kinds import MediaRefused
+from ferrum_jax.vision.decoding import pillow
 from ferrum_jax.vision.image import Normalising, ProcessedImage
 
 _DIGEST_BYTES = 32
@@ -46,7 +47,7 @@ class QwenImages:
     def size(self, height: int, width: int) -> tuple[int, int]:
         """Height and width after resizing. Raises ValueError for an image that is too narrow."""
         if max(height, width) > _MOST_ASPECT * min(height, width):
-            raise ImageRefused(
+            raise MediaRefused(
                 f"the image is {width} x {height}; its longer side may be {_MOST_ASPECT} times the shorter at most"
             )
         unit = self.patch_size * self.merge_size
@@ -220,7 +221,7 @@ class PixtralImages:
         unit, shrink = self.patch_size * self.merge_size, max(height / self.longest_edge, width / self.longest_edge)
         shrunk = [math.floor(side / shrink) if shrink > 1 else side for side in (height, width)]
         if not min(shrunk):
-            raise ImageRefused(
+            raise MediaRefused(
                 f"the image is {width} x {height}; its longer side may be {self.longest_edge} times the shorter at most"
             )
         rows, columns = (ceil_div(side, unit) for side in shrunk)

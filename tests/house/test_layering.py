@@ -96,6 +96,7 @@ MAY_IMPORT = {
     "ferrum_jax.confined": (),
     "ferrum_jax.pages": (),
     "ferrum_jax.files": ("nouns",),
+    "ferrum_jax.media": ("nouns",),
     "ferrum_jax.prefix_cache": ("nouns",),
     "ferrum_jax.processes": ("ferrum_jax.vision", "nouns"),
     "ferrum_jax.progress": ("nouns",),
@@ -109,6 +110,7 @@ MAY_IMPORT = {
     ),
     "ferrum_jax.vision": (
         "ferrum_jax.files",
+        "ferrum_jax.media",
         "ferrum_jax.quoting",
         "nouns",
     ),
