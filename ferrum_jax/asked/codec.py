@@ -9,6 +9,7 @@ from typing import Any
 from ferrum_jax.asked.sampling import SamplingParams
 from ferrum_jax.asked.structured_outputs import StructuredOutputsParams
 from ferrum_jax.asked.tools import Tool, ToolsAsked
+from ferrum_jax.asked.transcript import Transcript
 
 _DEFAULTS = SamplingParams()
 _NAMES = tuple(field.name for field in dataclasses.fields(SamplingParams))
@@ -24,6 +25,8 @@ def params_to_json(params: SamplingParams, names: Iterable[str] | None = None) -
     if found.get("structured_outputs") is not None:
         asked = dataclasses.asdict(found["structured_outputs"])
         found["structured_outputs"] = {name: value for name, value in asked.items() if value not in (None, False)}
+    if found.get("transcript") is not None:
+        found["transcript"] = dataclasses.asdict(found["transcript"])
     return found
 
 
@@ -36,4 +39,6 @@ def params_of_json(values: Mapping[str, Any]) -> SamplingParams:
     if (asked := structure.get("tools")) is not None:  # which no user can give
         tools = ToolsAsked(tools=tuple(Tool(**tool) for tool in asked["tools"]), parallel=asked["parallel"])
         found["structured_outputs"] = StructuredOutputsParams(**{**structure, "tools": tools})
+    if (transcript := found.get("transcript")) is not None:  # likewise
+        found["transcript"] = Transcript.from_dict(transcript)
     return SamplingParams.from_dict(found)

@@ -13,6 +13,7 @@ from collections.abc import Collection, Mapping, Sequence, Set
 from typing import Any, TypeVar
 
 from ferrum_jax.asked.structured_outputs import StructuredOutputsParams
+from ferrum_jax.asked.transcript import Transcript
 from ferrum_jax.quoting import Elsewhere, named, quoted, require_harmless
 
 MAX_LOGPROBS = 20
@@ -85,7 +86,8 @@ class SamplingParams:
     detokenize: False gives no text and needs no tokenizer. echo: the text begins with the prompt's.
     speculative: False drafts no tokens for it where the engine's speculative_config does; the answer is the same.
     structured_outputs: the structure that the text must have. Log-probabilities are those of the tokens that it,
-    allowed_token_ids and bad_words allow.
+    allowed_token_ids and bad_words allow. transcript: the rules under which a sound is written down; see
+    `LLM.transcribe`, which makes them.
 
     Raises ValueError with the field, its value and what is allowed.
     """
@@ -116,6 +118,7 @@ class SamplingParams:
     allowed_token_ids: Sequence[int] | None = None
     bad_words: Sequence[str] = ()
     speculative: bool = True
+    transcript: Transcript | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.stop, str):
@@ -155,6 +158,8 @@ class SamplingParams:
             _check_seed(self.seed)
         if self.structured_outputs is not None:
             self._check_structure(self.structured_outputs)
+        if self.transcript is not None and not isinstance(self.transcript, Transcript):
+            raise ValueError(f"transcript is {quoted(self.transcript)}; it must be a Transcript")
 
     def _check_structure(self, asked: object) -> None:
         if isinstance(asked, Mapping):
@@ -189,7 +194,8 @@ class SamplingParams:
     @property
     def needs_mask(self) -> bool:
         """Whether its tokens are drawn under masks that the host makes."""
-        return self.structured_outputs is not None or self.allowed_token_ids is not None or bool(self.bad_words)
+        asks = (self.structured_outputs, self.allowed_token_ids, self.transcript)
+        return any(each is not None for each in asks) or bool(self.bad_words)
 
     def most_prompt_tokens(self, max_model_len: int) -> int | None:
         """How many tokens are kept at the end of a longer prompt; None keeps all."""

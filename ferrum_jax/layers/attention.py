@@ -236,11 +236,11 @@ class LayerArguments:
 class ForwardContext:
     """The surroundings of one forward pass.
 
-    attend, across, choose, recur: see `Attend`, `AttendAcross`, `Choose` and `Recur`. shards: the devices that share each
-    layer's work. images: what tokens of images have in place of embeddings; None where no token is of one. observe:
-    called with the name and value of the embedding, of every layer's output and of the final norm, for tests that
-    compare them. run: of each layer; None calls them here, one after the other, with `attend`, `across`, `choose` and
-    `recur`.
+    attend, across, choose, recur: see `Attend`, `AttendAcross`, `Choose` and `Recur`. shards: the devices that share
+    each layer's work. images: what tokens of images have in place of embeddings; None where no token is of one.
+    observe: called with the name and value of the embedding, of every layer's output and of the final norm, for tests
+    that compare them. run: of each layer; None calls them here, one after the other, with `attend`, `across`, `choose`
+    and `recur`.
     """
 
     attend: Attend = causal_attention

@@ -2,8 +2,8 @@
 
 Order: tokens that a row's mask does not allow are minus infinity before all else. Log-probabilities are those of the
 model's own logits, so masked. Then logit_bias, min_tokens (no stop ids), repetition,
-frequency and presence penalty, temperature, min-p, top-k, top-p of what these left (the order of vLLM), and
-the draw: the largest of logit + Gumbel noise, whose key is fold(fold(seed, choice), position). So a draw depends on
+frequency and presence penalty, a transcript's times, temperature, min-p, top-k, top-p of what these left (the order
+of vLLM), and the draw: the largest of logit + Gumbel noise, whose key is fold(fold(seed, choice), position). So a draw depends on
 the row alone. Temperature 0 takes the largest edited logit, the lowest id among equals. The three filters keep
 what is at or above a threshold, equals together, and a threshold is found by bisection over float32's
 ordered integer image, exactly and without sorting. What no row asks for stands behind `lax.cond`.
@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from ferrum_jax.sampling.edits import add_bias, forbids_stops, mask_stops, penalise
+from ferrum_jax.sampling.edits import add_bias, forbids_stops, mask_stops, penalise, prefer_stamps
 from ferrum_jax.sampling.logprobs import finite_or_marked, row_results
 from ferrum_jax.sampling.masks import allow
 from ferrum_jax.sampling.noise import gumbel
@@ -30,6 +30,7 @@ from ferrum_jax.sampling.record_words import (
     ASKS_NOISE,
     ASKS_PROCESSED,
     ASKS_REPETITION,
+    ASKS_STAMPS,
     ASKS_TOP_K,
     ASKS_TOP_LOGPROBS,
     ASKS_TOP_P,
@@ -65,7 +66,7 @@ def sample(
     flags = jnp.where(active, words[:, FLAGS], 0)
     forbids = forbids_stops(words, flags, positions)
     masked = jnp.bool_(False) if mask_ids is None else jnp.any(mask_ids > 0)
-    edits = _any(flags, ASKS_BIAS | ASKS_REPETITION | ASKS_COUNTS) | jnp.any(forbids) | masked
+    edits = _any(flags, ASKS_BIAS | ASKS_REPETITION | ASKS_COUNTS | ASKS_STAMPS) | jnp.any(forbids) | masked
 
     def own() -> jax.Array:
         if masks is None or mask_ids is None:
@@ -123,11 +124,12 @@ def _edited(
     positions: jax.Array,
     forbids: jax.Array,
 ) -> jax.Array:
-    """Logits after logit_bias, min_tokens and penalties, of the rows whose flags ask for them."""
+    """Logits after logit_bias, min_tokens, penalties and times, of the rows whose flags ask for them."""
     x = _cond(_any(flags, ASKS_BIAS), lambda x: add_bias(x, slots, row_slots, words, flags), logits)
     x = _cond(jnp.any(forbids), lambda x: mask_stops(x, slots, row_slots, words, forbids), x)
     penalties = _any(flags, ASKS_REPETITION | ASKS_COUNTS)
-    return _cond(penalties, lambda x: penalise(x, slots, row_slots, words, flags, positions), x)
+    x = _cond(penalties, lambda x: penalise(x, slots, row_slots, words, flags, positions), x)
+    return _cond(_any(flags, ASKS_STAMPS), lambda x: prefer_stamps(x, words, flags), x)
 
 
 def _largest(x: jax.Array) -> jax.Array:

@@ -1,4 +1,4 @@
-"""Edits of logits before a token is drawn: logit_bias, min_tokens, penalties. All are [R, V] float32 in and out.
+"""Edits of logits before a token is drawn: logit_bias, min_tokens, penalties, times. All are [R, V] float32 in and out.
 
 Each function leaves the rows that did not ask for it bit for bit as they were.
 """
@@ -15,6 +15,7 @@ from ferrum_jax.sampling.record_words import (
     ASKS_COUNTS,
     ASKS_MIN_TOKENS,
     ASKS_REPETITION,
+    ASKS_STAMPS,
     BIAS_IDS,
     BIAS_VALUES,
     FREQUENCY,
@@ -24,6 +25,7 @@ from ferrum_jax.sampling.record_words import (
     NUM_STOP_IDS,
     PRESENCE,
     REPETITION,
+    STAMPS_FROM,
     STOP_IDS,
     STOP_ROOM,
 )
@@ -82,6 +84,19 @@ def penalise(
     cost = as_float(words[:, FREQUENCY])[:, None] * output
     cost = cost + jnp.where(output > 0, as_float(words[:, PRESENCE])[:, None], 0.0)
     return jnp.where((flags & ASKS_COUNTS != 0)[:, None], edited - cost, edited)
+
+
+def prefer_stamps(logits: jax.Array, words: jax.Array, flags: jax.Array) -> jax.Array:
+    """Logits with -inf at all words of a row, ids below its first time, where all times are more likely than each word.
+
+    Source: Radford et al. 2022 (Whisper), as in Hugging Face's WhisperTimeStampLogitsProcessor.
+    """
+    is_stamp = jnp.arange(logits.shape[1], dtype=jnp.int32)[None, :] >= words[:, STAMPS_FROM][:, None]
+    shifted = logits - jnp.max(logits, axis=1, keepdims=True)
+    stamps = jnp.log(jnp.sum(jnp.where(is_stamp, jnp.exp(shifted), 0.0), axis=1))
+    likely = stamps > jnp.max(jnp.where(is_stamp, -jnp.inf, shifted), axis=1)
+    drops = ((flags & ASKS_STAMPS != 0) & likely)[:, None] & ~is_stamp
+    return jnp.where(drops, -jnp.inf, logits)
 
 
 def _counts(

@@ -15,8 +15,8 @@ from ferrum_jax.asked.sampling import MAX_LOGIT_BIAS, MAX_STOP_IDS, SamplingPara
 
 # words
 FLAGS, CHOICE, SEED_HIGH, SEED_LOW, NUM_PROMPT_TOKENS, MIN_TOTAL_TOKENS, TEMPERATURE, TOP_K, TOP_P, MIN_P = range(10)
-REPETITION, PRESENCE, FREQUENCY, NUM_BIAS, NUM_STOP_IDS, ADAPTER = range(10, 16)
-NUM_PARAMETERS = 16
+REPETITION, PRESENCE, FREQUENCY, NUM_BIAS, NUM_STOP_IDS, ADAPTER, STAMPS_FROM = range(10, 17)
+NUM_PARAMETERS = 17
 STOP_ROOM = 2 * MAX_STOP_IDS  # the user's and the model's end tokens
 BIAS_IDS = NUM_PARAMETERS
 BIAS_VALUES = BIAS_IDS + MAX_LOGIT_BIAS
@@ -35,6 +35,7 @@ ASKS_MIN_P = 1 << 7
 ASKS_LOGPROBS = 1 << 8
 ASKS_TOP_LOGPROBS = 1 << 9
 ASKS_PROCESSED = 1 << 10  # of a prompt that is scored: log-probabilities of what its tokens are drawn from
+ASKS_STAMPS = 1 << 11  # of a transcript with times: where these are more likely than each word, one is drawn
 
 _GREEDY_BELOW = 1e-6  # a temperature so small that float32 division by it is of no use
 _INT32_MAX = 2**31 - 1
@@ -79,6 +80,7 @@ def slot_record(
     _write_floats(record.view(np.float32), sampling)
     record[NUM_STOP_IDS] = len(stops)
     record[ADAPTER] = adapter_id
+    record[STAMPS_FROM] = 0 if sampling.transcript is None else sampling.transcript.stamps_from or 0
     record[STOP_IDS : STOP_IDS + len(stops)] = stops
     record[RECORD_WORDS : RECORD_WORDS + len(token_ids)] = token_ids
     return record
@@ -114,5 +116,6 @@ def _flags(sampling: SamplingParams, stops: list[int]) -> int:
         ASKS_MIN_P: noisy and sampling.min_p > 0.0,
         ASKS_LOGPROBS: sampling.logprobs is not None,
         ASKS_TOP_LOGPROBS: bool(sampling.logprobs),
+        ASKS_STAMPS: sampling.transcript is not None and sampling.transcript.stamps_from is not None,
     }
     return sum(bit for bit, asks in asked.items() if asks)

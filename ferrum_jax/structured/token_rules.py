@@ -1,7 +1,7 @@
 """TokenRules: which tokens a request itself allows and forbids, beside its grammar.
 
-`allowed_token_ids`, `bad_words`, a logit_bias of minus infinity, and end tokens before min_tokens: all are taken out of
-the mask on the host, where it is known whether anything is left.
+`allowed_token_ids`, `bad_words`, a logit_bias of minus infinity, end tokens before min_tokens, and what is no
+transcript: all are taken out of the mask on the host, where it is known whether anything is left.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Protocol
 import numpy as np
 
 from ferrum_jax.asked.sampling import SamplingParams
+from ferrum_jax.structured.transcript_rules import TranscriptRules
 
 
 class Encodes(Protocol):
@@ -35,12 +36,14 @@ class TokenRules:
         for bad in self._bad:
             if len(bad) > 1:
                 self._bad_after.setdefault(bad[-2], []).append(bad)
+        self._transcript = None if sampling.transcript is None else TranscriptRules(sampling.transcript)
         self._always: np.ndarray | None = None  # the mask of what may come wherever it comes, once its size is known
 
     @property
     def say_nothing(self) -> bool:
         """Whether they leave every mask as it is."""
-        return self._allowed is None and not (self._never or self._bad or self._min_tokens)
+        is_free = self._allowed is None and self._transcript is None
+        return is_free and not (self._never or self._bad or self._min_tokens)
 
     def narrow(self, mask: np.ndarray, output: Sequence[int]) -> str | None:
         """Takes out of a mask [words] int32 what the rules forbid after `output`; an error where nothing is left.
@@ -50,6 +53,8 @@ class TokenRules:
         if self._always is None:
             self._always = self._made_always(mask)
         mask &= self._always
+        if self._transcript is not None and (error := self._transcript.narrow(mask, output)) is not None:
+            return error
         forbid(mask, self._completing(output))
         if not mask.any():
             return f"{' and '.join(self._named())} forbid every token that may come here"
