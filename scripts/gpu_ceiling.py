@@ -29,10 +29,10 @@ from scripts import gpu_launches  # isort: skip  # before jax: it sets what the 
 from rich.console import Console
 from rich.table import Table
 
-from pallas_kernels.paged_attention.gpu.ceilings import CHIPS, FILE, kept, seconds_of
+from pallas_kernels.paged_attention.gpu.ceilings import CHIPS, FILE, MULTIPROCESSORS, kept, seconds_of
 from pallas_kernels.paged_attention.gpu.config import LANES
 from scripts.gpu_disassembly import disassembled, library_kernels, tool, tools
-from scripts.gpu_launches import MULTIPROCESSORS, Launch, Part
+from scripts.gpu_launch import Launch, Part
 from scripts.gpu_sass import Count, Kernel, read_kernels
 
 WORSE = 1.02

@@ -1,14 +1,13 @@
 """The launches whose ceilings are counted, and the work of each: a kernel more is an entry more.
 
-Every case of paged attention in sizes that models have, two that were measured on an H200, and two of jax's own kernels
-to hold the ruler against.
+Every case of paged attention in sizes that models have, two that were measured on an H200, products with weights in a
+form, and two of jax's own kernels to hold the ruler against.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
 from unittest import mock
 
 from scripts import gpu_static  # isort: skip  # before jax: it sets what the compilers read
@@ -22,41 +21,9 @@ from pallas_kernels.paged_attention.cases import Case
 from pallas_kernels.paged_attention.gpu.ceilings import MULTIPROCESSORS
 from pallas_kernels.paged_attention.gpu.config import LANES, Form
 from pallas_kernels.paged_attention.work import Work
+from scripts.gpu_launch import Launch, Part
+from scripts.gpu_product_launches import product_launches
 from scripts.gpu_static import Compiled
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Part:
-    """The work of one kernel that multiplies, over the whole chip.
-
-    consumers: warpgroups that multiply, beside one that fetches. operations: multiplications and additions. lanes: of a
-    token, that hold a head; the kernel fills them up to the rows of its products, or to the columns where tokens are
-    rows. None: operations count what is filled up too. fetched_bytes: that come into shared memory, None where that is
-    not known. hbm_bytes: that must come from or go to HBM at least once.
-    """
-
-    name: str
-    consumers: int
-    operations: float
-    lanes: int | None = None
-    fetched_bytes: float | None
-    hbm_bytes: float
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Launch:
-    """parts: the kernels that multiply; where two have as many consumers, in the order in which they are compiled.
-
-    has_roles: arms of the main loop are each one consumer's, so that over all of them each runs once a stage.
-    measured_us: on an H200, with all that XLA does around the kernels.
-    """
-
-    name: str
-    compile: Callable[[], Compiled]
-    parts: tuple[Part, ...]
-    has_roles: bool = False
-    measured_us: float | None = None
-
 
 MEASURED_CASES = (
     Case(
@@ -76,7 +43,8 @@ _MEASURED_US = {"llama_8b_decode_4k": 294, "llama_8b_prefill_4k": 489.6}
 
 def launches() -> list[Launch]:
     """All of them."""
-    return [*map(_attention, gpu_static.gpu_cases()), *map(_attention, MEASURED_CASES), _jax_attention(), _jax_matmul()]
+    attention = map(_attention, [*gpu_static.gpu_cases(), *MEASURED_CASES])
+    return [*attention, *product_launches(), _jax_attention(), _jax_matmul()]
 
 
 def _attention(case: Case) -> Launch:

@@ -1,12 +1,12 @@
 """The choice of each row's next token, inside the step; every parameter is data, nothing recompiles.
 
 Order: tokens that a row's mask does not allow are minus infinity before all else. Log-probabilities are those of the
-model's own logits, so masked. Then logit_bias, min_tokens (no stop ids), repetition,
-frequency and presence penalty, a transcript's times, temperature, min-p, top-k, top-p of what these left (the order
-of vLLM), and the draw: the largest of logit + Gumbel noise, whose key is fold(fold(seed, choice), position). So a draw depends on
-the row alone. Temperature 0 takes the largest edited logit, the lowest id among equals. The three filters keep
-what is at or above a threshold, equals together, and a threshold is found by bisection over float32's
-ordered integer image, exactly and without sorting. What no row asks for stands behind `lax.cond`.
+model's own logits, so masked. Then logit_bias, min_tokens (no stop ids), repetition, frequency and presence penalty, a
+transcript's times, temperature, min-p, top-k, top-p of what these left (the order of vLLM), and the draw: the largest
+of logit + Gumbel noise, whose key is fold(fold(seed, choice), position). So a draw depends on the row alone.
+Temperature 0 takes the largest edited logit, the lowest id among equals. The three filters keep what is at or above a
+threshold, equals together, and a threshold is found by bisection over float32's ordered integer image, exactly and
+without sorting. What no row asks for stands behind `lax.cond`.
 """
 
 from __future__ import annotations

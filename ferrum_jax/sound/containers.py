@@ -18,6 +18,8 @@ from ferrum_jax.sound.waveform import SoundBounds, SoundRefused, Waveform, libra
 
 _FORMATS = {"MP4": "mp4", "WEBM": "matroska", "AAC": "aac"}  # FFmpeg's names
 _DECODERS = ("aac", "alac", "flac", "mp3float", "mp3", "opus", "libopus", "vorbis", "ac3", "eac3", "pcm_s16le")
+_BLOCK = 1 << 15  # samples of each channel that are averaged and resampled together
+_MOST_FRAMES = 1 << 12  # that are kept for that
 _OPTIONS = {
     "protocol_whitelist": "none",
     "codec_whitelist": ",".join(_DECODERS),
@@ -52,7 +54,7 @@ def waveform_bytes(content: bytes, order: dict[str, Any]) -> memoryview:
 
 
 def _samples(container: Any, bounds: SoundBounds) -> Iterator[tuple[int, np.ndarray]]:
-    """The rate and the samples, float32 [n, channels], of each frame of the first sound."""
+    """The rate and the samples, float32 [n, channels], of a second or so of the first sound after another."""
     if not container.streams.audio:
         raise SoundRefused("the file has no sound in it")
     stream = container.streams.audio[0]
@@ -64,13 +66,23 @@ def _samples(container: Any, bounds: SoundBounds) -> Iterator[tuple[int, np.ndar
     if codec.sample_rate:  # else each frame says it
         said = max(float(stream.duration * stream.time_base), 0.0) if stream.duration and stream.time_base else 0.0
         bounds.check(codec.sample_rate, codec.channels, int(said * codec.sample_rate))
-    rate = None
+    found: list[np.ndarray] = []
+    first, count = None, 0
     for frame in container.decode(stream):
-        rate = rate or frame.sample_rate
-        if frame.sample_rate != rate:
-            raise SoundRefused(f"the sound changes from {rate:,} to {frame.sample_rate:,} samples a second")
-        bounds.check(rate, frame.layout.nb_channels, frame.samples)
-        yield rate, _floats(frame)
+        first = first or (frame.sample_rate, frame.layout.nb_channels)
+        if (frame.sample_rate, frame.layout.nb_channels) != first:
+            raise SoundRefused(
+                f"the sound changes from {first[0]:,} samples a second in {first[1]} channels to {frame.sample_rate:,} "
+                f"in {frame.layout.nb_channels}"
+            )
+        bounds.check(*first, frame.samples)
+        found.append(_floats(frame))
+        count += frame.samples
+        if count >= _BLOCK or len(found) >= _MOST_FRAMES:
+            yield first[0], np.concatenate(found)
+            found, count = [], 0
+    if first and found:
+        yield first[0], np.concatenate(found)
 
 
 def _floats(frame: Any) -> np.ndarray:

@@ -143,23 +143,11 @@ def _windows(found: Mapping[str, Any]) -> dict[str, int]:
     return sizes
 
 
-def _whisper(found: Mapping[str, Any]) -> WhisperSounds:
-    return WhisperSounds(**_windows(found))
-
-
 def _voxtral(found: Mapping[str, Any]) -> VoxtralSounds:
     sizes = _windows(found)
     if (sizes["chunk_length"], sizes["sampling_rate"], sizes["hop_length"]) != (30, 16_000, 160):
         raise ValueError(f"Voxtral's windows are 30 s of 3000 frames at 16,000 samples a second, and not {sizes}")
     return VoxtralSounds(**sizes)
-
-
-def _qwen_of_whisper(found: Mapping[str, Any]) -> QwenSounds:
-    return QwenSounds(**_windows(found))
-
-
-def _omni(found: Mapping[str, Any]) -> QwenSounds:
-    return QwenSounds(**_windows(found), min_samples=0)
 
 
 def _qwen(found: Mapping[str, Any]) -> QwenSounds:
@@ -191,11 +179,11 @@ def _gemma4(found: Mapping[str, Any]) -> Gemma4Sounds:
 
 
 _OF_WHISPER: Mapping[str | None, Callable[[Mapping[str, Any]], SoundProcessor]] = {
-    None: _whisper,
-    "WhisperProcessor": _whisper,
+    None: lambda found: WhisperSounds(**_windows(found)),
+    "WhisperProcessor": lambda found: WhisperSounds(**_windows(found)),
     "VoxtralProcessor": _voxtral,
-    "Qwen3ASRProcessor": _qwen_of_whisper,
-    "Qwen3OmniMoeProcessor": _omni,
+    "Qwen3ASRProcessor": lambda found: QwenSounds(**_windows(found)),
+    "Qwen3OmniMoeProcessor": lambda found: QwenSounds(**_windows(found), min_samples=0),
 }
 _KINDS: Mapping[str, tuple[Callable[[Mapping[str, Any]], SoundProcessor], Fields]] = {
     "Qwen3ASRFeatureExtractor": (_qwen, _QWEN),

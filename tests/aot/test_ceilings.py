@@ -13,7 +13,7 @@ from scripts import gpu_ceiling
 from scripts.gpu_launches import launches
 
 pytestmark = pytest.mark.aot
-QUICK = ("llama_8b_decode_c16", "oss_prefill", "llama_8b_mixed_fp8_e4m3")
+QUICK = ("llama_8b_decode_c16", "oss_prefill", "llama_8b_mixed_fp8_e4m3", "product_mxfp4_16")
 
 
 def _names() -> list:

@@ -42,27 +42,34 @@ def test_what_weights_slots_and_a_step_leave_is_for_blocks(layout):
         kv_bytes_left(layout, fixed + 1000 + 2 * ledger.block_bytes - 1, 1000)
 
 
-def test_temporaries_are_those_of_the_part_that_needs_most_prefill_decode_or_sample(monkeypatch):
-    """All rows of a decode are drawn at once, so a small model's sampling needs more than its prefill."""
+def temporaries_with(most_rows: int, sizes: tuple[int, ...], monkeypatch) -> int:
+    """What is asked of a compiler that says these sizes of forwards, of what samples, and of a tile of scores."""
     buckets = [
-        Bucket(num_tokens=tokens, num_rows=min(tokens, 64), table_width=4, decode_only=tokens <= 64)
+        Bucket(num_tokens=tokens, num_rows=min(tokens, most_rows), table_width=4, decode_only=tokens <= most_rows)
         for tokens in (32, 64, 128, 256)
     ]
-    layout: Any = SimpleNamespace(ladder=Ladder(buckets=tuple(buckets)), images=None)
+    shards = SimpleNamespace(size=1)
+    options = SimpleNamespace(shards=shards)
+    layout: Any = SimpleNamespace(ladder=Ladder(buckets=tuple(buckets)), images=None, options=options)
 
-    def with_sizes(*sizes: int) -> int:
-        def executable(size: int) -> Any:
-            memory = SimpleNamespace(temp_size_in_bytes=size, output_size_in_bytes=9, alias_size_in_bytes=6)
-            return DeferredExecutable.made(SimpleNamespace(memory_analysis=lambda: memory))
+    def executable(size: int) -> Any:
+        memory = SimpleNamespace(temp_size_in_bytes=size, output_size_in_bytes=9, alias_size_in_bytes=6)
+        return DeferredExecutable.made(SimpleNamespace(memory_analysis=lambda: memory))
 
-        keys = (*buckets, *layout.ladder.row_buckets)
-        parts = {b: SimpleNamespace(get=lambda _, s=s: executable(s)) for b, s in zip(keys, sizes, strict=True)}
-        monkeypatch.setattr("ferrum_jax.runtime.placing.fit.programs_of", lambda layout: parts)
-        return temporaries_bytes(layout, None)
+    keys = (*buckets, *layout.ladder.row_buckets, "score")
+    parts = {key: SimpleNamespace(get=lambda _, s=s: executable(s)) for key, s in zip(keys, sizes, strict=True)}
+    monkeypatch.setattr("ferrum_jax.runtime.placing.fit.programs_of", lambda layout: parts)
+    return temporaries_bytes(layout, None)
 
-    assert with_sizes(1, 50, 1, 20, 1, 9) == 53
-    assert with_sizes(1, 20, 1, 50, 1, 9) == 53
-    assert with_sizes(1, 20, 1, 9, 1, 50) == 53
+
+@pytest.mark.parametrize("sizes", [(1, 50, 1, 20, 1, 9), (1, 20, 1, 50, 1, 9), (1, 20, 1, 9, 1, 50)])
+def test_temporaries_are_those_of_the_part_that_needs_most_prefill_decode_or_sample(sizes, monkeypatch):
+    """All rows of a decode are drawn at once, so a small model's sampling needs more than its prefill."""
+    assert temporaries_with(64, (*sizes, 10), monkeypatch) == 53
+
+
+def test_of_few_rows_a_tile_of_prompt_scores_needs_most(monkeypatch):
+    assert temporaries_with(32, (1, 2, 3, 20, 9, 50), monkeypatch) == 53
 
 
 def test_a_decode_step_reads_the_weights_once_and_the_context_of_every_row(layout):

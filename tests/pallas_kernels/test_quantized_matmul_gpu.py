@@ -102,6 +102,7 @@ class Bits:
     arith = types.SimpleNamespace(
         andi=lambda a, b: a & b,
         ori=lambda a, b: a | b,
+        muli=lambda a, b: a * b & 0xFFFFFFFF,
         shli=lambda a, b: a << b & 0xFFFFFFFF,
         shrui=lambda a, b: a >> b,
     )

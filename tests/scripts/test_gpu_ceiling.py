@@ -8,7 +8,8 @@ import pytest
 
 from scripts import gpu_ceiling, gpu_disassembly
 from scripts.gpu_ceiling import Counted
-from scripts.gpu_launches import MULTIPROCESSORS, Part, launches
+from scripts.gpu_launch import Part
+from scripts.gpu_launches import MULTIPROCESSORS, launches
 from scripts.gpu_sass import read_kernels
 
 # One consumer and one fetcher: a trip multiplies 64 lanes by 64 tokens and fetches 64 x 128 bytes by 128 threads.
@@ -117,6 +118,21 @@ def test_decoding_multiplies_each_token_by_a_head_s_queries_and_reads_it_once():
     decode = next(launch for launch in launches() if launch.name == "llama_8b_decode_4k").parts[0]
     assert decode.operations == 2 * 64 * 4096 * 32 * (128 + 128) and decode.lanes == 4
     assert decode.fetched_bytes == decode.hbm_bytes == 64 * 4096 * 8 * (128 + 128) * 2
+
+
+@pytest.mark.parametrize(
+    ("name", "codes_fetched", "tokens_fetched", "places"),
+    [("int4_16", 1, 112, 16), ("int4_512", 4, 56, 512), ("of_experts_mxfp4_64", 1, 6, 128 * 8)],
+)
+def test_a_product_s_tiles_fetch_codes_and_tokens_which_memory_gives_once(name, codes_fetched, tokens_fetched, places):
+    """112 and 6 tiles of 128 outputs, 56 of 256; 128 experts have 4 of a tile's 8 tokens each."""
+    part = next(launch for launch in launches() if launch.name == f"product_{name}").parts[0]
+    experts, outputs, inputs = (128, 768, 2048) if "experts" in name else (1, 14336, 4096)
+    codes, tokens = experts * outputs * inputs // 2, places // (2 if "experts" in name else 1)
+    scales = codes // 16 if "mxfp4" in name else codes // 64 * 2
+    assert part.operations == 2 * places * outputs * inputs and part.lanes is None
+    assert part.fetched_bytes == codes_fetched * codes + tokens_fetched * places * inputs * 2
+    assert part.hbm_bytes == codes + scales + tokens * (inputs * 2 + outputs * (4 if experts > 1 else 2))
 
 
 def test_every_launch_is_kept_and_no_ceiling_is_above_what_was_measured():

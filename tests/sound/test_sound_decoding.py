@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ferrum_jax.sound.containers import waveform_bytes
 from ferrum_jax.sound.sound_decoding import KINDS, decoded_sound, kind_of, waveform_of_array
 from ferrum_jax.sound.waveform import SoundBounds, Waveform
 from scripts.goldens.pictures import sampled
@@ -64,6 +66,15 @@ def test_the_sound_of_a_moving_picture_is_read():
     assert likeness(found, expected) > 0.9
 
 
+def test_a_sound_of_many_blocks_is_whole():
+    """Frames are averaged and resampled together, a second of them or so."""
+    samples = np.tile(stereo(0.5, 48_000), (12, 1))
+    found = decoded_sound(muxed(samples, 48_000, "matroska", "pcm_s16le"), RATE)
+    expected = waveform_of_array((samples * 32767).round().astype(np.int16), 48_000, RATE)
+    assert len(found) == len(expected) == 6 * RATE
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-4)
+
+
 def test_whole_numbers_are_scaled_and_channels_averaged():
     samples = np.array([[-32768, 0], [16384, 16384], [32767, -32767]], np.int16)
     expected = np.array([-0.5, 0.5, 0.0], np.float32)
@@ -71,6 +82,12 @@ def test_whole_numbers_are_scaled_and_channels_averaged():
     floats = samples.astype(np.float32) / 32768
     np.testing.assert_array_equal(waveform_of_array(floats, RATE, RATE), expected)
     np.testing.assert_array_equal(waveform_of_array(floats[:, 0], RATE, RATE), floats[:, 0])
+
+
+@pytest.mark.parametrize("channels", [1, 2, 3, 7, 8, 16])
+def test_channels_are_averaged_to_the_bits_of_the_reference(channels):
+    samples = np.random.default_rng(0).standard_normal((5000, channels)).astype(np.float32)
+    np.testing.assert_array_equal(waveform_of_array(samples, RATE, RATE), samples.T.mean(axis=0))
 
 
 @pytest.mark.parametrize("rate", [8000, 22_050, 44_100, 96_000])
@@ -184,6 +201,15 @@ def test_a_header_that_says_too_much_costs_nothing():
 def test_a_sound_larger_than_its_bounds_is_refused(kind, bounds, said):
     with pytest.raises(ValueError, match=said):
         decoded_sound(sound_file(kind), RATE, bounds=SoundBounds(**bounds))
+
+
+@pytest.mark.parametrize("kind", hostile.CODECS)
+@pytest.mark.parametrize("name", hostile.LISTS)
+def test_a_list_of_other_files_is_no_container_whatever_it_is_called(name, kind):
+    """FFmpeg is told the kind, so it never asks itself whether a file is a list that it should follow."""
+    order = {"kind": kind, "rate": RATE, "bounds": dataclasses.asdict(SoundBounds())}
+    with pytest.raises(ValueError, match=r"the (sound is damaged and cannot be decoded|file has no sound in it)"):
+        waveform_bytes(hostile.LISTS[name] * 50, order)
 
 
 def test_a_bound_that_is_none_is_refused():

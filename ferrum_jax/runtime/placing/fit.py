@@ -22,6 +22,7 @@ from ferrum_jax.pools.budget import RESERVED_BYTES
 from ferrum_jax.processes.processes import own_device, smallest
 from ferrum_jax.runtime.layout import Layout, lay_out
 from ferrum_jax.runtime.programs import Part, encoder_name, programs_of
+from ferrum_jax.runtime.sample import SCORE_TILE
 from ferrum_jax.runtime.settled import Room
 from ferrum_jax.runtime.step_options import attention_config
 from ferrum_jax.sharding import make_mesh, takes_all_hosts
@@ -180,9 +181,14 @@ def with_temporaries(layout: Layout, temporaries: int) -> Layout:
 
 
 def temporaries_bytes(layout: Layout, executable_cache: ExecutableCache | None) -> int:
-    """What a step needs at most on a device beside its arguments, by the compiler's own analysis of the largest."""
+    """What a step needs at most on a device beside its arguments, by the compiler's own analysis of the largest.
+
+    A tile of prompt scores is one of them where it has more logits than all rows have.
+    """
     programs = programs_of(layout)
     parts: list[Part] = [*layout.ladder.largest_parts]
+    rows = ceil_div(layout.ladder.row_buckets[-1].num_rows, layout.options.shards.size)
+    parts += ["score"] if rows < SCORE_TILE else []
     parts += [] if layout.images is None else [encoder_name(layout.images.sizes[-1])]
     return max(temporaries_in(programs[part].get(executable_cache).result()) for part in parts)
 

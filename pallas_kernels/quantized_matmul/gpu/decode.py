@@ -166,8 +166,14 @@ def _int4(words: list[Any], scale: Any, zero: Any) -> Iterator[Any]:
 
 
 def _e2m1(word: Any) -> Iterator[Any]:
-    """2^-126 times the value, of nibbles j and j + 4: its exponent and fraction stand around bfloat16's lowest."""
-    for j in range(4):
+    """2^-126 times the value, of nibbles j and j + 4: its exponent and fraction stand around bfloat16's lowest.
+
+    Sign and rest move by different distances; where both go left, one product is two shifts.
+    """
+    for j in range(2):
+        moved = arith.muli(arith.andi(word, _int((0x000F << 4 * j) * _HALVES)), _int((1 << 12 | 1 << 6) >> 4 * j))
+        yield arith.andi(moved, _int(0x81C0 * _HALVES))
+    for j in range(2, 4):
         sign = arith.andi(_shifted(word, 12 - 4 * j), _int(0x8000 * _HALVES))
         yield arith.ori(arith.andi(_shifted(word, 6 - 4 * j), _int(0x01C0 * _HALVES)), sign)
 
