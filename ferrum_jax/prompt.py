@@ -18,6 +18,7 @@ Prompts with different salts never share cached blocks. A media span says that t
 their ids do not show; it enters the keys of the blocks that it touches. images are bytes of files, pathlib.Path,
 arrays, Pillow images or data: URLs, one for each placeholder of the text, in order; a chat has them in its messages,
 also as OpenAI's {"type": "image_url", "image_url": {"url": "data:..."}}. A string is no path: it may be a stranger's.
+sounds are windows that `LLM.transcribe` makes, beside token ids.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
@@ -40,7 +41,7 @@ Prompt: TypeAlias = "Content | Mapping[str, Any] | PromptParts"  # the last wher
 CONTENTS = ("prompt", "prompt_token_ids", "messages")
 TEMPLATE_ARGUMENTS = ("add_generation_prompt", "continue_final_message", "tools", "chat_template_kwargs")
 VECTOR_ARGUMENTS = ("prompt_name", "pooling", "normalize", "truncate")
-_FIELDS = (*CONTENTS, "adapter", "cache_salt", "media", "images", "add_special_tokens", *TEMPLATE_ARGUMENTS)
+_FIELDS = (*CONTENTS, "adapter", "cache_salt", "media", "images", "sounds", "add_special_tokens", *TEMPLATE_ARGUMENTS)
 _FIELDS += VECTOR_ARGUMENTS
 
 
@@ -110,6 +111,14 @@ class EncodableImage(Protocol):
 
     @property
     def digest(self) -> bytes: ...  # of pixels, grid and the processor's settings
+
+
+class Sound(Protocol):
+    """A window of a sound, whose features are made when its prompt is read."""
+
+    def processed(self, look: Callable[[], None]) -> EncodableImage:
+        """look: called between steps; what it raises ends the work."""
+        ...
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -227,6 +236,7 @@ class PromptParts:
     cache_salt: str = ""
     media: tuple[MediaSpan, ...] = ()
     images: tuple[Any, ...] = ()
+    sounds: tuple[Sound, ...] = ()
     add_special_tokens: bool | None = None
     template: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     vector: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -264,6 +274,7 @@ def take_apart(prompt: Prompt) -> PromptParts:
         cache_salt=named_text("cache_salt", prompt.get("cache_salt")),
         media=_media(prompt.get("media") or ()),
         images=_images(prompt.get("images"), _images_in(content)),
+        sounds=_sounds(prompt.get("sounds") or ()),
         add_special_tokens=adds,
         template=template,
         vector={name: prompt[name] for name in VECTOR_ARGUMENTS if prompt.get(name) is not None},
@@ -387,3 +398,11 @@ def _media(media: object) -> tuple[MediaSpan, ...]:
     if not isinstance(media, Sequence) or not all(isinstance(span, MediaSpan) for span in media):
         raise ValueError(f"media is {quoted(media)}; it must be a list of MediaSpan")
     return tuple(media)
+
+
+def _sounds(sounds: object) -> tuple[Sound, ...]:
+    if not isinstance(sounds, list | tuple) or not all(hasattr(each, "processed") for each in sounds):
+        raise ValueError(
+            f"sounds is a {type(sounds).__name__}; it must be a list of windows, as LLM.transcribe makes them"
+        )
+    return tuple(sounds)
