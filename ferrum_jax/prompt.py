@@ -18,7 +18,7 @@ Prompts with different salts never share cached blocks. A media span says that t
 their ids do not show; it enters the keys of the blocks that it touches. images are bytes of files, pathlib.Path,
 arrays, Pillow images or data: URLs, one for each placeholder of the text, in order; a chat has them in its messages,
 also as OpenAI's {"type": "image_url", "image_url": {"url": "data:..."}}. A string is no path: it may be a stranger's.
-sounds are windows that `LLM.transcribe` makes, beside token ids.
+sounds are processed windows, as `LLM.transcribe` makes them, beside token ids.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
@@ -111,14 +111,6 @@ class EncodableImage(Protocol):
 
     @property
     def digest(self) -> bytes: ...  # of pixels, grid and the processor's settings
-
-
-class Sound(Protocol):
-    """A window of a sound, whose features are made when its prompt is read."""
-
-    def processed(self, look: Callable[[], None]) -> EncodableImage:
-        """look: called between steps; what it raises ends the work."""
-        ...
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -236,7 +228,7 @@ class PromptParts:
     cache_salt: str = ""
     media: tuple[MediaSpan, ...] = ()
     images: tuple[Any, ...] = ()
-    sounds: tuple[Sound, ...] = ()
+    sounds: tuple[EncodableImage, ...] = ()
     add_special_tokens: bool | None = None
     template: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     vector: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -400,8 +392,8 @@ def _media(media: object) -> tuple[MediaSpan, ...]:
     return tuple(media)
 
 
-def _sounds(sounds: object) -> tuple[Sound, ...]:
-    if not isinstance(sounds, list | tuple) or not all(hasattr(each, "processed") for each in sounds):
+def _sounds(sounds: object) -> tuple[EncodableImage, ...]:
+    if not isinstance(sounds, list | tuple) or not all(hasattr(each, "patches") for each in sounds):
         raise ValueError(
             f"sounds is a {type(sounds).__name__}; it must be a list of windows, as LLM.transcribe makes them"
         )

@@ -27,8 +27,8 @@ from ferrum_jax.llm import LLM, NewWeights
 from ferrum_jax.outputs import EmbeddingOutput, RequestOutput, SequenceLogprobs
 from ferrum_jax.prompt import Prompt, take_apart
 from ferrum_jax.serve.engine_thread import Answer, EngineThread, Ticket
-from ferrum_jax.transcribing.transcription import Transcription, transcription_of
-from ferrum_jax.transcribing.windows import SoundWindow
+from ferrum_jax.transcribing.heard_sound import HeardSound
+from ferrum_jax.transcribing.transcription import Transcription
 from ferrum_jax.vision.decoding import Look, Stopped
 
 Result = TypeVar("Result")
@@ -122,21 +122,17 @@ class AsyncLLM:
         The rest is as in `LLM.transcribe`. Raises as `generate`.
         """
         params, transcriber = TranscriptionParams(**how), self.llm.model.transcriber
-
-        def read(look: Look) -> list[SoundWindow]:
-            return transcriber.windows(transcriber.waveform(sound, look))
-
-        windows = await self._in_thread(read, self._images)
+        heard = await self._in_thread(lambda look: HeardSound.of(transcriber, sound, params, look), self._images)
         name = next(self._keys)
         prepared = []
-        for place, each in enumerate(transcriber.requests(windows, params)):
+        for place, each in enumerate(heard.requests):
             options = RequestOptions(key=f"sound-{name}-{place}", priority=priority)
             prepared.append((*await self._prepared(each.prompt, options, each.sampling), each.sampling))
         with contextlib.ExitStack() as stack:
             opened = [self._mailbox(None, ids, sampling, options) for ids, options, sampling in prepared]
             mailboxes = [stack.enter_context(each) for each in opened]
             outputs = [output for mailbox in mailboxes if (output := await mailbox.next()) is not None]
-        return transcription_of(transcriber, windows, [output.outputs[0] for output in outputs], params)
+        return heard.transcription([output.outputs[0] for output in outputs])
 
     async def embed(
         self, prompt: Prompt, *, pooling: str | None = None, normalize: bool | None = None, truncate: bool = False

@@ -22,6 +22,7 @@ class SoundSources(MediaSources):
     """bounds: of each sound, before and while it is decoded."""
 
     kind: ClassVar[MediaKind] = SOUND
+    max_bytes: int = 128 << 20
     bounds: SoundBounds = dataclasses.field(default_factory=SoundBounds)
 
     def waveform(self, given: Any, rate: int, look: Look = do_not_look) -> np.ndarray:

@@ -77,7 +77,7 @@ class PromptEncoder:
         """
         parts = take_apart(prompt)
         if parts.sounds:
-            return self._heard(parts, look)
+            return self._heard(parts)
         if kept is not None and (parts.images or parts.media):  # their spans are counted from the start
             kept, times = None, MOST_TIMES
         if parts.images and self.images is None:
@@ -107,15 +107,14 @@ class PromptEncoder:
         found = self.images.expanded(content, parts.images, encode, adds=adds, most=most, look=look)
         return EncodedPrompt(token_ids=found.token_ids, media=found.spans, images=found.parts)
 
-    def _heard(self, parts: PromptParts, look: Look) -> EncodedPrompt:
+    def _heard(self, parts: PromptParts) -> EncodedPrompt:
         """Token ids with a sound beside them. Raises ValueError where there is another content, or nothing hears it."""
         if not self.hears:
             raise ValueError("the prompt has sounds, and this model hears none; leave them out")
         if isinstance(parts.content, str) or is_messages(parts.content) or parts.images or parts.media:
             raise ValueError("the prompt has sounds beside text, messages, images or media; give them token ids alone")
-        clips = tuple(each.processed(look) for each in parts.sounds)
-        spans = tuple(MediaSpan(kind="audio", digest=clip.digest, start=0, length=1) for clip in clips)
-        return EncodedPrompt(token_ids=parts.content, media=spans, images=clips)  # type: ignore[arg-type]
+        spans = tuple(MediaSpan(kind="audio", digest=clip.digest, start=0, length=1) for clip in parts.sounds)
+        return EncodedPrompt(token_ids=parts.content, media=spans, images=parts.sounds)  # type: ignore[arg-type]
 
     def _content(self, parts: PromptParts, now: datetime.datetime | None) -> tuple[str | Sequence[int], bool]:
         """A prompt's text, and whether special tokens are added to it, or its ids. Raises as `token_ids`."""

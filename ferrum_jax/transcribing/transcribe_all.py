@@ -1,11 +1,11 @@
-"""Many sounds, each decoded in a thread while others run, and their transcriptions as they are ready."""
+"""Many sounds, each read in a thread while others run, and their transcriptions as they are ready."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 from collections import deque
-from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Hashable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Generic, TypeVar
 
@@ -16,12 +16,14 @@ from ferrum_jax.asked.transcription import TranscriptionParams
 from ferrum_jax.outputs import RequestOutput
 from ferrum_jax.prompt import Prompt
 from ferrum_jax.sound.sound_sources import is_array_with_rate
-from ferrum_jax.transcribing.transcription import Transcription, transcription_of
-from ferrum_jax.transcribing.windows import SoundWindow, Transcriber
+from ferrum_jax.transcribing.heard_sound import HeardSound
+from ferrum_jax.transcribing.transcription import Transcription
+from ferrum_jax.transcribing.windows import Transcriber
 
 Key = TypeVar("Key", bound=Hashable)
-_DECODED_AHEAD = 2  # sounds; an hour of one is 230 MB
+READ_AHEAD = 2  # sounds; the features of an hour are 115 MB, and its waveform 230
 
+Requests = Iterable[tuple[Key, Any, TranscriptionParams]]
 Asked = Iterator[tuple[tuple[Key, int], Prompt, SamplingParams]]
 Run = Callable[[Asked], Generator[tuple[Any, RequestOutput | ValueError], None, None]]  # as LLM.as_completed
 
@@ -39,7 +41,7 @@ def listed_sounds(given: Any) -> list[Any]:
 
 
 def transcribe_all(
-    transcriber: Transcriber, requests: Iterable[tuple[Key, Any, TranscriptionParams]], run: Run
+    transcriber: Transcriber, requests: Requests[Key], run: Run
 ) -> Generator[tuple[Key, Transcription | ValueError], None, None]:
     """(key, transcription) of each sound in the order in which they are ready; a refused one gives its ValueError."""
     begun: _Begun[Key] = _Begun(transcriber)
@@ -56,34 +58,31 @@ class _Begun(Generic[Key]):
 
     def __init__(self, transcriber: Transcriber) -> None:
         self._transcriber = transcriber
-        self._windows: dict[Key, tuple[Sequence[SoundWindow], TranscriptionParams]] = {}
+        self._heard: dict[Key, HeardSound] = {}
         self._answers: dict[Key, dict[int, RequestOutput | ValueError]] = {}
         self._refused: list[tuple[Key, ValueError]] = []
         self._whole: list[Key] = []
 
-    def windows(self, requests: Iterable[tuple[Key, Any, TranscriptionParams]]) -> Asked:
+    def windows(self, requests: Requests[Key]) -> Asked:
         """The request of each window. A sound that cannot be read is noted, and has none."""
-        for key, params, waveform in self._decoded(requests):
+        for key, reading in self._read_ahead(requests):
             try:
-                windows = self._transcriber.windows(waveform.result())
-                asked = self._transcriber.requests(windows, params)
+                heard = reading.result()
             except ValueError as error:
                 self._refused.append((key, error))
                 continue
-            self._windows[key], self._answers[key] = (windows, params), {}
-            for place, request in enumerate(asked):
+            self._heard[key], self._answers[key] = heard, {}
+            for place, request in enumerate(heard.requests):
                 yield (key, place), request.prompt, request.sampling
 
-    def _decoded(
-        self, requests: Iterable[tuple[Key, Any, TranscriptionParams]]
-    ) -> Iterator[tuple[Key, TranscriptionParams, Future[np.ndarray]]]:
-        """The waveforms, a few of them ahead."""
-        ahead: deque[tuple[Key, TranscriptionParams, Future[np.ndarray]]] = deque()
-        pool = ThreadPoolExecutor(_DECODED_AHEAD, thread_name_prefix="ferrum-sounds")
+    def _read_ahead(self, requests: Requests[Key]) -> Iterator[tuple[Key, Future[HeardSound]]]:
+        """The sounds, a few of them ahead."""
+        ahead: deque[tuple[Key, Future[HeardSound]]] = deque()
+        pool = ThreadPoolExecutor(READ_AHEAD, thread_name_prefix="ferrum-sounds")
         try:
             for key, sound, params in requests:
-                ahead.append((key, params, pool.submit(self._transcriber.waveform, sound)))
-                if len(ahead) > _DECODED_AHEAD:
+                ahead.append((key, pool.submit(HeardSound.of, self._transcriber, sound, params)))
+                if len(ahead) > READ_AHEAD:
                     yield ahead.popleft()
             while ahead:
                 yield ahead.popleft()
@@ -99,24 +98,15 @@ class _Begun(Generic[Key]):
         """Notes the answer to a window."""
         answers = self._answers[key]
         answers[place] = output
-        if len(answers) == len(self._windows[key][0]):
+        if len(answers) == len(self._heard[key].windows):
             self._whole.append(key)
 
     def ended(self) -> Iterator[tuple[Key, Transcription | ValueError]]:
         """Sounds all of whose windows are answered, which are forgotten."""
         while self._whole:
             key = self._whole.pop(0)
-            (windows, params), answers = self._windows.pop(key), self._answers.pop(key)
-            yield key, self._transcription(windows, params, [answers[place] for place in range(len(windows))])
-
-    def _transcription(
-        self,
-        windows: Sequence[SoundWindow],
-        params: TranscriptionParams,
-        answers: Sequence[RequestOutput | ValueError],
-    ) -> Transcription | ValueError:
-        error = next((answer for answer in answers if isinstance(answer, ValueError)), None)
-        if error is not None:
-            return error
-        choices = [answer.outputs[0] for answer in answers if isinstance(answer, RequestOutput)]
-        return transcription_of(self._transcriber, windows, choices, params)
+            heard, answers = self._heard.pop(key), self._answers.pop(key)
+            found = [answers[place] for place in range(len(heard.windows))]
+            error = next((answer for answer in found if isinstance(answer, ValueError)), None)
+            choices = [answer.outputs[0] for answer in found if isinstance(answer, RequestOutput)]
+            yield key, error or heard.transcription(choices)

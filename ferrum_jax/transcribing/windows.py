@@ -1,8 +1,10 @@
 """Transcriber: a sound as requests, one for each of its windows, which run side by side and know nothing of each other.
 
-waveform = transcriber.waveform(Path("talk.mp3"))         decoded once
-windows = transcriber.windows(waveform)                   30 s each, the last what remains
-request = transcriber.request(windows[0], params)         a prompt, and how its tokens are drawn
+    waveform = transcriber.waveform(Path("talk.mp3"))     decoded once
+    windows = transcriber.windows(waveform)               30 s each, the last what remains, as features
+    requests = transcriber.requests(windows, params)      prompts, and how their tokens are drawn
+
+`HeardSound` does all three.
 """
 
 from __future__ import annotations
@@ -30,19 +32,14 @@ MOST_PROMPT_TOKENS = 223  # of the text before: half of what Whisper's decoder r
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class SoundWindow:
-    """A window of a sound, whose features are made when it is about to run. start_s: in the whole sound."""
+    """A window of a sound, as the encoder takes it. start_s: in the whole sound."""
 
-    samples: np.ndarray
+    clip: ProcessedClip
     start_s: float
-    processor: WhisperSounds
 
     @property
     def end_s(self) -> float:
-        return self.start_s + len(self.samples) / self.processor.sampling_rate
-
-    def processed(self, look: Look = do_not_look) -> ProcessedClip:
-        """The window as the encoder takes it."""
-        return self.processor.process(self.samples, look)
+        return self.start_s + self.clip.seconds
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -83,21 +80,17 @@ class Transcriber:
         """float32 [samples] of what a user gives. Raises ValueError for what is not a sound that can be read."""
         return self.sources.waveform(sound, self.processor.sampling_rate, look)
 
-    def windows(self, waveform: np.ndarray) -> list[SoundWindow]:
-        """The windows of a sound, in their order."""
+    def windows(self, waveform: np.ndarray, look: Look = do_not_look) -> list[SoundWindow]:
+        """The windows of a sound, in their order, with their features."""
         processor = self.processor
         cut = windows(waveform, processor.sampling_rate, processor.chunk_length)
-        return [SoundWindow(samples=samples, start_s=start, processor=processor) for start, samples in cut]
-
-    def request(self, window: SoundWindow, params: TranscriptionParams) -> WindowRequest:
-        """Raises ValueError for what the model cannot do."""
-        return self.requests([window], params)[0]
+        return [SoundWindow(clip=processor.process(samples, look), start_s=start) for start, samples in cut]
 
     def requests(self, sounds: Sequence[SoundWindow], params: TranscriptionParams) -> list[WindowRequest]:
         """One request for each window. Raises ValueError for what the model cannot do."""
         token_ids, sampling = self.asked(params)
         return [
-            WindowRequest(prompt={"prompt_token_ids": token_ids, "sounds": [each]}, sampling=sampling)
+            WindowRequest(prompt={"prompt_token_ids": token_ids, "sounds": [each.clip]}, sampling=sampling)
             for each in sounds
         ]
 

@@ -110,5 +110,4 @@ def test_a_model_that_hears_nothing_says_so():
 
 
 class _Window:
-    def processed(self, look):
-        raise AssertionError("nobody hears it")
+    patches = np.zeros((2, 2), np.float32)

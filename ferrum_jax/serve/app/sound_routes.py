@@ -9,7 +9,6 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ferrum_jax.openai.asked import AskedSound
 from ferrum_jax.openai.body_fields import fields_of
 from ferrum_jax.openai.sounds import asked_sound
 from ferrum_jax.serve.app.text_routes import warning_headers
@@ -18,8 +17,9 @@ from ferrum_jax.serve.http.exchange import Exchange
 from ferrum_jax.serve.http.service import Service, TextRequest
 from ferrum_jax.serve.link.engine_client import RequestRefused
 from ferrum_jax.transcribing import forms
-from ferrum_jax.transcribing.transcription import GrowingText, Transcription, transcription_of
-from ferrum_jax.transcribing.windows import SoundWindow, Transcriber, require_transcriber
+from ferrum_jax.transcribing.heard_sound import HeardSound
+from ferrum_jax.transcribing.transcription import GrowingText, Transcription
+from ferrum_jax.transcribing.windows import require_transcriber
 
 _FILES = frozenset({"file"})
 
@@ -44,8 +44,8 @@ async def _answer(exchange: Exchange, *, kind: str) -> Response:
     except ValueError as error:
         raise RequestRefused(str(error)) from error
     hear = service.hear(asked, transcriber, exchange.key, exchange.id)
-    windows, requests = await exchange.unless_left(hear, asked.timeout_s)
-    sound = HeardSound(service, asked, transcriber, windows, requests)
+    heard, requests = await exchange.unless_left(hear, asked.timeout_s)
+    sound = RunningSound(service, heard, requests)
     headers = warning_headers(asked.warnings)
     if asked.streams:
         try:
@@ -61,19 +61,11 @@ async def _answer(exchange: Exchange, *, kind: str) -> Response:
     return exchange.json(forms.as_object(found, form, asked.how.temperature), headers)
 
 
-class HeardSound:
+class RunningSound:
     """The windows of one sound, which run side by side, and its text in their order. Closing it ends what runs."""
 
-    def __init__(
-        self,
-        service: Service,
-        asked: AskedSound,
-        transcriber: Transcriber,
-        windows: Sequence[SoundWindow],
-        requests: Sequence[TextRequest],
-    ) -> None:
-        self._service, self._asked, self._transcriber = service, asked, transcriber
-        self._windows, self._requests = windows, requests
+    def __init__(self, service: Service, heard: HeardSound, requests: Sequence[TextRequest]) -> None:
+        self._service, self._heard, self._requests = service, heard, requests
         self._events = self._all()
         self._readers: list[asyncio.Task[None]] = []
 
@@ -90,8 +82,7 @@ class HeardSound:
         return self._transcription()
 
     def _transcription(self) -> Transcription:
-        choices = [request.collected.output().outputs[0] for request in self._requests]
-        return transcription_of(self._transcriber, self._windows, choices, self._asked.how)
+        return self._heard.transcription([request.collected.output().outputs[0] for request in self._requests])
 
     async def first(self) -> bytes:
         """The first event. Raises what refuses the request, before a status is sent."""
@@ -112,8 +103,8 @@ class HeardSound:
         self._service.leave(self._requests)
 
     async def _all(self) -> AsyncGenerator[bytes, None]:
-        transcriber = self._transcriber
-        _, rules = transcriber.tokens.asked(self._asked.how)
+        transcriber = self._heard.transcriber
+        _, rules = transcriber.tokens.asked(self._heard.params)
         text = GrowingText(transcriber.tokens, transcriber.tokenizer, rules.num_leading)
         async for token_ids in self._tokens():
             new = text.end_window() if token_ids is None else text.push(token_ids)

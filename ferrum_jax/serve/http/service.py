@@ -30,7 +30,8 @@ from ferrum_jax.serve.link.wire_images import held_bytes, wire_images
 from ferrum_jax.structured.reading.message_parser import MessageForms
 from ferrum_jax.text.prompts import EncodedPrompt, PromptEncoder
 from ferrum_jax.text.tokenizer import Tokenizer
-from ferrum_jax.transcribing.windows import SoundWindow, Transcriber
+from ferrum_jax.transcribing.heard_sound import HeardSound
+from ferrum_jax.transcribing.windows import Transcriber
 from ferrum_jax.vision.decoding import Look, do_not_look
 
 _EXPECTED_TOKENS = 256  # that a request is thought to generate, where it may generate as many as there is room for
@@ -329,22 +330,20 @@ class Service:
 
     async def hear(
         self, asked: AskedSound, transcriber: Transcriber, key: ApiKey, request_id: str
-    ) -> tuple[list[SoundWindow], list[TextRequest]]:
-        """The windows of a sound, and the request of each, queued; made in threads. Raises as `enter`."""
+    ) -> tuple[HeardSound, list[TextRequest]]:
+        """A sound, and the request of each of its windows, queued; made in threads. Raises as `enter`."""
 
-        def encoded(look: Look) -> tuple[list[SoundWindow], AskedSound, list[tuple[Prompt, EncodedPrompt]]]:
-            waveform = transcriber.waveform(asked.prompts[0], look)
-            windows = transcriber.windows(waveform)
-            requests = transcriber.requests(windows, asked.how)
-            prompts = [(each.prompt, self.prompts.encoded(each.prompt, look=look)) for each in requests]
-            return windows, dataclasses.replace(asked, params=requests[0].sampling), prompts
+        def heard(look: Look) -> tuple[HeardSound, list[tuple[Prompt, EncodedPrompt]]]:
+            found = HeardSound.of(transcriber, asked.prompts[0], asked.how, look)
+            return found, [(each.prompt, self.prompts.encoded(each.prompt)) for each in found.requests]
 
         try:
             cost = len(asked.prompts[0]) // _BYTES_OF_TOKEN + 1
-            windows, how, prompts = await self._images.call(encoded, key=key.name, cost=cost)
+            found, prompts = await self._images.call(heard, key=key.name, cost=cost)
         except ValueError as error:
             raise RequestRefused(str(error)) from error
-        return windows, self.queued(how, prompts, key, request_id)
+        how = dataclasses.replace(asked, params=found.requests[0].sampling)
+        return found, self.queued(how, prompts, key, request_id)
 
     # -- vectors ---------------------------------------------------------------------------------------
 
