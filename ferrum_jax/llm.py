@@ -13,13 +13,14 @@ from collections.abc import Callable, Collection, Generator, Hashable, Iterable,
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from flax import nnx
 
 from ferrum_jax.answers.collect import in_order
 from ferrum_jax.asked.options import RequestOptions
 from ferrum_jax.asked.sampling import SamplingParams
+from ferrum_jax.asked.transcription import TranscriptionParams
 from ferrum_jax.config import EngineConfig
 from ferrum_jax.embeddings.comparing import Pairs, Scores, score_all
 from ferrum_jax.embeddings.embedder import ONE_TOKEN, Vectors, embed_all
@@ -30,7 +31,7 @@ from ferrum_jax.engine.engine import Engine
 from ferrum_jax.engine.shared import Ask, SharedEngine
 from ferrum_jax.outputs import CompletionOutput, EmbeddingOutput, RequestOutput, ScoreOutput, SequenceLogprobs
 from ferrum_jax.processes.processes import refuse_several_processes
-from ferrum_jax.progress import progress_bar, texts_bar
+from ferrum_jax.progress import progress_bar, sounds_bar, texts_bar
 from ferrum_jax.prompt import Message, Prompt, listed, single
 from ferrum_jax.spec.identity import ModelIdentity
 from ferrum_jax.startup.load import Loaded
@@ -39,6 +40,8 @@ from ferrum_jax.startup.new_weights import NewWeights
 from ferrum_jax.startup.open import Measure, Opening, Show, config_of, tell_processes
 from ferrum_jax.startup.open_model import OpenModel
 from ferrum_jax.text.tokenizer import Tokenizer, require_tokenizer
+from ferrum_jax.transcribing.transcribe_all import listed_sounds, transcribe_all
+from ferrum_jax.transcribing.transcription import Transcription
 
 Key = TypeVar("Key", bound=Hashable)
 
@@ -351,6 +354,55 @@ class LLM:
         with progress_bar(len(requests), shown=progress) as advance:
             outputs = iter(in_order(self.calls.run(asks), advance))
         return [scores_of(found and next(outputs), top, self.spec.vocab_size) for found in requests]
+
+    # -- transcriptions --------------------------------------------------------------------------------
+
+    @checked
+    def transcribe(
+        self,
+        sounds: Any,
+        *,
+        language: str | None = None,
+        task: str = "transcribe",
+        timestamps: Literal["segment", False] = False,
+        prompt: str | None = None,
+        temperature: float = 0.0,
+        seed: int | None = None,
+        max_tokens: int | None = None,
+        logprobs: bool = False,
+        progress: bool | None = None,
+        use_tqdm: bool | None = None,
+    ) -> list[Transcription]:
+        """What is said in each sound, in their order, by a model such as Whisper.
+
+        sounds: one or many: bytes of a file, pathlib.Path, URLs, or arrays with their rate, as in (samples, 16000).
+        Each is cut in windows of 30 s, which run side by side. The next arguments are those of `TranscriptionParams`.
+        progress, use_tqdm: as in `generate`; the bar counts sounds. Raises ValueError naming the sound that cannot be
+        served.
+        """
+        params = TranscriptionParams(
+            language=language,
+            task=task,
+            timestamps=timestamps,
+            prompt=prompt,
+            temperature=temperature,
+            seed=seed,
+            max_tokens=max_tokens,
+            logprobs=logprobs,
+        )
+        many = listed_sounds(sounds)
+        outputs = self.transcribe_as_completed((number, sound, params) for number, sound in enumerate(many))
+        with sounds_bar(len(many), shown=shown(progress, use_tqdm)) as advance:
+            return in_order(outputs, advance, what="sound")
+
+    def transcribe_as_completed(
+        self, requests: Iterable[tuple[Key, Any, TranscriptionParams]]
+    ) -> Generator[tuple[Key, Transcription | ValueError], None, None]:
+        """(key, transcription) of each sound in the order in which they are ready; a refused one gives its ValueError.
+
+        `requests` is read as there is room, so it may be endless; the next sounds are decoded in threads meanwhile.
+        """
+        return transcribe_all(self.model.transcriber, requests, self.as_completed)
 
     # -- embeddings ------------------------------------------------------------------------------------
 

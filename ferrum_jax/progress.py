@@ -9,7 +9,8 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Protocol
 
 from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
@@ -18,6 +19,18 @@ from rich.text import Text
 from ferrum_jax.outputs import EmbeddingOutput, RequestOutput, ScoreOutput
 
 Read = EmbeddingOutput | ScoreOutput | ValueError
+
+
+class Heard(Protocol):
+    """A transcription."""
+
+    @property
+    def token_ids(self) -> Sequence[int]: ...
+
+    @property
+    def duration_s(self) -> float: ...
+
+
 PLAIN_INTERVAL_S = 5.0  # between two lines if there is no terminal
 
 
@@ -95,6 +108,20 @@ def texts_bar(total: int | None, *, shown: bool | None) -> Iterator[Callable[[Re
             nonlocal tokens
             tokens += 0 if isinstance(output, ValueError) else len(output.prompt_token_ids)
             advance(tokens, "")
+
+        yield count
+
+
+@contextlib.contextmanager
+def sounds_bar(total: int, *, shown: bool | None) -> Iterator[Callable[[Heard], None]]:
+    """A function to call with each sound's transcription."""
+    tokens, seconds = 0, 0.0
+    with _bar("sounds", total, shown) as advance:
+
+        def count(heard: Heard) -> None:
+            nonlocal tokens, seconds
+            tokens, seconds = tokens + len(heard.token_ids), seconds + heard.duration_s
+            advance(tokens, f", {clock(seconds)} of sound")
 
         yield count
 

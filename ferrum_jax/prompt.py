@@ -18,7 +18,8 @@ Prompts with different salts never share cached blocks. A media span says that t
 their ids do not show; it enters the keys of the blocks that it touches. images are bytes of files, pathlib.Path,
 arrays, Pillow images or data: URLs, one for each placeholder of the text, in order; a chat has them in its messages,
 also as OpenAI's {"type": "image_url", "image_url": {"url": "data:..."}}. videos are likewise files, arrays or lists of
-frames, or {"frames": [...], "fps": 2}. A string is no path: it may be a stranger's.
+frames, or {"frames": [...], "fps": 2}. A string is no path: it may be a stranger's. sounds are processed windows, as
+`LLM.transcribe` makes them, beside token ids.
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ SEEN = ("image", "video")  # what parts of messages are, beside texts
 CONTENTS = ("prompt", "prompt_token_ids", "messages")
 TEMPLATE_ARGUMENTS = ("add_generation_prompt", "continue_final_message", "tools", "chat_template_kwargs")
 VECTOR_ARGUMENTS = ("prompt_name", "pooling", "normalize", "truncate")
-_FIELDS = (*CONTENTS, "adapter", "cache_salt", "media", "images", "videos", "add_special_tokens", *TEMPLATE_ARGUMENTS)
+_FIELDS = (*CONTENTS, "adapter", "cache_salt", "media", "images", "videos", "sounds", "add_special_tokens")
+_FIELDS += TEMPLATE_ARGUMENTS
 _FIELDS += VECTOR_ARGUMENTS
 
 
@@ -230,6 +232,7 @@ class PromptParts:
     media: tuple[MediaSpan, ...] = ()
     images: tuple[Any, ...] = ()
     videos: tuple[Any, ...] = ()
+    sounds: tuple[EncodableImage, ...] = ()
     add_special_tokens: bool | None = None
     template: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     vector: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -276,6 +279,7 @@ def take_apart(prompt: Prompt) -> PromptParts:
         media=_media(prompt.get("media") or ()),
         images=_listed_media("images", prompt.get("images"), images),
         videos=_listed_media("videos", prompt.get("videos"), videos),
+        sounds=_sounds(prompt.get("sounds") or ()),
         add_special_tokens=adds,
         template=template,
         vector={name: prompt[name] for name in VECTOR_ARGUMENTS if prompt.get(name) is not None},
@@ -402,3 +406,11 @@ def _media(media: object) -> tuple[MediaSpan, ...]:
     if not isinstance(media, Sequence) or not all(isinstance(span, MediaSpan) for span in media):
         raise ValueError(f"media is {quoted(media)}; it must be a list of MediaSpan")
     return tuple(media)
+
+
+def _sounds(sounds: object) -> tuple[EncodableImage, ...]:
+    if not isinstance(sounds, list | tuple) or not all(hasattr(each, "patches") for each in sounds):
+        raise ValueError(
+            f"sounds is a {type(sounds).__name__}; it must be a list of windows, as LLM.transcribe makes them"
+        )
+    return tuple(sounds)

@@ -12,9 +12,9 @@ from ferrum_jax.answers.choice_text import ChoiceText, NewText, TokenTexts
 from ferrum_jax.asked.options import RequestOptions
 from ferrum_jax.asked.sampling import SamplingParams
 from ferrum_jax.delta import Delta, Entry
-from ferrum_jax.outputs import EmbeddingOutput, Logprob, RequestOutput, ScoreOutput
+from ferrum_jax.outputs import Logprob, RequestOutput
 
-Output = TypeVar("Output", RequestOutput, EmbeddingOutput, ScoreOutput)
+Output = TypeVar("Output")
 
 
 class Collector(NamedTuple):
@@ -125,9 +125,12 @@ def failure_of(output: RequestOutput) -> ValueError | None:
 
 
 def in_order(
-    outputs: Generator[tuple[int, Output | ValueError], None, None], advance: Callable[[Output], None]
+    outputs: Generator[tuple[int, Output | ValueError], None, None],
+    advance: Callable[[Output], None],
+    *,
+    what: str = "prompt",
 ) -> list[Output]:
-    """The outputs of prompts in the order of their numbers. advance: is given each as it comes.
+    """The outputs of prompts in the order of their numbers. advance: is given each as it comes. what: they are of.
 
     Raises ValueError naming the prompt that is refused; the rest is not computed then.
     """
@@ -135,7 +138,7 @@ def in_order(
     with contextlib.closing(outputs):
         for number, output in outputs:
             if isinstance(output, ValueError):
-                raise ValueError(f"prompt {number}: {output}") from output
+                raise ValueError(f"{what} {number}: {output}") from output
             found[number] = output
             advance(output)
     return [found[number] for number in sorted(found)]

@@ -9,6 +9,7 @@ from checkpoints.sentence import SentenceLayout
 from ferrum_jax.embeddings.embedder import Embedder, prompt_ids
 from ferrum_jax.prompt import PromptIds
 from ferrum_jax.text.prompts import PromptEncoder
+from ferrum_jax.transcribing.windows import Transcriber
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -16,6 +17,7 @@ class Texts:
     """prompts: to token ids. sentence: what the checkpoint says of vectors. poolings: those that the model can do.
 
     score_tokens: see EngineConfig. headless: the model has no head, so that it embeds and nothing else.
+    transcriber: of a model that writes down sounds.
     """
 
     prompts: PromptEncoder
@@ -24,6 +26,7 @@ class Texts:
     vocab_size: int
     score_tokens: str | None = None
     headless: bool = False
+    transcriber: Transcriber | None = None
 
     def embedder(self, max_tokens: int) -> Embedder:
         """max_tokens: of a text."""

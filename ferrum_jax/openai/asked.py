@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 from ferrum_jax.asked.sampling import SamplingParams
+from ferrum_jax.asked.transcription import TranscriptionParams
 from ferrum_jax.openai.answer_options import PLAIN, AnswerOptions, ReadingForm
 from ferrum_jax.prompt import side_prompts
 
@@ -55,6 +56,16 @@ class AskedText(Asked):
     streams: bool = False
     includes_usage: bool = False
     usage_in_every_chunk: bool = False
+    request_id: str | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AskedSound(Asked):
+    """What is said in a sound, the only one of `prompts`. params: of its windows, but for the rules of a transcript."""
+
+    how: TranscriptionParams
+    response_format: str = "json"
+    streams: bool = False
     request_id: str | None = None
 
 

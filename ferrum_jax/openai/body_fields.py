@@ -39,13 +39,18 @@ from ferrum_jax.quoting import quoted
 TEXTS, PAIRS = ("completion", "chat"), ("score", "rerank")
 READING = ("embedding", *PAIRS)  # bodies that read texts and generate none
 _CHATS, _SAMPLED = ("chat", "response"), (*TEXTS, "response")
-BODIES = (*_SAMPLED, *READING)
+SOUNDS = ("transcription", "translation")
+_OF_TEXTS = (*_SAMPLED, *READING)
+BODIES = (*_OF_TEXTS, *SOUNDS)
+RESPONSE_FORMATS = ("json", "text", "srt", "vtt", "verbose_json")  # of a sound's text
 ROW_BODIES = {  # by their url
     "/v1/completions": "completion",
     "/v1/chat/completions": "chat",
     "/v1/embeddings": "embedding",
     "/v1/score": "score",
     "/v1/rerank": "rerank",
+    "/v1/audio/transcriptions": "transcription",
+    "/v1/audio/translations": "translation",
 }
 _TOKENIZED, _LOADED = ("tokenize",), ("load_adapter", "unload_adapter")  # of a server's other paths
 
@@ -166,7 +171,7 @@ FIELDS: Mapping[str, BodyField] = {
         "the name of a model, or be left out",
     ),
     "adapter": BodyField(TEXTS, "an adapter's name", FILLED, "the name of an adapter, or be left out", "row"),
-    "cache_salt": BodyField(BODIES, "prompts share cached blocks only under one salt", FILLED),
+    "cache_salt": BodyField(_OF_TEXTS, "prompts share cached blocks only under one salt", FILLED),
     "stream": BodyField(_SAMPLED, "send the text as it comes", *_FLAG, door="http"),
     "stream_options": BodyField(_SAMPLED, "include_usage, continuous_usage_stats", OBJECT, door="http"),
     "priority": BodyField(BODIES, "lower runs first", *_PRIORITY),
@@ -180,8 +185,8 @@ FIELDS: Mapping[str, BodyField] = {
     "base_model_name": BodyField(("load_adapter",), "the model's name", FILLED),
     "lora_int_id": BodyField(("unload_adapter",), "changes nothing"),
     # what changes nothing
-    **{name: BodyField(BODIES, "changes nothing") for name in ("user", "metadata", "prompt_cache_key")},
-    **{name: BodyField(BODIES, "changes nothing", door="http") for name in ("service_tier", "safety_identifier")},
+    **{name: BodyField(_OF_TEXTS, "changes nothing") for name in ("user", "metadata", "prompt_cache_key")},
+    **{name: BodyField(_OF_TEXTS, "changes nothing", door="http") for name in ("service_tier", "safety_identifier")},
 }
 OF_RESPONSES: Mapping[str, BodyField] = {  # what /v1/responses names otherwise
     name: BodyField(("response",), says, schema)
@@ -196,12 +201,27 @@ OF_RESPONSES: Mapping[str, BodyField] = {  # what /v1/responses names otherwise
         "include": ("message.output_text.logprobs", list_of(STRING)),
     }.items()
 }
+OF_SOUNDS: Mapping[str, BodyField] = {  # what transcriptions and translations have of their own
+    "file": BodyField(SOUNDS, "the sound: a file of the form; of a row a URL, or a path below the root", FILLED),
+    "language": BodyField(SOUNDS, "that is spoken, as de or german; found out where it is not given", FILLED),
+    "prompt": BodyField(SOUNDS, "a text that is taken to stand before", STRING),
+    "response_format": BodyField(SOUNDS, "how the answer is written", {"enum": list(RESPONSE_FORMATS)}),
+    "timestamp_granularities": BodyField(
+        SOUNDS, "segment, for verbose_json", list_of({"enum": ["segment"]}), "['segment']"
+    ),
+    "temperature": BodyField(SOUNDS, "0 is greedy, the default", bounded("temperature")),
+    "seed": BodyField(SOUNDS, "the same seed draws the same tokens", whole(-(2**63), 2**64 - 1)),
+    "max_tokens": BodyField(SOUNDS, "most tokens of each window of 30 s", whole(1)),
+    "stream": BodyField(SOUNDS, "send the text as it comes", *_FLAG, door="http"),
+}
 LABELS = frozenset({"model", "user", "metadata", "prompt_cache_key"})  # by definition without effect on the answer
 
 
 def fields_of(body: str, door: str) -> dict[str, BodyField]:
     """The fields that a body, one of those above, may have when it comes through a door."""
     found = {name: field for name, field in FIELDS.items() if body in field.on and field.door in ("", door)}
+    if body in SOUNDS:
+        found |= {name: field for name, field in OF_SOUNDS.items() if field.door in ("", door)}
     return found | (OF_RESPONSES if body == "response" else {})  # type: ignore[operator]
 
 

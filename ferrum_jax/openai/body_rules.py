@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from ferrum_jax.asked.sampling import SAMPLING_ELSEWHERE
-from ferrum_jax.openai.body_fields import FIELDS, PAIRS, fields_of
+from ferrum_jax.openai.body_fields import FIELDS, PAIRS, SOUNDS, fields_of
 from ferrum_jax.openai.errors import FieldError, not_known
 from ferrum_jax.quoting import MOST_NAMED, named, quoted
 
@@ -78,6 +78,13 @@ _RESPONSE_REFUSED: Refused = {
     "return_token_ids": ((False,), "ask /v1/chat/completions for token ids"),
     "prompt_logprobs": ((), "ask /v1/chat/completions for them"),
 }
+_SOUND_REFUSED: Refused = {
+    "stream": ((False,), _ONE_PIECE),
+    "include": (([],), "response_format 'verbose_json' has the mean of log-probabilities of each segment"),
+    "chunking_strategy": ((), "sounds are cut in windows of 30 s; leave it out"),
+    "known_speaker_names": (([],), "who speaks is not found out; leave it out"),
+    "known_speaker_references": (([],), "who speaks is not found out; leave it out"),
+}
 
 
 class Rules(NamedTuple):
@@ -125,5 +132,7 @@ def require_known(given: Mapping[str, Any], body: str) -> None:
 def rules_of(body: str, door: str) -> Rules:
     """The rules of a body, one of BODIES, that comes through a door."""
     known = frozenset(fields_of(body, door))
+    if body in SOUNDS:
+        return Rules(known, {name: said for name, said in _SOUND_REFUSED.items() if name not in known})
     refused = _RESPONSE_REFUSED if body == "response" else REFUSED if door == "row" else _HTTP_REFUSED
     return Rules(known, {**refused, **_PAIRS_REFUSED} if body in PAIRS else refused)

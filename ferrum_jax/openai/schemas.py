@@ -69,6 +69,8 @@ _NEEDED = {
     "embedding": ("input",),
     "score": ("text_1", "text_2"),
     "rerank": ("query", "documents"),
+    "transcription": ("file",),
+    "translation": ("file",),
     "detokenize": ("tokens",),
     "load_adapter": ("lora_name", "lora_path"),
     "unload_adapter": ("lora_name",),

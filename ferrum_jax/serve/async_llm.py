@@ -14,11 +14,12 @@ import itertools
 import os
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from ferrum_jax.answers.collect import Collected
 from ferrum_jax.asked.options import RequestOptions
 from ferrum_jax.asked.sampling import SamplingParams
+from ferrum_jax.asked.transcription import TranscriptionParams
 from ferrum_jax.config import EngineConfig
 from ferrum_jax.embeddings.embedder import ONE_TOKEN
 from ferrum_jax.engine.calls.score_requests import Completion, score_params, scores_of
@@ -26,7 +27,11 @@ from ferrum_jax.llm import LLM, NewWeights
 from ferrum_jax.outputs import EmbeddingOutput, RequestOutput, SequenceLogprobs
 from ferrum_jax.prompt import Prompt, take_apart
 from ferrum_jax.serve.engine_thread import Answer, EngineThread, Ticket
-from ferrum_jax.vision.decoding import Stopped
+from ferrum_jax.transcribing.heard_sound import HeardSound
+from ferrum_jax.transcribing.transcription import Transcription
+from ferrum_jax.vision.decoding import Look, Stopped
+
+Result = TypeVar("Result")
 
 _IMAGE_THREADS = 2
 
@@ -64,19 +69,28 @@ class AsyncLLM:
         self, prompt: Prompt, options: RequestOptions, sampling: SamplingParams
     ) -> tuple[Sequence[int], RequestOptions]:
         """As `OpenModel.prepare`, in a thread; texts wait for no images, and a cancelled task decodes no further."""
+        parts = take_apart(prompt)
+        return await self._in_thread(
+            lambda look: self.llm.model.prepare(prompt, options, sampling=sampling, look=look),
+            self._images if parts.seen or parts.sounds else None,  # asyncio's own
+        )
+
+    async def _in_thread(
+        self, call: Callable[[Look], Result], pool: concurrent.futures.ThreadPoolExecutor | None
+    ) -> Result:
+        """What `call` gives, which looks whether its task was cancelled."""
         has_left = threading.Event()
 
         def look() -> None:
             if has_left.is_set():
                 raise Stopped
 
-        def prepared() -> tuple[Sequence[int], RequestOptions]:
+        def called() -> Result:
             look()
-            return self.llm.model.prepare(prompt, options, sampling=sampling, look=look)
+            return call(look)
 
-        pool = self._images if take_apart(prompt).seen else None  # asyncio's own
         try:
-            return await asyncio.get_running_loop().run_in_executor(pool, prepared)
+            return await asyncio.get_running_loop().run_in_executor(pool, called)
         finally:
             has_left.set()
 
@@ -101,6 +115,24 @@ class AsyncLLM:
         with self._mailbox(request_id, token_ids, params, options) as mailbox:
             while not mailbox.ended and (output := await mailbox.next()) is not None:
                 yield output
+
+    async def transcribe(self, sound: Any, *, priority: int = 0, **how: Any) -> Transcription:
+        """What is said in one sound, whose windows run side by side. how: as of `TranscriptionParams`.
+
+        The rest is as in `LLM.transcribe`. Raises as `generate`.
+        """
+        params, transcriber = TranscriptionParams(**how), self.llm.model.transcriber
+        heard = await self._in_thread(lambda look: HeardSound.of(transcriber, sound, params, look), self._images)
+        name = next(self._keys)
+        prepared = []
+        for place, each in enumerate(heard.requests):
+            options = RequestOptions(key=f"sound-{name}-{place}", priority=priority)
+            prepared.append((*await self._prepared(each.prompt, options, each.sampling), each.sampling))
+        with contextlib.ExitStack() as stack:
+            opened = [self._mailbox(None, ids, sampling, options) for ids, options, sampling in prepared]
+            mailboxes = [stack.enter_context(each) for each in opened]
+            outputs = [output for mailbox in mailboxes if (output := await mailbox.next()) is not None]
+        return heard.transcription([output.outputs[0] for output in outputs])
 
     async def embed(
         self, prompt: Prompt, *, pooling: str | None = None, normalize: bool | None = None, truncate: bool = False

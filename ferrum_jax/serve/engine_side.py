@@ -32,6 +32,7 @@ from ferrum_jax.serve.engine_thread import Answer, EngineThread, Ticket
 from ferrum_jax.serve.link.outbox import Outbox
 from ferrum_jax.serve.link.wire import Message
 from ferrum_jax.serve.link.wire_images import with_images
+from ferrum_jax.transcribing.windows import Transcriber
 from ferrum_jax.vision.prompt_images import PromptImages
 
 _BEAT_S = 0.25
@@ -282,12 +283,21 @@ def _image_facts(images: PromptImages | None) -> dict[str, Any] | None:
     return images and {"folder": str(images.folder), "hosts": list(images.sources.hosts), "root": images.sources.root}
 
 
+def _sound_facts(transcriber: Transcriber | None) -> dict[str, Any] | None:
+    """The folder of the files that say how sounds are written down, and where sounds may come from."""
+    if transcriber is None:
+        return None
+    sources = transcriber.sources
+    return {"folder": str(transcriber.folder), "hosts": list(sources.hosts), "root": sources.root}
+
+
 def facts_of(llm: LLM) -> dict[str, Any]:
     """What HTTP has to know of a model."""
     model = llm.model
     return {
         "architecture": llm.spec.architecture,
         "images": None if model.is_encoder else _image_facts(model.prompts.images),
+        "sounds": _sound_facts(model.opened.texts.transcriber),
         "max_model_len": llm.max_model_len,
         "num_rows": 0 if model.is_encoder else llm.config.num_rows * llm.ledger.num_shards,
         "generates": model.generates,

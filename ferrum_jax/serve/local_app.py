@@ -38,7 +38,7 @@ def make_app(llm: AsyncLLM | Callable[[], AsyncLLM], settings: ServerSettings | 
         link.take = side.take
         side.begin()
         await service.client.ready.wait()
-        service.open(opened.llm.model.prompts)
+        service.open(opened.llm.model.prompts, opened.llm.model.opened.texts.transcriber)
         try:
             yield
         finally:

@@ -75,6 +75,11 @@ class ModelSource:
         return isinstance(self.spec, EncoderSpec)
 
     @property
+    def hears_beside(self) -> bool:
+        """Whether its layers attend to a sound that no token of a prompt stands for."""
+        return isinstance(self.spec, ModelSpec) and self.spec.sound is not None and self.spec.sound.is_read_across
+
+    @property
     def sees_images(self) -> bool:
         return isinstance(self.spec, ModelSpec) and self.spec.vision is not None
 

@@ -39,6 +39,7 @@ from ferrum_jax.runtime.layout import Layout, ModelLayout, lay_out
 from ferrum_jax.sharding import make_mesh
 from ferrum_jax.sizes.engine_sizes import Reach
 from ferrum_jax.sizes.speculative import asks_the_model
+from ferrum_jax.sound.sound_sources import SoundSources
 from ferrum_jax.spec import ModelSpec
 from ferrum_jax.spec.identity import ModelIdentity
 from ferrum_jax.startup.check_attention import Rehearsal
@@ -50,6 +51,7 @@ from ferrum_jax.structured.reading.message_parser import MessageForms
 from ferrum_jax.text.chat import ChatTemplate
 from ferrum_jax.text.prompts import PromptEncoder
 from ferrum_jax.text.tokenizer import Tokenizer, require_tokenizer
+from ferrum_jax.transcribing.windows import Transcriber
 from ferrum_jax.vision.prompt_images import PromptImages
 from ferrum_jax.vision.sources import ImageSources
 
@@ -201,12 +203,14 @@ class Opening:
                 chat=None if where is None else ChatTemplate.load(where),
                 images=self._images(),
                 max_model_len=self.max_model_len,
+                hears=source.hears_beside,
             ),
             sentence=sentence,
             poolings=source.poolings,
             vocab_size=source.spec.vocab_size,
             score_tokens=self.config.score_tokens,
             headless=source.headless,
+            transcriber=self._transcriber(tokenizer),
         )
 
     def requests(self, texts: Texts) -> Reach | None:
@@ -237,11 +241,18 @@ class Opening:
             return None
         return PromptImages.of_folder(source.folder, ImageSources.of_config(self.config))
 
+    def _transcriber(self, tokenizer: Tokenizer | None) -> Transcriber | None:
+        """How the model writes down sounds, where it does and its folder says how."""
+        if self.source.folder is None or not self.source.hears_beside:
+            return None
+        return Transcriber.of_folder(self.source.folder, tokenizer, SoundSources.of_config(self.config))
+
     def _identity(
         self, texts: Texts, config: EngineConfig, layout: ModelLayout, fingerprint: bytes | None
     ) -> ModelIdentity:
         """fingerprint: of the weights, None before they are read."""
         prompts, device = texts.prompts, layout.mesh.devices.flat[0]
+        media = texts.transcriber if prompts.images is None else prompts.images
         environment = dataclasses.asdict(Environment.of_device(device)) | {"mesh": str(config.mesh_shape)}
         return ModelIdentity(
             weights=None if fingerprint is None else fingerprint.hex(),
@@ -254,7 +265,7 @@ class Opening:
             max_model_len=layout.max_model_len,
             invariant=config.invariant,
             adapter=None if config.max_adapters else "",
-            images=None if prompts.images is None else prompts.images.digest,
+            images=None if media is None else media.digest,
             environment=environment | layout.recorded,
         )
 

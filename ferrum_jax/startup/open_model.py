@@ -36,6 +36,7 @@ from ferrum_jax.startup.load import Loaded, adapter_reader
 from ferrum_jax.startup.new_weights import NewWeights, copies_for
 from ferrum_jax.startup.open import Opening
 from ferrum_jax.startup.sleep import LEVELS, TAGS, put_to_sleep, tags_to_wake, woken
+from ferrum_jax.transcribing.windows import Transcriber, require_transcriber
 from ferrum_jax.vision.decoding import Look, do_not_look
 
 Key = TypeVar("Key", bound=Hashable)
@@ -106,6 +107,11 @@ class OpenModel:
         if self._calls is None:
             raise ValueError(self._generates_nothing("is an encoder"))
         return self._calls
+
+    @property
+    def transcriber(self) -> Transcriber:
+        """How it writes down sounds. Raises ValueError for a model that does not."""
+        return require_transcriber(self.opened.texts.transcriber, self.spec.architecture)
 
     def learn(self, texts: Iterable[str], cache_salt: str) -> None:
         """Has the engine draft tokens from texts too, where it drafts from those of others."""

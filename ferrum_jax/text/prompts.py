@@ -12,10 +12,12 @@ import numpy as np
 from ferrum_jax.prompt import (
     SEEN,
     TEMPLATE_ARGUMENTS,
+    EncodableImage,
     MediaSpan,
     Message,
     Prompt,
     PromptParts,
+    is_messages,
     media_parts,
     take_apart,
 )
@@ -23,7 +25,6 @@ from ferrum_jax.text.chat import ChatTemplate
 from ferrum_jax.text.long_texts import TextTooLong
 from ferrum_jax.text.tokenizer import Tokenizer
 from ferrum_jax.vision.decoding import Look, do_not_look
-from ferrum_jax.vision.image import ProcessedImage
 from ferrum_jax.vision.prompt_images import PromptImages
 
 MOST_TIMES = 8  # max_model_len that a text may have whose tokens are only counted, or are cut behind images
@@ -31,24 +32,26 @@ MOST_TIMES = 8  # max_model_len that a text may have whose tokens are only count
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EncodedPrompt:
-    """A prompt as an engine takes it. images: of the media spans of kind "image", in their order."""
+    """A prompt as an engine takes it. images: of the media spans, in their order, with what is heard."""
 
     token_ids: Sequence[int]
     media: tuple[MediaSpan, ...] = ()
-    images: tuple[ProcessedImage, ...] = ()
+    images: tuple[EncodableImage, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PromptEncoder:
     """A checkpoint's tokenizer, chat template and how its prompts have images; each may be missing.
 
-    max_model_len: of the model that reads them; longer texts are refused before all of them is encoded.
+    max_model_len: of the model that reads them; longer texts are refused before all of them is encoded. hears: whether
+    its layers attend to a sound.
     """
 
     tokenizer: Tokenizer | None
     chat: ChatTemplate | None
     images: PromptImages | None = None
     max_model_len: int | None = None
+    hears: bool = False
 
     def token_ids(
         self, prompt: Prompt, now: datetime.datetime | None = None, *, kept: int | None = None
@@ -74,6 +77,8 @@ class PromptEncoder:
         times: how often max_model_len a text may have. look: called between steps; what it raises ends the work.
         """
         parts = take_apart(prompt)
+        if parts.sounds:
+            return self._heard(parts)
         if kept is not None and (parts.seen or parts.media):  # their spans are counted from the start
             kept, times = None, MOST_TIMES
         if parts.seen and self.images is None:
@@ -104,6 +109,15 @@ class PromptEncoder:
         given = {"videos": parts.videos, "adds": adds, "most": most, "look": look}
         found = self.images.expanded(content, parts.images, encode, **given)  # type: ignore[arg-type]
         return EncodedPrompt(token_ids=found.token_ids, media=found.spans, images=found.parts)
+
+    def _heard(self, parts: PromptParts) -> EncodedPrompt:
+        """Token ids with a sound beside them. Raises ValueError where there is another content, or nothing hears it."""
+        if not self.hears:
+            raise ValueError("the prompt has sounds, and this model hears none; leave them out")
+        if isinstance(parts.content, str) or is_messages(parts.content) or parts.images or parts.media:
+            raise ValueError("the prompt has sounds beside text, messages, images or media; give them token ids alone")
+        spans = tuple(MediaSpan(kind="audio", digest=clip.digest, start=0, length=1) for clip in parts.sounds)
+        return EncodedPrompt(token_ids=parts.content, media=spans, images=parts.sounds)  # type: ignore[arg-type]
 
     def _content(self, parts: PromptParts, now: datetime.datetime | None) -> tuple[str | Sequence[int], bool]:
         """A prompt's text, and whether special tokens are added to it, or its ids. Raises as `token_ids`."""

@@ -24,6 +24,7 @@ from ferrum_jax.serve.app import (
     openapi,
     page_routes,
     response_routes,
+    sound_routes,
     text_routes,
     vector_routes,
 )
@@ -49,6 +50,8 @@ _ROUTES: tuple[tuple[str, str, Handler, str, str | None], ...] = (  # the last i
     ("POST", "/v1/rerank", vector_routes.rerank, _KEYS, "rerank"),
     ("POST", "/rerank", vector_routes.rerank, _KEYS, "rerank"),
     ("POST", "/v2/rerank", vector_routes.rerank, _KEYS, "rerank"),
+    ("POST", "/v1/audio/transcriptions", sound_routes.transcriptions, _KEYS, "transcription"),
+    ("POST", "/v1/audio/translations", sound_routes.translations, _KEYS, "translation"),
     ("GET", "/v1/models", model_routes.models, _KEYS, None),
     ("GET", "/v1/models/{name:path}", model_routes.model, _KEYS, None),
     ("POST", "/v1/load_lora_adapter", adapter_routes.load, _ADMIN, "load_adapter"),

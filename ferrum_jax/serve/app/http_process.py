@@ -23,9 +23,11 @@ from ferrum_jax.serve.app.uvicorn_server import uvicorn_server
 from ferrum_jax.serve.http.service import Service
 from ferrum_jax.serve.http.settings import ServerSettings
 from ferrum_jax.serve.link.engine_client import EngineClient, PipeLink
+from ferrum_jax.sound.sound_sources import SoundSources
 from ferrum_jax.text.chat import ChatTemplate
 from ferrum_jax.text.prompts import PromptEncoder
 from ferrum_jax.text.tokenizer import Tokenizer
+from ferrum_jax.transcribing.windows import Transcriber
 from ferrum_jax.vision.prompt_images import PromptImages
 from ferrum_jax.vision.sources import ImageSources
 
@@ -88,7 +90,9 @@ class HttpProcess:
         try:
             facts = service.client.facts
             prompts = await asyncio.to_thread(read_texts, facts["texts"], facts["images"])
-            service.open(dataclasses.replace(prompts, max_model_len=facts["max_model_len"]))
+            transcriber = await asyncio.to_thread(read_transcriber, prompts.tokenizer, facts["sounds"])
+            hears = transcriber is not None
+            service.open(dataclasses.replace(prompts, max_model_len=facts["max_model_len"], hears=hears), transcriber)
         except BaseException:  # a panic of the tokenizer's library is no Exception
             logging.exception("the model's texts cannot be read")
             os._exit(1)  # which the engine's process sees
@@ -119,6 +123,14 @@ def read_texts(folder: str | None, images: Mapping[str, Any] | None = None) -> P
     if folder is None:
         return PromptEncoder(tokenizer=None, chat=None, images=how)
     return PromptEncoder(tokenizer=Tokenizer.load(Path(folder)), chat=ChatTemplate.load(Path(folder)), images=how)
+
+
+def read_transcriber(tokenizer: Tokenizer | None, sounds: Mapping[str, Any] | None) -> Transcriber | None:
+    """How a model writes down sounds. sounds: what the engine's side says of them."""
+    if sounds is None:
+        return None
+    sources = SoundSources(hosts=tuple(sounds["hosts"]), root=sounds["root"])
+    return Transcriber.of_folder(sounds["folder"], tokenizer, sources)
 
 
 def _allow_connections() -> None:

@@ -11,12 +11,12 @@ from typing import Any, NamedTuple
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ferrum_jax.openai.body_fields import BODIES
+from ferrum_jax.openai.body_fields import BODIES, SOUNDS
 from ferrum_jax.openai.schemas import DIALECT, body_schema, in_words
 from ferrum_jax.pages.html_page import document, escaped, table
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; frame-ancestors 'none'"
-_STREAMED = ("completion", "chat", "response")
+_STREAMED = ("completion", "chat", "response", *SOUNDS)
 _NUMBERED_ERROR = {
     "type": "object",
     "properties": {
@@ -93,7 +93,8 @@ def _operation(each: ServedPath) -> dict[str, Any]:
         ]
     if each.body is not None:
         schema = {"$ref": f"#/components/schemas/{each.body}"}
-        found["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}
+        kind = "multipart/form-data" if each.body in SOUNDS else "application/json"
+        found["requestBody"] = {"required": True, "content": {kind: {"schema": schema}}}
     if each.needs_key:
         found["security"] = [{"key": []}, {}]
     return found

@@ -14,8 +14,9 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from ferrum_jax.openai.asked import BodyLimits
-from ferrum_jax.openai.body_fields import REQUEST_ID, is_like
+from ferrum_jax.openai.body_fields import REQUEST_ID, BodyField, is_like
 from ferrum_jax.quoting import quoted
+from ferrum_jax.serve.bodies.form_body import read_form, typed
 from ferrum_jax.serve.bodies.read_body import read_body
 from ferrum_jax.serve.http.api_keys import OPEN, ApiKey
 from ferrum_jax.serve.http.http_errors import HttpError
@@ -87,11 +88,31 @@ class Exchange:
 
         A long body is read in a thread: others' tokens do not wait until millions of values are decoded and checked.
         """
+        return await self._read("application/json", read_body, ask)
+
+    async def asked_by_form(
+        self, ask: Callable[[dict[str, Any], BodyLimits], Result], fields: dict[str, BodyField], files: frozenset[str]
+    ) -> Result:
+        """The same of a form, whose texts become the values that `fields` have. files: fields that are bytes."""
+        content_type = self.request.headers.get("content-type", "")
+
+        def read(content: bytes) -> dict[str, Any]:
+            return typed(read_form(content, content_type, files), fields)
+
+        return await self._read("multipart/form-data", read, ask)
+
+    async def _read(
+        self,
+        kind: str,
+        fields_of: Callable[[bytes], dict[str, Any]],
+        ask: Callable[[dict[str, Any], BodyLimits], Result],
+    ) -> Result:
+        """What `ask` makes of a body of a kind. Raises as `asked` does."""
         self.service.require_ready()
         settings = self.service.settings
         try:
             async with asyncio.timeout(settings.body_s):
-                content = await self._content(settings.max_body_bytes)
+                content = await self._content(settings.max_body_bytes, kind)
         except TimeoutError as error:
             message = f"the body did not come within {settings.body_s:g} s"
             raise HttpError(408, message, code="body_timeout", headers=CLOSE) from error
@@ -99,7 +120,7 @@ class Exchange:
             raise ClientLeft from error
 
         def read(look: Look) -> Result:
-            found = read_body(content)
+            found = fields_of(content)
             look()
             self.request.scope["state"]["fields"] = frozenset(found)  # which errors may name
             return ask(found, settings.limits)
@@ -108,11 +129,11 @@ class Exchange:
             return read(do_not_look)
         return await self.unless_left(self.service.bodies.call(read, key=self.key.name, cost=len(content)), None)
 
-    async def _content(self, most: int) -> bytes:
+    async def _content(self, most: int, wanted: str) -> bytes:
         announced = self.request.headers.get("content-length", "")
         kind = self.request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
-        if kind != "application/json":
-            raise HttpError(415, f"Content-Type is {quoted(kind)}; it must be application/json")
+        if kind != wanted:
+            raise HttpError(415, f"Content-Type is {quoted(kind)}; it must be {wanted}")
         coding = self.request.headers.get("content-encoding", "identity").strip().lower()
         if coding != "identity":
             raise HttpError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -14,7 +15,7 @@ from ferrum_jax.asked.codec import params_to_json
 from ferrum_jax.asked.options import RequestOptions
 from ferrum_jax.asked.sampling import SamplingParams
 from ferrum_jax.delta import Delta
-from ferrum_jax.openai.asked import AskedScores, AskedText, AskedVectors
+from ferrum_jax.openai.asked import AskedScores, AskedSound, AskedText, AskedVectors
 from ferrum_jax.outputs import RequestOutput
 from ferrum_jax.prompt import Prompt, is_messages, take_apart
 from ferrum_jax.serve.http.api_keys import ApiKey
@@ -25,10 +26,12 @@ from ferrum_jax.serve.http.http_errors import HttpError
 from ferrum_jax.serve.http.server_metrics import ServerMetrics
 from ferrum_jax.serve.http.settings import ServerSettings
 from ferrum_jax.serve.link.engine_client import EngineClient, EngineVector, Reply, RequestRefused
-from ferrum_jax.serve.link.wire_images import wire_images
+from ferrum_jax.serve.link.wire_images import held_bytes, wire_images
 from ferrum_jax.structured.reading.message_parser import MessageForms
 from ferrum_jax.text.prompts import EncodedPrompt, PromptEncoder
 from ferrum_jax.text.tokenizer import Tokenizer
+from ferrum_jax.transcribing.heard_sound import HeardSound
+from ferrum_jax.transcribing.windows import Transcriber
 from ferrum_jax.vision.decoding import Look, do_not_look
 
 _EXPECTED_TOKENS = 256  # that a request is thought to generate, where it may generate as many as there is room for
@@ -55,6 +58,7 @@ class Service:
         self.client, self.settings = client, settings
         self.metrics = ServerMetrics(settings.names[0])
         self.prompts = PromptEncoder(tokenizer=None, chat=None)
+        self.transcriber: Transcriber | None = None
         self.is_open = self.drains = False
         self.started = int(time.time())
         self.num_open = 0  # requests that generate or embed
@@ -71,8 +75,9 @@ class Service:
     def _take_stats(self, stats: Mapping[str, Any]) -> None:
         self.metrics.stats = stats
 
-    def open(self, prompts: PromptEncoder) -> None:
-        """The engine is ready, and its `facts` are there."""
+    def open(self, prompts: PromptEncoder, transcriber: Transcriber | None = None) -> None:
+        """The engine is ready, and its `facts` are there. transcriber: of a model that writes down sounds."""
+        self.transcriber = transcriber
         forms = MessageForms.named(*self.client.facts["forms"])
         self.prompts = prompts
         self._collector = Collector(TokenTexts(prompts.tokenizer, forms), self.client.facts["max_model_len"])
@@ -178,11 +183,22 @@ class Service:
         """
         if not self.client.facts["generates"]:
             raise RequestRefused("this model generates nothing; ask /v1/embeddings")
-        found = []
         kept = asked.params.most_prompt_tokens(self.client.facts["max_model_len"])
         encoded = await self.encode(asked.prompts, key, kept=kept)
-        for place, (prompt, one) in enumerate(zip(asked.prompts, encoded, strict=True)):
-            found.append(self._text_request(asked, prompt, one, key, f"{request_id}-{place}"))
+        return self.queued(asked, list(zip(asked.prompts, encoded, strict=True)), key, request_id)
+
+    def queued(
+        self,
+        asked: AskedText | AskedSound,
+        prompts: Sequence[tuple[Prompt, EncodedPrompt]],
+        key: ApiKey,
+        request_id: str,
+    ) -> list[TextRequest]:
+        """The same of prompts that are encoded."""
+        found = [
+            self._text_request(asked, prompt, one, key, f"{request_id}-{place}")
+            for place, (prompt, one) in enumerate(prompts)
+        ]
         self.require_ready()
         if asked.request_id in self.named:
             message = f"request_id is {request_id!r}, which a request that runs has; give each its own, or leave it out"
@@ -197,7 +213,7 @@ class Service:
         return found
 
     def _text_request(
-        self, asked: AskedText, prompt: Prompt, encoded: EncodedPrompt, key: ApiKey, seed_key: str
+        self, asked: AskedText | AskedSound, prompt: Prompt, encoded: EncodedPrompt, key: ApiKey, seed_key: str
     ) -> TextRequest:
         params, parts, token_ids = asked.params, take_apart(prompt), encoded.token_ids
         kept = self._kept(token_ids, params)
@@ -217,7 +233,7 @@ class Service:
         return TextRequest(
             begin,
             collected,
-            held_bytes=sum(image.pixels.nbytes for image in encoded.images),
+            held_bytes=held_bytes(encoded.images),
             key=key.name,
             cost=len(kept) + params.n * expected,
             rows=params.n,
@@ -309,6 +325,25 @@ class Service:
         self.gate.leave(waiting)
         if waiting.begun.done() and not waiting.begun.cancelled() and waiting.begun.exception() is None:
             self.client.end(waiting.begun.result())
+
+    # -- sounds ----------------------------------------------------------------------------------------
+
+    async def hear(
+        self, asked: AskedSound, transcriber: Transcriber, key: ApiKey, request_id: str
+    ) -> tuple[HeardSound, list[TextRequest]]:
+        """A sound, and the request of each of its windows, queued; made in threads. Raises as `enter`."""
+
+        def heard(look: Look) -> tuple[HeardSound, list[tuple[Prompt, EncodedPrompt]]]:
+            found = HeardSound.of(transcriber, asked.prompts[0], asked.how, look)
+            return found, [(each.prompt, self.prompts.encoded(each.prompt)) for each in found.requests]
+
+        try:
+            cost = len(asked.prompts[0]) // _BYTES_OF_TOKEN + 1
+            found, prompts = await self._images.call(heard, key=key.name, cost=cost)
+        except ValueError as error:
+            raise RequestRefused(str(error)) from error
+        how = dataclasses.replace(asked, params=found.requests[0].sampling)
+        return found, self.queued(how, prompts, key, request_id)
 
     # -- vectors ---------------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""Images of a prompt on their way to the engine: pixels as base64 of their bytes, and where their tokens stand."""
+"""Images and clips of a prompt on their way to the engine: base64 of their bytes, and where their tokens stand."""
 
 from __future__ import annotations
 
@@ -9,14 +9,18 @@ from typing import Any
 
 import numpy as np
 
-from ferrum_jax.prompt import MediaSpan
+from ferrum_jax.prompt import EncodableImage, MediaSpan
+from ferrum_jax.sound.clip import ProcessedClip
 from ferrum_jax.vision.image import Normalising, ProcessedImage
 
 
-def wire_images(images: Sequence[ProcessedImage], media: Sequence[MediaSpan]) -> dict[str, Any]:
-    """A prompt's images as options of its request; empty without images."""
+def wire_images(images: Sequence[EncodableImage], media: Sequence[MediaSpan]) -> dict[str, Any]:
+    """A prompt's images, or its clip, as options of its request; empty without one."""
     if not images:
         return {}
+    if isinstance(images[0], ProcessedClip):
+        clips = [each for each in images if isinstance(each, ProcessedClip)]
+        return {"clips": [_wire_clip(each) for each in clips], "media": _wire_media(media)}
     return {
         "images": [
             [
@@ -30,21 +34,53 @@ def wire_images(images: Sequence[ProcessedImage], media: Sequence[MediaSpan]) ->
                 image.digest.hex(),
             ]
             for image in images
+            if isinstance(image, ProcessedImage)
         ],
-        "media": [[span.digest.hex(), span.start, span.length] for span in media],
+        "media": _wire_media(media),
     }
+
+
+def held_bytes(images: Sequence[EncodableImage]) -> int:
+    """Bytes of memory that images or clips take until the engine has them."""
+    return sum(each.pixels.nbytes if isinstance(each, ProcessedImage) else each.patches.nbytes for each in images)
+
+
+def _wire_media(media: Sequence[MediaSpan]) -> list[list[Any]]:
+    return [[span.kind, span.digest.hex(), span.start, span.length] for span in media]
+
+
+def _wire_clip(clip: ProcessedClip) -> list[Any]:
+    content = base64.b64encode(np.ascontiguousarray(clip.features, "<f4").tobytes()).decode()
+    return [content, list(clip.grid), clip.num_frames, clip.num_tokens, clip.seconds, clip.digest.hex()]
+
+
+def _clip(
+    content: str, grid: Sequence[int], num_frames: int, num_tokens: int, seconds: float, digest: str
+) -> ProcessedClip:
+    windows, frames, columns = grid
+    features = np.frombuffer(base64.b64decode(content), "<f4").reshape(windows * frames * columns, -1)
+    return ProcessedClip(
+        features=features,
+        grid=(windows, frames, columns),
+        num_frames=num_frames,
+        num_tokens=num_tokens,
+        seconds=seconds,
+        digest=bytes.fromhex(digest),
+    )
 
 
 def with_images(options: Mapping[str, Any]) -> dict[str, Any]:
     """Options as they came, with images and media in place of what was sent of them."""
-    if "images" not in options:
-        return dict(options)
-    images = [_image(*sent) for sent in options["images"]]
-    media = [
-        MediaSpan(kind="image", digest=bytes.fromhex(digest), start=start, length=length)
-        for digest, start, length in options["media"]
+    found = dict(options)
+    if "media" not in found:
+        return found
+    clips = [_clip(*sent) for sent in found.pop("clips", ())]
+    found["images"] = clips or [_image(*sent) for sent in found["images"]]
+    found["media"] = [
+        MediaSpan(kind=kind, digest=bytes.fromhex(digest), start=start, length=length)
+        for kind, digest, start, length in found["media"]
     ]
-    return {**options, "images": images, "media": media}
+    return found
 
 
 def _image(

@@ -1,0 +1,135 @@
+"""/v1/audio/transcriptions and /v1/audio/translations: a form with a file in, what is said in it out."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ferrum_jax.openai.body_fields import fields_of
+from ferrum_jax.openai.sounds import asked_sound
+from ferrum_jax.serve.app.text_routes import warning_headers
+from ferrum_jax.serve.http.event_stream import EventStream
+from ferrum_jax.serve.http.exchange import Exchange
+from ferrum_jax.serve.http.service import Service, TextRequest
+from ferrum_jax.serve.link.engine_client import RequestRefused
+from ferrum_jax.transcribing import forms
+from ferrum_jax.transcribing.heard_sound import HeardSound
+from ferrum_jax.transcribing.transcription import GrowingText, Transcription
+from ferrum_jax.transcribing.windows import require_transcriber
+
+_FILES = frozenset({"file"})
+
+
+async def transcriptions(request: Request) -> Response:
+    """What is said in a sound."""
+    return await _answer(Exchange(request), kind="transcription")
+
+
+async def translations(request: Request) -> Response:
+    """What is said in a sound, in English."""
+    return await _answer(Exchange(request), kind="translation")
+
+
+async def _answer(exchange: Exchange, *, kind: str) -> Response:
+    service = exchange.service
+    ask = functools.partial(asked_sound, kind=kind)
+    asked = await exchange.asked_by_form(ask, fields_of(kind, "http"), _FILES)
+    exchange.model(asked.model)
+    try:
+        transcriber = require_transcriber(service.transcriber, service.client.facts["architecture"])
+    except ValueError as error:
+        raise RequestRefused(str(error)) from error
+    hear = service.hear(asked, transcriber, exchange.key, exchange.id)
+    heard, requests = await exchange.unless_left(hear, asked.timeout_s)
+    sound = RunningSound(service, heard, requests)
+    headers = warning_headers(asked.warnings)
+    if asked.streams:
+        try:
+            first = await exchange.unless_left(sound.first(), asked.timeout_s)
+        except BaseException:
+            await sound.close()
+            raise
+        return EventStream(sound, first, exchange, headers, timeout_s=asked.timeout_s)
+    found = await exchange.unless_left(sound.whole(), asked.timeout_s)
+    form = asked.response_format
+    if form in forms.OF_TEXT:
+        return Response(forms.as_text(found, form), media_type=forms.OF_TEXT[form], headers=dict(headers))
+    return exchange.json(forms.as_object(found, form, asked.how.temperature), headers)
+
+
+class RunningSound:
+    """The windows of one sound, which run side by side, and its text in their order. Closing it ends what runs."""
+
+    def __init__(self, service: Service, heard: HeardSound, requests: Sequence[TextRequest]) -> None:
+        self._service, self._heard, self._requests = service, heard, requests
+        self._events = self._all()
+        self._readers: list[asyncio.Task[None]] = []
+
+    async def whole(self) -> Transcription:
+        """All of it, once it has ended."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                for request in self._requests:
+                    group.create_task(self._service.whole(request))
+        except BaseExceptionGroup as several:
+            raise several.exceptions[0] from None
+        finally:
+            self._service.leave(self._requests)
+        return self._transcription()
+
+    def _transcription(self) -> Transcription:
+        return self._heard.transcription([request.collected.output().outputs[0] for request in self._requests])
+
+    async def first(self) -> bytes:
+        """The first event. Raises what refuses the request, before a status is sent."""
+        return await anext(self._events)
+
+    def when_slow(self, cut: Callable[[], None]) -> None:
+        """Has `cut` called when the reader of the events is too slow."""
+        for request in self._requests:
+            request.on_slow = cut
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return self._events
+
+    async def close(self) -> None:
+        for reader in self._readers:
+            reader.cancel()
+        await self._events.aclose()
+        self._service.leave(self._requests)
+
+    async def _all(self) -> AsyncGenerator[bytes, None]:
+        transcriber = self._heard.transcriber
+        _, rules = transcriber.tokens.asked(self._heard.params)
+        text = GrowingText(transcriber.tokens, transcriber.tokenizer, rules.num_leading)
+        async for token_ids in self._tokens():
+            new = text.end_window() if token_ids is None else text.push(token_ids)
+            if new:
+                yield forms.delta_event(new)
+        yield forms.done_event(self._transcription())
+
+    async def _tokens(self) -> AsyncIterator[Sequence[int] | None]:
+        """New tokens of each window after the other, and None at its end. All are read as they come."""
+        found: list[asyncio.Queue[Sequence[int] | Exception | None]] = [asyncio.Queue() for _ in self._requests]
+
+        async def read(place: int) -> None:
+            try:
+                async for new in self._service.outputs(self._requests[place]):
+                    found[place].put_nowait(tuple(new.token_ids))
+                found[place].put_nowait(None)
+            except Exception as error:
+                found[place].put_nowait(error)
+
+        self._readers = [asyncio.create_task(read(place)) for place in range(len(self._requests))]
+        for queue in found:
+            while True:
+                item = await queue.get()
+                if isinstance(item, Exception):
+                    raise item
+                yield item
+                if item is None:
+                    break

@@ -1,0 +1,56 @@
+"""The sounds that a user may give: arrays with their rate, and what `MediaSources` has for media of all kinds."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import PurePosixPath
+from typing import Any, ClassVar
+from urllib.parse import quote
+
+import numpy as np
+
+from ferrum_jax.media.kinds import SOUND, MediaKind
+from ferrum_jax.media.media_sources import MediaSources
+from ferrum_jax.sound.sound_decoding import decoded_sound, waveform_of_array
+from ferrum_jax.sound.waveform import Look, SoundBounds, do_not_look
+
+_SCHEMES = ("data:", "http:", "https:", "file:")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SoundSources(MediaSources):
+    """bounds: of each sound, before and while it is decoded."""
+
+    kind: ClassVar[MediaKind] = SOUND
+    max_bytes: int = 128 << 20
+    bounds: SoundBounds = dataclasses.field(default_factory=SoundBounds)
+
+    def waveform(self, given: Any, rate: int, look: Look = do_not_look) -> np.ndarray:
+        """float32 [samples] at `rate`, of what a Python user gives. Raises ValueError saying what is wrong with it."""
+        if is_array_with_rate(given):
+            return waveform_of_array(given[0], given[1], rate, bounds=self.bounds, look=look)
+        content = self.content(given)
+        if content is None:
+            raise ValueError(
+                f"the sound is a {type(given).__name__}; it must be bytes, a pathlib.Path, a URL, or an array with its "
+                "rate, as in (samples, 16000)"
+            )
+        look()
+        return decoded_sound(content, rate, bounds=self.bounds, look=look)
+
+    def of_row(self, named: str) -> str:
+        """The URL of a sound that a job's row names: a URL, or a path below the root. Raises ValueError for a path
+        where there is no root."""
+        if named.lower().startswith(_SCHEMES):
+            return named
+        if self.root is None:
+            raise ValueError(
+                f"file is {named[:80]!r}; paths are read below image_root, which is not given: name the folder, or "
+                "give a URL"
+            )
+        return "file://" + quote(str(PurePosixPath(self.root) / named))
+
+
+def is_array_with_rate(given: object) -> bool:
+    """Whether it is (samples, rate)."""
+    return isinstance(given, tuple) and len(given) == 2 and isinstance(given[0], np.ndarray)

@@ -1,0 +1,184 @@
+"""Transcription: what is said in a sound, made of the answers to its windows.
+
+Times come in pairs of tokens, the beginning and the end of a part, counted from the beginning of its window. A part
+without its end, which a window may have as its last, ends with the window.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Sequence
+
+from ferrum_jax.asked.transcription import TranscriptionParams
+from ferrum_jax.outputs import CompletionOutput
+from ferrum_jax.text.stream import TextStream
+from ferrum_jax.text.tokenizer import Tokenizer
+from ferrum_jax.transcribing.generation_file import WhisperTokens
+from ferrum_jax.transcribing.windows import SoundWindow, Transcriber
+
+SECONDS_PER_STEP = 0.02  # from one time to the next
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Segment:
+    """A part of what is said. token_ids: of its text, with its times. avg_logprob: the mean of these tokens."""
+
+    id: int
+    start_s: float
+    end_s: float
+    text: str
+    token_ids: tuple[int, ...]
+    avg_logprob: float | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Transcription:
+    """What is said in a sound.
+
+    language: its code: as it was given, or that of most windows. segments: where times were asked for. token_ids: of
+    all windows, without those that say language and task. avg_logprob: the mean of these. is_cut: a window ended at its
+    most tokens, so that text may be missing.
+    """
+
+    text: str
+    language: str
+    task: str
+    duration_s: float
+    segments: tuple[Segment, ...] = ()
+    token_ids: tuple[int, ...] = ()
+    avg_logprob: float | None = None
+    is_cut: bool = False
+
+
+def transcription_of(
+    transcriber: Transcriber,
+    windows: Sequence[SoundWindow],
+    answers: Sequence[CompletionOutput],
+    params: TranscriptionParams,
+) -> Transcription:
+    """The transcription of a sound. answers: to its windows, in their order."""
+    tokens, tokenizer = transcriber.tokens, transcriber.tokenizer
+    found = [
+        _Answer(tokens, tokenizer, answer, window, params) for answer, window in zip(answers, windows, strict=True)
+    ]
+    segments: list[Segment] = []
+    for each in found if params.timestamps else ():
+        segments += [dataclasses.replace(one, id=len(segments) + i) for i, one in enumerate(each.segments())]
+    (language, _), *_ = Counter(each.language for each in found).most_common(1)
+    return Transcription(
+        text="".join(each.text for each in found).strip(),
+        language=language,
+        task=params.task,
+        duration_s=windows[-1].end_s,
+        segments=tuple(segments),
+        token_ids=tuple(token for each in found for token in each.token_ids),
+        avg_logprob=_mean([value for each in found for value in each.logprobs]),
+        is_cut=any(answer.finish_reason == "length" for answer in answers),
+    )
+
+
+class _Answer:
+    """The tokens of one window."""
+
+    def __init__(
+        self,
+        tokens: WhisperTokens,
+        tokenizer: Tokenizer,
+        answer: CompletionOutput,
+        window: SoundWindow,
+        params: TranscriptionParams,
+    ) -> None:
+        _, rules = tokens.asked(params)
+        leading = rules.num_leading
+        self._tokens, self._tokenizer, self._window = tokens, tokenizer, window
+        self.token_ids = answer.token_ids[leading:]
+        self.logprobs = [
+            entry[token].logprob for token, entry in zip(answer.token_ids, answer.logprobs or (), strict=False)
+        ][leading:]
+        codes = {token: code for code, token in tokens.languages.items()}
+        given = "en" if params.language is None else tokens.language_code(params.language)
+        self.language = codes.get(answer.token_ids[0], given) if leading and answer.token_ids else given
+
+    @property
+    def text(self) -> str:
+        return self._text_of(self.token_ids)
+
+    def _text_of(self, token_ids: Sequence[int]) -> str:
+        return self._tokenizer.decode([token for token in token_ids if token < self._tokens.end])
+
+    def segments(self) -> list[Segment]:
+        """Its parts, in their order; parts without a text are left out."""
+        found: list[Segment] = []
+        begun: int | None = None  # the place of the time, or of the word, that begins a part
+        for place, token in enumerate(self.token_ids):
+            if begun is None:
+                begun = place
+            elif token >= self._tokens.times_from:
+                is_end = self._has_text(begun, place)
+                found += [self._segment(begun, place + 1)] if is_end else []
+                begun = None if is_end else place
+        if begun is not None and self._has_text(begun, len(self.token_ids)):
+            found.append(self._segment(begun, len(self.token_ids)))
+        return [each for each in found if each.text.strip()]
+
+    def _has_text(self, begun: int, end: int) -> bool:
+        return any(token < self._tokens.end for token in self.token_ids[begun:end])
+
+    def _segment(self, begun: int, end: int) -> Segment:
+        """That of tokens [begun, end)."""
+        own, window = self.token_ids[begun:end], self._window
+        return Segment(
+            id=0,
+            start_s=self._time(own[0]) if own[0] >= self._tokens.times_from else window.start_s,
+            end_s=self._time(own[-1]) if own[-1] >= self._tokens.times_from else window.end_s,
+            text=self._text_of(own),
+            token_ids=tuple(own),
+            avg_logprob=_mean(self.logprobs[begun:end]),
+        )
+
+    def _time(self, token: int) -> float:
+        return round(self._window.start_s + (token - self._tokens.times_from) * SECONDS_PER_STEP, 2)
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None
+
+
+class GrowingText:
+    """The text of a sound while its windows are answered, in their order. What it gives is never taken back.
+
+    All that it gives is `Transcription.text`: it begins and ends with no space.
+    """
+
+    def __init__(self, tokens: WhisperTokens, tokenizer: Tokenizer, num_leading: int) -> None:
+        self._tokens, self._tokenizer, self._num_leading = tokens, tokenizer, num_leading
+        self._stream = TextStream(tokenizer)
+        self._num_skipped = 0
+        self._has_begun = False
+        self._held = ""
+
+    def push(self, token_ids: Sequence[int]) -> str:
+        """What is certain of the text after the next tokens of a window."""
+        for token in token_ids:
+            if self._num_skipped < self._num_leading:
+                self._num_skipped += 1
+            elif token < self._tokens.end:
+                self._stream.push(token)
+        return self._given(self._stream.take())
+
+    def end_window(self) -> str:
+        """What is certain after the last token of a window; the next tokens are the next one's."""
+        self._stream.flush()
+        new = self._given(self._stream.take())
+        self._stream, self._num_skipped = TextStream(self._tokenizer), 0
+        return new
+
+    def _given(self, new: str) -> str:
+        """New text without spaces at the beginning, and with those at its end held back."""
+        text = self._held + new
+        text = text if self._has_begun else text.lstrip()
+        kept = text.rstrip()
+        self._held = text[len(kept) :]
+        self._has_begun = self._has_begun or bool(kept)
+        return kept
