@@ -26,6 +26,13 @@ BASE = "model."  # prefix of the names of a decoder's tensors, except the head's
 HEAD = "lm_head.weight"
 MISTRALS_HEAD = "output.weight"  # what it is called where a checkpoint has Mistral's own names
 TOWER = "vision_tower.vision_model."  # prefix of the names of a SigLIP tower's tensors
+THINKER = "thinker."  # prefix of all names in Qwen's own files of models that hear
+# What names of the reference begin with, and what is there in its place in such files.
+_IN_THINKER = {
+    "model.language_model.": "model.",
+    "model.audio_tower.": "audio_tower.",
+    "model.multi_modal_projector.linear_": "audio_tower.proj",
+}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -187,14 +194,25 @@ def as_stored(rules: Sequence[Rule], names: Iterable[str]) -> tuple[Rule, ...]:
     """The rules for tensors of these names.
 
     "model." is dropped if a base model was saved alone and none has it, and so is "vision_model." of a tower, which
-    later versions of the reference write without it. A rule's `joined` is taken where there is one.
+    later versions of the reference write without it. Names of Qwen's own files are under "thinker.". A rule's `joined`
+    is taken where there is one.
     """
     names = set(names)
+    if any(name.startswith(THINKER) for name in names):
+        return tuple(_joined(rule.renamed(in_thinker), names) for rule in rules)
     if not any(name.startswith(TOWER) for name in names):
         rules = [rule.renamed(lambda name: name.replace(TOWER, TOWER.partition(".")[0] + ".")) for rule in rules]
     if saved_alone(names):
         rules = [rule.renamed(lambda name: name.removeprefix(BASE)) for rule in rules]
     return tuple(_joined(rule, names) for rule in rules)
+
+
+def in_thinker(name: str) -> str:
+    """What Qwen's own files call a tensor of a model that hears."""
+    for theirs, own in _IN_THINKER.items():
+        if name.startswith(theirs):
+            return THINKER + own + name.removeprefix(theirs)
+    return THINKER + name
 
 
 def _joined(rule: Rule, names: set[str]) -> Rule:

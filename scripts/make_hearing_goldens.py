@@ -4,9 +4,10 @@
 
 Needs torch and transformers (made with torch 2.13, transformers 5.24); the tests that read the result need neither.
 Each folder is a real Hugging Face checkpoint, and `golden.npz` beside it holds, for prompts of three lengths, each with
-a sound of its own:
+a sound of its own, or with no, one and two sounds that have tokens in it:
 
-    prompt_I [T] int32    frames_I [frames, mels] float32, of one window    states_I [positions, D], the encoder's
+    prompt_I [T] int32    frames_I [frames, mels] float32, of one window, or of all sounds one behind the other
+    lengths_I [sounds] int32, frames of each    states_I [positions, D], the encoder's, or tower_I [tokens, D]
     logits_I [T, V]    tokens_I [64] int32, greedy    best_I [64, 2], the two best logits of each
 """
 
@@ -21,6 +22,7 @@ import numpy as np
 import torch  # pyright: ignore[reportMissingImports]
 import transformers  # pyright: ignore[reportMissingImports]
 
+from scripts.goldens import heard_in_prompts
 from scripts.goldens.command import run
 from scripts.goldens.recipe import first_seed, normal, replace_weights
 from scripts.goldens.reference import MARGIN, NUM_GREEDY, is_steady, load
@@ -52,25 +54,37 @@ GOLDENS: dict[str, dict[str, Any]] = {
 
 def make(name: str, folder: Path) -> None:
     """Writes one folder, with the first seed for which no token depends on how sums are rounded."""
-    config = GOLDENS[name]
-    made = transformers.WhisperConfig(**config, attn_implementation="eager")
-    like = transformers.WhisperForConditionalGeneration(made).eval()
+    in_prompts = name in heard_in_prompts.GOLDENS
+    like = heard_in_prompts.skeleton(name) if in_prompts else skeleton(name)
     like.save_pretrained(folder)
     (folder / "generation_config.json").unlink()
-    replace_weights(folder, SEED, law)
+    replace_weights(folder, SEED, heard_in_prompts.law if in_prompts else law)
     path = folder / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"dtype": "float32"}, indent=2) + "\n")
-    rng = np.random.default_rng(7)
+
+    def answer() -> dict[str, np.ndarray] | None:
+        model = load(like, folder, lambda tensors: tensors)
+        if in_prompts:
+            return heard_in_prompts.answers(model, heard_in_prompts.drawn(name))
+        return answers(model, drawn(name))
+
+    np.savez_compressed(folder / "golden.npz", allow_pickle=False, **first_seed(folder, SEED, answer))
+
+
+def skeleton(name: str) -> Any:
+    """The model in float32, with weights that nobody uses."""
+    config = transformers.WhisperConfig(**GOLDENS[name], attn_implementation="eager")
+    return transformers.WhisperForConditionalGeneration(config).eval()
+
+
+def drawn(name: str) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Prompts of three lengths, each with the frames of a window."""
+    config, rng = GOLDENS[name], np.random.default_rng(7)
     frames = (2 * config["max_source_positions"], config["num_mel_bins"])
-    drawn = [
+    return [
         (rng.integers(3, config["vocab_size"], length).astype(np.int32), rng.normal(size=frames).astype(np.float32))
         for length in LENGTHS
     ]
-
-    def answer() -> dict[str, np.ndarray] | None:
-        return answers(load(like, folder, lambda tensors: tensors), drawn)
-
-    np.savez_compressed(folder / "golden.npz", allow_pickle=False, **first_seed(folder, SEED, answer))
 
 
 def law(name: str, shape: tuple[int, ...]) -> dict[str, Any]:
@@ -138,4 +152,4 @@ def _features(frames: np.ndarray) -> torch.Tensor:  # [1, mels, frames]
 
 
 if __name__ == "__main__":
-    run(__doc__, GOLDENS, "tests/goldens/hearing", make)
+    run(__doc__, GOLDENS | heard_in_prompts.GOLDENS, "tests/goldens/hearing", make)

@@ -1,4 +1,4 @@
-"""Images of a request: checked against what the engine has room for, and placed among the prompt's tokens."""
+"""Images or sounds of a request: checked against what the engine has room for, and placed among the prompt's tokens."""
 
 from __future__ import annotations
 
@@ -12,17 +12,19 @@ from ferrum_jax.prompt import IMAGE_RUN, EncodableImage, MediaSpan, PlacedImage
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ImageLimits:
-    """What an engine has room for. max_tokens: of all images of a prompt; 0 of one that takes none. max_patches: of an
-    image. merge: patches of a side of a token. grid: of each image, where all have the same. is_beside: a prompt has
-    one, a clip without tokens, to which layers attend. counts_places: rotary
-    positions count rows and columns of tokens. sees_both_ways: tokens of an image attend to all of it, and so stand in
-    one step, which has max_whole_tokens beside those of other rows. breaks_rows: a token of text stands between two
-    rows of an image's."""
+    """What an engine has room for. noun: "image", or "sound", which has frames for patches. max_tokens: of all images
+    of a prompt; 0 of one that takes none. max_patches: of an image. merge: patches of a side of a token. chunk: patches
+    that are encoded together, and the tokens that they become; of the last chunk of a sound some may be missing.
+    grid: of each image, where all have the same. is_beside: a prompt has one, a clip without tokens, to which layers
+    attend. counts_places: rotary positions count rows and columns of tokens. sees_both_ways: tokens of an image attend
+    to all of it, and so stand in one step, which has max_whole_tokens beside those of other rows. breaks_rows: a token
+    of text stands between two rows of an image's."""
 
+    noun: str = "image"
     max_tokens: int = 0
     max_patches: int = 0
     merge: int = 1
-    patches_per_token: int = 1
+    chunk: tuple[int, int] = (1, 1)
     grid: tuple[int, int, int] | None = None
     counts_places: bool = False
     sees_both_ways: bool = False
@@ -30,16 +32,34 @@ class ImageLimits:
     breaks_rows: bool = False
     is_beside: bool = False
 
-    def num_embeddings(self, image: EncodableImage) -> int:
-        return math.prod(image.grid) // self.patches_per_token
+    @property
+    def kind(self) -> str:
+        """Of their media spans."""
+        return "audio" if self.noun == "sound" else self.noun
 
-    def num_tokens(self, image: EncodableImage) -> int:
-        """Tokens that an image has in a prompt, with those between its rows."""
-        return self.num_embeddings(image) + (image.grid[1] // self.merge - 1 if self.breaks_rows else 0)
+    def num_embeddings(self, image: EncodableImage) -> int:
+        if self.noun == "sound":
+            return image.num_tokens
+        return math.prod(image.grid) // self.chunk[0]
+
+    def is_of_the_model(self, image: EncodableImage) -> bool:
+        """Whether it has as many tokens in a prompt as the tower makes of it, with those between its rows."""
+        chunks, rest = divmod(math.prod(image.grid), self.chunk[0])
+        if self.noun == "sound":
+            return not rest and ceil_div(image.num_tokens, self.chunk[1]) == chunks
+        return not rest and image.num_tokens == chunks + (image.grid[1] // self.merge - 1 if self.breaks_rows else 0)
+
+    @property
+    def in_words(self) -> tuple[str, str, str]:
+        """What the model makes of one, what its patches are, and what it should be to have fewer of them."""
+        if self.noun == "sound":
+            return f"up to {self.chunk[1]} tokens of {self.chunk[0]} frames, and of whole ones", "frames", "shorter"
+        return f"a token of {self.merge} x {self.merge}{_BETWEEN * self.breaks_rows}", "patches", "smaller"
 
 
 NO_IMAGES = ImageLimits()
 _BETWEEN = ", with one more between rows"
+_AS_IN_FILE = "process it as the checkpoint's processor file says"
 
 
 def placed_images(
@@ -52,11 +72,12 @@ def placed_images(
     """
     if limits.is_beside:
         return _beside(images, media, limits)
+    kind, nouns = limits.kind, limits.noun + "s"
     if not images:
-        if limits.max_tokens and any(span.kind == "image" for span in media):
+        if limits.max_tokens and any(span.kind == kind for span in media):
             raise ValueError(
-                "the prompt has media spans of kind 'image' and no images, and this model would compute something else "
-                "under their keys; give the images"
+                f"the prompt has media spans of kind {kind!r} and no {nouns}, and this model would compute something "
+                f"else under their keys; give the {nouns}"
             )
         return (), ()
     if not limits.max_tokens:
@@ -64,41 +85,50 @@ def placed_images(
             f"the prompt has {len(images)} images, and this model takes none; leave them out, or serve one that sees "
             "images with max_image_tokens above 0"
         )
-    spans = sorted((span for span in media if span.kind == "image"), key=lambda span: span.start)
+    spans = sorted((span for span in media if span.kind == kind), key=lambda span: span.start)
     kept = tuple(images[len(images) - len(spans) :])
     if len(spans) > len(images) or any(
         (span.digest, span.length) != (image.digest, image.num_tokens) for span, image in zip(spans, kept, strict=True)
     ):
-        raise ValueError("media spans of kind 'image' are not those of the images; give one for each, in their order")
-    for number, image in enumerate(kept):
-        if limits.grid is not None and image.grid != limits.grid:
-            raise ValueError(
-                f"image {number} has a grid of {image.grid} patches, and the model's tower takes {limits.grid} alone; "
-                "process it as the checkpoint's processor file says"
-            )
-        if math.prod(image.grid) % limits.patches_per_token or image.num_tokens != limits.num_tokens(image):
-            raise ValueError(
-                f"image {number} has {image.num_tokens} tokens and {math.prod(image.grid)} patches, and the model "
-                f"makes a token of {limits.merge} x {limits.merge}{_BETWEEN * limits.breaks_rows}; process it as the "
-                "checkpoint's processor file says"
-            )
-        if math.prod(image.grid) > limits.max_patches:
-            raise ValueError(
-                f"image {number} has {math.prod(image.grid)} patches, and max_image_patches is {limits.max_patches}; "
-                "give a smaller image, or raise it"
-            )
-        if limits.sees_both_ways and image.num_tokens > limits.max_whole_tokens:
-            raise ValueError(
-                f"image {number} has {image.num_tokens} tokens, which see each other and so are computed in one step, "
-                f"and a step has room for {limits.max_whole_tokens} beside those of other rows; give a smaller image, "
-                "raise max_num_batched_tokens, or lower max_num_seqs"
-            )
-    if (total := _room(kept, limits)) > limits.max_tokens:
         raise ValueError(
-            f"the prompt's images take {total} tokens, and the engine keeps those of {limits.max_tokens}; give fewer "
-            "or smaller images, shorter videos, or raise max_image_tokens"
+            f"media spans of kind {kind!r} are not those of the {nouns}; give one for each, in their order"
+        )
+    for number, image in enumerate(kept):
+        _check(number, image, limits)
+    if (total := _room(kept, limits)) > limits.max_tokens:
+        less = "shorter sounds" if kind == "audio" else "smaller images, shorter videos"
+        raise ValueError(
+            f"the prompt's {nouns} take {total} tokens, and the engine keeps those of {limits.max_tokens}; give fewer "
+            f"or {less}, or raise max_image_tokens"
         )
     return tuple(_placed(span, image, limits) for span, image in zip(spans, kept, strict=True)), kept
+
+
+def _check(number: int, image: EncodableImage, limits: ImageLimits) -> None:
+    """Raises ValueError for an image that the model's tower, or the engine, does not take."""
+    noun, count = limits.noun, math.prod(image.grid)
+    made, patches, less = limits.in_words
+    if limits.grid is not None and image.grid != limits.grid:
+        raise ValueError(
+            f"{noun} {number} has a grid of {image.grid} {patches}, and the model's tower takes {limits.grid} alone; "
+            f"{_AS_IN_FILE}"
+        )
+    if not limits.is_of_the_model(image):
+        raise ValueError(
+            f"{noun} {number} has {image.num_tokens} tokens and {count} {patches}, and the model makes {made}; "
+            f"{_AS_IN_FILE}"
+        )
+    if count > limits.max_patches:
+        raise ValueError(
+            f"{noun} {number} has {count} {patches}, and max_image_patches is {limits.max_patches}; give a {less} "
+            f"{noun}, or raise it"
+        )
+    if limits.sees_both_ways and image.num_tokens > limits.max_whole_tokens:
+        raise ValueError(
+            f"image {number} has {image.num_tokens} tokens, which see each other and so are computed in one step, "
+            f"and a step has room for {limits.max_whole_tokens} beside those of other rows; give a smaller image, "
+            "raise max_num_batched_tokens, or lower max_num_seqs"
+        )
 
 
 def _beside(

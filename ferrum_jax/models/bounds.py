@@ -19,6 +19,7 @@ _KEYS: Mapping[tuple[float, float], str] = {
         block_ff_dim block_multiple_of mamba_d_ssm mamba_n_heads mamba_num_heads mamba_n_groups n_groups
         mamba_d_state ssm_state_size q_lora_rank kv_lora_rank intermediate_size_mlp num_heads out_hidden_size
         linear_num_heads d_model encoder_attention_heads decoder_attention_heads encoder_ffn_dim decoder_ffn_dim
+        output_dim
     """,
     (1, 2**16): """
         head_dim global_head_dim swa_head_dim swa_v_head_dim swa_qk_nope_head_dim swa_qk_rope_head_dim
@@ -64,7 +65,8 @@ _KEYS: Mapping[tuple[float, float], str] = {
     # 0 where use_sliding_window is false
     (0, 2**31): "sliding_window sliding_window_size max_window_layers full_attn_mod interpolate_factor",
     (1, 16): "in_channels temporal_patch_size spatial_merge_size pooling_kernel_size num_channels",
-    (1, 2**12): "num_mel_bins",
+    (1, 2**12): "num_mel_bins n_window downsample_hidden_size",
+    (1, 2**22): "n_window_infer",
     (1.000001, 1e15): "global_rope_theta local_rope_theta rope_theta rope_local_base_freq swa_rope_theta",
     (1, 2**30): "max_position_embeddings floor_scale initial_context_length",
     (0, 2**10): "n_shared_experts moe_num_shared_experts num_shared_expert",

@@ -15,7 +15,7 @@ from flax import nnx
 from checkpoints.formats import StoredForms
 from checkpoints.rules import Rule
 from ferrum_jax.layers.formed_weight import put_forms
-from ferrum_jax.models import gemma4_vision, glm4v, pixtral, siglip, vision_tower, whisper
+from ferrum_jax.models import gemma4_vision, glm4v, pixtral, qwen3_asr, siglip, vision_tower, whisper
 from ferrum_jax.models.bounds import shown
 from ferrum_jax.models.decoder import Decoder
 from ferrum_jax.models.encoder_spec import EncoderSpec
@@ -41,7 +41,7 @@ _FAMILIES = """
     nemotron nemotron_h
     olmo
     phi phimoe
-    qwen qwen3_5 qwen3_next qwen3_vl qwen3_vl_moe
+    qwen qwen3_5 qwen3_asr qwen3_next qwen3_vl qwen3_vl_moe
     seed_oss smollm3 starcoder2
     whisper
 """.split()  # noqa: SIM905
@@ -69,6 +69,7 @@ _TOWERS: dict[str, Callable[..., nnx.Module]] = {
     "glm4v": glm4v.GlmTower,
     "pixtral": pixtral.PixtralTower,
     "whisper": whisper.WhisperEncoder,
+    "qwen_sound": qwen3_asr.ChunkedEncoder,
 }
 _NOTHING_STORED = StoredForms()
 
@@ -214,7 +215,7 @@ def prefix_of(tower: VisionSpec | SoundSpec) -> str:
 
 def without_tower(spec: ModelSpec) -> ModelSpec:
     """The spec of a model that is served for text alone, where it can be."""
-    return dataclasses.replace(spec, vision=None)
+    return dataclasses.replace(spec, vision=None, sound=None) if spec.embeds_media else spec
 
 
 def for_targets(weights: Weights, config: Mapping[str, Any], targets: Iterable[str]) -> Weights:

@@ -137,7 +137,7 @@ class Settled:
             invariant=config.invariant,
             accelerator=self.target.platform != "cpu",
             adapters=config.max_adapters > 0,
-            images=self.spec.vision is not None,
+            images=self.spec.embeds_media,
             reach=reach,
         )
         return dataclasses.replace(

@@ -78,6 +78,7 @@ PARAMETERS: tuple[tuple[str, tuple[str | None, ...]], ...] = (
     ("vision.*.bias", (None,)),
     ("sound.narrow.weight", (None,) * 3),
     ("sound.wide.weight", (None,) * 3),
+    ("sound.convolutions.*.weight", (None,) * 4),
     ("sound.*.weight", (None, None)),
     ("sound.*.bias", (None,)),
     # of encoders

@@ -60,6 +60,9 @@ _ABSENT: Mapping[str, Any] = {
     "chunked": False,
     "num_mtp_layers": 0,
     "sound": None,
+    "chunk_frames": 0,
+    "window_chunks": 0,
+    "conv_channels": 0,
     "learned_positions": False,
     "key_bias": True,
 }

@@ -234,6 +234,11 @@ class ModelSpec:
         return self.vision or self.sound
 
     @property
+    def embeds_media(self) -> bool:
+        """Whether tokens of a prompt have what the tower makes in place of embeddings."""
+        return self.tower is not None and not self.cross_layers
+
+    @property
     def state_layers(self) -> tuple[int, ...]:
         """The recurrent layers."""
         return tuple(layer for group in self.cache_groups if group.kind == "state" for layer in group.layers)

@@ -6,17 +6,21 @@ import dataclasses
 
 from ferrum_jax.spec.checks import check_positive
 
-TOWERS = ("whisper",)
+TOWERS = ("whisper", "qwen_sound")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SoundSpec:
-    """One encoder: frames, convolutions that halve their number, and layers that attend to all of a window.
+    """One encoder: frames, convolutions that make them fewer, and layers that attend both ways.
 
-    A window is as long for every clip; what a clip lacks is silence. num_positions: of a window, after the
-    convolutions. num_mels: values of a frame. num_readers: layers of the text model that attend to the encoder's
-    states, the "cross" group; the encoder makes their keys and values, once for a clip. out_size: the text model's
-    width.
+    tower: "whisper", whose windows are as long for every clip, so that what a clip lacks is silence; or "qwen_sound",
+    for clips of any length, which are cut in chunks that convolutions see alone, and whose positions attend to those of
+    their window.
+    num_positions: of a window, or of a chunk, after the convolutions. num_mels: values of a frame.
+    num_readers: layers of the text model that attend to the encoder's states, the "cross" group; the encoder makes
+    their keys and values, once for a clip. Without one, tokens of a prompt have the states as their embeddings.
+    chunk_frames: of a chunk; window_chunks: chunks of a window; conv_channels: of the convolutions; all 0 of "whisper".
+    out_size: the text model's width.
 
     Raises ValueError naming the field whose value cannot be.
     """
@@ -27,14 +31,19 @@ class SoundSpec:
     num_heads: int
     num_mels: int
     num_positions: int
-    num_readers: int
+    num_readers: int = 0
     out_size: int
+    chunk_frames: int = 0
+    window_chunks: int = 0
+    conv_channels: int = 0
     hidden_act: str = "gelu"
     tower: str = "whisper"
 
     def __post_init__(self) -> None:
         assert self.tower in TOWERS, f"tower is {self.tower!r}; known are {TOWERS}"
+        chunked = ("chunk_frames", "window_chunks", "conv_channels") if self.tower == "qwen_sound" else ()
         check_positive(self, "hidden_size", "intermediate_size", "num_layers", "num_heads", "num_mels", "num_positions")
+        check_positive(self, *chunked)
         if self.hidden_size % self.num_heads:
             raise ValueError(
                 f"d_model is {self.hidden_size} and encoder_attention_heads {self.num_heads}; heads must divide it"
@@ -46,24 +55,34 @@ class SoundSpec:
         return self.num_mels
 
     @property
-    def patches_per_token(self) -> int:
-        """Frames of a position."""
-        return 2
+    def chunk(self) -> tuple[int, int]:
+        """Frames that are encoded together, and the positions that they become; the last chunk's may be fewer."""
+        return (self.chunk_frames, self.num_positions) if self.chunk_frames else (2, 1)
 
     @property
-    def patches_of_all(self) -> int:
-        """Frames of each window."""
-        return self.num_positions * self.patches_per_token
+    def window_frames(self) -> int:
+        """Frames of a window."""
+        return self.chunk_frames * self.window_chunks or self.num_positions * 2
 
     @property
-    def tokens_of_all(self) -> int:
-        """Positions of each window."""
-        return self.num_positions
+    def patches_of_all(self) -> int | None:
+        """Frames of each clip, where all have as many."""
+        return None if self.chunk_frames else self.window_frames
 
     @property
-    def grid_of_all(self) -> tuple[int, int, int]:
-        """Frames of each window as a grid, as `VisionSpec` has one of patches."""
-        return 1, self.patches_of_all, 1
+    def tokens_of_all(self) -> int | None:
+        """Positions of each clip, where all have as many."""
+        return None if self.chunk_frames else self.num_positions
+
+    @property
+    def grid_of_all(self) -> tuple[int, int, int] | None:
+        """Frames of each clip as a grid, as `VisionSpec` has one of patches."""
+        return None if self.patches_of_all is None else (1, self.patches_of_all, 1)
+
+    @property
+    def embedding_size(self) -> int:
+        """Floats of a token of a clip."""
+        return self.out_size
 
     @property
     def is_read_across(self) -> bool:

@@ -85,6 +85,11 @@ class VisionSpec:
         return self.merge**2
 
     @property
+    def chunk(self) -> tuple[int, int]:
+        """The fewest patches that are encoded together, and the tokens that they become."""
+        return self.patches_per_token, 1
+
+    @property
     def grid_of_all(self) -> tuple[int, int, int] | None:
         """Frames, rows and columns of each image's patches, where all have the same."""
         return (1, self.grid_side, self.grid_side) if self.tower == "siglip" else None

@@ -122,10 +122,11 @@ def _image_limits(layout: Layout, sizes: EngineSizes) -> ImageLimits:
     if images is None:
         return NO_IMAGES
     return ImageLimits(
+        noun="image" if layout.spec.vision is not None else "sound",
         max_tokens=images.num_tokens,
         max_patches=sizes.max_image_patches,
         merge=images.tower.merge,
-        patches_per_token=images.tower.patches_per_token,
+        chunk=images.tower.chunk,
         grid=images.tower.grid_of_all,
         sees_both_ways=images.tower.sees_both_ways,
         max_whole_tokens=sizes.max_num_batched_tokens - sizes.max_num_seqs + 1,

@@ -66,7 +66,7 @@ class ClipSlots:
     @property
     def sizes(self) -> tuple[int, ...]:
         """Frames of a call: one window, whatever the clip."""
-        return (self.sound.patches_of_all,)
+        return (self.sound.window_frames,)
 
     @property
     def tower(self) -> SoundSpec:
@@ -158,7 +158,7 @@ def trace_encode_clip(slots: ClipSlots, mesh: Mesh) -> jax.stages.Traced:
     arguments = (
         tuple(slots.weights.values()),
         tuple(jax.tree.leaves(shapes)),
-        jax.ShapeDtypeStruct((sound.patches_of_all, sound.num_mels), jnp.float32, sharding=whole(mesh)),
+        jax.ShapeDtypeStruct((sound.window_frames, sound.num_mels), jnp.float32, sharding=whole(mesh)),
         jax.ShapeDtypeStruct((1,), jnp.int32, sharding=whole(mesh)),
     )
     if mesh.size > 1:

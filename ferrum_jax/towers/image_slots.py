@@ -1,7 +1,8 @@
-"""Image slots: the pool of embeddings of images on the device, and the programs that encode images into it.
+"""Image slots: the pool of embeddings of images or sounds on the device, and the programs that encode them into it.
 
 The pool is [slots, (1 + deepstack) D], whole on every device, as the tower is: each device encodes every image. Slot 0
 is null. An encoder is compiled for a few numbers of patches; several images go into one call, one after the other.
+A clip is as an image whose patches are its frames.
 """
 
 from __future__ import annotations
@@ -21,14 +22,13 @@ from ferrum_jax.config import EngineConfig
 from ferrum_jax.ints import ceil_div, round_up
 from ferrum_jax.layers.segment_attention import QUERY_TILE
 from ferrum_jax.models import registry
-from ferrum_jax.models.vision_tower import ImagePatches
 from ferrum_jax.prompt import IMAGE_RUN as RUN
 from ferrum_jax.prompt import EncodableImage
 from ferrum_jax.sharding import local_bytes, partitions, whole
-from ferrum_jax.spec import ModelSpec, VisionSpec
+from ferrum_jax.spec import ModelSpec, SoundSpec, VisionSpec
+from ferrum_jax.towers.packing import given, num_embeddings, packed, places_shape
 
 _GROWTH = 4  # from one number of patches to the next
-_PLACES = ("rows", "columns", "heights", "widths", "segments")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -39,16 +39,12 @@ class ImageSlots:
     not depend on others.
     """
 
-    vision: VisionSpec
+    tower: VisionSpec | SoundSpec
     graph: nnx.GraphDef
     weights: Mapping[str, jax.ShapeDtypeStruct]
     pool: jax.ShapeDtypeStruct
     sizes: tuple[int, ...]
     one_by_one: bool
-
-    @property
-    def tower(self) -> VisionSpec:
-        return self.vision
 
     @property
     def bytes(self) -> int:
@@ -58,7 +54,8 @@ class ImageSlots:
     @property
     def in_words(self) -> tuple[str, str]:
         """What the memory is for."""
-        return "images", "embeddings of images"
+        nouns = "images" if isinstance(self.tower, VisionSpec) else "sounds"
+        return nouns, f"embeddings of {nouns}"
 
     @property
     def read_bytes(self) -> float:
@@ -92,58 +89,50 @@ class ImageSlots:
         return [self._packed(group) for group in groups]
 
     def _packed(self, images: Sequence[tuple[EncodableImage, Sequence[int]]]) -> tuple[int, tuple[Any, ...]]:
-        """The smallest call that holds these images, in fresh arrays: jax reads them after the call has returned."""
+        """The smallest call that holds these images."""
         total = sum(math.prod(image.grid) for image, _ in images)
         size = next(size for size in self.sizes if size >= total)
-        per_token = self.vision.patches_per_token
-        pixels = np.zeros((size, self.vision.patch_values), np.float32)
-        places = np.zeros((len(_PLACES), size), np.int32)
-        slots = np.full(size // per_token, self.pool.shape[0], np.int32)  # beyond the pool, so padding is dropped
-        at = 0
-        for segment, (image, runs) in enumerate(images, 1):
-            count = math.prod(image.grid)
-            pixels[at : at + count] = image.patches
-            places[:, at : at + count] = _places(image.grid, self.vision.neighbours, segment)
+        pixels, places, where = packed(self.tower, size, [image for image, _ in images])
+        slots = np.full(
+            self.embeddings_of_call(size), self.pool.shape[0], np.int32
+        )  # beyond the pool: padding is dropped
+        for (image, runs), own in zip(images, where, strict=True):
             filled = (np.array(runs)[:, None] * RUN + np.arange(RUN)).reshape(-1)
-            slots[at // per_token : (at + count) // per_token] = filled[: count // per_token]
-            at += count
+            slots[own] = filled[: num_embeddings(self.tower, image)]
         return size, (pixels, places, slots)
 
-
-def _places(grid: tuple[int, int, int], merge: int, segment: int) -> np.ndarray:
-    """[5, patches] int32 of `_PLACES`; squares of merge x merge patches stand together."""
-    frames, height, width = grid
-    blocks = np.indices((height // merge, width // merge, merge, merge)).reshape(4, -1)
-    rows, columns = blocks[0] * merge + blocks[2], blocks[1] * merge + blocks[3]
-    one = np.stack([rows, columns, *(np.full_like(rows, value) for value in (height, width, segment))])
-    return np.tile(one, frames).astype(np.int32)
+    def embeddings_of_call(self, size: int) -> int:
+        """Those that a call of so many patches makes."""
+        patches, tokens = self.tower.chunk
+        return size // patches * tokens
 
 
 def image_slots(
     config: EngineConfig, spec: ModelSpec, targets: Mapping[str, jax.ShapeDtypeStruct], dtype: jnp.dtype, mesh: Mesh
 ) -> ImageSlots | None:
     """The slots of a model with a tower; None of one without. targets: all weights, as they lie on the mesh."""
-    if spec.vision is None:
+    tower = spec.tower
+    if tower is None or not spec.embeds_media:
         return None
     graph, names = registry.abstract_tower(spec, dtype)
     assert graph is not None, "the tower of a spec that has one"
     num_slots = (ceil_div(config.max_image_tokens, RUN) + 1) * RUN
-    pool = jax.ShapeDtypeStruct((num_slots, spec.vision.embedding_size), dtype, sharding=whole(mesh))
+    pool = jax.ShapeDtypeStruct((num_slots, tower.embedding_size), dtype, sharding=whole(mesh))
     return ImageSlots(
-        vision=spec.vision,
+        tower=tower,
         graph=graph,
         weights={name: targets[name] for name in targets if name in names},
         pool=pool,
-        sizes=_sizes(config, spec.vision),
+        sizes=_sizes(config, tower),
         one_by_one=config.invariant,
     )
 
 
-def _sizes(config: EngineConfig, vision: VisionSpec) -> tuple[int, ...]:
+def _sizes(config: EngineConfig, tower: VisionSpec | SoundSpec) -> tuple[int, ...]:
     """Where all images have as many patches, a call has one: that fills a device."""
-    if vision.patches_of_all is not None:
-        return (vision.patches_of_all,)
-    return encoder_sizes(config.max_image_patches, vision.patches_per_token, invariant=config.invariant)
+    if tower.patches_of_all is not None:
+        return (tower.patches_of_all,)
+    return encoder_sizes(config.max_image_patches, tower.chunk[0], invariant=config.invariant)
 
 
 def encoder_sizes(max_patches: int, per_token: int, *, invariant: bool) -> tuple[int, ...]:
@@ -163,29 +152,28 @@ def trace_fresh_images(slots: ImageSlots) -> jax.stages.Traced:
 
 def trace_encode(slots: ImageSlots, num_patches: int, mesh: Mesh) -> jax.stages.Traced:
     """(weights, pool, which is donated, pixels, places, slots) -> the pool with the images' embeddings."""
-    names = [name.removeprefix(registry.prefix_of(slots.vision)) for name in slots.weights]
+    names = [name.removeprefix(registry.prefix_of(slots.tower)) for name in slots.weights]
 
     def encode(
         weights: tuple[jax.Array, ...],
         pool: jax.Array,
         pixels: jax.Array,  # [patches, values] float32
-        places: jax.Array,  # [5, patches] int32
-        ids: jax.Array,  # [patches / merge²] int32
+        places: jax.Array,  # as `places_shape` says, int32
+        ids: jax.Array,  # [embeddings] int32
     ) -> jax.Array:
         tower = registry.bind(slots.graph, dict(zip(names, weights, strict=True)))
-        patches = ImagePatches(pixels=pixels, **dict(zip(_PLACES, places, strict=True)))
-        return pool.at[ids].set(tower(patches).astype(pool.dtype), mode="drop")
+        found = tower(*given(slots.tower, pixels, places))
+        return pool.at[ids].set(found.astype(pool.dtype), mode="drop")
 
     def struct(shape: tuple[int, ...], kind: Any) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(shape, kind, sharding=whole(mesh))
 
-    vision = slots.vision
     arguments = (
         tuple(slots.weights.values()),
         slots.pool,
-        struct((num_patches, vision.patch_values), jnp.float32),
-        struct((len(_PLACES), num_patches), jnp.int32),
-        struct((num_patches // vision.patches_per_token,), jnp.int32),
+        struct((num_patches, slots.tower.patch_values), jnp.float32),
+        struct(places_shape(slots.tower, num_patches), jnp.int32),
+        struct((slots.embeddings_of_call(num_patches),), jnp.int32),
     )
     if mesh.size > 1:
         specs = partitions(arguments)

@@ -59,13 +59,13 @@ def describe(slots: ImageSlots, num_patches: int, mesh: Any, target: str) -> dic
     memory, text = compiled.memory_analysis(), compiled.as_text() or ""
     assert memory is not None, "the compiler says what its program takes"
     matrices = [w.shape for w in slots.weights.values() if len(w.shape) == 2 and w.size >= _LEAST_WEIGHT]
-    per_token = slots.vision.patches_per_token
+    per_token = slots.tower.patches_per_token
     sizes = (num_patches, tile_of(num_patches, per_token))  # of a call, of its tiles
     lengths = {length for size in sizes for length in (size, size // per_token)}  # activations may look like weights
     weights = {shape for shape in matrices if not lengths.intersection(shape)}
     return {
         "patches": num_patches,
-        "head_dim": slots.vision.head_dim,
+        "head_dim": slots.tower.head_dim,
         "compile_s": round(time.process_time() - started, 1),
         "temp_bytes": memory.temp_size_in_bytes,
         "aliased_bytes": memory.alias_size_in_bytes,

@@ -1,0 +1,162 @@
+"""Tiny models whose prompts have tokens for sounds: their configs, prompts, weights, and what the reference says."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch  # pyright: ignore[reportMissingImports]
+import transformers  # pyright: ignore[reportMissingImports]
+
+from scripts.goldens.recipe import normal
+from scripts.goldens.reference import MARGIN, NUM_GREEDY, is_steady
+
+AUDIO, START, END = 150, 152, 153
+CHUNK, CHUNK_TOKENS = 100, 13  # frames of Qwen's chunks, and the tokens of a whole one
+_TEXT = {
+    "vocab_size": 154,
+    "hidden_size": 48,
+    "intermediate_size": 76,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 512,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 5000.0},
+    "bos_token_id": 2,
+    "eos_token_id": 1,
+}
+GOLDENS: dict[str, dict[str, Any]] = {
+    "qwen3_asr": {
+        "text_config": {**_TEXT, "model_type": "qwen3", "tie_word_embeddings": True},
+        "audio_config": {
+            "model_type": "qwen3_asr_encoder",
+            "num_mel_bins": 10,
+            "d_model": 40,
+            "encoder_layers": 3,
+            "encoder_attention_heads": 5,
+            "encoder_ffn_dim": 56,
+            "output_dim": 48,
+            "downsample_hidden_size": 6,
+            "n_window_infer": 200,
+        },
+        "audio_token_id": AUDIO,
+        "tie_word_embeddings": True,
+        "pad_token_id": 0,
+        "eos_token_id": 1,
+        "bos_token_id": 2,
+    }
+}
+# Of each prompt: the sounds by their frames, and how many tokens of text stand before, between and behind them.
+_PROMPTS = (((), (9,)), ((330,), (5, 7)), ((150, 37), (3, 6, 8)))
+
+
+class Asked(NamedTuple):
+    """A prompt. lengths: frames of its sounds, which stand one behind the other, each with zeros to whole chunks."""
+
+    prompt: np.ndarray
+    lengths: np.ndarray
+    frames: np.ndarray
+
+
+def skeleton(name: str) -> Any:
+    """The model in float32, with weights that nobody uses."""
+    config = transformers.Qwen3ASRConfig(**GOLDENS[name], attn_implementation="eager")
+    return transformers.Qwen3ASRForConditionalGeneration(config).eval()
+
+
+def drawn(name: str) -> list[Asked]:
+    """Prompts with no, one and two sounds."""
+    rng, mels = np.random.default_rng(11), GOLDENS[name]["audio_config"]["num_mel_bins"]
+    return [_drawn(rng, mels, *each) for each in _PROMPTS]
+
+
+def _drawn(rng: np.random.Generator, mels: int, lengths: tuple[int, ...], texts: tuple[int, ...]) -> Asked:
+    ids, frames = [rng.integers(6, AUDIO, texts[0])], [np.zeros((0, mels))]
+    for length, text in zip(lengths, texts[1:], strict=True):
+        ids += [[START], [AUDIO] * num_tokens(length), [END], rng.integers(6, AUDIO, text)]
+        frames += [rng.normal(size=(length, mels)), np.zeros((-length % CHUNK, mels))]
+    return Asked(
+        np.concatenate(ids).astype(np.int32), np.array(lengths, np.int32), np.concatenate(frames).astype(np.float32)
+    )
+
+
+def num_tokens(length: int) -> int:
+    """Of a sound of so many frames."""
+    return length // CHUNK * CHUNK_TOKENS + math.ceil(length % CHUNK / 8)
+
+
+def law(name: str, shape: tuple[int, ...]) -> dict[str, Any]:
+    """What a weight is drawn from, so that tokens vary and depend on the sound."""
+    if name == "model.language_model.norm.weight":  # of either sign; otherwise a tied table would repeat every token
+        return normal(0.0, 1.0)
+    if ("norm" in name or "ln_post" in name) and name.endswith("weight"):
+        return normal(1.0, 0.2)
+    if name.endswith("bias"):
+        return normal(0.0, 0.3)
+    if "embed_tokens" in name:
+        return normal(0.0, 0.5)
+    gain = 2.0 if "conv2d" in name else 1.5
+    return normal(0.0, gain / math.sqrt(math.prod(shape[1:])))
+
+
+def answers(model: Any, prompts: list[Asked]) -> dict[str, np.ndarray] | None:
+    """What golden.npz holds; None for weights that leave too much to chance."""
+    said = [greedy(model, asked) for asked in prompts]
+    if any(each is None for each in said):
+        return None
+    whole = [
+        asked._replace(prompt=np.concatenate((asked.prompt, each[0])))
+        for asked, each in zip(prompts, said, strict=True)
+    ]
+
+    @torch.no_grad()
+    def logits() -> torch.Tensor:
+        return torch.cat([_logits(model, asked) for asked in whole]).double()
+
+    if not is_steady(logits, model):
+        return None
+    arrays: dict[str, np.ndarray] = {}
+    for i, (asked, (tokens, best)) in enumerate(zip(prompts, said, strict=True)):
+        found = {**asked._asdict(), "tokens": tokens, "best": best, **_observed(model, asked)}
+        arrays |= {f"{key}_{i}": value for key, value in found.items()}
+    return arrays
+
+
+@torch.no_grad()
+def greedy(model: Any, asked: Asked) -> tuple[np.ndarray, np.ndarray] | None:
+    """(tokens [64], two best logits of each step [64, 2]) of tokens of text. None where two logits nearly tie."""
+    ids, best = asked.prompt, []
+    for _ in range(NUM_GREEDY):
+        top = torch.topk(_logits(model, asked._replace(prompt=ids))[-1, :AUDIO], 2)
+        if top.values[0] - top.values[1] < MARGIN * top.values.abs().max():
+            return None
+        best.append(top.values.numpy())
+        ids = np.append(ids, top.indices[0].numpy()).astype(np.int32)
+    return ids[len(asked.prompt) :], np.stack(best)
+
+
+@torch.no_grad()
+def _observed(model: Any, asked: Asked) -> dict[str, np.ndarray]:
+    found = {"logits": _logits(model, asked).numpy()}
+    if len(asked.lengths):
+        found["tower"] = model.model.get_audio_features(**_sounds(asked)).pooler_output.numpy()
+    return found
+
+
+def _logits(model: Any, asked: Asked) -> torch.Tensor:  # [T, V]
+    ids = torch.from_numpy(asked.prompt).long()[None]
+    return model(input_ids=ids, **(_sounds(asked) if len(asked.lengths) else {}), use_cache=False).logits[0]
+
+
+def _sounds(asked: Asked) -> dict[str, torch.Tensor]:
+    """Sounds as the reference takes them: a row for each, padded to the longest."""
+    padded = [-(-length // CHUNK) * CHUNK for length in asked.lengths.tolist()]
+    features = np.zeros((len(padded), asked.frames.shape[1], max(padded)), np.float32)
+    mask, at = np.zeros((len(padded), max(padded)), np.int64), 0
+    for row, (length, count) in enumerate(zip(asked.lengths.tolist(), padded, strict=True)):
+        features[row, :, :count] = asked.frames[at : at + count].T
+        mask[row, :length] = 1
+        at += count
+    return {"input_features": torch.from_numpy(features), "input_features_mask": torch.from_numpy(mask)}

@@ -1,0 +1,66 @@
+"""Golden models whose prompts have tokens for sounds: their clips as a processor makes them, and encoded."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+
+import jax
+import numpy as np
+
+from checkpoints import open_checkpoint
+from ferrum_jax.ints import ceil_div
+from ferrum_jax.models import registry
+from ferrum_jax.sound.clip import ProcessedClip
+from ferrum_jax.towers.packing import given, packed
+from tests.golden_table import GOLDENS
+from tests.models.vision_goldens import parameters_of
+
+HEARING = GOLDENS / "hearing"
+QWEN = "qwen3_asr"
+CHUNK, CHUNK_TOKENS = 100, 13
+
+
+@functools.cache
+def load(name: str = QWEN):
+    """(spec, parameters, golden arrays)."""
+    spec = registry.spec_of(open_checkpoint(HEARING / name).config)
+    return spec, parameters_of(HEARING / name, spec), dict(np.load(HEARING / name / "golden.npz"))
+
+
+def clips_of(prompt: int, *, louder: float = 0.0, name: str = QWEN) -> list[ProcessedClip]:
+    """The sounds of a golden prompt. louder: than the golden's, which makes others of them."""
+    golden, clips, at = load(name)[2], [], 0
+    for length in golden[f"lengths_{prompt}"].tolist():
+        whole = ceil_div(length, CHUNK) * CHUNK
+        features = golden[f"frames_{prompt}"][at : at + whole].copy()
+        features[:length] += np.float32(louder)
+        clips.append(
+            ProcessedClip(
+                features=features,
+                grid=(1, whole, 1),
+                num_frames=length,
+                num_tokens=length // CHUNK * CHUNK_TOKENS + ceil_div(length % CHUNK, 8),
+                seconds=length / 100,
+                digest=hashlib.blake2b(features).digest(),
+            )
+        )
+        at += whole
+    return clips
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _encode(graph, weights, values, places):
+    tower = registry.bind(graph, {name.removeprefix("sound."): x for name, x in weights.items()})
+    return tower(*given(load()[0].sound, values, places))
+
+
+def encoded(clips: list[ProcessedClip], num_frames: int, parameters=None) -> list[np.ndarray]:
+    """The embeddings of each clip of one call, which has room for so many frames."""
+    spec, own, _ = load()
+    graph, names = registry.abstract_tower(spec)
+    weights = {name: (parameters or own)[name] for name in names}
+    values, places, where = packed(spec.sound, num_frames, clips)
+    found = np.asarray(_encode(graph, weights, values, places))
+    assert np.isfinite(found).all()
+    return [found[own] for own in where]

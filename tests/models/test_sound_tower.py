@@ -1,0 +1,96 @@
+"""The encoder of sounds that have tokens in a prompt against the reference, and how its config and tensors are read."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from checkpoints import open_checkpoint
+from ferrum_jax.models import registry
+from scripts.goldens.weights import make
+from tests.models.sound_goldens import HEARING, QWEN, clips_of, encoded, load
+from tests.models.test_goldens import assert_close
+from tests.models.vision_goldens import parameters_of
+
+
+@pytest.mark.parametrize("num_frames", [400, 700, 2300])  # of a call; a tile of padding is not computed
+@pytest.mark.parametrize("prompt", [1, 2])
+def test_embeddings_are_the_reference_s_whatever_stands_behind(prompt, num_frames):
+    found = encoded(clips_of(prompt), num_frames)
+    assert_close("tower", np.concatenate(found), load()[2][f"tower_{prompt}"])
+
+
+def test_a_clip_s_embeddings_are_the_same_bits_alone_in_a_call_whatever_its_last_chunk_is_filled_with():
+    (clip,) = clips_of(1)
+    alone = encoded([clip], 700)[0]
+    np.testing.assert_array_equal(encoded([clip], 700)[0], alone)
+    beside = encoded([*clips_of(2), clip], 700)[-1]
+    np.testing.assert_allclose(beside, alone, rtol=1e-4, atol=1e-5)
+
+
+def test_positions_of_one_window_do_not_hear_those_of_another():
+    (clip,) = clips_of(1)
+    before = encoded([clip], 400)[0]
+    clip.features[250:330] += 1.0
+    after, window = encoded([clip], 400)[0], 26
+    np.testing.assert_array_equal(after[:window], before[:window])
+    assert not np.allclose(after[window:], before[window:], atol=1e-2)
+
+
+def _config(**changes):
+    config = json.loads((HEARING / QWEN / "config.json").read_text())
+    return config | changes
+
+
+def test_qwen_s_own_files_say_the_same(tmp_path):
+    """Their config is under `thinker_config` and has sections; their tensors have other names."""
+    config = json.loads((HEARING / QWEN / "config.json").read_text())
+    sections = {"mrope_interleaved": True, "interleaved": True, "mrope_section": [4, 2, 2], "type": "default"}
+    text = dict(config["text_config"])
+    text["rope_theta"] = text.pop("rope_parameters")["rope_theta"]
+    audio = config["audio_config"] | {"model_type": "qwen3_asr_audio_encoder", "conv_chunksize": 500}
+    thinker = {"audio_config": audio, "text_config": text | {"rope_scaling": {"rope_type": "default", **sections}}}
+    own = {"architectures": config["architectures"], "model_type": "qwen3_asr", "support_languages": ["English"]}
+    ends = {"audio_start_token_id": 152, "audio_end_token_id": 153, "audio_token_id": 150, "dtype": "float32"}
+    make(HEARING / QWEN, tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    save_file({_own_name(name): x for name, x in tensors.items()}, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps(own | {"thinker_config": thinker | ends | {"eos_token_id": 1}}))
+    spec, wanted, _ = load()
+    assert registry.spec_of(open_checkpoint(tmp_path).config) == spec
+    found = parameters_of(tmp_path, spec)
+    assert set(found) == set(wanted) and all(np.array_equal(found[name], wanted[name]) for name in wanted)
+
+
+def _own_name(name: str) -> str:
+    name = name.replace("model.multi_modal_projector.linear_", "audio_tower.proj")
+    return "thinker." + name.replace("model.language_model.", "model.").replace("model.audio_tower.", "audio_tower.")
+
+
+def test_a_model_that_is_served_for_text_alone_leaves_the_encoder_out():
+    spec, whole, _ = load()
+    text = registry.without_tower(spec)
+    assert text.sound is None and not any(registry.of_tower(name) for name in registry.abstract_parts(text)[1])
+    parameters = parameters_of(HEARING / QWEN, text)
+    assert all(np.array_equal(x, whole[parameter]) for parameter, x in parameters.items())
+
+
+@pytest.mark.parametrize(
+    ("of_audio", "said"),
+    [
+        ({"n_window": 100}, "n_window is 100; of this architecture it must be 50"),
+        ({"n_window_infer": 150}, "n_window_infer is 150; it must be a multiple of 100"),
+        ({"output_dim": 40}, "output_dim is 40, and the text's hidden_size is 48"),
+        ({"encoder_attention_heads": 7}, "encoder_attention_heads 7; heads must divide it"),
+        ({"d_model": 2, "encoder_attention_heads": 1}, "d_model is 2; it must be even, 4 or more"),
+        ({"taps": 3}, "taps"),
+    ],
+)
+def test_what_an_encoder_cannot_be_is_refused_by_its_key(of_audio, said):
+    with pytest.raises(ValueError, match=said):
+        registry.spec_of(_config(audio_config=_config()["audio_config"] | of_audio))
+    with pytest.raises(ValueError, match="audio_config is 3; it must be an object"):
+        registry.spec_of(_config(audio_config=3))
