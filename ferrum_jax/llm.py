@@ -40,6 +40,7 @@ from ferrum_jax.startup.new_weights import NewWeights
 from ferrum_jax.startup.open import Measure, Opening, Show, config_of, tell_processes
 from ferrum_jax.startup.open_model import OpenModel
 from ferrum_jax.text.tokenizer import Tokenizer, require_tokenizer
+from ferrum_jax.transcribing.heard_sound import HeardSound
 from ferrum_jax.transcribing.transcribe_all import listed_sounds, transcribe_all
 from ferrum_jax.transcribing.transcription import Transcription
 
@@ -403,6 +404,15 @@ class LLM:
         `requests` is read as there is room, so it may be endless; the next sounds are decoded in threads meanwhile.
         """
         return transcribe_all(self.model.transcriber, requests, self.as_completed)
+
+    def hear(self, sound: str, params: TranscriptionParams) -> HeardSound:
+        """A sound, by its URL or its path below `image_root`, as requests of its windows; any thread may ask.
+
+        For jobs, which run the windows as prompts. Raises ValueError for one that cannot be read, and for what the
+        model cannot do.
+        """
+        transcriber = self.model.transcriber
+        return HeardSound.of(transcriber, transcriber.sources.of_row(sound), params)
 
     # -- embeddings ------------------------------------------------------------------------------------
 

@@ -9,8 +9,8 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from starlette.requests import Request
 from starlette.responses import Response
 
+from ferrum_jax.openai.bodies import asked_sound
 from ferrum_jax.openai.body_fields import fields_of
-from ferrum_jax.openai.sounds import asked_sound
 from ferrum_jax.serve.app.text_routes import warning_headers
 from ferrum_jax.serve.http.event_stream import EventStream
 from ferrum_jax.serve.http.exchange import Exchange
