@@ -29,7 +29,14 @@ from ferrum_jax.engine.calls.arguments import checked, params_for, priorities_fo
 from ferrum_jax.engine.calls.score_requests import Completion, score_params, scores_of
 from ferrum_jax.engine.engine import Engine
 from ferrum_jax.engine.shared import Ask, SharedEngine
-from ferrum_jax.outputs import CompletionOutput, EmbeddingOutput, RequestOutput, ScoreOutput, SequenceLogprobs
+from ferrum_jax.outputs import (
+    CompletionOutput,
+    EmbeddingOutput,
+    RequestOutput,
+    ScoreOutput,
+    SequenceLogprobs,
+    Transcription,
+)
 from ferrum_jax.processes.processes import refuse_several_processes
 from ferrum_jax.progress import progress_bar, sounds_bar, texts_bar
 from ferrum_jax.prompt import Message, Prompt, listed, single
@@ -42,7 +49,6 @@ from ferrum_jax.startup.open_model import OpenModel
 from ferrum_jax.text.tokenizer import Tokenizer, require_tokenizer
 from ferrum_jax.transcribing.heard_sound import HeardSound
 from ferrum_jax.transcribing.transcribe_all import listed_sounds, transcribe_all
-from ferrum_jax.transcribing.transcription import Transcription
 
 Key = TypeVar("Key", bound=Hashable)
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ferrum_jax.asked.sampling import SamplingParams
 from ferrum_jax.asked.transcription import TranscriptionParams
 from ferrum_jax.outputs import CompletionOutput, EmbeddingOutput, RequestOutput, ScoreOutput
 from ferrum_jax.prompt import Prompt
 from ferrum_jax.spec.identity import ModelIdentity
-from ferrum_jax.transcribing.heard_sound import HeardSound
+
+if TYPE_CHECKING:
+    from ferrum_jax.transcribing.heard_sound import HeardSound
 
 
 class RowCrash(ValueError):

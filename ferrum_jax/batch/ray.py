@@ -16,7 +16,7 @@ import pickle
 import queue
 import threading
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ferrum_jax.asked.sampling import SamplingParams
 from ferrum_jax.asked.transcription import TranscriptionParams
@@ -28,7 +28,9 @@ from ferrum_jax.outputs import CompletionOutput, EmbeddingOutput, RequestOutput,
 from ferrum_jax.paths import install_command
 from ferrum_jax.prompt import Prompt
 from ferrum_jax.spec.identity import ModelIdentity
-from ferrum_jax.transcribing.heard_sound import HeardSound
+
+if TYPE_CHECKING:
+    from ferrum_jax.transcribing.heard_sound import HeardSound
 
 _MOST_WAIT_S = 0.2  # for an answer, before the job is asked whether it wants partial ones
 _SUMMED = ("live", "num_blocks", "computed_tokens", "padded_tokens")

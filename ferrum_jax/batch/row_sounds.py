@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING
 
 from ferrum_jax.batch.batch_llm import BatchLLM
 from ferrum_jax.batch.input.formats import TRANSCRIBES, Row
 from ferrum_jax.batch.input.rows import Rows
 from ferrum_jax.batch.row_answers import Answer
-from ferrum_jax.outputs import RequestOutput
-from ferrum_jax.transcribing.heard_sound import HeardSound
-from ferrum_jax.transcribing.transcription import Transcription
+from ferrum_jax.outputs import RequestOutput, Transcription
+
+if TYPE_CHECKING:
+    from ferrum_jax.transcribing.heard_sound import HeardSound
 
 READ_AHEAD = 2  # sounds; the features of an hour are 115 MB, and its waveform 230
 

@@ -10,8 +10,8 @@ import math
 import zlib
 from typing import Any
 
+from ferrum_jax.outputs import Segment, Transcription
 from ferrum_jax.transcribing.languages import name_of
-from ferrum_jax.transcribing.transcription import Segment, Transcription
 
 OF_TEXT = {"text": "text/plain", "srt": "text/plain", "vtt": "text/vtt"}  # forms that are no JSON, and their types
 

@@ -13,11 +13,10 @@ import numpy as np
 
 from ferrum_jax.asked.sampling import SamplingParams
 from ferrum_jax.asked.transcription import TranscriptionParams
-from ferrum_jax.outputs import RequestOutput
+from ferrum_jax.outputs import RequestOutput, Transcription
 from ferrum_jax.prompt import Prompt
 from ferrum_jax.sound.sound_sources import is_array_with_rate
 from ferrum_jax.transcribing.heard_sound import HeardSound
-from ferrum_jax.transcribing.transcription import Transcription
 from ferrum_jax.transcribing.windows import Transcriber
 
 Key = TypeVar("Key", bound=Hashable)

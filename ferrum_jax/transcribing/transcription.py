@@ -11,44 +11,13 @@ from collections import Counter
 from collections.abc import Sequence
 
 from ferrum_jax.asked.transcription import TranscriptionParams
-from ferrum_jax.outputs import CompletionOutput
+from ferrum_jax.outputs import CompletionOutput, Segment, Transcription
 from ferrum_jax.text.stream import TextStream
 from ferrum_jax.text.tokenizer import Tokenizer
 from ferrum_jax.transcribing.generation_file import WhisperTokens
 from ferrum_jax.transcribing.windows import SoundWindow, Transcriber
 
 SECONDS_PER_STEP = 0.02  # from one time to the next
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Segment:
-    """A part of what is said. token_ids: of its text, with its times. avg_logprob: the mean of these tokens."""
-
-    id: int
-    start_s: float
-    end_s: float
-    text: str
-    token_ids: tuple[int, ...]
-    avg_logprob: float | None = None
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Transcription:
-    """What is said in a sound.
-
-    language: its code: as it was given, or that of most windows. segments: where times were asked for. token_ids: of
-    all windows, without those that say language and task. avg_logprob: the mean of these. is_cut: a window ended at its
-    most tokens, so that text may be missing.
-    """
-
-    text: str
-    language: str
-    task: str
-    duration_s: float
-    segments: tuple[Segment, ...] = ()
-    token_ids: tuple[int, ...] = ()
-    avg_logprob: float | None = None
-    is_cut: bool = False
 
 
 def transcription_of(

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from ferrum_jax.outputs import Segment, Transcription
 from ferrum_jax.transcribing.forms import as_json, as_text, as_verbose_json
 from ferrum_jax.transcribing.languages import NAMES, code_of, name_of
-from ferrum_jax.transcribing.transcription import GrowingText, Segment, Transcription
+from ferrum_jax.transcribing.transcription import GrowingText
 from tests.transcribing.heard import CASES, text_of
 
 FOUND = Transcription(

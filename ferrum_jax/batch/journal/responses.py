@@ -17,10 +17,9 @@ from typing import Any
 from ferrum_jax.batch.input.formats import EMBEDS, GENERATES, SCORE_URL, BadRow, Row
 from ferrum_jax.openai.answers import TextForm, ranking, read_usage, text_answer, vectors_answer
 from ferrum_jax.openai.logprob_forms import number
-from ferrum_jax.outputs import EmbeddingOutput, RequestOutput, ScoreOutput
+from ferrum_jax.outputs import EmbeddingOutput, RequestOutput, ScoreOutput, Transcription
 from ferrum_jax.prompt import take_apart
 from ferrum_jax.transcribing.forms import as_object
-from ferrum_jax.transcribing.transcription import Transcription
 
 _json = json.JSONEncoder(allow_nan=False).encode  # of a string alone it is fast; of an object it makes an encoder first
 _LINE = '{"id": "batch_req_%s", "custom_id": %s, "response": %s, "error": %s}\n'
