@@ -33,13 +33,15 @@ _LATENT_SPARE = 2048 + 256  # what warpgroups tell each other of lanes, the comp
 
 
 class Divided(enum.Enum):
-    """What consumers divide among them: an item's lanes, 64 for each, or the columns of V, with the same 64 lanes.
+    """What consumers divide among them: an item's lanes, 64 for each; or with the same 64 lanes columns of V, or tiles.
 
-    Where they divide V, a stage comes in halves, K and then V, because two whole ones do not fit.
+    Where they divide V, a stage comes in halves, K and then V, because two whole ones do not fit. Where they divide
+    tiles, one has the even and one the odd ones, each with stages of its own, and their results are splits.
     """
 
     LANES = enum.auto()
     VALUES = enum.auto()
+    TILES = enum.auto()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -66,6 +68,11 @@ class Form:
     def halves(self) -> int:
         """Parts of a stage that come and go apart."""
         return 2 if self.divided is Divided.VALUES else 1
+
+    @property
+    def rings(self) -> int:
+        """Consumers that have stages, and splits, of their own."""
+        return self.consumers if self.divided is Divided.TILES else 1
 
     @property
     def lane_groups(self) -> int:
@@ -112,15 +119,20 @@ class GpuConfig:
 def _form(pool: KVPool, group: int, *, is_decode: bool, target: Target) -> Form:
     H, V, is_small = pool.head_dim, pool.v_head_dim, pool.dtype.itemsize == 1
     divided = Divided.VALUES if V > _WIDEST else Divided.LANES
+    divided = Divided.TILES if is_decode and is_small and H <= 128 else divided  # one would take longer than HBM
     consumers = 1 if is_decode and divided is Divided.LANES else 2
+    rings = consumers if divided is Divided.TILES else 1
     groups = consumers if divided is Divided.LANES else 1
     tile_kv = _TILE_KV if is_decode or H > 192 or V > 128 or is_small else _PREFILL_TILE_KV
     part = V if V <= 128 else 64  # what results leave of the registers
     query_slots = 2 if is_decode and H <= 192 else 1
     queries = query_slots * groups * LANES * H * 2
-    outputs = LANES * (consumers * part * 4 + 4) if is_decode else 0  # prefill writes them where the queries were
+    part = 64 if divided is Divided.TILES and V % 64 == 0 else part
+    outputs = LANES * (consumers * part + rings) * 4 if is_decode else 0  # prefill writes them where the queries were
     is_apart = divided is Divided.VALUES
-    copies = tile_kv * (H if is_apart else H + V) * 2 if is_small else 0  # K and V in bfloat16, one place for halves
+    copies = (
+        rings * tile_kv * (H if is_apart else H + V) * 2 if is_small else 0
+    )  # K and V in bfloat16, one place for halves
     scales = 2 * tile_kv * 4 * (2 if is_apart else 1) if pool.dtype == jnp.int8 else 0
     stage = tile_kv * (H + V) * pool.dtype.itemsize + scales
     spare = 4096 if is_decode else 3072  # barriers, alignment and the compiler's own scratch
@@ -128,11 +140,11 @@ def _form(pool: KVPool, group: int, *, is_decode: bool, target: Target) -> Form:
     fixed = queries + outputs + copies + spare
     assert target.smem_bytes is not None
     least, most = _SPLIT_TOKENS
-    stages = min(_MAX_STAGES, (target.smem_bytes - fixed) // stage)
+    stages = min(-(-_MAX_STAGES // rings), (target.smem_bytes - fixed) // (stage * rings))
     if stages < (needed := 1 if is_apart else 2):
         raise ValueError(
-            f"{needed * tile_kv} tokens take {fixed + needed * stage} bytes of shared memory; {target.generation} has "
-            f"{target.smem_bytes}; take implementation 'xla'"
+            f"{needed * rings * tile_kv} tokens take {fixed + needed * rings * stage} bytes of shared memory; "
+            f"{target.generation} has {target.smem_bytes}; take implementation 'xla'"
         )
     return Form(
         consumers=consumers,
@@ -143,7 +155,7 @@ def _form(pool: KVPool, group: int, *, is_decode: bool, target: Target) -> Form:
         part=part,
         stages=stages,
         query_slots=query_slots,
-        smem_bytes=fixed + stages * stage,
+        smem_bytes=fixed + rings * stages * stage,
         divided=divided,
     )
 

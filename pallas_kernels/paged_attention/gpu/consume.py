@@ -13,7 +13,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.paged_attention.gpu import math as m
-from pallas_kernels.paged_attention.gpu.config import LANES
+from pallas_kernels.paged_attention.gpu.config import LANES, Divided
 from pallas_kernels.paged_attention.gpu.ops import MATRIX, PER_LANE, PER_TOKEN, SMALL
 from pallas_kernels.paged_attention.gpu.schedule import Field
 from pallas_kernels.paged_attention.gpu.shape import ConsumerPart, Refs, Shape, StageTile, Task, unknown_zero
@@ -28,7 +28,7 @@ def consume(shape: Shape, refs: Refs, me: ConsumerPart, task: Task, n: jax.Array
 
     def one_stage(tile: jax.Array, carry: Any, is_edge: bool) -> Any:
         n, (highest, total, parts) = carry
-        stage = shape.stage_of(n)
+        stage = shape.stage_of(n, me.ring)
         at = StageTile(n, stage, tile * form.tile_kv, item if is_edge else None)
         readable = _keys if shape.is_apart else _keys_and_values
         keys_values = readable(shape, s, me, at)
@@ -78,17 +78,26 @@ def _over_stages(
     carry: Any,
 ) -> Any:
     """Runs `one_stage(tile, carry, is_edge)` over an item's tiles; at an edge some tokens are not seen."""
+
+    def own(begin: jax.Array, end: jax.Array, is_edge: bool, carry: Any) -> Any:
+        rings = shape.form.rings
+        if rings == 1:
+            return lax.fori_loop(begin, end, lambda j, c: one_stage(j, c, is_edge), carry)
+        begin += lax.rem(begin + me.ring, rings)  # its first tile
+        count = lax.div(jnp.maximum(end - begin, 0) + rings - 1, rings)
+        return lax.fori_loop(0, count, lambda i, c: one_stage(begin + rings * i, c, is_edge), carry)
+
     first, end = item[Field.FIRST_KV], item[Field.END_KV]
     first_full = jnp.clip(item[Field.FIRST_FULL], first, end)
     end_full = jnp.clip(item[Field.END_FULL], first_full, end)
     if shape.window is not None:
-        carry = lax.fori_loop(first, first_full, lambda j, c: one_stage(j, c, True), carry)
+        carry = own(first, first_full, True, carry)
     if shape.alternates:
         pl.when(me.number == 1)(functools.partial(_take_turn, s))
-    carry = lax.fori_loop(first_full, end_full, lambda j, c: one_stage(j, c, False), carry)
+    carry = own(first_full, end_full, False, carry)
     if shape.alternates:
         pl.when(me.number == 0)(functools.partial(_take_turn, s))
-    return lax.fori_loop(end_full, end, lambda j, c: one_stage(j, c, True), carry)
+    return own(end_full, end, True, carry)
 
 
 def _scales(shape: Shape, s: dict[str, Any], stage: jax.Array, kind: int) -> jax.Array:  # [64, T]
@@ -135,12 +144,15 @@ def _keys_and_values(shape: Shape, s: dict[str, Any], me: ConsumerPart, at: Stag
     ref, (H, V) = s["stages"].at[at.stage], (shape.head_dim, shape.value_dim)
     if shape.is_converted:
         _meet(shape, s)  # the last converted stage has been multiplied
-    into = s["converted"].at[unknown_zero(at.n)] if shape.is_converted else ref
+    into = s["converted"].at[me.ring + unknown_zero(at.n)] if shape.is_converted else ref
     for kind, columns in enumerate((range(H), range(H, H + V))):  # K by the first consumer, V by the last
         if shape.is_converted or (kind == 1 and at.item is not None):
             seen_by = at if kind == 1 else at._replace(item=None)
-            is_mine = me.number == kind * (shape.form.consumers - 1)  # with one consumer both are its
-            pl.when(is_mine)(functools.partial(_rewrite, shape, ref, into, columns, seen_by))
+            rewrite = functools.partial(_rewrite, shape, ref, into, columns, seen_by)
+            if "together" in s:
+                pl.when(me.number == kind * (shape.form.consumers - 1))(rewrite)
+            else:
+                rewrite()
     if shape.is_converted or at.item is not None:
         _meet(shape, s)
     return into
@@ -153,10 +165,10 @@ def _keys(shape: Shape, s: dict[str, Any], me: ConsumerPart, at: StageTile) -> A
     if not shape.is_converted:
         return ref
     _rewrite(
-        shape, ref, s["converted"].at[unknown_zero(at.n)], _own(shape, me), at._replace(item=None)
+        shape, ref, s["converted"].at[me.ring + unknown_zero(at.n)], _own(shape, me), at._replace(item=None)
     )  # where it alone read values
     _meet(shape, s)
-    return s["converted"].at[unknown_zero(at.n)]
+    return s["converted"].at[me.ring + unknown_zero(at.n)]
 
 
 def _end_keys(shape: Shape, s: dict[str, Any], stage: jax.Array) -> None:
@@ -172,7 +184,7 @@ def _own_values(
     """The consumer's own columns of V as wgmma reads them, where they come after K."""
     _wait(shape, s, at.stage, 1)
     ref = s["stages"].at[at.stage * shape.form.halves + 1]
-    into = s["converted"].at[unknown_zero(at.n)] if shape.is_converted else ref
+    into = s["converted"].at[me.ring + unknown_zero(at.n)] if shape.is_converted else ref
     if shape.is_converted or at.item is not None:
         _rewrite(shape, ref, into, _own(shape, me), at)
     return into
@@ -212,8 +224,8 @@ def _take_turn(s: dict[str, Any]) -> None:
 
 
 def _meet(shape: Shape, s: dict[str, Any]) -> None:
-    """Waits until every consumer is here."""
-    if shape.form.consumers > 1:
+    """Waits until every consumer of the same stages is here."""
+    if "together" in s:
         plgpu.barrier_arrive(s["together"])
         plgpu.barrier_wait(s["together"])
 
@@ -275,18 +287,18 @@ def _store_partial(
 ) -> None:
     """Stores a split's results, only for lanes that belong to a head."""
     form, (highest, total, parts) = shape.form, state
-    results, sums = outputs
-    at = (item[Field.SPLIT], item[Field.TILE], head)
-    inverse = 1.0 / total
+    (results, sums), own_sums = outputs, s["sums"].at[me.ring]
+    at = (item[Field.SPLIT] * form.rings + me.ring, item[Field.TILE], head)
+    inverse = 1.0 / (total if form.rings == 1 else jnp.where(total > 0, total, jnp.ones_like(total)))  # of no tile
     lanes, there = pl.ds(0, form.loaded), s["result"].at[me.number]
-    stores_sums = form.consumers == 1 or me.number == 0
+    stores_sums = form.divided is not Divided.VALUES or me.number == 0
     if stores_sums:
-        s["sums"][...] = highest + jnp.log(total) * m.LOG2_E
+        own_sums[...] = highest + jnp.log(total) * m.LOG2_E
     for p, part in enumerate(parts):
         there[...] = part * m.columns(inverse, part.shape)
         plgpu.commit_smem()
         columns = pl.ds(me.column + p * form.part, form.part)
         plgpu.copy_smem_to_gmem(there.at[lanes], results.at[(*at, slice(None), columns)])
         if p == 0 and stores_sums:
-            plgpu.copy_smem_to_gmem(s["sums"].at[lanes], sums.at[at])
+            plgpu.copy_smem_to_gmem(own_sums.at[lanes], sums.at[at])
         plgpu.wait_smem_to_gmem(0, wait_read_only=True)

@@ -66,7 +66,7 @@ def attend(
     if form.split is None:
         outputs = (jax.ShapeDtypeStruct((tiles, K, groups, LANES, H), jnp.bfloat16),)
     else:
-        partial = (work.max_splits, tiles, K, form.loaded)
+        partial = (work.max_splits * form.rings, tiles, K, form.loaded)
         outputs = (jax.ShapeDtypeStruct((*partial, V), jnp.float32), jax.ShapeDtypeStruct(partial, jnp.float32))
     inputs = [work.num_items, work.items, schedule.block_tables, queries, sinks, values]
     if pool.scales is not None:
@@ -119,13 +119,14 @@ def _body(shape: Shape, refs: Refs) -> None:
     def _() -> None:
         if form.consumers > 1:
             plgpu.set_max_registers(_FETCHER_REGISTERS, action="decrease")
-        n = lax.fori_loop(0, mine, lambda i, n: _fetch(shape, refs, task_of(i), n), jnp.int32(0))
-        for used, name, slots in (
-            (mine, "queries_free", form.query_slots),
-            (n * form.halves, "stage_free", form.stages * form.halves),
-        ):
+        fetched = (jnp.int32(0),) * form.rings
+        fetched = lax.fori_loop(0, mine, lambda i, n: _fetch(shape, refs, task_of(i), n), fetched)
+        of_ring = form.stages * form.halves
+        barriers = [(mine, "queries_free", 0, form.query_slots)]
+        barriers += [(n * form.halves, "stage_free", r * of_ring, of_ring) for r, n in enumerate(fetched)]
+        for used, name, first, slots in barriers:
             for slot in range(slots):
-                pl.when(used > slot)(functools.partial(plgpu.barrier_wait, refs.scratch[name].at[slot]))
+                pl.when(used > slot)(functools.partial(plgpu.barrier_wait, refs.scratch[name].at[first + slot]))
 
     def compute(consumer: int | jax.Array) -> None:
         if form.consumers > 1:
@@ -133,15 +134,15 @@ def _body(shape: Shape, refs: Refs) -> None:
         me = shape.consumer(consumer)
         lax.fori_loop(0, mine, lambda i, n: consume(shape, refs, me, task_of(i), n), jnp.int32(0))
 
-    if form.divided is Divided.LANES:
+    if form.divided is not Divided.VALUES:
         pl.when(warpgroup < form.consumers)(functools.partial(compute, warpgroup))
         return
     for consumer in range(form.consumers):  # each has code of its own, for columns begin at known places
         pl.when(warpgroup == consumer)(functools.partial(compute, consumer))
 
 
-def _fetch(shape: Shape, refs: Refs, task: Task, n: Any) -> jax.Array:
-    """Starts the transfers of an item. n: stages before it; returned with the item's own added."""
+def _fetch(shape: Shape, refs: Refs, task: Task, fetched: Any) -> tuple[jax.Array, ...]:
+    """Starts the transfers of an item. fetched: stages of each ring before it; returned with the item's own added."""
     form, C, s, (i, head, item) = shape.form, shape.block_size, refs.scratch, task
     _, _, tables, queries, _, values, *others = refs.inputs
     scales = others[: int(shape.has_scales)]
@@ -158,8 +159,10 @@ def _fetch(shape: Shape, refs: Refs, task: Task, n: Any) -> jax.Array:
             s["queries_ready"].at[slot],
         )
 
-    def one_stage(tile: jax.Array, n: jax.Array) -> jax.Array:
-        stage = shape.stage_of(n)
+    def one_stage(tile: jax.Array, fetched: Any) -> Any:
+        ring = lax.rem(tile, form.rings) if form.rings > 1 else 0
+        n = fetched[0] if form.rings == 1 else jnp.where(ring == 0, *fetched)
+        stage = shape.stage_of(n, ring)
         for half, columns in enumerate(shape.arriving):
             place = stage * form.halves + half
             pl.when(n >= form.stages)(functools.partial(plgpu.barrier_wait, s["stage_free"].at[place]))
@@ -176,6 +179,6 @@ def _fetch(shape: Shape, refs: Refs, task: Task, n: Any) -> jax.Array:
                 )
                 for ref in scales:
                     plgpu.copy_gmem_to_smem(ref.at[block, head, :, part], s["scales"].at[place, piece], ready)
-        return n + 1
+        return (n + 1,) if form.rings == 1 else (fetched[0] + 1 - ring, fetched[1] + ring)
 
-    return lax.fori_loop(item[Field.FIRST_KV], item[Field.END_KV], one_stage, n)
+    return lax.fori_loop(item[Field.FIRST_KV], item[Field.END_KV], one_stage, fetched)

@@ -62,7 +62,7 @@ def _decode(
     none = jnp.full((K, form.lane_groups, LANES), gpu_math.LOWEST)
     results, sums = kernel.attend(queries, pool, schedule, work, form, none, common)
     lanes = rows * K * form.loaded
-    num_splits = jnp.broadcast_to(jnp.pad(work.num_splits, (0, rows - R))[:, None], (rows, lanes // rows))
+    num_splits = jnp.broadcast_to(jnp.pad(work.num_splits * form.rings, (0, rows - R))[:, None], (rows, lanes // rows))
     lane_sinks = jnp.pad(sinks, ((0, 0), (0, form.loaded - G)), constant_values=gpu_math.LOWEST)
     merged = merge_splits.merge(
         results.reshape(-1, lanes, V),

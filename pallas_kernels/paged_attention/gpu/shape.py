@@ -62,11 +62,12 @@ class StageTile(NamedTuple):
 
 
 class ConsumerPart(NamedTuple):
-    """A consumer's part of every item. group: of lanes. column: its first of V's."""
+    """A consumer's part of every item. group: of lanes. column: its first of V's. ring: of stages."""
 
     number: int | jax.Array
     group: int | jax.Array
     column: int | jax.Array
+    ring: int | jax.Array
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -129,15 +130,18 @@ class Shape:
         """Lanes of V whose sums one consumer has."""
         return self.value_dim // (self.form.consumers if self.form.divided is Divided.VALUES else 1)
 
-    def stage_of(self, n: jax.Array) -> jax.Array:
-        """The stage of a program's n-th tile."""
-        return lax.rem(n, self.form.stages) if self.form.stages > 1 else unknown_zero(n)
+    def stage_of(self, n: jax.Array, ring: int | jax.Array = 0) -> jax.Array:
+        """The stage of a program's n-th tile, or of the n-th of those of a ring."""
+        stage = lax.rem(n, self.form.stages) if self.form.stages > 1 else unknown_zero(n)
+        return stage if self.form.rings == 1 else ring * self.form.stages + stage
 
     def consumer(self, number: int | jax.Array) -> ConsumerPart:
         """The consumer with that number."""
         if self.form.divided is Divided.VALUES:
-            return ConsumerPart(number, 0, number * self.summed)
-        return ConsumerPart(number, number, 0)
+            return ConsumerPart(number, 0, number * self.summed, 0)
+        if self.form.divided is Divided.TILES:
+            return ConsumerPart(number, 0, 0, number)
+        return ConsumerPart(number, number, 0, 0)
 
     @property
     def has_scales(self) -> bool:
@@ -156,7 +160,8 @@ def swizzled(shape: tuple[int, ...], dtype: Any, lanes: int | None = None) -> An
 def scratch_of(shape: Shape) -> dict[str, Any]:
     """Shared memory and barriers by name."""
     form, H, T = shape.form, shape.head_dim, shape.form.tile_kv
-    lanes, halves = len(shape.arriving[0]), form.stages * form.halves
+    lanes, halves = len(shape.arriving[0]), form.rings * form.stages * form.halves
+    readers = form.consumers // form.rings
     pieces = T // shape.rows
     arrivals = pieces * (2 if shape.has_scales else 1)
     scratch = {
@@ -165,17 +170,17 @@ def scratch_of(shape: Shape) -> dict[str, Any]:
         "queries_ready": plgpu.Barrier(num_arrivals=form.lane_groups, num_barriers=form.query_slots),
         "queries_free": plgpu.Barrier(num_arrivals=form.consumers, num_barriers=form.query_slots),
         "stage_ready": plgpu.Barrier(num_arrivals=arrivals, num_barriers=halves),
-        "stage_free": plgpu.Barrier(num_arrivals=form.consumers, num_barriers=halves),
+        "stage_free": plgpu.Barrier(num_arrivals=readers, num_barriers=halves),
     }
-    if form.consumers > 1:
+    if readers > 1:
         scratch["together"] = plgpu.Barrier(num_arrivals=form.consumers)
     if shape.alternates:
         scratch["turn"] = plgpu.Barrier(num_arrivals=form.consumers)
     if form.split is not None:
         scratch["result"] = plgpu.SMEM((form.consumers, LANES, form.part), jnp.float32)
-        scratch["sums"] = plgpu.SMEM((LANES,), jnp.float32)
+        scratch["sums"] = plgpu.SMEM((form.rings, LANES), jnp.float32)
     if shape.is_converted:
-        scratch["converted"] = swizzled((1, T, lanes), jnp.bfloat16, lanes=shape.width)
+        scratch["converted"] = swizzled((form.rings, T, lanes), jnp.bfloat16, lanes=shape.width)
     if shape.has_scales:
         # K's and V's of a block side by side: a transfer must begin at a multiple of 128 bytes, and 16 scales have 64
         scratch["scales"] = plgpu.SMEM((halves, pieces, 2, shape.rows), jnp.float32)
