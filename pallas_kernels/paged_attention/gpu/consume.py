@@ -39,10 +39,12 @@ def consume(shape: Shape, refs: Refs, me: ConsumerPart, task: Task, n: jax.Array
             scores *= _scales(shape, s, stage, 0)
         if shape.is_apart:
             _end_keys(shape, s, stage)
-        logits = m.logits(scores, shape.scale, shape.soft_cap)
+        factor = shape.scale * m.LOG2_E if shape.soft_cap is None else 1.0
+        if shape.soft_cap is not None:
+            scores = m.logits(scores, shape.scale, shape.soft_cap)
         if is_edge:
-            logits = jnp.where(_visible(shape, me, item, at.begin, last), logits, -jnp.inf)
-        highest, total, kept, weights = m.weigh(highest, total, logits)
+            scores = jnp.where(_visible(shape, me, item, at.begin, last), scores, -jnp.inf)
+        highest, total, kept, weights = m.weigh(highest, total, scores, factor)
         if shape.is_apart:
             keys_values = _own_values(shape, s, me, at)
         if shape.has_scales:
