@@ -396,6 +396,7 @@ REAL_CASES = (
 
 # More cases, for Hopper's kernels alone.
 HOPPER_CASES = (
+    *(_decode(name=f"llama_8b_decode_{dtype}_c16", kv_dtype=dtype, **_LLAMA_8B) for dtype in ("int8", "fp8_e4m3")),
     _mixed(name="llama_8b_mixed_int8_c16", kv_dtype="int8", **_LLAMA_8B),
     _mixed(name="llama_8b_mixed_fp8_e4m3", block_size=32, kv_dtype="fp8_e4m3", **_LLAMA_8B),
     _mixed(name="llama_8b_mixed_fp8_e5m2_c256", block_size=256, kv_dtype="fp8_e5m2", **_LLAMA_8B),

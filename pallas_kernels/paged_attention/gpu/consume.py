@@ -34,7 +34,7 @@ def consume(shape: Shape, refs: Refs, me: ConsumerPart, task: Task, n: jax.Array
         keys_values = readable(shape, s, me, at)
         turn = _nothing if is_edge or not shape.alternates else functools.partial(_take_turn, s)
         queries = s["queries"].at[slot + unknown_zero(n) if shape.is_apart else slot, me.group]
-        scores = ops.scores(queries, keys_values.at[:, pl.ds(0, H)], turn)
+        scores = ops.scores(queries if held is None else held, keys_values.at[:, pl.ds(0, H)], turn)
         if shape.has_scales:
             scores *= _scales(shape, s, stage, 0)
         if shape.is_apart:
@@ -59,6 +59,7 @@ def consume(shape: Shape, refs: Refs, me: ConsumerPart, task: Task, n: jax.Array
         _free(shape, s, stage, form.halves - 1)
         return n + 1, (highest, total, tuple(done))
 
+    held = ops.load(s["queries"].at[slot, me.group], MATRIX) if form.divided is Divided.TILES else None
     # once for all stages: loading it at edges takes registers that results are in
     last = ops.load(inputs[-1].at[item[Field.TILE], me.group], PER_LANE) if shape.has_spans else None
     n, state = _over_stages(shape, s, me, item, one_stage, (n, _empty(shape, inputs, head, me)))
