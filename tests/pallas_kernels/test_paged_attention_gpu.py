@@ -154,6 +154,25 @@ def test_a_context_of_one_split_is_merged_with_its_sink_alone(name: str) -> None
     np.testing.assert_allclose(out, _expected(case), **TOLERANCE["bfloat16"])
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "decode_int8",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("decode_fp8_e4m3_window", "decode_h512")),
+    ],
+)
+def test_consumers_that_share_the_tiles_of_a_split_equal_the_float64_oracle(name: str) -> None:
+    """An odd and an even number of tiles, and one, which leaves a consumer without any; stages are used again."""
+    rows = ((5, 1), (700, 1), (130, 1), (64, 1))
+    case = dataclasses.replace(BY_NAME[name], rows=rows, window=BY_NAME[name].window and 200)
+    a = make_arguments(case, implementation="mosaic_gpu")
+    config = _config(case, a)
+    config = dataclasses.replace(config, decode=dataclasses.replace(config.decode, split=512))
+    with interpreted() as interpret:
+        out = _run(case, a, config, interpret)
+    np.testing.assert_allclose(out, _expected(case), **TOLERANCE["bfloat16"])
+
+
 @pytest.mark.slow
 def test_a_row_has_the_same_bits_with_other_rows_beside_it_and_on_more_programs() -> None:
     case = BY_NAME["decode_gqa"]

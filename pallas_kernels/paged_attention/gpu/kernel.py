@@ -169,8 +169,8 @@ def _fetch(shape: Shape, refs: Refs, task: Task, fetched: Any) -> tuple[jax.Arra
             for piece in range(form.tile_kv // shape.rows):
                 first = piece * shape.rows
                 position = lax.clamp(item[Field.OLDEST], tile * form.tile_kv + first, item[Field.HIGH])
-                block = tables[item[Field.ROW], lax.div(position, C)]
-                part = lax.div(lax.rem(position, C), shape.rows)
+                block = tables[item[Field.ROW], lax.shift_right_logical(position, C.bit_length() - 1)]  # a power of two
+                part = lax.shift_right_logical(position, shape.rows.bit_length() - 1) & (C // shape.rows - 1)
                 ready = s["stage_ready"].at[place]
                 plgpu.copy_gmem_to_smem(
                     values.at[block * (C // shape.rows) + part, :, head, pl.ds(columns.start, len(columns))],
