@@ -66,7 +66,7 @@ def consume(shape: Shape, refs: Refs, me: ConsumerPart, task: Task, n: jax.Array
     if form.split is None:
         _store_whole(shape, outputs, s, me, slot, head, item, state)
     else:
-        ops.end_reading(is_by_threads=False)
+        ops.end_reading(is_by_threads=held is not None)
         plgpu.barrier_arrive(s["queries_free"].at[slot])
         _store_partial(shape, outputs, s, me, head, item, state)
     return n
