@@ -243,7 +243,7 @@ class EngineConfig:
     )
     allow_image_hosts: str = setting(
         "",
-        "hosts whose http and https URLs of images are fetched, such as example.com,b.org:8080, or * for all",
+        "hosts whose http and https URLs of media are fetched, such as example.com,b.org:8080, or * for all",
         more="* is every host with a public address",
         is_planned=False,
         metavar="HOSTS",
@@ -252,7 +252,7 @@ class EngineConfig:
     )
     image_root: str | None = setting(
         None,
-        "folder below which file: URLs name images",
+        "folder below which file: URLs name images and other media",
         is_planned=False,
         metavar="DIR",
         vllm="allowed_local_media_path",

@@ -74,7 +74,7 @@ class AsyncLLM:
             look()
             return self.llm.model.prepare(prompt, options, sampling=sampling, look=look)
 
-        pool = self._images if take_apart(prompt).images else None  # asyncio's own
+        pool = self._images if take_apart(prompt).seen else None  # asyncio's own
         try:
             return await asyncio.get_running_loop().run_in_executor(pool, prepared)
         finally:

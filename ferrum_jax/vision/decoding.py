@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ferrum_jax.media.kinds import MediaRefused
 from ferrum_jax.paths import install_command
 
 if TYPE_CHECKING:
@@ -115,7 +116,7 @@ def _readable(content: bytes, max_pixels: int) -> Iterator[None]:
         raise ValueError(f"the image is not a file of a kind that is read here: {', '.join(KINDS)}") from error
     except (image_module.DecompressionBombError, image_module.DecompressionBombWarning) as error:
         raise ValueError(f"the image has too many pixels; at most {max_pixels:,} are taken: make it smaller") from error
-    except (ImageRefused, Stopped):
+    except (MediaRefused, Stopped):
         raise
     except Exception as error:
         raise ValueError(f"the image is damaged and cannot be decoded: {error or type(error).__name__}") from error
@@ -126,7 +127,7 @@ def pixels_of(image: Image, *, max_pixels: int = MAX_PIXELS) -> np.ndarray:
     _check_size(image.width, image.height, max_pixels)
     try:
         return _rgb(image)
-    except ImageRefused:
+    except MediaRefused:
         raise
     except Exception as error:  # a file that Pillow opened and reads only now
         raise ValueError(f"the image is damaged and cannot be decoded: {error or type(error).__name__}") from error
@@ -151,10 +152,6 @@ def check_array(array: np.ndarray, max_pixels: int) -> None:
     _check_size(array.shape[1], array.shape[0], max_pixels)
 
 
-class ImageRefused(ValueError):
-    """An error about an image whose file may be sound, in words that stand alone."""
-
-
 @contextlib.contextmanager
 def _room_for(size: tuple[int, int], max_pixels: int) -> Iterator[None]:
     """Memory for an image of this width and height, which a large one has alone. Raises for one that is too large."""
@@ -170,7 +167,7 @@ def _room_for(size: tuple[int, int], max_pixels: int) -> Iterator[None]:
 def _check_scans(content: bytes) -> None:
     """Raises for a JPEG whose scans would cost what its size in pixels does not show."""
     if content[:2] == b"\xff\xd8" and (scans := content.count(b"\xff\xda")) > _MOST_SCANS:
-        raise ImageRefused(f"the image is a JPEG of {scans} scans; at most {_MOST_SCANS} are decoded: save it anew")
+        raise MediaRefused(f"the image is a JPEG of {scans} scans; at most {_MOST_SCANS} are decoded: save it anew")
 
 
 def _webp_size(content: bytes) -> tuple[int, int] | None:
@@ -194,9 +191,9 @@ def _webp_size(content: bytes) -> tuple[int, int] | None:
 
 def _check_size(width: int, height: int, max_pixels: int) -> None:
     if width < 1 or height < 1:
-        raise ImageRefused(f"the image is {width} x {height} pixels; it must have at least one")
+        raise MediaRefused(f"the image is {width} x {height} pixels; it must have at least one")
     if width * height > max_pixels:
-        raise ImageRefused(
+        raise MediaRefused(
             f"the image is {width} x {height}, {width * height:,} pixels; at most {max_pixels:,} are taken: make it "
             "smaller"
         )
@@ -208,7 +205,7 @@ def _check_tiles(image: Image, max_pixels: int) -> None:
     if tags is not None:
         width, length = tags.get(_TILE_WIDTH, 1), tags.get(_TILE_LENGTH, 1)
         if not (isinstance(width, int) and isinstance(length, int)) or width * length > max_pixels:
-            raise ImageRefused(f"the image is a TIFF with tiles of {width} x {length}; save it with smaller ones")
+            raise MediaRefused(f"the image is a TIFF with tiles of {width} x {length}; save it with smaller ones")
 
 
 def _upright(image: Image) -> Image:
@@ -246,7 +243,7 @@ def _rgb_of_band(image: Image) -> np.ndarray:
     if image.mode.startswith("I"):
         image = _of_16_bits(image)
     if image.mode == "F":
-        raise ImageRefused("the image has floating-point pixels, whose range is not known; save it with 8 or 16 bits")
+        raise MediaRefused("the image has floating-point pixels, whose range is not known; save it with 8 or 16 bits")
     if "A" in image.getbands() or "a" in image.getbands() or image.info.get("transparency") is not None:
         image = image.convert("RGBA")
         white = pillow().new("RGBA", image.size, (255, 255, 255, 255))
@@ -257,5 +254,5 @@ def _rgb_of_band(image: Image) -> np.ndarray:
 def _of_16_bits(image: Image) -> Image:
     values = np.asarray(image)
     if values.size and (values.min() < 0 or values.max() > 0xFFFF):
-        raise ImageRefused("the image has pixels of 32 bits, whose range is not known; save it with 8 or 16 bits")
+        raise MediaRefused("the image has pixels of 32 bits, whose range is not known; save it with 8 or 16 bits")
     return pillow().fromarray((values >> 8).astype(np.uint8))

@@ -20,8 +20,8 @@ import pytest
 from PIL import Image
 
 from ferrum_jax.config import EngineConfig
-from ferrum_jax.vision import fetching
-from ferrum_jax.vision.fetching import is_public
+from ferrum_jax.media import fetching
+from ferrum_jax.media.fetching import is_public
 from ferrum_jax.vision.sources import ImageSources
 from scripts.goldens.pictures import picture
 from tests.vision.hostile import saved
@@ -58,16 +58,15 @@ def test_a_path_that_is_no_file_is_refused(tmp_path):
 
 @pytest.mark.parametrize("url", ["/etc/passwd", "a.png", "ftp://example.com/a.png", "", "javascript:1", " data:,"])
 def test_a_url_is_never_a_path(url):
-    for read in (NONE.read_url, NONE.read):
-        with pytest.raises(ValueError, match="it must begin with data:, http:, https: or file:"):
-            read(url)
+    with pytest.raises(ValueError, match="it must begin with data:, http:, https: or file:"):
+        NONE.read(url)
 
 
 @pytest.mark.parametrize(
     "url", [DATA.upper().partition(",")[0] + "," + DATA.partition(",")[2], DATA.replace("+", "%2B"), DATA + "\r\n"]
 )
 def test_a_data_url_may_be_written_in_several_ways(url):
-    np.testing.assert_array_equal(NONE.read_url(url), PIXELS)
+    np.testing.assert_array_equal(NONE.read(url), PIXELS)
 
 
 @pytest.mark.parametrize(
@@ -88,14 +87,14 @@ def test_a_data_url_may_be_written_in_several_ways(url):
 )
 def test_a_data_url_that_is_none_is_refused_and_not_repeated(url, said):
     with pytest.raises(ValueError, match=said) as raised:
-        NONE.read_url(url)
+        NONE.read(url)
     assert len(str(raised.value)) < 400
 
 
 def test_a_data_url_is_measured_before_it_is_decoded():
     body = "A" * (4 << 20)
     with pytest.raises(ValueError, match="the image has 3,145,726 bytes; at most 1,000 are taken"):
-        ImageSources(max_bytes=1000).read_url("data:image/png;base64," + body)
+        ImageSources(max_bytes=1000).read("data:image/png;base64," + body)
 
 
 def test_bytes_and_files_are_measured_before_they_are_read(tmp_path):
@@ -131,7 +130,7 @@ def test_a_file_below_the_root_is_read(folder, tmp_path):
             f"FILE://localhost{folder}/in a/b.png",
             f"file:{folder}/in a/b.png",
         ):
-            np.testing.assert_array_equal(sources.read_url(url), PIXELS)
+            np.testing.assert_array_equal(sources.read(url), PIXELS)
 
 
 @pytest.mark.parametrize(
@@ -144,14 +143,14 @@ def test_a_file_below_the_root_is_read(folder, tmp_path):
 )
 def test_no_url_of_a_file_leads_out_of_the_root(folder, path):
     with pytest.raises(ValueError, match="the image"):
-        ImageSources(root=str(folder)).read_url(f"file://{folder}{path}")
+        ImageSources(root=str(folder)).read(f"file://{folder}{path}")
 
 
 def test_a_file_of_another_machine_or_without_a_root_is_refused(folder):
     with pytest.raises(ValueError, match="write file:// and the whole path"):
-        ImageSources(root=str(folder)).read_url(f"file://example.com{folder}/in a/b.png")
+        ImageSources(root=str(folder)).read(f"file://example.com{folder}/in a/b.png")
     with pytest.raises(ValueError, match="files are read below image_root, which is not given"):
-        NONE.read_url(f"file://{folder}/in a/b.png")
+        NONE.read(f"file://{folder}/in a/b.png")
 
 
 @pytest.mark.parametrize(
@@ -325,7 +324,7 @@ def sources(port, **given):
 
 def test_a_picture_of_an_allowed_host_is_fetched_by_its_name(server):
     port, seen, resolved = server
-    np.testing.assert_array_equal(sources(port).read_url(f"http://Pictures.Test.:{port}/a/b.png?c=d#e"), PIXELS)
+    np.testing.assert_array_equal(sources(port).read(f"http://Pictures.Test.:{port}/a/b.png?c=d#e"), PIXELS)
     assert seen == [(f"pictures.test:{port}", "/a/b.png?c=d")] and resolved == ["pictures.test", "127.0.0.1"]
 
 
@@ -349,7 +348,7 @@ TOO_LONG = r"the image of pictures.test:\d+ cannot be fetched: the answer is too
 def test_an_answer_that_is_no_picture_is_refused_with_the_reason(server, path, said):
     port, _, _ = server
     with pytest.raises(ValueError, match=said):
-        sources(port, max_bytes=10_000).read_url(f"http://pictures.test:{port}/{path}")
+        sources(port, max_bytes=10_000).read(f"http://pictures.test:{port}/{path}")
 
 
 @pytest.mark.parametrize("path", ["slow", "slow_head"])
@@ -357,13 +356,13 @@ def test_a_server_that_sends_a_byte_now_and_then_gains_no_time(server, path):
     port, _, _ = server
     start = time.monotonic()
     with pytest.raises(ValueError, match=r"took more than 0.3 s"):
-        sources(port, timeout_s=0.3).read_url(f"http://pictures.test:{port}/{path}")
+        sources(port, timeout_s=0.3).read(f"http://pictures.test:{port}/{path}")
     assert time.monotonic() - start < 5
 
 
 def test_a_redirect_is_followed_where_the_first_url_could_have_gone(server):
     port, seen, _ = server
-    np.testing.assert_array_equal(sources(port).read_url(f"http://pictures.test:{port}/go?/b.png"), PIXELS)
+    np.testing.assert_array_equal(sources(port).read(f"http://pictures.test:{port}/go?/b.png"), PIXELS)
     assert [path for _, path in seen] == ["/go?/b.png", "/b.png"]
 
 
@@ -384,13 +383,13 @@ def test_a_redirect_is_followed_where_the_first_url_could_have_gone(server):
 def test_a_redirect_to_where_the_first_url_could_not_go_is_refused(server, target, said):
     port, _, _ = server
     with pytest.raises(ValueError, match=said):
-        sources(port).read_url(f"http://pictures.test:{port}/go?{target}")
+        sources(port).read(f"http://pictures.test:{port}/go?{target}")
 
 
 def test_a_redirect_to_a_private_address_is_refused_though_every_host_is_allowed(server):
     port, seen, _ = server
     with pytest.raises(ValueError, match=r"the image's host private.test has a private address"):
-        sources(port, hosts=("*",)).read_url(f"http://pictures.test:{port}/go?http://private.test:{port}/a.png")
+        sources(port, hosts=("*",)).read(f"http://pictures.test:{port}/go?http://private.test:{port}/a.png")
     assert len(seen) == 1
 
 
@@ -404,7 +403,7 @@ def test_a_redirect_to_a_private_address_is_refused_though_every_host_is_allowed
 def test_no_spelling_of_this_machine_is_connected_to(host, monkeypatch):
     monkeypatch.setattr(fetching.socket, "create_connection", lambda *a, **k: pytest.fail("connected"))
     with pytest.raises(ValueError, match=r"has a private address|cannot be fetched"):
-        ImageSources(hosts=("*",)).read_url(f"http://{host}:80/a.png")
+        ImageSources(hosts=("*",)).read(f"http://{host}:80/a.png")
 
 
 def test_a_name_with_one_private_address_among_public_ones_is_refused(monkeypatch):
@@ -412,7 +411,7 @@ def test_a_name_with_one_private_address_among_public_ones_is_refused(monkeypatc
     monkeypatch.setattr(fetching.socket, "getaddrinfo", lambda *a, **k: both)
     monkeypatch.setattr(fetching.socket, "create_connection", lambda *a, **k: pytest.fail("connected"))
     with pytest.raises(ValueError, match="has a private address"):
-        ImageSources(hosts=("a.test",)).read_url("http://a.test/a.png")
+        ImageSources(hosts=("a.test",)).read("http://a.test/a.png")
 
 
 def test_the_connection_goes_to_the_address_that_was_checked(monkeypatch):
@@ -428,7 +427,7 @@ def test_the_connection_goes_to_the_address_that_was_checked(monkeypatch):
     monkeypatch.setattr(fetching.socket, "getaddrinfo", resolve)
     monkeypatch.setattr(fetching.socket, "create_connection", connect)
     with pytest.raises(ValueError, match=r"the image of a.test cannot be fetched: Connection refused"):
-        ImageSources(hosts=("a.test",)).read_url("http://a.test/a.png")
+        ImageSources(hosts=("a.test",)).read("http://a.test/a.png")
     assert connected == [("8.8.8.8", 80)]
 
 
@@ -452,20 +451,20 @@ def test_the_connection_goes_to_the_address_that_was_checked(monkeypatch):
 def test_a_url_of_another_host_or_of_none_is_refused_before_a_name_is_resolved(url, said, monkeypatch):
     monkeypatch.setattr(fetching.socket, "getaddrinfo", lambda *a, **k: pytest.fail("resolved"))
     with pytest.raises(ValueError, match=said):
-        ImageSources(hosts=("pictures.test",)).read_url(url)
+        ImageSources(hosts=("pictures.test",)).read(url)
 
 
 def test_without_allowed_hosts_none_is_asked(monkeypatch):
     monkeypatch.setattr(fetching.socket, "getaddrinfo", lambda *a, **k: pytest.fail("resolved"))
     with pytest.raises(ValueError, match="none is allowed: give a data: URL, or name the host in allow_image_hosts"):
-        NONE.read_url("https://example.com/a.png")
+        NONE.read("https://example.com/a.png")
 
 
 def test_a_resolver_that_does_not_answer_is_not_waited_for(monkeypatch):
     asked = threading.Event()
     monkeypatch.setattr(fetching.socket, "getaddrinfo", lambda *a, **k: asked.wait(5))
     with pytest.raises(ValueError, match=r"the image of a.test took more than 0.1 s"):
-        ImageSources(hosts=("a.test",), timeout_s=0.1).read_url("http://a.test/a.png")
+        ImageSources(hosts=("a.test",), timeout_s=0.1).read("http://a.test/a.png")
     asked.set()
 
 
@@ -487,9 +486,9 @@ def test_https_asks_for_the_certificate_of_the_name_though_it_connects_to_an_add
     port = found.server_port
     trusting = ssl.create_default_context(cafile=str(certificate))
     monkeypatch.setattr(fetching.ssl, "create_default_context", lambda: trusting)
-    np.testing.assert_array_equal(sources(port).read_url(f"https://pictures.test:{port}/a.png"), PIXELS)
+    np.testing.assert_array_equal(sources(port).read(f"https://pictures.test:{port}/a.png"), PIXELS)
     assert seen == [(f"pictures.test:{port}", "/a.png")]
     with pytest.raises(ValueError, match=r"the image of other.test:\d+ cannot be fetched"):
-        sources(port, hosts=("*",)).read_url(f"https://other.test:{port}/a.png")
+        sources(port, hosts=("*",)).read(f"https://other.test:{port}/a.png")
     found.shutdown()
     found.server_close()

@@ -24,7 +24,7 @@ import urllib.parse
 from collections.abc import Iterator
 from typing import Any
 
-from ferrum_jax.vision.decoding import ImageRefused
+from ferrum_jax.media.kinds import MediaKind, MediaRefused
 
 _REDIRECTS = (301, 302, 303, 307, 308)
 _LONGEST_URL = 8192
@@ -42,8 +42,10 @@ _NOT_PUBLIC = (ipaddress.ip_network("192.0.0.0/24"), ipaddress.ip_network("192.8
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FetchLimits:
-    """hosts: that may be asked, "*" for all. max_bytes: of the answer. timeout_s: of all redirects together."""
+    """kind: of what is fetched. hosts: that may be asked, "*" for all. max_bytes: of the answer. timeout_s: of all
+    redirects together."""
 
+    kind: MediaKind
     hosts: tuple[str, ...]
     max_bytes: int
     timeout_s: float
@@ -66,39 +68,39 @@ class _HttpTarget:
 
 def fetched(url: str, limits: FetchLimits) -> bytes:
     """The body of the answer. Raises ValueError saying why there is none; what the server says is not repeated."""
-    deadline = time.monotonic() + limits.timeout_s
+    deadline, noun = time.monotonic() + limits.timeout_s, limits.kind.noun
     for _ in range(limits.max_redirects + 1):
-        place = _target_of(url, limits.hosts)
+        place = _target_of(url, limits)
         try:
             body, elsewhere = _asked(place, deadline, limits)
-        except ImageRefused:
+        except MediaRefused:
             raise
         except (OSError, http.client.HTTPException, ValueError) as error:  # http.client reads numbers of the answer
             if time.monotonic() >= deadline:
-                raise ValueError(f"the image of {place.name} took more than {limits.timeout_s:g} s") from error
+                raise ValueError(f"the {noun} of {place.name} took more than {limits.timeout_s:g} s") from error
             why = error.strerror if isinstance(error, OSError) and error.strerror else type(error).__name__
-            raise ValueError(f"the image of {place.name} cannot be fetched: {why}") from error
+            raise ValueError(f"the {noun} of {place.name} cannot be fetched: {why}") from error
         if elsewhere is None:
             return body
-        url = _joined(url, elsewhere, place)
-    raise ValueError(f"the image's URL leads to more than {limits.max_redirects} others; give the last one")
+        url = _joined(url, elsewhere, place, noun)
+    raise ValueError(f"the {noun}'s URL leads to more than {limits.max_redirects} others; give the last one")
 
 
-def _joined(url: str, elsewhere: str, place: _HttpTarget) -> str:
+def _joined(url: str, elsewhere: str, place: _HttpTarget, noun: str) -> str:
     try:
         return urllib.parse.urljoin(url, elsewhere)
     except ValueError as error:
-        raise ImageRefused(f"the image of {place.name} is elsewhere, at a URL that is malformed: {error}") from error
+        raise MediaRefused(f"the {noun} of {place.name} is elsewhere, at a URL that is malformed: {error}") from error
 
 
-def _target_of(url: str, hosts: tuple[str, ...]) -> _HttpTarget:
+def _target_of(url: str, limits: FetchLimits) -> _HttpTarget:
     """Raises ValueError for a URL that is malformed, or whose host is not allowed."""
-    wrong = None
+    wrong, hosts, noun = None, limits.hosts, limits.kind.noun
     try:
         parsed = urllib.parse.urlsplit(url)
         host, port = (parsed.hostname or "").rstrip("."), parsed.port
     except ValueError as error:
-        raise ValueError(f"the image's URL is malformed: {error}") from error
+        raise ValueError(f"the {noun}'s URL is malformed: {error}") from error
     if len(url) > _LONGEST_URL or not url.isascii() or any(c.isspace() or ord(c) < 33 or c == "\\" for c in url):
         wrong = f"it must be at most {_LONGEST_URL} printable ASCII characters; write others as %XX"
     elif parsed.scheme not in _PORTS:
@@ -106,7 +108,7 @@ def _target_of(url: str, hosts: tuple[str, ...]) -> _HttpTarget:
     elif not host or "@" in parsed.netloc:
         wrong = "it must name a host, and no user or password"
     if wrong is not None:
-        raise ValueError(f"the image's URL is malformed: {wrong}")
+        raise ValueError(f"the {noun}'s URL is malformed: {wrong}")
     place = _HttpTarget(
         scheme=parsed.scheme,
         host=host,
@@ -115,14 +117,19 @@ def _target_of(url: str, hosts: tuple[str, ...]) -> _HttpTarget:
     )
     if "*" not in hosts and place.name not in {name.lower().rstrip(".") for name in hosts}:
         said = f"allowed are {', '.join(hosts)}" if hosts else "none is allowed: give a data: URL"
-        raise ValueError(f"the image's URL is of {place.name}; {said}, or name the host in allow_image_hosts")
+        raise ValueError(f"the {noun}'s URL is of {place.name}; {said}, or name the host in allow_image_hosts")
     return place
 
 
 def _asked(place: _HttpTarget, deadline: float, limits: FetchLimits) -> tuple[bytes, str | None]:
     """The body, or where the server sends us instead."""
-    address = _address_of(place, deadline)
-    headers = {"Accept": "image/*", "Accept-Encoding": "identity", "Connection": "close", "User-Agent": "ferrum-jax"}
+    address, noun = _address_of(place, deadline, limits.kind.noun), limits.kind.noun
+    headers = {
+        "Accept": f"{limits.kind.type}/*",
+        "Accept-Encoding": "identity",
+        "Connection": "close",
+        "User-Agent": "ferrum-jax",
+    }
     most = 2 * limits.max_bytes + _MOST_BESIDE_BODY
     with _connected(place, address, deadline, most) as connection:
         connection.request("GET", place.target, headers=headers)
@@ -130,23 +137,23 @@ def _asked(place: _HttpTarget, deadline: float, limits: FetchLimits) -> tuple[by
         if answer.status in _REDIRECTS:
             elsewhere = answer.getheader("Location")
             if not elsewhere:
-                raise ImageRefused(f"the image of {place.name} is elsewhere, and the server does not say where")
+                raise MediaRefused(f"the {noun} of {place.name} is elsewhere, and the server does not say where")
             return b"", elsewhere
         if answer.status != 200:
-            raise ImageRefused(f"the image of {place.name} cannot be fetched: the server answers {answer.status}")
+            raise MediaRefused(f"the {noun} of {place.name} cannot be fetched: the server answers {answer.status}")
         if (answer.getheader("Content-Encoding") or "identity").lower() != "identity":
-            raise ImageRefused(f"the image of {place.name} is sent compressed, though it was not asked for so")
+            raise MediaRefused(f"the {noun} of {place.name} is sent compressed, though it was not asked for so")
         body = answer.read(limits.max_bytes + 1)
         if len(body) > limits.max_bytes or (answer.length or 0) > 0:
             short = len(body) <= limits.max_bytes
             what = "ends before its time" if short else f"has more than {limits.max_bytes:,} bytes"
-            raise ImageRefused(f"the image of {place.name} {what}")
+            raise MediaRefused(f"the {noun} of {place.name} {what}")
     if time.monotonic() >= deadline:  # shut from this side: what came may be no more than a part
-        raise ImageRefused(f"the image of {place.name} took more than {limits.timeout_s:g} s")
+        raise MediaRefused(f"the {noun} of {place.name} took more than {limits.timeout_s:g} s")
     return body, None
 
 
-def _address_of(place: _HttpTarget, deadline: float) -> str:
+def _address_of(place: _HttpTarget, deadline: float, noun: str) -> str:
     """A public address of the host. Raises ValueError if any that it has is not, OSError if it has none in time."""
     found: queue.SimpleQueue[list | OSError] = queue.SimpleQueue()
 
@@ -156,7 +163,7 @@ def _address_of(place: _HttpTarget, deadline: float) -> str:
         except (OSError, UnicodeError) as error:
             found.put(error if isinstance(error, OSError) else OSError(f"no such name: {error}"))
 
-    threading.Thread(target=resolve, daemon=True, name="image-host").start()  # the resolver knows no timeout
+    threading.Thread(target=resolve, daemon=True, name="media-host").start()  # the resolver knows no timeout
     try:
         answers = found.get(timeout=max(0.0, deadline - time.monotonic()))
     except queue.Empty:
@@ -165,8 +172,8 @@ def _address_of(place: _HttpTarget, deadline: float) -> str:
         raise answers
     addresses = [answer[4][0] for answer in answers]
     if not all(is_public(address) for address in addresses):
-        raise ImageRefused(
-            f"the image's host {place.host} has a private address; images are fetched from public ones only"
+        raise MediaRefused(
+            f"the {noun}'s host {place.host} has a private address; {noun}s are fetched from public ones only"
         )
     return addresses[0]
 
