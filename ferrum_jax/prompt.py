@@ -17,8 +17,9 @@ with those of `LLM.embed`.
 Prompts with different salts never share cached blocks. A media span says that tokens stand for content that
 their ids do not show; it enters the keys of the blocks that it touches. images are bytes of files, pathlib.Path,
 arrays, Pillow images or data: URLs, one for each placeholder of the text, in order; a chat has them in its messages,
-also as OpenAI's {"type": "image_url", "image_url": {"url": "data:..."}}. A string is no path: it may be a stranger's.
-sounds are processed windows, as `LLM.transcribe` makes them, beside token ids.
+also as OpenAI's {"type": "image_url", "image_url": {"url": "data:..."}}. videos are likewise files, arrays or lists of
+frames, or {"frames": [...], "fps": 2}. A string is no path: it may be a stranger's. sounds are processed windows, as
+`LLM.transcribe` makes them, beside token ids.
 """
 
 from __future__ import annotations
@@ -38,10 +39,12 @@ Message = Mapping[str, Any]
 Content = str | Sequence[int] | Sequence[Message]
 Prompt: TypeAlias = "Content | Mapping[str, Any] | PromptParts"  # the last where it was taken apart before
 
+SEEN = ("image", "video")  # what parts of messages are, beside texts
 CONTENTS = ("prompt", "prompt_token_ids", "messages")
 TEMPLATE_ARGUMENTS = ("add_generation_prompt", "continue_final_message", "tools", "chat_template_kwargs")
 VECTOR_ARGUMENTS = ("prompt_name", "pooling", "normalize", "truncate")
-_FIELDS = (*CONTENTS, "adapter", "cache_salt", "media", "images", "sounds", "add_special_tokens", *TEMPLATE_ARGUMENTS)
+_FIELDS = (*CONTENTS, "adapter", "cache_salt", "media", "images", "videos", "sounds", "add_special_tokens")
+_FIELDS += TEMPLATE_ARGUMENTS
 _FIELDS += VECTOR_ARGUMENTS
 
 
@@ -229,9 +232,16 @@ class PromptParts:
     media: tuple[MediaSpan, ...] = ()
     images: tuple[Any, ...] = ()
     sounds: tuple[EncodableImage, ...] = ()
+    videos: tuple[Any, ...] = ()
     add_special_tokens: bool | None = None
     template: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     vector: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    @property
+    def seen(self) -> str:
+        """What of it is seen, for errors: "2 images", "1 videos" or both; "" of a text."""
+        counts = (len(self.images), "images"), (len(self.videos), "videos")
+        return " and ".join(f"{count} {nouns}" for count, nouns in counts if count)
 
 
 def is_prompt_mapping(prompt: object) -> bool:
@@ -244,7 +254,8 @@ def take_apart(prompt: Prompt) -> PromptParts:
     if isinstance(prompt, PromptParts):
         return prompt
     if not isinstance(prompt, Mapping):
-        return PromptParts(content=prompt, images=_images_in(prompt))
+        images, videos = _seen_in(prompt)
+        return PromptParts(content=prompt, images=images, videos=videos)
     unknown = sorted(str(key) for key in set(prompt) - set(_FIELDS))
     if unknown:
         raise ValueError(f"the prompt has unknown fields {unknown}; known are {', '.join(_FIELDS)}")
@@ -260,12 +271,14 @@ def take_apart(prompt: Prompt) -> PromptParts:
     adds = prompt.get("add_special_tokens")
     if adds is not None and (not isinstance(adds, bool) or given[0] == "prompt_token_ids"):
         raise ValueError(f"add_special_tokens is {quoted(adds)}; it must be true or false, beside a text or messages")
+    images, videos = _seen_in(content)
     return PromptParts(
         content=content,
         adapter=named_text("adapter", prompt.get("adapter")),
         cache_salt=named_text("cache_salt", prompt.get("cache_salt")),
         media=_media(prompt.get("media") or ()),
-        images=_images(prompt.get("images"), _images_in(content)),
+        images=_listed_media("images", prompt.get("images"), images),
+        videos=_listed_media("videos", prompt.get("videos"), videos),
         sounds=_sounds(prompt.get("sounds") or ()),
         add_special_tokens=adds,
         template=template,
@@ -331,8 +344,8 @@ def named_text(field: str, value: object) -> str:
     return value
 
 
-def image_parts(content: object) -> tuple[Mapping[str, Any], ...]:
-    """The parts of chat messages that are images or places of some, in the order in which they stand there."""
+def media_parts(content: object, noun: str) -> tuple[Mapping[str, Any], ...]:
+    """The parts of chat messages that are images, or videos, or places of some, in the order in which they stand."""
     if not is_messages(content):
         return ()
     return tuple(
@@ -340,30 +353,33 @@ def image_parts(content: object) -> tuple[Mapping[str, Any], ...]:
         for message in content  # type: ignore[attr-defined]
         if isinstance(message, Mapping) and isinstance(message.get("content"), list | tuple)
         for part in message["content"]
-        if is_image_part(part)
+        if media_of_part(part) == noun
     )
 
 
-def _images_in(content: object) -> tuple[Any, ...]:
-    return tuple(_image_of(part) for part in image_parts(content) if len(part) > 1)
+def media_of_part(part: object) -> str | None:
+    """ "image" or "video" of a part of a message that is one, or the place of one that is given beside the messages."""
+    kind = part.get("type") if isinstance(part, Mapping) else None
+    return next((noun for noun in SEEN if kind in (noun, f"{noun}_url")), None)
 
 
-def is_image_part(part: object) -> bool:
-    """Whether a part of a message's content is an image, or the place of one that is given beside the messages."""
-    return isinstance(part, Mapping) and part.get("type") in ("image", "image_url")
+def _seen_in(content: object) -> tuple[tuple[Any, ...], ...]:
+    """What chat messages give as images, and what as videos."""
+    return tuple(tuple(_given_by(part, noun) for part in media_parts(content, noun) if len(part) > 1) for noun in SEEN)
 
 
-def _image_of(part: Mapping[str, Any]) -> Any:
-    """What a part gives as its image. Raises ValueError for a field that is none."""
+def _given_by(part: Mapping[str, Any], noun: str) -> Any:
+    """What a part gives as its image or video. Raises ValueError for a field that is none."""
     kind = part["type"]
     value = part.get(kind)
-    if kind == "image_url" and isinstance(value, Mapping):
-        unknown = sorted(set(value) - {"url", "detail"})
-        check_detail(value.get("detail"))
+    if kind == f"{noun}_url" and isinstance(value, Mapping):
+        unknown = sorted(set(value) - {"url", *(["detail"] if noun == "image" else [])})
+        check_detail(value.get("detail")) if noun == "image" else None
         value = None if unknown else value.get("url")
     if value is None or set(part) != {"type", kind}:
-        example = {"type": "image_url", "image_url": {"url": "data:..."}}
-        raise ValueError(f"an image part has the fields {sorted(part)}; it must be like {example}")
+        example = {"type": f"{noun}_url", f"{noun}_url": {"url": "data:..."}}
+        article = "an" if noun == "image" else "a"
+        raise ValueError(f"{article} {noun} part has the fields {sorted(part)}; it must be like {example}")
     return value
 
 
@@ -376,13 +392,13 @@ def check_detail(detail: object) -> None:
         )
 
 
-def _images(given: object, in_messages: tuple[Any, ...]) -> tuple[Any, ...]:
+def _listed_media(nouns: str, given: object, in_messages: tuple[Any, ...]) -> tuple[Any, ...]:
     if given is None:
         return in_messages
     if not isinstance(given, list | tuple):
-        raise ValueError(f"images is a {type(given).__name__}; it must be a list of images")
+        raise ValueError(f"{nouns} is a {type(given).__name__}; it must be a list of {nouns}")
     if in_messages and given:
-        raise ValueError("images stand in the messages and beside them; give all of them in one place")
+        raise ValueError(f"{nouns} stand in the messages and beside them; give all of them in one place")
     return tuple(given) or in_messages
 
 

@@ -28,7 +28,10 @@ ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 _SECTION = re.compile(r"(?s)(<!-- made by scripts/made_tables.py: ([^>]*) -->\n).*?(\n<!-- end -->)")
 _SHARED = ("engine", "sampling", "several hosts")  # groups of flags that many commands have: how their titles begin
-_OWN_SEED = "any 64-bit integer; None takes one from the engine's seed and the request's content"  # --seed is another's
+_WITHOUT_FLAG = {  # of SamplingParams; --seed is another's
+    "seed": "any 64-bit integer; None takes one from the engine's seed and the request's content",
+    "transcript": "the rules under which a sound is written down, as `LLM.transcribe` makes them",
+}
 _ENGINE = "ferrum-jax generate"  # a command that has all of them
 
 
@@ -64,9 +67,10 @@ def fields_table(name: str) -> str:
     flags = {action.dest: action for action in dict(parsers(cli._parser(), "ferrum-jax"))[_ENGINE]._actions}
     rows = ["| field | values; default | flag | |", "|---|---|---|---|"]
     for field in dataclasses.fields(kind):
-        flag = flags.get(field.name) if (name, field.name) != ("SamplingParams", "seed") else None
+        own = _WITHOUT_FLAG.get(field.name) if name == "SamplingParams" else None
+        flag = flags.get(field.name) if own is None else None
         shown = "" if flag is None else f"`{flag.option_strings[0]}`"
-        text = re.sub(r" \((default|needs --json).*\)$", "", (flag.help if flag else _OWN_SEED) or "")
+        text = re.sub(r" \((default|needs --json).*\)$", "", (flag.help if flag else own) or "")
         allowed = str(field.type).replace(" | ", " or ")
         if (setting := said.get(field.name)) is not None:
             text, allowed = setting.sentences(), ", ".join(setting.choices) or allowed

@@ -159,6 +159,7 @@ SPECIAL = (
     *("<image_soft_token>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>"),
     *("<|video_pad|>", "<|image>", "<|image|>", "<image|>"),
     *("[INST]", "[/INST]", "[IMG]", "[IMG_BREAK]", "[IMG_END]", "<|begin_of_image|>", "<|end_of_image|>"),
+    "<|video|>",
 )
 
 

@@ -55,7 +55,7 @@ A key of `config.json` that is not understood is an error that names it, for it 
 | DeepSeek-V4 | it compresses keys and joins several residual streams, which is not served yet |
 | Mamba2 with norms before its gate; experts of a latent (Nemotron-3 Super) | not served yet |
 {not_served}| `clip_qkv` of OLMoE | no released OLMoE clips |
-| sounds, videos, images of others than [these](guides/images.md) | the text part, where the table names it |
+| sounds; images and videos of others than [these](guides/images.md) | the text part, where the table names it |
 """
 
 

@@ -22,7 +22,6 @@ from ferrum_jax.runtime.programs import others_of
 from ferrum_jax.runtime.settled import sees_images_whole
 from ferrum_jax.sharding import local_bytes
 from ferrum_jax.spec.stored_weight import weight_of
-from ferrum_jax.towers.clip_slots import ClipSlots
 
 if TYPE_CHECKING:
     from ferrum_jax.runtime.layout import Layout
@@ -63,6 +62,7 @@ def _print_memory(console: Console, order: BundleOrder, layout: Layout, *, is_co
     console.print(f"Memory of one device of {order.target}, mesh {order.config.mesh}:", highlight=False)
     unit, size = ("GiB", 2**30) if ledger.used_bytes >= 2**30 else ("MiB", 2**20)
     step = "compiled, beside what is listed above" if is_compiled else "expected by shapes; --compile counts it"
+    of_tower, what_of_tower = ("images", "") if layout.images is None else layout.images.in_words
     rows = [
         ("weights", ledger.weights_bytes, _weights_text(layout)),
         ("KV pool", ledger.kv_bytes, _pool_text(layout)),
@@ -70,7 +70,7 @@ def _print_memory(console: Console, order: BundleOrder, layout: Layout, *, is_co
         ("slots of rows", ledger.slots_bytes, "token ids and sampling parameters"),
         ("cached prompts", ledger.prompts_bytes, "last hidden states"),
         ("adapters", ledger.adapters_bytes, "slots of A and B"),
-        _of_tower(layout),
+        (of_tower, ledger.images_bytes, what_of_tower),
         ("masks", ledger.masks_bytes, "which tokens each row may draw"),
         ("hidden states", ledger.hidden_bytes, "of a step's tokens"),
         ("largest step", ledger.temporaries_bytes, step),
@@ -211,13 +211,6 @@ def _columns(mesh: MeshFit) -> dict[str, str]:
         "texts/s": _count(found.texts_per_s),
         "tokens/s": _count(found.tokens_per_s),
     }
-
-
-def _of_tower(layout: Layout) -> tuple[str, int, str]:
-    """The row of what a model's tower fills."""
-    if isinstance(layout.images, ClipSlots):
-        return "sounds", layout.ledger.images_bytes, f"keys and values of {layout.images.num_clips} windows"
-    return "images", layout.ledger.images_bytes, "embeddings of images"
 
 
 def _count(value: float) -> str:

@@ -154,10 +154,8 @@ class Embedder:
         content = parts.content
         if parts.add_special_tokens is not None:
             raise ValueError("add_special_tokens is for prompts that are completed; leave it out")
-        if parts.images:
-            raise ValueError(
-                f"the text has {len(parts.images)} images, and vectors are made of texts alone; leave them out"
-            )
+        if parts.seen:
+            raise ValueError(f"the text has {parts.seen}, and vectors are made of texts alone; leave them out")
         if isinstance(content, bytes) or not isinstance(content, str | Sequence | np.ndarray):
             raise ValueError(f"the text is {content!r}; it must be a string or a list of token ids")
         token_ids = self._encode(content, params) if isinstance(content, str) else self._check_ids(content, params)

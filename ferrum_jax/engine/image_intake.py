@@ -96,7 +96,7 @@ def placed_images(
     if (total := _room(kept, limits)) > limits.max_tokens:
         raise ValueError(
             f"the prompt's images take {total} tokens, and the engine keeps those of {limits.max_tokens}; give fewer "
-            "or smaller images, or raise max_image_tokens"
+            "or smaller images, shorter videos, or raise max_image_tokens"
         )
     return tuple(_placed(span, image, limits) for span, image in zip(spans, kept, strict=True)), kept
 

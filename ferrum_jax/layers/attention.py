@@ -144,13 +144,7 @@ def causal_attention(
 class AttendAcross(Protocol):
     """Attention of one layer over the clip of each token's row, whose keys and values the model's encoder made."""
 
-    def __call__(
-        self,
-        layer: int,
-        q: jax.Array,  # [T, N, H]
-        *,
-        scale: float,
-    ) -> jax.Array: ...  # [T, N, V]
+    def __call__(self, layer: int, q: jax.Array, *, scale: float) -> jax.Array: ...  # [T, N, H] -> [T, N, V]
 
 
 def attend_to_nothing(layer: int, q: jax.Array, *, scale: float) -> jax.Array:

@@ -21,7 +21,6 @@ from ferrum_jax.meshes.collectives import Sent, sent_by_step, sent_by_token
 from ferrum_jax.runtime.layout import Layout
 from ferrum_jax.sharding import local_bytes
 from ferrum_jax.spec import ModelSpec
-from ferrum_jax.towers.clip_slots import ClipSlots
 from pallas_kernels.target import Target
 
 
@@ -212,8 +211,7 @@ def _context_bytes(layout: Layout, context: int) -> float:
             share = index_keys / sum(local_bytes(array) for array in jax.tree.leaves(pools))
             seen = seen * share + top_k * (1 - share)
         total += seen * blocks.block_bytes
-    clips = layout.images if isinstance(layout.images, ClipSlots) else None
-    return total / ledger.block_size + (0 if clips is None else clips.bytes_per_clip)
+    return total / ledger.block_size + (0 if layout.images is None else layout.images.read_bytes)
 
 
 def _weight_bytes(layout: Layout, rows: int) -> float:

@@ -28,7 +28,6 @@ from ferrum_jax.layers.attention import (
     LayerContext,
     RunLayer,
 )
-from ferrum_jax.layers.cross_attention import CrossAttention
 from ferrum_jax.layers.embedding import Embedding, LayerInputGate, LayerInputs
 from ferrum_jax.layers.hyper_connections import HyperConnection, StreamSum
 from ferrum_jax.layers.indexer import IndexedAttention
@@ -38,6 +37,7 @@ from ferrum_jax.layers.mlp import MLP
 from ferrum_jax.layers.moe import MoE, NormedMoE
 from ferrum_jax.layers.norm import GatedNorm, norm_of
 from ferrum_jax.layers.rope import Rotation, rotation_of
+from ferrum_jax.models.cross_attention import CrossAttention
 from ferrum_jax.models.mtp import MtpEnds
 from ferrum_jax.models.recurrent import Mixer, recurrent_layer
 from ferrum_jax.spec import ModelSpec

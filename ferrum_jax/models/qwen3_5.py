@@ -91,7 +91,7 @@ def _seeing(text: Family) -> Family:
         functools.partial(tower_rules, source=_TOWER),
         of_tower=(_TOWER + "*",),
         models=text.models.removesuffix(", text saved alone"),
-        notes=f"[with images](../guides/images.md); videos are refused; {text.notes}",
+        notes=f"[with images and videos](../guides/images.md); {text.notes}",
     )
 
 

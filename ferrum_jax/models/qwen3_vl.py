@@ -132,6 +132,6 @@ def over(text: Family, *, models: str, notes: str) -> Family:
 
 FAMILIES = {
     "Qwen3VLForConditionalGeneration": over(
-        qwen.QWEN3, models="Qwen3-VL 2B to 32B", notes="[with images](../guides/images.md); videos are refused"
+        qwen.QWEN3, models="Qwen3-VL 2B to 32B", notes="[with images and videos](../guides/images.md)"
     )
 }

@@ -29,6 +29,6 @@ FAMILIES = {
     "Qwen3VLMoeForConditionalGeneration": qwen3_vl.over(
         dataclasses.replace(qwen.QWEN3_MOE, respell=_with_experts, weight_rules=_rules),
         models="Qwen3-VL 30B-A3B, 235B-A22B",
-        notes="[with images](../guides/images.md); videos are refused; experts as published, `[in, out]`",
+        notes="[with images and videos](../guides/images.md); experts as published, `[in, out]`",
     )
 }

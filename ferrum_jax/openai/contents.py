@@ -7,9 +7,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from ferrum_jax.openai.json_text import JsonError, decoded
-from ferrum_jax.prompt import Content, check_detail
+from ferrum_jax.prompt import SEEN, Content, check_detail
 from ferrum_jax.quoting import quoted
 
+_SEEN = {f"{noun}_url": noun for noun in SEEN}
+_EXAMPLES = {"image": "image/png", "video": "video/mp4"}
 MOST_PARTS = 16_384  # of a chat: messages, their parts and their calls
 _MESSAGE_FIELDS = ("role", "content", "name", "tool_calls", "tool_call_id", "reasoning", "reasoning_content")
 
@@ -87,7 +89,7 @@ def _message(name: str, message: object) -> dict[str, Any]:
         more["tool_calls"] = _earlier_calls(f"{name}.tool_calls", message["tool_calls"])
         content = "" if content is None else content
     if isinstance(content, list):
-        if role != "assistant" and any(isinstance(p, dict) and p.get("type") == "image_url" for p in content):
+        if role != "assistant" and any(isinstance(p, dict) and p.get("type") in _SEEN for p in content):
             return {"role": role, "content": [_part(name, part) for part in content], **more}
         content = "".join(_text_part(name, part) for part in content)
     more |= _earlier_thought(name, message, content)
@@ -126,20 +128,23 @@ def _earlier_calls(name: str, calls: object) -> list[dict[str, Any]]:
 
 
 def _part(name: str, part: object) -> dict[str, Any]:
-    """A part of a message with images: a text, or the URL of an image."""
-    if not isinstance(part, dict) or part.get("type") != "image_url":
+    """A part of a message with images or videos: a text, or the URL of one of these."""
+    if not isinstance(part, dict) or part.get("type") not in _SEEN:
         return {"type": "text", "text": _text_part(name, part)}
-    image = part.get("image_url")
-    url = image.get("url") if isinstance(image, dict) and set(image) <= {"url", "detail"} else None
-    if not isinstance(url, str) or set(part) != {"type", "image_url"}:
-        example = '{"type": "image_url", "image_url": {"url": "data:image/png;base64,..."}}'
-        raise ValueError(f"{name}.content has an image that is not like {example}")
-    check_detail(image.get("detail"))  # type: ignore[union-attr]
-    return {"type": "image_url", "image_url": {"url": url}}
+    kind, noun = part["type"], _SEEN[part["type"]]
+    given, known = part.get(kind), {"url", "detail"} if noun == "image" else {"url"}
+    url = given.get("url") if isinstance(given, dict) and set(given) <= known else None
+    if not isinstance(url, str) or set(part) != {"type", kind}:
+        example = f'{{"type": "{kind}", "{kind}": {{"url": "data:{_EXAMPLES[noun]};base64,..."}}}}'
+        raise ValueError(f"{name}.content has a{'n' * (noun == 'image')} {noun} that is not like {example}")
+    check_detail(given.get("detail"))  # type: ignore[union-attr]
+    return {"type": kind, kind: {"url": url}}
 
 
 def _text_part(name: str, part: object) -> str:
     if isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str):
         return part["text"]
     kind = part.get("type") if isinstance(part, dict) else part
-    raise ValueError(f"{name}.content has a part {quoted(kind)}; only text and image_url parts are supported")
+    raise ValueError(
+        f"{name}.content has a part {quoted(kind)}; only text, image_url and video_url parts are supported"
+    )

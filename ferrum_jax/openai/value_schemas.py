@@ -49,9 +49,11 @@ BIASES = {
 }
 
 _IMAGE = object_of({"url": STRING, "detail": {"enum": [None, "auto", "high"]}}, "url", additionalProperties=False)
+_VIDEO = object_of({"url": STRING}, "url", additionalProperties=False)
 _PART = one_of(
     object_of({"type": {"const": "text"}, "text": STRING}, "type", "text"),
     object_of({"type": {"const": "image_url"}, "image_url": _IMAGE}, "type", "image_url", additionalProperties=False),
+    object_of({"type": {"const": "video_url"}, "video_url": _VIDEO}, "type", "video_url", additionalProperties=False),
 )
 _CALL = object_of({"function": object_of({"name": STRING}, "name")}, "function")
 _SAID = {

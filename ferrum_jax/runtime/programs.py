@@ -170,15 +170,16 @@ def programs_of(layout: Layout) -> dict[Part, Program]:
         shapes = f"{describe((adapters.pools, adapters.staged))} {dict(mesh.shape)}"
         parts["write_adapter"] = program("write adapter", shapes, lambda: trace_write_adapter(adapters, mesh))
         parts["fresh_adapters"] = program("fresh adapters", shapes, lambda: trace_fresh_adapters(adapters))
-    if layout.images is not None:
-        parts |= _programs_of_tower(layout.images, program, text, mesh)
+    parts |= _programs_of_tower(layout.images, program, text, mesh)
     fresh = dataclasses.replace(parts["fresh_pools"], is_kept=not are_untouched(pools))
     return parts | {"fresh_pools": fresh}
 
 
 def _programs_of_tower(
-    slots: ImageSlots | ClipSlots, program: Callable[..., Program], text: str, mesh: Mesh
+    slots: ImageSlots | ClipSlots | None, program: Callable[..., Program], text: str, mesh: Mesh
 ) -> dict[Part, Program]:
+    if slots is None:
+        return {}
     kept = slots.pools if isinstance(slots, ClipSlots) else slots.pool
     shapes = f"{describe((slots.weights, kept))} {text}"
 

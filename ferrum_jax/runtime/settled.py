@@ -25,9 +25,10 @@ from ferrum_jax.sharding.undivided import refusals as mesh_refusals
 from ferrum_jax.sizes.engine_sizes import Reach
 from ferrum_jax.sizes.mesh_shape import MeshShape
 from ferrum_jax.sizes.speculative import asks_the_model
-from ferrum_jax.spec import Kept, ModelSpec, VisionSpec
+from ferrum_jax.spec import Kept, ModelSpec
+from ferrum_jax.towers.tower_refusals import sees_images_whole, tower_refusals
 from pallas_kernels.kv_pool import KV_DTYPES, TPU_HEAD_DIMS, KVPool
-from pallas_kernels.paged_attention.support import LATENT_LANES, default_implementation
+from pallas_kernels.paged_attention.support import LATENT_LANES, default_implementation, has_gpu_heads
 from pallas_kernels.paged_attention.support import refusals as kernel_refusals
 from pallas_kernels.target import Target
 
@@ -216,15 +217,12 @@ def lacks_kernels(spec: ModelSpec, kv_dtype: str, platform: str) -> bool:
     def lacks(own: Kept) -> bool:
         if own.is_latent:
             return own.head_dim % LATENT_LANES > 0 or kv_dtype == "int8"
-        return own.head_dim != own.v_head_dim or own.head_dim > max(TPU_HEAD_DIMS)  # Hopper's end there too
+        if platform == "gpu":
+            return not has_gpu_heads(own.head_dim, own.v_head_dim)
+        return own.head_dim != own.v_head_dim or own.head_dim > max(TPU_HEAD_DIMS)
 
     on_hopper_alone = _is_chunked(spec) or sees_images_whole(spec)
     return (on_hopper_alone and platform != "gpu") or any(lacks(own) for own in _kept(spec))
-
-
-def sees_images_whole(spec: ModelSpec) -> bool:
-    """Whether tokens of an image attend to all of it, those behind them too."""
-    return spec.vision is not None and spec.vision.sees_both_ways
 
 
 def _unnamed_implementation(spec: ModelSpec, kv_dtype: str, target: Target) -> str:
@@ -262,30 +260,6 @@ def shared_refusals(
             f"this is {'the CPU' if on_cpu else 'another platform'} in {dtype.name}"
         )
     return reasons
-
-
-def _image_refusals(config: EngineConfig, vision: VisionSpec, num_rows: int) -> list[str]:
-    """Why images of one size have no room, or none in one step where their tokens see each other."""
-    patches, tokens = vision.patches_of_all, vision.tokens_of_all
-    if patches is None or tokens is None:
-        return []
-    least = tokens + num_rows - 1  # beside the tokens of all other rows
-    found = [
-        f"{name} is {value}, and an image of this model has {count} {what}; raise it to {count} or more, or set "
-        "max_image_tokens=0 to serve the text alone"
-        for name, value, count, what in (
-            ("max_image_patches", config.max_image_patches, patches, "patches"),
-            ("max_image_tokens", config.max_image_tokens, tokens, "tokens"),
-        )
-        if value < count
-    ]
-    if vision.sees_both_ways and config.max_num_batched_tokens < least:
-        found.append(
-            f"max_num_batched_tokens is {config.max_num_batched_tokens}, and a step must hold the {tokens} tokens of "
-            f"an image, which see each other, beside those of {num_rows - 1} other rows; raise it to {least} or "
-            "more, lower max_num_seqs, or set max_image_tokens=0 to serve the text alone"
-        )
-    return found
 
 
 def _product_refusals(named: str, target: Target) -> list[str]:
@@ -329,20 +303,13 @@ def _refusals(asked: Settled) -> list[str]:
             f"attention_tiles is {config.attention_tiles!r}; only 'mosaic_tpu' has them, and implementation is "
             f"{asked.implementation!r}"
         )
-    if spec.vision is not None and config.max_adapters:
-        kernels.append(
-            f"max_adapters is {config.max_adapters}, and a model that sees images takes no adapters yet; set "
-            "max_image_tokens=0 to serve it for text alone"
-        )
-    if spec.sound is not None and config.max_adapters:
-        kernels.append(
-            f"max_adapters is {config.max_adapters}, and a model that hears takes no adapters yet; set it to 0"
-        )
-    if spec.cross_layers and asked.kv_dtype == "int8":
-        kernels.append(
-            "kv_dtype is 'int8', and this model's layers attend to a clip, whose keys are kept without scales; take "
-            "'auto' or an fp8"
-        )
+    kernels += tower_refusals(
+        spec,
+        config,
+        implementation=asked.implementation,
+        kv_dtype=asked.kv_dtype,
+        num_rows=asked.limits.max_num_seqs,
+    )
     if asks_the_model(config.speculative_config) and not spec.num_mtp_layers:
         kernels.append(
             "speculative_config's method is 'mtp', and this model has no layer that predicts one token more; choose "
@@ -350,13 +317,6 @@ def _refusals(asked: Settled) -> list[str]:
         )
     if config.return_routed_experts and spec.experts is None:
         kernels.append("return_routed_experts is True, and this model has no experts; leave it False")
-    if spec.vision is not None:
-        kernels += _image_refusals(config, spec.vision, asked.limits.max_num_seqs)
-    if sees_images_whole(spec) and asked.implementation == "mosaic_tpu":
-        kernels.append(
-            "implementation is 'mosaic_tpu', and tokens of this model's images see each other, which it does not "
-            "compute; take 'xla', or set max_image_tokens=0 to serve the text alone"
-        )
     shared = shared_refusals(
         invariant=config.invariant,
         platform=target.platform,

@@ -20,7 +20,7 @@ import jinja2.nodes
 import jinja2.parser
 
 from ferrum_jax.files.json_files import read_optional_json
-from ferrum_jax.prompt import is_image_part
+from ferrum_jax.prompt import media_of_part
 from ferrum_jax.spec.identity import digest_of
 from ferrum_jax.text.template_limits import BoundedEnvironment, TemplateTooCostly, bounded
 from ferrum_jax.text.tokenizer import read_tokenizer_config, special_tokens
@@ -157,7 +157,7 @@ def require_chat_template(template: ChatTemplate | None, source: str | Path) -> 
 
 
 def _message(index: int, message: Message) -> dict[str, Any]:
-    """The message with its content as text, where it came as a list of text parts; with images a list for templates."""
+    """The message with its content as text, where it came as a list of text parts; a list where it has images."""
     if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
         raise ValueError(f"messages[{index}] is {message!r}; it must be an object with a role and a content")
     content = message.get("content")
@@ -165,9 +165,9 @@ def _message(index: int, message: Message) -> dict[str, Any]:
         return dict(message)
     if not isinstance(content, list | tuple):
         raise ValueError(f"messages[{index}].content is {content!r}; it must be a string or a list of text parts")
-    if any(map(is_image_part, content)):
+    if any(map(media_of_part, content)):
         parts = [
-            {"type": "image"} if is_image_part(part) else {"type": "text", "text": _part(index, part)}
+            {"type": noun} if (noun := media_of_part(part)) else {"type": "text", "text": _part(index, part)}
             for part in content
         ]
         return {**message, "content": parts}
@@ -178,7 +178,8 @@ def _part(index: int, part: object) -> str:
     if isinstance(part, Mapping) and part.get("type") == "text" and isinstance(part.get("text"), str):
         return part["text"]
     raise ValueError(
-        f'messages[{index}].content holds {part!r}; only parts {{"type": "text", "text": ...}} and images are taken'
+        f'messages[{index}].content holds {part!r}; only parts {{"type": "text", "text": ...}}, images and videos are '
+        "taken"
     )
 
 

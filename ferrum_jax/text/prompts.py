@@ -10,14 +10,15 @@ from typing import Any
 import numpy as np
 
 from ferrum_jax.prompt import (
+    SEEN,
     TEMPLATE_ARGUMENTS,
     EncodableImage,
     MediaSpan,
     Message,
     Prompt,
     PromptParts,
-    image_parts,
     is_messages,
+    media_parts,
     take_apart,
 )
 from ferrum_jax.text.chat import ChatTemplate
@@ -78,40 +79,42 @@ class PromptEncoder:
         parts = take_apart(prompt)
         if parts.sounds:
             return self._heard(parts)
-        if kept is not None and (parts.images or parts.media):  # their spans are counted from the start
+        if kept is not None and (parts.seen or parts.media):  # their spans are counted from the start
             kept, times = None, MOST_TIMES
-        if parts.images and self.images is None:
+        if parts.seen and self.images is None:
             raise ValueError(
-                f"the prompt has {len(parts.images)} images, and this model takes none: it sees no images, is served "
+                f"the prompt has {parts.seen}, and this model takes none: it sees no images, is served "
                 "with max_image_tokens=0, or its folder has no preprocessor_config.json"
             )
         if parts.vector:
             raise ValueError(f"{' and '.join(parts.vector)} is for texts whose vectors are made; leave it out")
-        places = len(image_parts(parts.content))
-        if places and places != len(parts.images):
-            raise ValueError(
-                f"the messages have {places} parts that are images, and {len(parts.images)} images are given; give one "
-                "for each, in the parts or beside the messages"
-            )
+        for noun, given in zip(SEEN, (parts.images, parts.videos), strict=True):
+            places = len(media_parts(parts.content, noun))
+            if places and places != len(given):
+                raise ValueError(
+                    f"the messages have {places} parts that are {noun}s, and {len(given)} {noun}s are given; give one "
+                    "for each, in the parts or beside the messages"
+                )
         content, adds = self._content(parts, now)
         most = None if self.max_model_len is None else self.max_model_len * times
 
         def encode(text: str, adds: bool) -> list[int]:
             return self._encode(text, adds, most, kept)
 
-        if not parts.images or self.images is None:
+        if not parts.seen or self.images is None:
             ids = encode(content, adds) if isinstance(content, str) else content
             return EncodedPrompt(token_ids=ids, media=parts.media)
         if parts.media:
             raise ValueError("the prompt has images and media; the spans of images are found, leave media out")
-        found = self.images.expanded(content, parts.images, encode, adds=adds, most=most, look=look)
+        given = {"videos": parts.videos, "adds": adds, "most": most, "look": look}
+        found = self.images.expanded(content, parts.images, encode, **given)  # type: ignore[arg-type]
         return EncodedPrompt(token_ids=found.token_ids, media=found.spans, images=found.parts)
 
     def _heard(self, parts: PromptParts) -> EncodedPrompt:
         """Token ids with a sound beside them. Raises ValueError where there is another content, or nothing hears it."""
         if not self.hears:
             raise ValueError("the prompt has sounds, and this model hears none; leave them out")
-        if isinstance(parts.content, str) or is_messages(parts.content) or parts.images or parts.media:
+        if isinstance(parts.content, str) or is_messages(parts.content) or parts.seen or parts.media:
             raise ValueError("the prompt has sounds beside text, messages, images or media; give them token ids alone")
         spans = tuple(MediaSpan(kind="audio", digest=clip.digest, start=0, length=1) for clip in parts.sounds)
         return EncodedPrompt(token_ids=parts.content, media=spans, images=parts.sounds)  # type: ignore[arg-type]

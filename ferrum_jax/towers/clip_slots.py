@@ -45,7 +45,12 @@ class ClipSlots:
         return sum(local_bytes(array) for array in jax.tree.leaves(dict(self.pools)))
 
     @property
-    def bytes_per_clip(self) -> float:
+    def in_words(self) -> tuple[str, str]:
+        """What the memory is for."""
+        return "sounds", f"keys and values of {self.num_clips} windows"
+
+    @property
+    def read_bytes(self) -> float:
         """Bytes on one device that a token reads of its clip."""
         return self.bytes / (1 + self.num_clips * self.blocks_per_clip) * self.sound.num_positions / self.block_size
 

@@ -56,6 +56,16 @@ class ImageSlots:
         return local_bytes(self.pool)
 
     @property
+    def in_words(self) -> tuple[str, str]:
+        """What the memory is for."""
+        return "images", "embeddings of images"
+
+    @property
+    def read_bytes(self) -> float:
+        """Bytes that each token reads: none, for only those of images read an embedding."""
+        return 0.0
+
+    @property
     def num_runs(self) -> int:
         """Without the null one."""
         return self.pool.shape[0] // RUN - 1

@@ -1,5 +1,7 @@
 """A processed image: the pixels of the patches that a tower reads, and how many tokens of a prompt stand for it.
 
+A processed video is several of them: to a tower each group of its frames is an image, with a second beside it.
+
 Pixels stay bytes until the tower's call is packed: between processes and while an image waits, an eighth of what
 their float32 values take.
 """
@@ -31,7 +33,7 @@ class Normalising:
 class ProcessedImage:
     """One image as a model's tower takes it.
 
-    pixels: uint8 [t * h * w, 3, patch, patch], of patches: channel, y, x.
+    pixels: uint8 [t * h * w, 3, patch, patch], of patches: channel, y, x; of a group of frames [.., 3, time, ..].
       Qwen: patches in groups of merge * merge that one token stands for, groups row by row.
       Gemma 4, Mistral 3: likewise, of squares that are pooled or merged.
       Gemma 3: patches row by row, crop after crop.
@@ -54,7 +56,8 @@ class ProcessedImage:
     def __post_init__(self) -> None:
         t, h, w = self.grid
         assert self.pixels.dtype == np.uint8, f"pixels of patches are uint8, not {self.pixels.dtype}"
-        assert self.pixels.ndim == 4 and self.pixels.shape[1] == 3, "pixels of patches are [patches, 3, y, x]"
+        assert self.pixels.ndim in (4, 5) and self.pixels.shape[1] == 3, "pixels of patches are [patches, 3, .., y, x]"
+        assert self.pixels.ndim == 4 or self.pixels.shape[2] == self.temporal, "patches have each frame once"
         assert len(self.pixels) == t * h * w, f"{len(self.pixels)} patches do not fill a grid of {self.grid}"
 
     @property
@@ -64,11 +67,20 @@ class ProcessedImage:
         A patch's values are the input of the tower's first product, in the order of its weight's flattened inputs, so
         the convolution over patches is one matrix product: (channel, time, y, x).
         """
-        count, channels, *sides = self.pixels.shape
+        pixels = self.pixels if self.pixels.ndim == 5 else self.pixels[:, :, None]  # else each frame is the same
+        count, channels, _, *sides = pixels.shape
         values, table = np.empty((count, channels, self.temporal, *sides), np.float32), _table(self.normalising)
         for channel in range(channels):
-            values[:, channel] = table[channel][self.pixels[:, channel]][:, None]
+            values[:, channel] = table[channel][pixels[:, channel]]
         return values.reshape(count, -1)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class ProcessedVideo:
+    """One video as a model's tower takes it: groups of frames, each an image to it, and the second of each."""
+
+    groups: tuple[ProcessedImage, ...]
+    seconds: tuple[float, ...]
 
 
 @functools.lru_cache(maxsize=8)

@@ -24,14 +24,14 @@ from ferrum_jax.vision.processors import (
 
 FILES = ("processor_config.json", "preprocessor_config.json")
 _CLIP = [0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.26130258, 0.27577711]
-_HALF = [0.5, 0.5, 0.5], [0.5, 0.5, 0.5]
-_BILINEAR, _BICUBIC = 2, 3  # Pillow's numbers
-_AS_IT_IS = [0.0, 0.0, 0.0], [1.0, 1.0, 1.0]
+HALF = [0.5, 0.5, 0.5], [0.5, 0.5, 0.5]
+_BILINEAR, BICUBIC = 2, 3  # Pillow's numbers
+AS_IT_IS = [0.0, 0.0, 0.0], [1.0, 1.0, 1.0]
 _MOST_OF_CHANNEL = 1e6  # of a mean or a standard deviation; neither infinity nor NaN is less
 _LEAST_STD = 1e-6
-_MOST_PIXELS = 1 << 28  # that the smallest image is made larger to
+MOST_PIXELS = 1 << 28  # that the smallest image is made larger to
 _OF_WHOLE = ("spatial_merge_size",)  # of a tower, and beside its config
-_SOFT_TOKENS = (70, 140, 280, 560, 1120)  # of an image, as Gemma 4 was trained
+SOFT_TOKENS = (70, 140, 280, 560, 1120)  # of an image, as Gemma 4 was trained
 _PIXEL_INPUTS = tuple(["pixel_values", more] for more in ("image_grid_thw", "num_crops", "image_sizes"))
 
 # key -> values that change nothing
@@ -70,8 +70,12 @@ _FILTER = FieldKind(
 )
 
 
-def _fields(
-    own: Mapping[str, Known], normalising: tuple[list[float], list[float]], resample: int, size: Mapping[str, int]
+def fields_with(
+    own: Mapping[str, Known | Elsewhere],
+    normalising: tuple[list[float], list[float]],
+    resample: int,
+    size: Mapping[str, int],
+    noun: str = "image",
 ) -> Fields:
     """The keys of a processor: its own, and with these defaults those that all have."""
     mean, std = normalising
@@ -79,7 +83,7 @@ def _fields(
     table |= {name: Known(ANY) for name in _LABELS}
     table |= {"image_mean": Known(_CHANNELS, mean), "image_std": Known(_CHANNELS, std), "size": Known(OBJECT, size)}
     table |= {"rescale_factor": Known(_SCALE, 1 / 255), "resample": Known(_FILTER, resample), **own}
-    return Fields(table, refused="{name} is {value}, and no image is processed so here")
+    return Fields(table, refused=f"{{name}} is {{value}}, and no {noun} is processed so here")
 
 
 _SCAN = "pan_and_scan_"
@@ -90,9 +94,9 @@ _OF_FRAMES = {
     "min_pixels": Known(ANY),
     "max_pixels": Known(ANY),
 }
-_QWEN = _fields(_OF_FRAMES, _CLIP, _BICUBIC, {"shortest_edge": 56 * 56, "longest_edge": 28 * 28 * 1280})
-_GLM = _fields(_OF_FRAMES, _CLIP, _BICUBIC, {"shortest_edge": 112 * 112, "longest_edge": 28 * 28 * 15000})
-_GEMMA3 = _fields(
+_QWEN = fields_with(_OF_FRAMES, _CLIP, BICUBIC, {"shortest_edge": 56 * 56, "longest_edge": 28 * 28 * 1280})
+_GLM = fields_with(_OF_FRAMES, _CLIP, BICUBIC, {"shortest_edge": 112 * 112, "longest_edge": 28 * 28 * 15000})
+_GEMMA3 = fields_with(
     {
         "do_pan_and_scan": Known(TRUTH, False),
         f"{_SCAN}min_crop_size": Known(_WHOLE, 256),
@@ -100,11 +104,11 @@ _GEMMA3 = _fields(
         f"{_SCAN}min_ratio_to_activate": Known(number(1), 1.2),
         "image_seq_length": Known(_WHOLE, 256),
     },
-    _HALF,
+    HALF,
     _BILINEAR,
     {"height": 224, "width": 224},
 )
-_GEMMA4 = _fields(
+_GEMMA4 = fields_with(
     {
         "patch_size": Known(_WHOLE, 16),
         "pooling_kernel_size": Known(_WHOLE, 3),
@@ -112,11 +116,11 @@ _GEMMA4 = _fields(
         "image_seq_length": Known(ANY),
         "do_normalize": Known(TRUTH, False),
     },
-    _AS_IT_IS,
-    _BICUBIC,
+    AS_IT_IS,
+    BICUBIC,
     {},
 )
-_PIXTRAL = _fields({"patch_size": Known(ANY), "do_pad": Known(ANY)}, _CLIP, _BICUBIC, {"longest_edge": 1024})
+_PIXTRAL = fields_with({"patch_size": Known(ANY), "do_pad": Known(ANY)}, _CLIP, BICUBIC, {"longest_edge": 1024})
 
 
 def read_processor(folder: str | Path) -> ImageProcessor | None:
@@ -134,13 +138,17 @@ def read_processor(folder: str | Path) -> ImageProcessor | None:
             continue
         if "image_seq_length" in given:
             settings = settings | {"image_seq_length": given["image_seq_length"]}
-        config = read_optional_json(folder / "config.json")
-        tower = {key: config[key] for key in _OF_WHOLE if key in config} | (config.get("vision_config") or {})
         try:
-            return processor_of(settings, tower)
+            return processor_of(settings, tower_of(folder))
         except ValueError as error:
             raise ValueError(f"{folder / name}: {error}") from error
     return None
+
+
+def tower_of(folder: Path) -> dict[str, Any]:
+    """What a folder's config.json says of the tower, with what stands beside it."""
+    config = read_optional_json(folder / "config.json")
+    return {key: config[key] for key in _OF_WHOLE if key in config} | (config.get("vision_config") or {})
 
 
 def processor_of(settings: Mapping[str, Any], tower: Mapping[str, Any]) -> ImageProcessor:
@@ -157,7 +165,7 @@ def processor_of(settings: Mapping[str, Any], tower: Mapping[str, Any]) -> Image
 
 
 def _qwen(found: Mapping[str, Any], tower: Mapping[str, Any]) -> QwenImages:
-    size = _size(found)
+    size = size_of(found)
     edges = [size.pop(edge, None) for edge in ("shortest_edge", "longest_edge")]
     least, most = (size.pop(name, edge) for name, edge in zip(("min_pixels", "max_pixels"), edges, strict=True))
     least = least if found["min_pixels"] is None else found["min_pixels"]
@@ -167,14 +175,14 @@ def _qwen(found: Mapping[str, Any], tower: Mapping[str, Any]) -> QwenImages:
             f"size is {found['size']!r}; it must have a shortest_edge and a longest_edge that is no less, both "
             "in pixels of the whole image"
         )
-    if least > _MOST_PIXELS:
+    if least > MOST_PIXELS:
         raise ValueError(
-            f"size.shortest_edge is {least}, and every image would have so many pixels; give {_MOST_PIXELS} at most"
+            f"size.shortest_edge is {least}, and every image would have so many pixels; give {MOST_PIXELS} at most"
         )
     for key, its_key in (("patch_size",) * 2, ("merge_size", "spatial_merge_size"), ("temporal_patch_size",) * 2):
-        _check_tower(key, found[key], tower, its_key)
+        check_tower(key, found[key], tower, its_key)
     return QwenImages(
-        normalising=_normalising(found),
+        normalising=normalising_of(found),
         patch_size=found["patch_size"],
         merge_size=found["merge_size"],
         temporal_patch_size=found["temporal_patch_size"],
@@ -192,7 +200,7 @@ def _glm(found: Mapping[str, Any], tower: Mapping[str, Any]) -> GlmImages:
 
 
 def _gemma3(found: Mapping[str, Any], tower: Mapping[str, Any]) -> Gemma3Images:
-    size = _size(found)
+    size = size_of(found)
     patch = require("config.json's vision_config.patch_size", tower.get("patch_size", 14), _WHOLE)
     height, width = (require(f"size.{name}", size.pop(name, None), _WHOLE) for name in ("height", "width"))
     if size or height % patch or width % patch:
@@ -201,7 +209,7 @@ def _gemma3(found: Mapping[str, Any], tower: Mapping[str, Any]) -> Gemma3Images:
     if most > least:  # a crop could be empty
         raise ValueError(f"{_SCAN}max_num_crops is {most}, more than {_SCAN}min_crop_size, {least}; make it smaller")
     return Gemma3Images(
-        normalising=_normalising(found),
+        normalising=normalising_of(found),
         patch_size=patch,
         height=height,
         width=width,
@@ -217,13 +225,13 @@ def _gemma3(found: Mapping[str, Any], tower: Mapping[str, Any]) -> Gemma3Images:
 def _gemma4(found: Mapping[str, Any], tower: Mapping[str, Any]) -> Gemma4Images:
     """No image depends on `size` and `image_seq_length`, as in the reference."""
     most = found["max_soft_tokens"]
-    if most not in _SOFT_TOKENS:
-        raise ValueError(f"max_soft_tokens is {most}; it must be one of {list(_SOFT_TOKENS)}")
+    if most not in SOFT_TOKENS:
+        raise ValueError(f"max_soft_tokens is {most}; it must be one of {list(SOFT_TOKENS)}")
     for key in ("patch_size", "pooling_kernel_size"):
-        _check_tower(key, found[key], tower, key)
-    mean, std = _AS_IT_IS
+        check_tower(key, found[key], tower, key)
+    mean, std = AS_IT_IS
     return Gemma4Images(
-        normalising=_normalising(found if found["do_normalize"] else {**found, "image_mean": mean, "image_std": std}),
+        normalising=normalising_of(found if found["do_normalize"] else {**found, "image_mean": mean, "image_std": std}),
         patch_size=found["patch_size"],
         pooling=found["pooling_kernel_size"],
         max_tokens=most,
@@ -233,7 +241,7 @@ def _gemma4(found: Mapping[str, Any], tower: Mapping[str, Any]) -> Gemma4Images:
 
 def _pixtral(found: Mapping[str, Any], tower: Mapping[str, Any]) -> PixtralImages:
     """No image depends on `patch_size` and `do_pad`, as in the reference: the tower says the size of its patches."""
-    size = _size(found)
+    size = size_of(found)
     longest = require("size.longest_edge", size.pop("longest_edge", None), _WHOLE)
     if size:
         raise ValueError(f"size is {found['size']!r}; it must have a longest_edge alone, in pixels of a side")
@@ -242,7 +250,7 @@ def _pixtral(found: Mapping[str, Any], tower: Mapping[str, Any]) -> PixtralImage
         for key, default in (("patch_size", 16), ("spatial_merge_size", 2))
     )
     return PixtralImages(
-        normalising=_normalising(found),
+        normalising=normalising_of(found),
         patch_size=patch,
         merge_size=merge,
         longest_edge=longest,
@@ -250,7 +258,7 @@ def _pixtral(found: Mapping[str, Any], tower: Mapping[str, Any]) -> PixtralImage
     )
 
 
-def _check_tower(key: str, value: int, tower: Mapping[str, Any], its_key: str) -> None:
+def check_tower(key: str, value: int, tower: Mapping[str, Any], its_key: str) -> None:
     """Raises ValueError where the tower's config has another value, which would see patches that are not there."""
     if tower.get(its_key, value) != value:
         raise ValueError(
@@ -269,7 +277,7 @@ _KINDS: Mapping[str, tuple[_Make, Fields]] = {
 }
 
 
-def _normalising(found: Mapping[str, Any]) -> Normalising:
+def normalising_of(found: Mapping[str, Any]) -> Normalising:
     std = found["image_std"]
     if min(std) < _LEAST_STD:
         raise ValueError(
@@ -279,5 +287,5 @@ def _normalising(found: Mapping[str, Any]) -> Normalising:
     return Normalising(scale=float(found["rescale_factor"]), mean=mean, std=std)  # type: ignore[arg-type]
 
 
-def _size(found: Mapping[str, Any]) -> dict[str, Any]:
+def size_of(found: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in found["size"].items() if value is not None}

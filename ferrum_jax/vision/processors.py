@@ -23,8 +23,8 @@ from ferrum_jax.media.kinds import MediaRefused
 from ferrum_jax.vision.decoding import pillow
 from ferrum_jax.vision.image import Normalising, ProcessedImage
 
-_DIGEST_BYTES = 32
-_MOST_ASPECT = 200  # of Qwen's images
+DIGEST_BYTES = 32
+MOST_ASPECT = 200  # of Qwen's images
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -46,9 +46,9 @@ class QwenImages:
 
     def size(self, height: int, width: int) -> tuple[int, int]:
         """Height and width after resizing. Raises ValueError for an image that is too narrow."""
-        if max(height, width) > _MOST_ASPECT * min(height, width):
+        if max(height, width) > MOST_ASPECT * min(height, width):
             raise MediaRefused(
-                f"the image is {width} x {height}; its longer side may be {_MOST_ASPECT} times the shorter at most"
+                f"the image is {width} x {height}; its longer side may be {MOST_ASPECT} times the shorter at most"
             )
         unit = self.patch_size * self.merge_size
         rounded = round(height / unit) * unit, round(width / unit) * unit
@@ -75,7 +75,7 @@ class QwenImages:
         _, rows, columns = grid
         patch, merge = self.patch_size, self.merge_size
         return ProcessedImage(
-            pixels=_squares(_resized(pixels, rows * patch, columns * patch, self.resample), patch, merge),
+            pixels=squares(_resized(pixels, rows * patch, columns * patch, self.resample), patch, merge),
             normalising=self.normalising,
             temporal=self.temporal_patch_size,
             grid=grid,
@@ -193,7 +193,7 @@ class Gemma4Images:
         height, width = self.size(*pixels.shape[:2])
         grid = 1, height // self.patch_size, width // self.patch_size
         return ProcessedImage(
-            pixels=_squares(_resized(pixels, height, width, self.resample), self.patch_size, self.pooling),
+            pixels=squares(_resized(pixels, height, width, self.resample), self.patch_size, self.pooling),
             normalising=self.normalising,
             grid=grid,
             num_tokens=math.prod(grid) // self.pooling**2,
@@ -243,7 +243,7 @@ class PixtralImages:
         _, rows, columns = grid
         patch, merge = self.patch_size, self.merge_size
         return ProcessedImage(
-            pixels=_squares(_resized(pixels, rows * patch, columns * patch, self.resample), patch, merge),
+            pixels=squares(_resized(pixels, rows * patch, columns * patch, self.resample), patch, merge),
             normalising=self.normalising,
             grid=grid,
             num_tokens=self._tokens_of(rows, columns),
@@ -258,7 +258,7 @@ class PixtralImages:
 ImageProcessor = QwenImages | Gemma3Images | Gemma4Images | PixtralImages
 
 
-def _squares(pixels: np.ndarray, patch: int, merge: int) -> np.ndarray:
+def squares(pixels: np.ndarray, patch: int, merge: int) -> np.ndarray:
     """uint8 [patches, channel, y, x] of [H, W, 3]; squares of merge x merge patches stand together, row by row."""
     rows, columns = (side // (patch * merge) for side in pixels.shape[:2])
     parts = pixels.reshape(rows, merge, patch, columns, merge, patch, 3).transpose(0, 3, 1, 4, 6, 2, 5)
@@ -275,6 +275,6 @@ def _resized(pixels: np.ndarray, height: int, width: int, resample: int) -> np.n
 
 def _digest(pixels: np.ndarray, grid: Sequence[int], processor: ImageProcessor) -> bytes:
     settings = {"kind": processor.kind, **dataclasses.asdict(processor), "grid": grid, "shape": pixels.shape}
-    digest = blake2b(json.dumps(settings, sort_keys=True).encode(), digest_size=_DIGEST_BYTES)
+    digest = blake2b(json.dumps(settings, sort_keys=True).encode(), digest_size=DIGEST_BYTES)
     digest.update(np.ascontiguousarray(pixels).data)
     return digest.digest()

@@ -31,7 +31,7 @@ def _cubic(x: float) -> float:
     return (((x - 5) * x + 8) * x - 4) * a if x < 2.0 else 0.0
 
 
-_FILTERS: dict[int, tuple[Callable[[float], float], float]] = {BILINEAR: (_triangle, 1.0), BICUBIC: (_cubic, 2.0)}
+FILTERS: dict[int, tuple[Callable[[float], float], float]] = {BILINEAR: (_triangle, 1.0), BICUBIC: (_cubic, 2.0)}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -68,7 +68,7 @@ def _summed(values: np.ndarray, taps: _Taps) -> np.ndarray:  # uint8 [inputs, n]
 
 @functools.lru_cache(maxsize=32)
 def _taps(inputs: int, outputs: int, resample: int) -> _Taps:
-    curve, reach = _FILTERS[resample]
+    curve, reach = FILTERS[resample]
     scale = inputs / outputs
     stretch = max(scale, 1.0)
     support = reach * stretch

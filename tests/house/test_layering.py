@@ -109,6 +109,7 @@ MAY_IMPORT = {
         "nouns",
     ),
     "ferrum_jax.vision": (
+        "ferrum_jax.confined",
         "ferrum_jax.files",
         "ferrum_jax.media",
         "ferrum_jax.quoting",
@@ -246,7 +247,15 @@ MAY_IMPORT = {
         "pallas_kernels.paged_attention.tpu.latent",
         "pallas_kernels.paged_attention.tpu.prefill",
     ),
-    "ferrum_jax.towers": ("ferrum_jax.layers", "ferrum_jax.models", "ferrum_jax.sharding", "nouns"),
+    "ferrum_jax.towers": (
+        "ferrum_jax.layers",
+        "ferrum_jax.models",
+        "ferrum_jax.pools",
+        "ferrum_jax.sharding",
+        "nouns",
+        "pallas_kernels",
+        "pallas_kernels.kv_write",
+    ),
     "ferrum_jax.executables": (
         "checkpoints",
         "ferrum_jax.files",
@@ -526,7 +535,7 @@ MAY_USE = {
     "ferrum_jax.speculation": ("numpy",),
     "ferrum_jax.text": ("tokenizers", "jinja2", "numpy"),
     "ferrum_jax.openai": ("numpy",),
-    "ferrum_jax.vision": ("numpy", "PIL"),
+    "ferrum_jax.vision": ("numpy", "PIL", "av"),
     "ferrum_jax.sound": ("numpy", "av"),
     "ferrum_jax.transcribing": ("numpy",),
     "ferrum_jax.confined": (),

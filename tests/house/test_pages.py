@@ -34,15 +34,15 @@ HELD = {
     "guides/speculative-decoding.md": [
         ("draft models are refused by name", "sizes/speculative.py", "no second model drafts here"),
     ],
-    "start/from-vllm.md": [("Sounds and videos are refused", _CHAT, "and images are taken")],
+    "start/from-vllm.md": [("Sounds are refused", _CHAT, "images and videos are ")],
     "reference/file-formats.md": [
         ("such as `.tsv` or `.zip`", "batch/input/files.py", "is not supported; name .jsonl")
     ],
     "reference/models.md": [
-        ("sounds and videos are refused", _CHAT, "and images are taken"),
-        ("videos and sounds are refused", _CHAT, "and images are taken"),
+        ("sounds are refused", _CHAT, "images and videos are "),
+        ("videos and sounds are refused", _CHAT, "images and videos are "),
         ("images are refused", _PROMPTS, "and this model takes none: it sees no images"),
-        ("videos are refused", _CHAT, "and images are taken"),
+        ("videos are refused", "vision/prompt_images.py", "its family's videos are not known"),
         ("classifiers with several labels are refused", "models/bert.py", "One that classifies is not served"),
         (
             "2 and 3 bits and KV scales",

@@ -147,8 +147,8 @@ def test_while_many_pixels_wait_for_the_engine_no_more_are_decoded(prompts, deco
 
 def test_a_prompt_of_a_body_is_taken_apart_once(prompts, monkeypatch):
     taken = []
-    look = prompt_module._images_in
-    monkeypatch.setattr(prompt_module, "_images_in", lambda content: taken.append(content) or look(content))
+    look = prompt_module._seen_in
+    monkeypatch.setattr(prompt_module, "_seen_in", lambda content: taken.append(content) or look(content))
 
     async def run():
         service = opened(prompts)

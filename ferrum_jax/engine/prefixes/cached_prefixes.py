@@ -42,9 +42,9 @@ class CachedPrefixes:
             refuse_several_processes("pin=True")
         self._engine.scheduler.refuse_without_cache()
         parts = take_apart(prompt)
-        if parts.images:
+        if parts.seen:
             raise ValueError(
-                "the prefix has images; generate one token of it, and prompts that begin with it hit its blocks"
+                f"the prefix has {parts.seen}; generate one token of it, and prompts that begin with it hit its blocks"
             )
         ids = self.prompts.token_ids(prompt)  # once: a chat template may see another time of day later
         generate({"prompt_token_ids": ids, "cache_salt": parts.cache_salt or None, "media": parts.media})

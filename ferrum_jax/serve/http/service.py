@@ -147,7 +147,7 @@ class Service:
 
         try:
             length = sum(map(_length, prompts))
-            if any(take_apart(prompt).images for prompt in prompts):
+            if any(take_apart(prompt).seen for prompt in prompts):
                 return await self._images.call(encoded, key=key.name, cost=length // _BYTES_OF_TOKEN + 1)
             if length < _LONG_TEXT:
                 return encoded(do_not_look)
