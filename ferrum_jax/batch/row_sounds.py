@@ -42,13 +42,22 @@ class RowSounds:
         return row.with_windows([each.prompt for each in heard.requests], heard.requests[0].sampling)
 
     def transcription(self, index: int, answers: Sequence[Answer]) -> Transcription:
-        """What a row's windows come to, which are forgotten."""
+        """What a row's windows come to. answers: to them, none an error."""
         choices = [answer.outputs[0] for answer in answers if isinstance(answer, RequestOutput)]
-        return self._heard.pop(index).transcription(choices)
+        return self._heard[index].transcription(choices)
+
+    def forget(self, index: int) -> None:
+        """The row has ended, or names no sound."""
+        self._heard.pop(index, None)
 
     def clear(self) -> None:
         """Nothing runs any more."""
         self._heard.clear()
+
+    def close(self) -> None:
+        """No more is read; what is being read is waited for by nobody."""
+        if self._pool is not None:
+            self._pool.shutdown(wait=False, cancel_futures=True)
 
     @property
     def _threads(self) -> ThreadPoolExecutor:

@@ -97,6 +97,7 @@ class Worker:
                 self._session(llm, iter([suspect]), self._kind_of(suspect))
             self._journal.flush()
             self._show()
+        self._sounds.close()
         return llm
 
     def _teach(self, llm: BatchLLM) -> None:
@@ -268,6 +269,7 @@ class Worker:
             self._fail(index, cut, epoch)
         else:
             self._answer(index, row, answers, epoch)
+        self._sounds.forget(index)
         if time.monotonic() - self._shown_s > _SHOW_INTERVAL_S:
             self._show()
 
