@@ -96,11 +96,12 @@ class _Answer:
 
     def _segment(self, begun: int, end: int) -> Segment:
         """That of tokens [begun, end)."""
-        own, window = self.token_ids[begun:end], self._window
+        own, window, first = self.token_ids[begun:end], self._window, self._tokens.times_from
+        start_s = self._time(own[0]) if own[0] >= first else window.start_s
         return Segment(
             id=0,
-            start_s=self._time(own[0]) if own[0] >= self._tokens.times_from else window.start_s,
-            end_s=self._time(own[-1]) if own[-1] >= self._tokens.times_from else window.end_s,
+            start_s=start_s,
+            end_s=self._time(own[-1]) if own[-1] >= first else max(start_s, window.end_s),
             text=self._text_of(own),
             token_ids=tuple(own),
             avg_logprob=_mean(self.logprobs[begun:end]),
