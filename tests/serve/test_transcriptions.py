@@ -172,3 +172,10 @@ def test_the_openapi_page_shows_a_form(server):
     said = found["paths"][PATH]["post"]
     assert status == 200 and list(said["requestBody"]["content"]) == ["multipart/form-data"]
     assert "language" in found["components"]["schemas"]["transcription"]["properties"]
+
+
+def test_a_reader_who_leaves_a_stream_ends_its_windows(server, client):
+    sound = ("a.wav", wav(95, RATE, 1))
+    with client.audio.transcriptions.create(model="whisper", file=sound, language="en", stream=True) as events:
+        assert next(iter(events)).type == "transcript.text.delta"
+    server.wait_until_idle()
