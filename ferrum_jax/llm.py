@@ -20,7 +20,7 @@ from flax import nnx
 from ferrum_jax.answers.collect import in_order
 from ferrum_jax.asked.options import RequestOptions
 from ferrum_jax.asked.sampling import SamplingParams
-from ferrum_jax.asked.transcription import TranscriptionParams
+from ferrum_jax.asked.transcription_params import TranscriptionParams
 from ferrum_jax.config import EngineConfig
 from ferrum_jax.embeddings.comparing import Pairs, Scores, score_all
 from ferrum_jax.embeddings.embedder import ONE_TOKEN, Vectors, embed_all
@@ -29,7 +29,14 @@ from ferrum_jax.engine.calls.arguments import checked, params_for, priorities_fo
 from ferrum_jax.engine.calls.score_requests import Completion, score_params, scores_of
 from ferrum_jax.engine.engine import Engine
 from ferrum_jax.engine.shared import Ask, SharedEngine
-from ferrum_jax.outputs import CompletionOutput, EmbeddingOutput, RequestOutput, ScoreOutput, SequenceLogprobs
+from ferrum_jax.outputs import (
+    CompletionOutput,
+    EmbeddingOutput,
+    RequestOutput,
+    ScoreOutput,
+    SequenceLogprobs,
+    Transcription,
+)
 from ferrum_jax.processes.processes import refuse_several_processes
 from ferrum_jax.progress import progress_bar, sounds_bar, texts_bar
 from ferrum_jax.prompt import Message, Prompt, listed, single
@@ -40,8 +47,8 @@ from ferrum_jax.startup.new_weights import NewWeights
 from ferrum_jax.startup.open import Measure, Opening, Show, config_of, tell_processes
 from ferrum_jax.startup.open_model import OpenModel
 from ferrum_jax.text.tokenizer import Tokenizer, require_tokenizer
+from ferrum_jax.transcribing.heard_sound import HeardSound
 from ferrum_jax.transcribing.transcribe_all import listed_sounds, transcribe_all
-from ferrum_jax.transcribing.transcription import Transcription
 
 Key = TypeVar("Key", bound=Hashable)
 
@@ -403,6 +410,15 @@ class LLM:
         `requests` is read as there is room, so it may be endless; the next sounds are decoded in threads meanwhile.
         """
         return transcribe_all(self.model.transcriber, requests, self.as_completed)
+
+    def hear(self, sound: str, params: TranscriptionParams) -> HeardSound:
+        """A sound, by its URL or its path below `image_root`, as requests of its windows; any thread may ask.
+
+        For jobs, which run the windows as prompts. Raises ValueError for one that cannot be read, and for what the
+        model cannot do.
+        """
+        transcriber = self.model.transcriber
+        return HeardSound.of(transcriber, transcriber.sources.of_row(sound), params)
 
     # -- embeddings ------------------------------------------------------------------------------------
 

@@ -148,3 +148,34 @@ class ScoreOutput:
     prompt_token_ids: tuple[int, ...]
     score: float
     num_cached_tokens: int = 0  # of prompt_token_ids, those whose KV came from the prefix cache
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TranscriptionSegment:
+    """A part of what is said. token_ids: of its text, with its times. avg_logprob: the mean of these tokens."""
+
+    id: int
+    start_s: float
+    end_s: float
+    text: str
+    token_ids: tuple[int, ...]
+    avg_logprob: float | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Transcription:
+    """What is said in a sound.
+
+    language: its code: as it was given, or that of most windows. segments: where times were asked for. token_ids: of
+    all windows, without those that say language and task. avg_logprob: the mean of these. is_cut: a window ended at its
+    most tokens, so that text may be missing.
+    """
+
+    text: str
+    language: str
+    task: str
+    duration_s: float
+    segments: tuple[TranscriptionSegment, ...] = ()
+    token_ids: tuple[int, ...] = ()
+    avg_logprob: float | None = None
+    is_cut: bool = False

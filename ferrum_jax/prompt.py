@@ -231,8 +231,8 @@ class PromptParts:
     cache_salt: str = ""
     media: tuple[MediaSpan, ...] = ()
     images: tuple[Any, ...] = ()
-    videos: tuple[Any, ...] = ()
     sounds: tuple[EncodableImage, ...] = ()
+    videos: tuple[Any, ...] = ()
     add_special_tokens: bool | None = None
     template: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     vector: Mapping[str, Any] = dataclasses.field(default_factory=dict)

@@ -4,7 +4,7 @@
     logical     [P, C, 2K, H]    vectors 2k and 2k + 1                          "xla"; "mosaic_tpu" with H of 128, 256
     padded      [P, C, 2K, Hp]   the same, zeros in lanes H .. Hp - 1           "mosaic_tpu" with H of 80 to 240
     packed      [P, C, K, 2H]    lanes 0 .. H - 1 and H .. 2H - 1 of vector k   "mosaic_tpu" with H of 64
-    packed      [P, C, K, H + V] lanes 0 .. H - 1 and H .. H + V - 1            "xla" where V has another size than K
+    packed      [P, C, K, H + V] lanes 0 .. H - 1 and H .. H + V - 1            "xla", "mosaic_gpu", V of another size
     latent      [P, C, 1, H + V] V is lanes 0 .. H - 1, and K all of them       "xla" and both kernels'
 
 A layer with an indexer has its keys beside, [P, C, 1, I] under the same ids, in the pool's dtype, or in bfloat16 where
@@ -121,7 +121,7 @@ def pool_shape(
     if is_latent and implementation in ("mosaic_tpu", "mosaic_gpu"):
         implementation = "xla"  # one form, for steps that mix are computed by XLA
     if head_dim != V or is_latent:
-        if implementation != "xla":
+        if implementation == "mosaic_tpu":
             raise ValueError(f"head_dim is {head_dim} and v_head_dim {V}; {implementation} has them equal, no latents")
         vectors, lanes = num_kv_heads, head_dim + V
     if implementation == "mosaic_tpu":

@@ -19,7 +19,7 @@ from jax.experimental.pallas.ops.gpu import attention_mgpu, hopper_matmul_mgpu
 from pallas_kernels.kv_pool import KV_DTYPES
 from pallas_kernels.paged_attention.cases import Case
 from pallas_kernels.paged_attention.gpu.ceilings import MULTIPROCESSORS
-from pallas_kernels.paged_attention.gpu.config import LANES, Form
+from pallas_kernels.paged_attention.gpu.config import LANES, Divided, Form
 from pallas_kernels.paged_attention.work import Work
 from scripts.gpu_launch import Launch, Part
 from scripts.gpu_product_launches import product_launches
@@ -69,7 +69,7 @@ def _decode(case: Case, form: Form) -> Part:
     return Part(
         name="decode",
         consumers=form.consumers,
-        operations=work.flops,
+        operations=work.flops * _multiplied(case, form) / (case.key_dim + case.value_dim),
         lanes=group,
         fetched_bytes=work.kv_bytes,
         hbm_bytes=work.kv_bytes,
@@ -80,17 +80,22 @@ def _prefill(case: Case, form: Form) -> Part:
     """Each tile of queries fetches the tokens that its queries see; HBM gives K and V once and the queries."""
     rows = tuple(row for row in case.rows if row[1] > 1)
     work = _work(case, rows)
-    width = case.key_dim + case.head_dim
+    width = case.key_dim + case.value_dim
     tokens = work.flops / (2 * case.num_heads * width) * case.num_kv_heads / form.tile_q  # of all tiles and KV heads
     per_token = work.kv_bytes / max(1, work.kv_tokens) / case.num_kv_heads
     queries = sum(count for _, count in rows) * case.num_heads * width * 2
     return Part(
         name="prefill",
         consumers=form.consumers,
-        operations=2 * tokens * form.consumers * LANES * width,
+        operations=2 * tokens * form.lane_groups * LANES * _multiplied(case, form),
         fetched_bytes=tokens * per_token,
         hbm_bytes=work.kv_bytes + queries,
     )
+
+
+def _multiplied(case: Case, form: Form) -> int:
+    """Lanes of a token that each query is multiplied with; where consumers divide V, each has the scores for itself."""
+    return case.value_dim + case.key_dim * (form.consumers if form.divided is Divided.VALUES else 1)
 
 
 def _work(case: Case, rows: tuple[tuple[int, int], ...]) -> Work:

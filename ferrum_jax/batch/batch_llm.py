@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ferrum_jax.asked.sampling import SamplingParams
+from ferrum_jax.asked.transcription_params import TranscriptionParams
 from ferrum_jax.outputs import CompletionOutput, EmbeddingOutput, RequestOutput, ScoreOutput
 from ferrum_jax.prompt import Prompt
 from ferrum_jax.spec.identity import ModelIdentity
+
+if TYPE_CHECKING:
+    from ferrum_jax.transcribing.heard_sound import HeardSound
 
 
 class RowCrash(ValueError):
@@ -45,6 +49,10 @@ class BatchLLM(Protocol):
     def score_as_completed(
         self, requests: Iterable[tuple[int, Mapping[str, Any]]]
     ) -> Generator[tuple[int, ScoreOutput | ValueError], None, None]: ...
+
+    def hear(self, sound: str, params: TranscriptionParams) -> HeardSound:
+        """A sound that a row names, read. Any thread may ask."""
+        ...
 
     def learn(self, texts: Iterable[str], *, cache_salt: str) -> None: ...
 

@@ -16,9 +16,10 @@ import pickle
 import queue
 import threading
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ferrum_jax.asked.sampling import SamplingParams
+from ferrum_jax.asked.transcription_params import TranscriptionParams
 from ferrum_jax.batch.batch_llm import BatchLLM, RowCrash
 from ferrum_jax.batch.input.formats import EMBEDS, GENERATES, SCORES
 from ferrum_jax.batch.job import JobStart, run_batch
@@ -27,6 +28,9 @@ from ferrum_jax.outputs import CompletionOutput, EmbeddingOutput, RequestOutput,
 from ferrum_jax.paths import install_command
 from ferrum_jax.prompt import Prompt
 from ferrum_jax.spec.identity import ModelIdentity
+
+if TYPE_CHECKING:
+    from ferrum_jax.transcribing.heard_sound import HeardSound
 
 _MOST_WAIT_S = 0.2  # for an answer, before the job is asked whether it wants partial ones
 _SUMMED = ("live", "num_blocks", "computed_tokens", "padded_tokens")
@@ -128,6 +132,10 @@ class RayLLM:
 
     def learn(self, texts: Iterable[str], *, cache_salt: str) -> None:
         """Nothing: each engine drafts from what it answers itself."""
+
+    def hear(self, sound: str, params: TranscriptionParams) -> HeardSound:
+        """Raises ValueError: sounds do not travel to actors."""
+        raise ValueError("sounds are not written down over Ray; run the job without it, on one machine or several")
 
     def embed_as_completed(
         self, requests: Iterable[tuple[int, Prompt]]

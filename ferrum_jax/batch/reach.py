@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ferrum_jax.batch.input.formats import GENERATES, SCORES, BadRow, Row
+from ferrum_jax.batch.input.formats import GENERATES, SCORES, TRANSCRIBES, BadRow, Row
 from ferrum_jax.batch.input.rows import Rows
 from ferrum_jax.prompt import PromptIds, take_apart
 from ferrum_jax.scheduling.request_log import LoggedChoice, LoggedRequest
@@ -18,6 +18,7 @@ from ferrum_jax.sizes.engine_sizes import Reach
 
 MOST_MEASURED = 20_000  # rows; a job of more reaches the limits of any engine, and its prompts take minutes to read
 MOST_REPLAYED = 512
+_WINDOW_PROMPT = 4  # tokens before what is written down of a window
 _LONG_OUTPUT = 256  # tokens that a row without max_tokens is taken to generate
 
 
@@ -43,6 +44,9 @@ def _measured(row: Row, prompt: Any, token_ids: PromptIds, max_model_len: int) -
     """Raises ValueError for a prompt that cannot run."""
     if row.kind == SCORES:
         prompt = f"{prompt['query']}\n{prompt['document']}"  # about as long as what the model is given
+    if row.kind == TRANSCRIBES:  # its windows are known when it is read: one is counted
+        ids = np.zeros(_WINDOW_PROMPT, np.int64)
+        return row, "", ids, row.asked.max_tokens or max_model_len - len(ids)
     kept = row.asked.most_prompt_tokens(max_model_len)
     found = token_ids(prompt, kept=kept) if row.kind == GENERATES else token_ids(prompt, embeds=True)
     ids = np.asarray(found, np.int64)[-(kept or 0) :]
@@ -54,8 +58,9 @@ def _measured(row: Row, prompt: Any, token_ids: PromptIds, max_model_len: int) -
 
 
 def reach_of(rows: Rows, token_ids: PromptIds, max_model_len: int) -> Reach | None:
-    """The reach of a job; None of one with more than MOST_MEASURED rows, or with pairs, whose templates add to them."""
-    if len(rows.order) > MOST_MEASURED or (rows.kinds == SCORES).any():
+    """The reach of a job; None of one with more than MOST_MEASURED rows, with pairs, whose templates add to them, or
+    with sounds, whose windows are not known."""
+    if len(rows.order) > MOST_MEASURED or (rows.kinds == SCORES).any() or (rows.kinds == TRANSCRIBES).any():
         return None
     found = [each for each in measured(rows, rows.order.tolist(), token_ids, max_model_len) if each is not None]
     totals = [len(ids) + outputs for _, _, ids, outputs in found]

@@ -12,24 +12,27 @@ import contextlib
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 from ferrum_jax.asked.sampling import SamplingParams
 from ferrum_jax.batch.batch_llm import BatchLLM, RowCrash
-from ferrum_jax.batch.input.formats import EMBEDS, GENERATES, SCORES, BadRow, Row
+from ferrum_jax.batch.input.formats import EMBEDS, GENERATES, SCORES, TRANSCRIBES, BadRow, Row
 from ferrum_jax.batch.input.rows import Rows
 from ferrum_jax.batch.journal.job_identity import JobIdentity, JobRefused
 from ferrum_jax.batch.journal.journal import CRASH, FAILED, OK, PARTIAL
 from ferrum_jax.batch.journal.keeper import Keeper
 from ferrum_jax.batch.journal.partials import encode_partial
-from ferrum_jax.batch.journal.responses import answered_line, failed_line, texts_of
+from ferrum_jax.batch.journal.responses import answered_line, failed_line, texts_of, transcribed_line
 from ferrum_jax.batch.notice import Notice
 from ferrum_jax.batch.report.display import Display
 from ferrum_jax.batch.report.recorder import Recorder
 from ferrum_jax.batch.row_answers import Answer, Answers
+from ferrum_jax.batch.row_sounds import READ_AHEAD, RowSounds
 from ferrum_jax.outputs import NOT_FINITE_REASON, CompletionOutput, RequestOutput
 from ferrum_jax.prompt import take_apart
 
+_WITH_TOKENS = (GENERATES, TRANSCRIBES)  # kinds of rows that go on from tokens
 _MOST_CRASHES = 2  # of the engine with one row
 _SHOW_INTERVAL_S = 0.05
 _LEARNT_BYTES = 4 << 20  # of answers in the journal: a million tokens, which drafts come from
@@ -58,6 +61,7 @@ class Worker:
         self._resumes: dict[int, tuple[CompletionOutput, ...]] = {}
         self._num_crashes_in_turn = 0
         self._source_error: Exception | None = None
+        self._sounds = RowSounds(rows)
         self._partials_s = self._shown_s = time.monotonic()
         self._asked_last = False
         self._awaited: set[int] = set()  # keys of those whose last partial has not come yet
@@ -93,6 +97,7 @@ class Worker:
                 self._session(llm, iter([suspect]), self._kind_of(suspect))
             self._journal.flush()
             self._show()
+        self._sounds.close()
         return llm
 
     def _teach(self, llm: BatchLLM) -> None:
@@ -158,21 +163,27 @@ class Worker:
         message = f"the engine crashed {_MOST_CRASHES} times while it ran this row; the row is set aside"
         self._fail(index, BadRow(id=row.id, custom_id=row.custom_id, code="engine_crash", message=message), epoch)
 
-    def _source(self, rows: Iterator[tuple[int, int]]) -> Iterator[tuple[int, Any, SamplingParams]]:
+    def _source(self, llm: BatchLLM, rows: Iterator[tuple[int, int]]) -> Iterator[tuple[int, Any, SamplingParams]]:
         """The engine's requests. An error in here is the job's and not the engine's."""
         try:
             for index, epoch in rows:
                 row = self._rows.read(index)
                 assert isinstance(row, Row), f"row {index} is bad and was to be run"
+                if row.kind == TRANSCRIBES:
+                    try:
+                        row = self._sounds.read(llm, index, row, [each for each, _ in islice(self._queue, READ_AHEAD)])
+                    except ValueError as error:
+                        self._fail(index, _bad_row(row, str(error)), epoch)
+                        continue
                 self._running[index], self._began_s[index] = (row, epoch), time.monotonic()
                 answers = self._answers[index] = Answers(
-                    row, self._journal.partial(index) if row.kind == GENERATES else ()
+                    row, self._journal.partial(index) if row.kind in _WITH_TOKENS else ()
                 )
                 for place in answers.order:
                     key = index + place * len(self._rows)
                     self._unanswered.add(key)
                     before = answers.begin(place)
-                    if row.kind == GENERATES:
+                    if row.kind in _WITH_TOKENS:
                         self._resumes[key] = before
                     yield key, row.prompts[place], row.params_of(place)
         except Exception as error:
@@ -183,7 +194,7 @@ class Worker:
 
     def _session(self, llm: BatchLLM, rows: Iterator[tuple[int, int]], kind: int) -> None:
         """Runs the rows, all of one kind, to their end, to the notice or to a crash of the engine."""
-        source = self._source(rows)
+        source = self._source(llm, rows)
         if kind == EMBEDS:
             completions = llm.embed_as_completed((index, prompt) for index, prompt, _ in source)
         elif kind == SCORES:
@@ -258,13 +269,17 @@ class Worker:
             self._fail(index, cut, epoch)
         else:
             self._answer(index, row, answers, epoch)
+        self._sounds.forget(index)
         if time.monotonic() - self._shown_s > _SHOW_INTERVAL_S:
             self._show()
 
     def _answer(self, index: int, row: Row, answers: Sequence[Any], epoch: int) -> None:
         """answers: none of them an error."""
         try:
-            line = answered_line(row, answers, self._job.label)
+            if row.kind == TRANSCRIBES:
+                line = transcribed_line(row, self._sounds.transcription(index, answers))
+            else:
+                line = answered_line(row, answers, self._job.label)
         except ValueError as error:  # more dimensions than the vectors have
             self._fail(index, _bad_row(row, str(error)), epoch)
             return
@@ -293,6 +308,7 @@ class Worker:
         self._began_s.clear()
         self._answers.clear()
         self._unanswered.clear()
+        self._sounds.clear()
 
     def _show(self) -> None:
         self._shown_s = time.monotonic()

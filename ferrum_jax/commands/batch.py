@@ -6,10 +6,13 @@ import argparse
 import contextlib
 import functools
 import json
+import os
+import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ferrum_jax.batch.input.sound_folder import rows_of_folder
 from ferrum_jax.batch.notice import ENDPOINTS, Notice, exit_in_time, notice_of_cloud
 from ferrum_jax.commands.batch_plan import show_plan
 from ferrum_jax.commands.flags import add_sampling_flags, row_defaults
@@ -102,7 +105,7 @@ def _add_files(batch: argparse.ArgumentParser) -> None:
         required=True,
         metavar="FILE",
         help="file or its URL, one request a line, in the OpenAI batch form or the short form; "
-        ".jsonl, .csv, .parquet, also .gz and .zst",
+        ".jsonl, .csv, .parquet, also .gz and .zst; or a folder of sounds, one request for each",
     )
     batch.add_argument(
         "--output",
@@ -147,6 +150,18 @@ def _add_leaving(batch: argparse.ArgumentParser) -> None:
 
 
 def _run(args: argparse.Namespace) -> int:
+    if not os.path.isdir(args.input):
+        return _run_rows(args)
+    if getattr(args, "image_root", None) is not None:
+        raise ValueError("--input is a folder of sounds, below which they are read; leave --image-root out")
+    with tempfile.NamedTemporaryFile(suffix=".jsonl") as rows:
+        rows.write(rows_of_folder(args.input))
+        rows.flush()
+        args.input, args.image_root = rows.name, os.path.abspath(args.input)
+        return _run_rows(args)
+
+
+def _run_rows(args: argparse.Namespace) -> int:
     config = chosen_config(args)
     row_defaults(args)  # before anything is read
     adapters_of(args, config)

@@ -249,6 +249,6 @@ FAMILIES = {
         of_tower=("model.vision_tower.*", "model.embed_vision.*"),
         unserved=("model.audio_tower.*", "model.embed_audio.*"),
         models=_SAID,
-        notes="[images of any size and videos](../guides/images.md), on XLA alone; sounds are refused",
+        notes="[images of any size and videos](../guides/images.md), on TPUs by XLA; sounds are refused",
     ),
 }

@@ -11,12 +11,13 @@ from typing import Any
 
 from ferrum_jax.asked.sampling import WHOLE_VOCABULARY, SamplingParams
 from ferrum_jax.openai.answer_options import AnswerOptions, ReadingForm
-from ferrum_jax.openai.asked import AskedScores, AskedText, AskedVectors, BodyLimits
-from ferrum_jax.openai.body_fields import PAIRS, given
+from ferrum_jax.openai.asked import AskedScores, AskedSound, AskedText, AskedVectors, BodyLimits
+from ferrum_jax.openai.body_fields import PAIRS, SOUNDS, given
 from ferrum_jax.openai.body_rules import Rules, rules_of
 from ferrum_jax.openai.contents import prompts_of
 from ferrum_jax.openai.errors import FieldError, naming_fields
 from ferrum_jax.openai.sampling_fields import prompt_options, sampling_values
+from ferrum_jax.openai.sounds import sound_of
 from ferrum_jax.prompt import VECTOR_ARGUMENTS, Content, Prompt, named_text, take_apart
 from ferrum_jax.quoting import quoted
 
@@ -67,6 +68,15 @@ def asked_scores(body: Mapping[str, Any], limits: BodyLimits, *, ranks: bool) ->
         return dataclasses.replace(scores_of(body, ranks=ranks), left=left, right=right, warnings=warnings)
 
 
+def asked_sound(body: Mapping[str, Any], limits: BodyLimits, *, kind: str) -> AskedSound:
+    """What a form asks for. kind: "transcription" or "translation". Raises FieldError for what is wrong first."""
+    body, warnings = known_fields(body, rules_of(kind, "http"), limits)
+    with naming_fields(body):
+        if not isinstance(body.get("file"), bytes):
+            raise FieldError(f"file is {quoted(body.get('file'))}; it must be a file of the form", "file")
+        return dataclasses.replace(sound_of(body, kind=kind), prompts=(body["file"],), warnings=warnings)
+
+
 def known_fields(
     body: Mapping[str, Any], rules: Rules, limits: BodyLimits
 ) -> tuple[Mapping[str, Any], tuple[str, ...]]:
@@ -103,6 +113,8 @@ def _continued(messages: Any) -> str:
 
 def how_of(kind: str, body: Mapping[str, Any]) -> Any:
     """How a body of a kind asks, without what it asks about; its fields are known. Raises ValueError."""
+    if kind in SOUNDS:
+        return sound_of(body, kind=kind)
     if kind in PAIRS:
         return scores_of(body, ranks=kind == "rerank")
     return vectors_of(body) if kind == "embedding" else AskedText(**text_of(body, is_chat=kind == "chat"))

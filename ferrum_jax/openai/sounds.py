@@ -1,35 +1,24 @@
-"""Bodies of /v1/audio/transcriptions and /v1/audio/translations to what they ask for, whatever the door."""
+"""How bodies of /v1/audio/transcriptions and /v1/audio/translations ask for their sound, whatever the door."""
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
 from ferrum_jax.asked.sampling import SamplingParams
-from ferrum_jax.asked.transcription import TranscriptionParams
-from ferrum_jax.openai.asked import AskedSound, BodyLimits
-from ferrum_jax.openai.bodies import known_fields
+from ferrum_jax.asked.transcription_params import TranscriptionParams
+from ferrum_jax.openai.asked import AskedSound
 from ferrum_jax.openai.body_fields import RESPONSE_FORMATS, given
-from ferrum_jax.openai.body_rules import rules_of
-from ferrum_jax.openai.errors import FieldError, naming_fields
 from ferrum_jax.quoting import quoted
 
 _TIMED = ("srt", "vtt", "verbose_json")  # formats that show times
 
 
-def asked_sound(body: Mapping[str, Any], limits: BodyLimits, *, kind: str) -> AskedSound:
-    """What a body of a form asks for. kind: "transcription" or "translation". Raises FieldError for what is wrong."""
-    body, warnings = known_fields(body, rules_of(kind, "http"), limits)
-    with naming_fields(body):
-        if not isinstance(body.get("file"), bytes):
-            raise FieldError(f"file is {quoted(body.get('file'))}; it must be a file of the form", "file")
-        how = sound_of(body, kind=kind)
-        return dataclasses.replace(how, prompts=(body["file"],), warnings=warnings)
-
-
 def sound_of(body: Mapping[str, Any], *, kind: str) -> AskedSound:
-    """How a body asks for its sound, without the file. Raises ValueError for the first thing that is wrong."""
+    """How a body asks, without its file. kind: "transcription" or "translation".
+
+    Raises ValueError for the first thing that is wrong.
+    """
     answer = body.get("response_format")
     answer = "json" if answer is None else answer
     if answer not in RESPONSE_FORMATS:

@@ -19,16 +19,15 @@ from typing import Any, TypeVar
 from ferrum_jax.answers.collect import Collected
 from ferrum_jax.asked.options import RequestOptions
 from ferrum_jax.asked.sampling import SamplingParams
-from ferrum_jax.asked.transcription import TranscriptionParams
+from ferrum_jax.asked.transcription_params import TranscriptionParams
 from ferrum_jax.config import EngineConfig
 from ferrum_jax.embeddings.embedder import ONE_TOKEN
 from ferrum_jax.engine.calls.score_requests import Completion, score_params, scores_of
 from ferrum_jax.llm import LLM, NewWeights
-from ferrum_jax.outputs import EmbeddingOutput, RequestOutput, SequenceLogprobs
+from ferrum_jax.outputs import EmbeddingOutput, RequestOutput, SequenceLogprobs, Transcription
 from ferrum_jax.prompt import Prompt, take_apart
 from ferrum_jax.serve.engine_thread import Answer, EngineThread, Ticket
 from ferrum_jax.transcribing.heard_sound import HeardSound
-from ferrum_jax.transcribing.transcription import Transcription
 from ferrum_jax.vision.decoding import Look, Stopped
 
 Result = TypeVar("Result")

@@ -127,6 +127,7 @@ def cases_of(layout: Layout) -> Iterator[tuple[Case, Bucket]]:
                     num_heads=own.num_attention_heads,
                     num_kv_heads=own.kept.num_kv_heads,
                     head_dim=own.kept.head_dim,
+                    v_head_dim=own.v_head_dim,
                     rope_dim=own.kept.v_head_dim if own.kept.is_latent else None,
                     block_size=options.block_size,
                     decode_only=bucket.decode_only,

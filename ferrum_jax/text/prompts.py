@@ -114,7 +114,7 @@ class PromptEncoder:
         """Token ids with a sound beside them. Raises ValueError where there is another content, or nothing hears it."""
         if not self.hears:
             raise ValueError("the prompt has sounds, and this model hears none; leave them out")
-        if isinstance(parts.content, str) or is_messages(parts.content) or parts.images or parts.media:
+        if isinstance(parts.content, str) or is_messages(parts.content) or parts.seen or parts.media:
             raise ValueError("the prompt has sounds beside text, messages, images or media; give them token ids alone")
         spans = tuple(MediaSpan(kind="audio", digest=clip.digest, start=0, length=1) for clip in parts.sounds)
         return EncodedPrompt(token_ids=parts.content, media=spans, images=parts.sounds)  # type: ignore[arg-type]

@@ -105,10 +105,10 @@ def make_shapes(case: Case, implementation: str = "mosaic_tpu") -> tuple[Any, ..
     return pool, heads, heads, ints, ints
 
 
-def make_pool(context: np.ndarray, dtype: jnp.dtype, implementation: str) -> KVPool:
+def make_pool(context: np.ndarray, dtype: jnp.dtype, implementation: str, v_head_dim: int | None = None) -> KVPool:
     """The pool that holds context, [P, C, 2K, H] float32, in the form that the implementation reads.
 
-    Lanes that only pad a vector are zero, or NaN like it.
+    Lanes that only pad a vector are zero, or NaN like it. v_head_dim: of V, whose first lanes are kept; None is all.
     """
     P, C, pairs, H = context.shape
     shape = pool_shape(
@@ -116,6 +116,7 @@ def make_pool(context: np.ndarray, dtype: jnp.dtype, implementation: str) -> KVP
         block_size=C,
         num_kv_heads=pairs // 2,
         head_dim=H,
+        v_head_dim=v_head_dim,
         dtype=dtype,
         implementation=implementation,
     )
@@ -125,6 +126,8 @@ def make_pool(context: np.ndarray, dtype: jnp.dtype, implementation: str) -> KVP
     if dtype == np.int8:  # it has no NaN: scales do
         context, padding = np.where(lacks, 0, context), np.zeros_like(padding)
     values, scales = encode(np.concatenate([context, padding], axis=-1), dtype)
+    if shape.is_packed:
+        values = np.ascontiguousarray(values.reshape(P, C, pairs // 2, 2 * H)[..., : H + shape.v_head_dim])
     values = values.reshape(shape.values.shape).view(shape.values.dtype)
     if scales is not None:
         scales = on_device(np.where(lacks[..., 0], np.nan, scales).transpose(0, 2, 1), np.float32)

@@ -25,6 +25,8 @@ class Case:
 
     max_context: tokens that block tables have room for, where that is more than the longest row has.
 
+    v_head_dim: of V where it has another size than K.
+
     tiny: small enough to be run with arrays everywhere, in TPU interpret mode too; the others are sizes that models
     have, which are compiled for targets from shapes. invariant: only "xla" has such tiles. rope_dim: of a latent, what
     K has beside the head_dim values that are V; None is K and V of each head. chunked: not "mosaic_tpu".
@@ -37,6 +39,7 @@ class Case:
     num_heads: int = 4
     num_kv_heads: int = 2
     head_dim: int = 128
+    v_head_dim: int | None = None
     rope_dim: int | None = None
     block_size: int = 16
     decode_only: bool = False
@@ -63,11 +66,16 @@ class Case:
         return self.head_dim + (self.rope_dim or 0)
 
     @property
+    def value_dim(self) -> int:
+        """Values of attention's result."""
+        return self.v_head_dim or self.head_dim
+
+    @property
     def kept(self) -> dict[str, Any]:
         """What a pool keeps of a token, as `pool_shape` and `refusals` take it."""
         return {
             "head_dim": self.head_dim,
-            "v_head_dim": self.rope_dim or self.head_dim,
+            "v_head_dim": self.rope_dim or self.value_dim,
             "is_latent": self.rope_dim is not None,
         }
 
@@ -83,6 +91,7 @@ class Case:
         }
         kind = "decode" if self.decode_only else "mixed"
         width = self.head_dim if self.rope_dim is None else f"{self.head_dim}+{self.rope_dim}"
+        width = width if self.v_head_dim is None else f"{self.head_dim}/{self.v_head_dim}"
         sizes = f"N={self.num_heads} K={self.num_kv_heads} H={width} C={self.block_size}"
         return " ".join([kind, sizes, *(name for name, has in features.items() if has)])
 
@@ -133,7 +142,7 @@ class Arguments:
 
     q: Any  # [T, N, H], of a latent [T, N, H + rope_dim]
     k: Any  # [T, K, H]
-    v: Any  # [T, K, H], of a latent [T, 1, rope_dim]
+    v: Any  # [T, K, V], of a latent [T, 1, rope_dim]
     pool: KVPool  # with what came before the step
     batch: RaggedBatch
     sinks: Any  # [N] or None
@@ -225,6 +234,20 @@ CHUNKED_CASES = (
 )
 
 
+# Heads that only "xla" and "mosaic_gpu" have: wider than 256, and with values narrower than keys.
+_narrow: Any = {"head_dim": 192, "v_head_dim": 128}
+WIDE_HEAD_CASES = (
+    _tiny_decode(name="decode_h512", num_heads=8, head_dim=512),
+    _tiny_decode(name="decode_h512_fp8_window", kv_dtype="fp8_e4m3", head_dim=512, block_size=32, window=64),
+    _tiny_mixed(name="mixed_h512_f32", rows=_LONG, num_tokens=128, head_dim=512, **_F32),
+    _tiny_mixed(name="mixed_h512_int8_window", kv_dtype="int8", head_dim=512, window=33, soft_cap=2.0),
+    _tiny_decode(name="decode_narrow_values", **_narrow),
+    _tiny_mixed(name="mixed_narrow_values_window_sinks", window=20, has_sinks=True, **_narrow),
+    _tiny_mixed(name="mixed_narrow_values_int8", kv_dtype="int8", num_kv_heads=1, block_size=64, **_narrow),
+    _tiny_mixed(name="mixed_narrow_values_f32", rows=_LONG, num_tokens=128, head_dim=96, v_head_dim=64, **_F32),
+)
+
+
 INVARIANT_CASES = (
     Case(name="invariant", rows=_LONG, num_tokens=128, num_rows=64, invariant=True, tiny=True, head_dim=16, **_F32),
     Case(
@@ -310,6 +333,12 @@ _GEMMA: _Heads = {"num_heads": 8, "num_kv_heads": 4, "head_dim": 256}
 _LATENT: Any = {"num_kv_heads": 1, "head_dim": 512, "rope_dim": 64}
 
 
+_GEMMA4: _Heads = {"num_heads": 32, "num_kv_heads": 4, "head_dim": 512}  # 31B's layers without a window
+
+
+_MIMO: Any = {"num_heads": 64, "head_dim": 192, "v_head_dim": 128}
+
+
 _OSS: _Heads = {"num_heads": 64, "num_kv_heads": 8, "head_dim": 64}
 
 
@@ -367,6 +396,7 @@ REAL_CASES = (
 
 # More cases, for Hopper's kernels alone.
 HOPPER_CASES = (
+    *(_decode(name=f"llama_8b_decode_{dtype}_c16", kv_dtype=dtype, **_LLAMA_8B) for dtype in ("int8", "fp8_e4m3")),
     _mixed(name="llama_8b_mixed_int8_c16", kv_dtype="int8", **_LLAMA_8B),
     _mixed(name="llama_8b_mixed_fp8_e4m3", block_size=32, kv_dtype="fp8_e4m3", **_LLAMA_8B),
     _mixed(name="llama_8b_mixed_fp8_e5m2_c256", block_size=256, kv_dtype="fp8_e5m2", **_LLAMA_8B),
@@ -374,6 +404,13 @@ HOPPER_CASES = (
     _mixed(name="phi3_mixed_int8", num_heads=32, num_kv_heads=32, head_dim=96, window=2047, kv_dtype="int8"),
     _mixed(name="gemma_mixed_int8", window=1024, soft_cap=50.0, kv_dtype="int8", **_GEMMA),
     _mixed(name="oss_mixed_int8", window=128, has_sinks=True, kv_dtype="int8", **_OSS),
+    _mixed(name="gemma4_mixed", **_GEMMA4),
+    _mixed(name="gemma4_mixed_int8", kv_dtype="int8", **_GEMMA4),
+    _mixed(name="gemma4_mixed_fp8_c64", block_size=64, kv_dtype="fp8_e4m3", **_GEMMA4),
+    _mixed(name="gemma4_mixed_image", spans=((60, 1100, 1356),), **_GEMMA4),
+    _mixed(name="mimo_v2_mixed", num_kv_heads=4, **_MIMO),
+    _mixed(name="mimo_v2_mixed_window", num_kv_heads=8, window=128, has_sinks=True, **_MIMO),
+    _mixed(name="mimo_v2_mixed_int8", num_kv_heads=4, kv_dtype="int8", **_MIMO),
     _mixed(name="llama4_mixed", num_heads=40, num_kv_heads=8, window=8192, chunked=True),
     _mixed(name="gemma3_mixed_image", window=1024, spans=((60, 1100, 1356),), **_GEMMA),
     _mixed(name="gemma3_mixed_image_no_window", spans=((60, 1100, 1356),), **_GEMMA),
@@ -408,7 +445,9 @@ def make_arguments(case: Case, seed: int = 0, implementation: str = "xla") -> Ar
     q = on_device(rng.standard_normal((case.num_tokens, case.num_heads, case.key_dim)), case.dtype)
     if case.rope_dim is None:
         k, v = (on_device(x, case.dtype) for x in rng.standard_normal((2, case.num_tokens, K, H)))
-        pool = make_pool(context, KV_DTYPES[case.kv_dtype], implementation)
+        v = v[..., : case.value_dim]
+        context[..., 1::2, case.value_dim :] *= 0  # which leaves NaN
+        pool = make_pool(context, KV_DTYPES[case.kv_dtype], implementation, case.value_dim)
     else:
         new = rng.standard_normal((case.num_tokens, K, case.key_dim))
         k, v = (on_device(x, case.dtype) for x in np.split(new, [H], axis=-1))

@@ -86,12 +86,16 @@ def of_case(case: Case, arguments: Arguments) -> np.ndarray:  # [T, N, H] float6
         sinks=None if sinks is None else np.asarray(sinks),
         causal=case.causal,
         seen_ends=case.seen_ends,
-    )[..., : case.head_dim]
+    )[..., : case.value_dim]
 
 
 def of_heads(case: Case, k: Any, v: Any, pool: KVPool) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray | None]:
-    """k, v, values and scales as K and V of heads. A latent's K is all of it; its V has zeros where that goes on."""
+    """k, v, values and scales as K and V of heads. A latent's K is all of it; V has zeros where K is wider."""
     k, v, (values, scales) = np.asarray(k), np.asarray(v), kv_pool.arrays(pool)
+    if case.v_head_dim is not None:
+        wider = case.head_dim - case.value_dim
+        v, values = np.pad(v, [(0, 0), (0, 0), (0, wider)]), np.pad(values, [(0, 0)] * 3 + [(0, wider)])
+        values = values.reshape(*values.shape[:2], -1, case.head_dim)
     if case.rope_dim is None:
         return k, v, values, scales
     assert scales is None, "scales of a latent's two parts are not those of a K and a V"

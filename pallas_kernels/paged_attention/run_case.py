@@ -156,7 +156,10 @@ def _make_on_device(case: Case, implementation: str) -> Arguments:
         shape = (form.values.shape[0], case.block_size, 2 * case.num_kv_heads, case.head_dim)
         values, scales = encode(jax.random.normal(key, shape, jnp.bfloat16), form.dtype)
         lanes = 0 if form.is_packed else form.values.shape[3] - case.head_dim
-        values = jnp.pad(values, ((0, 0), (0, 0), (0, 0), (0, lanes))).reshape(form.values.shape)
+        values = jnp.pad(values, ((0, 0), (0, 0), (0, 0), (0, lanes)))
+        if form.is_packed:
+            values = values.reshape(*shape[:2], case.num_kv_heads, -1)[..., : case.head_dim + case.value_dim]
+        values = values.reshape(form.values.shape)
         return as_bits(values, form), None if scales is None else scales.transpose(0, 2, 1)
 
     values, scales = make(keys[0])
@@ -207,4 +210,4 @@ def _of_one_query(case: Case, logical: Arguments, row: int, query: int) -> np.nd
         sinks=None if logical.sinks is None else np.asarray(logical.sinks),
         causal=case.causal,
         queries=[query],
-    )[query][:, : case.head_dim]
+    )[query][:, : case.value_dim]

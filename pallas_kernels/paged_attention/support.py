@@ -60,14 +60,13 @@ def refusals(
         return []
     if chunked and implementation != "mosaic_gpu":
         return [f"attention is chunked, which {implementation!r} does not have; take implementation 'xla'"]
+    if implementation == "mosaic_gpu":
+        return _gpu_refusals(target, (head_dim, v_head_dim or head_dim), is_latent, block_size, kv_dtype)
     if v_head_dim not in (None, head_dim) and not is_latent:
         return [
             f"head_dim is {head_dim} and that of V {v_head_dim}; {implementation!r} has them equal alone; take "
             "implementation 'xla'"
         ]
-    if implementation == "mosaic_gpu":
-        rope_dim = v_head_dim if is_latent else None
-        return _gpu_refusals(target, head_dim, rope_dim, block_size, kv_dtype)
     if implementation != "mosaic_tpu":
         return [f"implementation is {implementation!r}; it must be one of {IMPLEMENTATIONS}"]
     reasons = []
@@ -92,26 +91,36 @@ def refusals(
     return reasons
 
 
+def has_gpu_heads(head_dim: int, v_head_dim: int) -> bool:
+    """Whether "mosaic_gpu" has keys and values of these sizes."""
+    sizes = gpu_config.HEAD_DIMS
+    return head_dim in sizes and v_head_dim in sizes and v_head_dim <= head_dim
+
+
 def _gpu_refusals(
-    target: Target, head_dim: int, rope_dim: int | None, block_size: int | None, kv_dtype: str
+    target: Target, dims: tuple[int, int], is_latent: bool, block_size: int | None, kv_dtype: str
 ) -> list[str]:
-    """rope_dim: of latents; None is K and V of each head."""
-    reasons = []
+    """dims: head_dim and v_head_dim, as a pool has them."""
+    reasons, (H, V) = [], dims
     if target.num_cores is None:
         reasons.append(f"implementation is 'mosaic_gpu' on {target.generation}, which is no Hopper GPU; take 'xla'")
-    if rope_dim is not None:
+    if is_latent:
         sizes, ropes = gpu_config.LATENT_DIMS, gpu_config.LATENT_ROPE_DIMS
-        if head_dim not in sizes or rope_dim not in ropes:
+        if H not in sizes or V not in ropes:
             reasons.append(
-                f"kv_lora_rank is {head_dim} and qk_rope_head_dim {rope_dim}; 'mosaic_gpu' has {sizes} and {ropes}; "
+                f"kv_lora_rank is {H} and qk_rope_head_dim {V}; 'mosaic_gpu' has {sizes} and {ropes}; "
                 "take implementation 'xla'"
             )
         if kv_dtype not in ("bfloat16", "float32"):
             reasons.append(
                 f"kv_dtype is {kv_dtype!r}; 'mosaic_gpu' has latents in 'bfloat16'; take implementation 'xla'"
             )
-    elif head_dim not in gpu_config.HEAD_DIMS:
-        reasons.append(f"head_dim is {head_dim}; 'mosaic_gpu' has {gpu_config.HEAD_DIMS}; take implementation 'xla'")
+    elif not has_gpu_heads(H, V):
+        of_values = "" if H == V else f" and that of V {V}"
+        reasons.append(
+            f"head_dim is {H}{of_values}; 'mosaic_gpu' has {gpu_config.HEAD_DIMS}, for V one that is no "
+            "larger; take implementation 'xla'"
+        )
     if block_size is not None and block_size not in gpu_config.BLOCK_SIZES:
         reasons.append(f"block_size is {block_size}; 'mosaic_gpu' has {gpu_config.BLOCK_SIZES}")
     if kv_dtype == "float32":

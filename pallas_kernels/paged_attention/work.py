@@ -30,6 +30,6 @@ class Work:
             pairs += sum((p + 1 if case.causal else last) - case.oldest(p) for p in range(start, last))
         return cls(
             kv_tokens=tokens,
-            flops=2 * pairs * case.num_heads * (case.key_dim + case.head_dim),
+            flops=2 * pairs * case.num_heads * (case.key_dim + case.value_dim),
             kv_bytes=tokens * per_token // case.block_size,
         )

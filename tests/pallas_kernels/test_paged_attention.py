@@ -18,6 +18,7 @@ from pallas_kernels.paged_attention.cases import (
     LATENT_CASES,
     SPAN_CASES,
     TINY_CASES,
+    WIDE_HEAD_CASES,
     Arguments,
     Case,
     make_arguments,
@@ -27,7 +28,7 @@ from pallas_kernels.target import Target
 from pallas_kernels.tolerance import TOLERANCE
 from tests.fast_compile import FAST_COMPILE, UNOPTIMISED
 
-CASES = TINY_CASES + INVARIANT_CASES + SPAN_CASES + CHUNKED_CASES + LATENT_CASES
+CASES = TINY_CASES + INVARIANT_CASES + SPAN_CASES + CHUNKED_CASES + WIDE_HEAD_CASES + LATENT_CASES
 BY_NAME = {case.name: case for case in CASES}
 SIDE_BY_SIDE = [
     BY_NAME[name] for name in ("decode_gqa", "mixed_h96_window_sinks", "mixed_int8", "encoder", "invariant")

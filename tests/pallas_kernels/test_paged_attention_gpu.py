@@ -18,6 +18,7 @@ from pallas_kernels.paged_attention.cases import (
     CHUNKED_CASES,
     SPAN_CASES,
     TINY_CASES,
+    WIDE_HEAD_CASES,
     Arguments,
     Case,
     make_arguments,
@@ -48,14 +49,15 @@ def _on_gpu(case: Case) -> Case:
 
 
 _STAGES = Case(name="prefill_of_several_stages", rows=((300, 20), (260, 1), (0, 200)), num_tokens=256, num_rows=4)
-CASES = [_on_gpu(case) for case in (*TINY_CASES, dataclasses.replace(_STAGES, tiny=True), *SPAN_CASES, *CHUNKED_CASES)]
+_OTHERS = (dataclasses.replace(_STAGES, tiny=True), *SPAN_CASES, *CHUNKED_CASES, *WIDE_HEAD_CASES)
+CASES = [_on_gpu(case) for case in (*TINY_CASES, *_OTHERS)]
 BY_NAME = {case.name: case for case in CASES}
 QUICK = ("decode_gqa",)
 # Each feature in one of them at least.
 SLOW = (
     "decode_mqa_padding",
     "decode_mha_h64",
-    "decode_soft_cap",
+    "decode_h192_soft_cap",
     "decode_fp8_e4m3_window",
     "mixed_h96_window_sinks",
     "mixed_int8_h64_window",
@@ -67,6 +69,7 @@ SLOW = (
     "spans_f32",
     "spans_window_h256",
     "mixed_chunked_f32",
+    *(case.name for case in WIDE_HEAD_CASES),
 )
 QUICK_SCHEDULES = ("decode_gqa", "mixed_h96_window_sinks", "encoder_chunks", "spans_f32", "mixed_chunked_f32")
 
@@ -151,6 +154,25 @@ def test_a_context_of_one_split_is_merged_with_its_sink_alone(name: str) -> None
     np.testing.assert_allclose(out, _expected(case), **TOLERANCE["bfloat16"])
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "decode_int8",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("decode_fp8_e4m3_window", "decode_h512")),
+    ],
+)
+def test_consumers_that_share_the_tiles_of_a_split_equal_the_float64_oracle(name: str) -> None:
+    """An odd and an even number of tiles, and one, which leaves a consumer without any; stages are used again."""
+    rows = ((5, 1), (700, 1), (130, 1), (64, 1))
+    case = dataclasses.replace(BY_NAME[name], rows=rows, window=BY_NAME[name].window and 200)
+    a = make_arguments(case, implementation="mosaic_gpu")
+    config = _config(case, a)
+    config = dataclasses.replace(config, decode=dataclasses.replace(config.decode, split=512))
+    with interpreted() as interpret:
+        out = _run(case, a, config, interpret)
+    np.testing.assert_allclose(out, _expected(case), **TOLERANCE["bfloat16"])
+
+
 @pytest.mark.slow
 def test_a_row_has_the_same_bits_with_other_rows_beside_it_and_on_more_programs() -> None:
     case = BY_NAME["decode_gqa"]
@@ -170,7 +192,7 @@ def test_a_row_on_a_gpu_has_the_same_bits_in_any_company() -> None:
 
 
 @pytest.mark.parametrize("kv_dtype", ["bfloat16", "int8", "fp8_e5m2"])
-@pytest.mark.parametrize(("head_dim", "block_size"), [(96, 16), (128, 16), (64, 256)])
+@pytest.mark.parametrize(("head_dim", "block_size"), [(96, 16), (128, 16), (64, 256), (512, 16)])
 def test_every_transfer_begins_where_shared_memory_takes_one(head_dim: int, block_size: int, kv_dtype: str) -> None:
     """The hardware faults otherwise; the compiler and the interpreter say nothing."""
     case = dataclasses.replace(BY_NAME["mixed_gqa"], head_dim=head_dim, block_size=block_size, kv_dtype=kv_dtype)
@@ -238,6 +260,11 @@ def test_what_the_kernels_cannot_do_is_refused_with_what_to_take_instead() -> No
     ):
         assert part in reason
     assert not refusals("mosaic_gpu", target=H200, head_dim=96, block_size=None, kv_dtype="int8", chunked=True)
+    wide = {"target": H200, "block_size": None, "kv_dtype": "fp8_e4m3"}
+    assert not refusals("mosaic_gpu", head_dim=192, v_head_dim=128, **wide) + refusals(
+        "mosaic_gpu", head_dim=512, **wide
+    )
+    assert "head_dim is 128 and that of V 192" in refusals("mosaic_gpu", head_dim=128, v_head_dim=192, **wide)[0]
     on_tpu = {"target": Target.named("tpu:v6e"), "head_dim": 128, "block_size": None, "kv_dtype": "int8"}
     assert "attention is chunked" in refusals("mosaic_tpu", **on_tpu, chunked=True)[0]
     with pytest.raises(ValueError, match="80 query heads share a KV head; 'mosaic_gpu' has at most 64"):

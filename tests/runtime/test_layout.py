@@ -200,3 +200,9 @@ def test_xla_has_no_limits_and_an_unknown_implementation_is_named():
 def test_chunked_attention_has_a_kernel_on_gpus_alone():
     spec = registry.spec_of(PUBLISHED["Llama-4-Scout"][0])
     assert lacks_kernels(spec, "bfloat16", "tpu") and not lacks_kernels(spec, "bfloat16", "gpu")
+
+
+@pytest.mark.parametrize("name", ["Gemma-4-E2B", "MiMo-V2-Flash"])
+def test_heads_of_512_and_keys_wider_than_values_have_a_kernel_on_gpus_alone(name: str):
+    spec = registry.spec_of(PUBLISHED[name][0])
+    assert lacks_kernels(spec, "bfloat16", "tpu") and not lacks_kernels(spec, "bfloat16", "gpu")

@@ -34,7 +34,7 @@ ARRAY = ".npy"  # of vectors, which `ferrum-jax embed` writes
 _OTHERS = (ARRAY, ".npz", ".tsv", ".pq", ".arrow", ".feather", ".orc", ".xls", ".xlsx", ".h5", ".safetensors")
 _OTHERS += (".bz2", ".xz", ".zip", ".lz4", ".tar", ".tgz")  # neither read nor written here
 _TEXT_FIELDS = frozenset(
-    {"custom_id", "prompt", "method", "url", "cache_salt", "model", "user", "query", "instruction"}
+    {"custom_id", "prompt", "method", "url", "cache_salt", "model", "user", "query", "instruction", "file", "language"}
 )
 _TEXTS_FIELDS = frozenset({"input", "text_1", "text_2", "documents"})  # a text, or a list
 _ROWS_IN_BATCH = 4096

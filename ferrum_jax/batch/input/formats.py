@@ -22,9 +22,9 @@ from typing import Any, NamedTuple
 
 from ferrum_jax.asked.sampling import PACE, SamplingParams
 from ferrum_jax.batch.input.lines import LineError, canonical, custom_id_of, load_line, refuse_unreadable
-from ferrum_jax.openai.asked import Asked, AskedScores, AskedText, AskedVectors
+from ferrum_jax.openai.asked import Asked, AskedScores, AskedSound, AskedText, AskedVectors
 from ferrum_jax.openai.bodies import how_of, sides_of, with_options
-from ferrum_jax.openai.body_fields import LABELS, ROW_BODIES, TEXTS, given
+from ferrum_jax.openai.body_fields import LABELS, ROW_BODIES, SOUNDS, TEXTS, given
 from ferrum_jax.openai.body_rules import rules_of
 from ferrum_jax.openai.contents import packed_ids, prompts_of
 from ferrum_jax.openai.sampling_fields import with_defaults
@@ -39,10 +39,11 @@ CONTENTS = {  # field with what a row is about -> url
     "input": "/v1/embeddings",
     "text_1": SCORE_URL,
     "query": "/v1/rerank",
+    "file": "/v1/audio/transcriptions",
 }
-_CONTENT_OF = {url: field for field, url in reversed(CONTENTS.items())}
-GENERATES, EMBEDS, SCORES = range(3)  # what an engine is asked for
-_KINDS = {AskedText: GENERATES, AskedVectors: EMBEDS, AskedScores: SCORES}
+_CONTENT_OF = {url: field for field, url in reversed(CONTENTS.items())} | {"/v1/audio/translations": "file"}
+GENERATES, EMBEDS, SCORES, TRANSCRIBES = range(4)  # what an engine is asked for
+_KINDS = {AskedText: GENERATES, AskedVectors: EMBEDS, AskedScores: SCORES, AskedSound: TRANSCRIBES}
 NO_DEFAULTS: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -51,6 +52,7 @@ class Row(NamedTuple):
 
     id: 32 hex digits that digest the whole line's content. prompts: Prompts, or pairs of texts; usually one; the answer
     lists all choices of the first, then those of the next. how: it is asked, one object for rows that ask alike.
+    A sound is named by its URL, or by a path below the root, until it is read; then its prompts are its windows.
     seeds: one for each prompt; none if nothing is generated. model: that the row asks for; None accepts the job's.
     adapter: that its prompts name.
     """
@@ -58,7 +60,7 @@ class Row(NamedTuple):
     id: str
     custom_id: str
     prompts: tuple[Any, ...]
-    how: Any  # AskedText, AskedVectors or AskedScores
+    how: Any  # AskedText, AskedVectors, AskedScores or AskedSound
     seeds: tuple[int, ...]
     url: str
     model: str | None = None
@@ -102,10 +104,13 @@ class Row(NamedTuple):
 
     @property
     def kind(self) -> int:
-        """GENERATES, EMBEDS or SCORES."""
-        return (
-            GENERATES if isinstance(self.how, AskedText) else EMBEDS if isinstance(self.how, AskedVectors) else SCORES
-        )
+        """GENERATES, EMBEDS, SCORES or TRANSCRIBES."""
+        return _KINDS[type(self.how)]
+
+    def with_windows(self, prompts: Sequence[Any], sampling: SamplingParams) -> Row:
+        """The row of a sound that was read. Its windows have its seed."""
+        how = dataclasses.replace(self.how, params=sampling)
+        return self._replace(prompts=tuple(prompts), how=how, seeds=self.seeds * len(prompts))
 
 
 class _BadFields(NamedTuple):
@@ -161,12 +166,12 @@ def parse_line(
     try:
         refuse_unreadable(line)
         key, content, rest = _openai_form(line) if "body" in line or "url" in line else _short_form(line)
-        url = CONTENTS[key]
+        url = line["url"] if "url" in line else CONTENTS[key]
         kind = ROW_BODIES[url]
         generates = kind in TEXTS
         how = _how(kind, with_defaults(rest, defaults) if defaults and generates else rest)
         prompts = _prompts(key, content if packed is None else packed, rest, how)
-        seeds = _seeds(seed, digest, rest.get("seed"), len(prompts)) if generates else ()
+        seeds = _seeds(seed, digest, rest.get("seed"), len(prompts)) if generates or kind in SOUNDS else ()
         if seeds:
             how.params.with_seed(seeds[0])  # raises for what is not a seed
         row = Row(digest, custom_id, prompts, how, seeds, url, given(rest, "model"), None)
@@ -279,6 +284,10 @@ def _known(kind: str, fields: tuple[tuple[str, Any], ...], _types: tuple[type, .
 
 def _prompts(key: str, given: Any, rest: Mapping[str, Any], how: Asked) -> tuple[Any, ...]:
     """What a row asks about, with what belongs to each prompt. given: the value of its field `key`."""
+    if isinstance(how, AskedSound):
+        if not isinstance(given, str) or not given:
+            raise ValueError(f"file is {quoted(given)}; it must be a URL, or a path below the root")
+        return (given,)
     if isinstance(how, AskedScores):
         left, right = sides_of({**rest, key: given}, ranks=how.ranks)
         pairs = dataclasses.replace(how, left=left, right=right).pairs

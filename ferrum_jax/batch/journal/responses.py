@@ -17,8 +17,9 @@ from typing import Any
 from ferrum_jax.batch.input.formats import EMBEDS, GENERATES, SCORE_URL, BadRow, Row
 from ferrum_jax.openai.answers import TextForm, ranking, read_usage, text_answer, vectors_answer
 from ferrum_jax.openai.logprob_forms import number
-from ferrum_jax.outputs import EmbeddingOutput, RequestOutput, ScoreOutput
+from ferrum_jax.outputs import EmbeddingOutput, RequestOutput, ScoreOutput, Transcription
 from ferrum_jax.prompt import take_apart
+from ferrum_jax.transcribing.forms import as_object
 
 _json = json.JSONEncoder(allow_nan=False).encode  # of a string alone it is fast; of an object it makes an encoder first
 _LINE = '{"id": "batch_req_%s", "custom_id": %s, "response": %s, "error": %s}\n'
@@ -99,6 +100,12 @@ def score_line(row: Row, outputs: Sequence[ScoreOutput], job: JobLabel) -> bytes
         documents = [prompt["document"] for prompt in row.prompts] if row.how.form.shows_documents else None
         answer = {"results": ranking(scores, row.how.form.top_n, documents)}
     return _answer(row, {**answer, **job.fields, "usage": read_usage(_num_tokens(outputs))})
+
+
+def transcribed_line(row: Row, found: Transcription) -> bytes:
+    """The line of a sound that was written down, with its newline. A form that is a text stands in the field text."""
+    body = as_object(found, row.how.response_format, row.how.how.temperature)
+    return _answer(row, {"text": body} if isinstance(body, str) else body)
 
 
 def _num_tokens(outputs: Sequence[EmbeddingOutput | ScoreOutput]) -> int:

@@ -1,12 +1,13 @@
 """Tiles of the GPU's attention kernels: a pure function of shapes, dtypes and Target.
 
 A program holds one multiprocessor for the whole launch. It has one warpgroup that fetches and `consumers` that
-compute, each on 64 lanes; a lane is one query of one head. Items of work go round the programs.
+compute, on 64 lanes; a lane is one query of one head. Items of work go round the programs.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import enum
 
 import jax.numpy as jnp
 
@@ -14,10 +15,11 @@ from pallas_kernels.kv_pool import KVPool
 from pallas_kernels.target import Target
 
 LANES = 64  # rows of a wgmma
-HEAD_DIMS = (64, 96, 128, 256)
+HEAD_DIMS = (64, 96, 128, 192, 256, 512)  # of keys; values have one of them that is no larger
 BLOCK_SIZES = (16, 32, 64, 128, 256)
 _TILE_KV = 64
 _PREFILL_TILE_KV = 128  # where two stages of it and a state fit
+_WIDEST = 256  # values whose sums one consumer has registers for
 _SPLIT_TOKENS = (1024, 4096)  # decode: fewer heads need more splits to fill a chip, more heads make them for nothing
 _SPLIT_PER_HEAD = 256  # 8 heads and 128k tokens: 512 items
 _MAX_STAGES = 5
@@ -30,13 +32,25 @@ _FEW_SPARE = 4096
 _LATENT_SPARE = 2048 + 256  # what warpgroups tell each other of lanes, the compiler's own, and barriers
 
 
+class Divided(enum.Enum):
+    """What consumers divide among them: an item's lanes, 64 for each; or with the same 64 lanes columns of V, or tiles.
+
+    Where they divide V, a stage comes in halves, K and then V, because two whole ones do not fit. Where they divide
+    tiles, one has the even and one the odd ones, each with stages of its own, and their results are splits.
+    """
+
+    LANES = enum.auto()
+    VALUES = enum.auto()
+    TILES = enum.auto()
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Form:
     """How one of the two kernels is cut.
 
     tile_q: queries of an item. tile_kv: tokens of a stage, at absolute positions. split: tokens of an item's context,
-    at absolute positions; None is all of it. loaded: lanes of a consumer that are fetched and, of partial results,
-    stored. part: lanes of a head dim that are multiplied at once.
+    at absolute positions; None is all of it. loaded: lanes of 64 that are fetched and, of partial results, stored.
+    part: lanes of a head dim that are multiplied at once.
     """
 
     consumers: int
@@ -48,6 +62,22 @@ class Form:
     stages: int
     query_slots: int
     smem_bytes: int
+    divided: Divided = Divided.LANES
+
+    @property
+    def halves(self) -> int:
+        """Parts of a stage that come and go apart."""
+        return 2 if self.divided is Divided.VALUES else 1
+
+    @property
+    def rings(self) -> int:
+        """Consumers that have stages, and splits, of their own."""
+        return self.consumers if self.divided is Divided.TILES else 1
+
+    @property
+    def lane_groups(self) -> int:
+        """Groups of 64 lanes that an item has."""
+        return self.consumers if self.divided is Divided.LANES else 1
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -87,34 +117,46 @@ class GpuConfig:
 
 
 def _form(pool: KVPool, group: int, *, is_decode: bool, target: Target) -> Form:
-    H, consumers, is_small = pool.head_dim, 1 if is_decode else 2, pool.dtype.itemsize == 1
-    tile_kv = _TILE_KV if is_decode or H > 128 or is_small else _PREFILL_TILE_KV
-    part = H if H <= 128 else 64  # what results leave of the registers
-    query_slots = 2 if is_decode and H <= 128 else 1
-    queries = query_slots * consumers * LANES * H * 2
-    outputs = LANES * (part * 4 + 4) if is_decode else 0  # prefill writes its results where the queries were
-    copies = 2 * tile_kv * H * 2 if is_small else 0  # K and V in bfloat16
-    stage = 2 * tile_kv * H * pool.dtype.itemsize + (2 * tile_kv * 4 if pool.dtype == jnp.int8 else 0)
+    H, V, is_small = pool.head_dim, pool.v_head_dim, pool.dtype.itemsize == 1
+    divided = Divided.VALUES if V > _WIDEST else Divided.LANES
+    divided = Divided.TILES if is_decode and is_small and H <= 128 else divided  # one would take longer than HBM
+    consumers = 1 if is_decode and divided is Divided.LANES else 2
+    rings = consumers if divided is Divided.TILES else 1
+    groups = consumers if divided is Divided.LANES else 1
+    tile_kv = _TILE_KV if is_decode or H > 192 or V > 128 or is_small else _PREFILL_TILE_KV
+    part = V if V <= 128 else 64  # what results leave of the registers
+    query_slots = 2 if is_decode and H <= 192 else 1
+    queries = query_slots * groups * LANES * H * 2
+    part = 64 if divided is Divided.TILES and V % 64 == 0 else part
+    outputs = LANES * (consumers * part + rings) * 4 if is_decode else 0  # prefill writes them where the queries were
+    is_apart = divided is Divided.VALUES
+    copies = (
+        rings * tile_kv * (H if is_apart else H + V) * 2 if is_small else 0
+    )  # K and V in bfloat16, one place for halves
+    scales = 2 * tile_kv * 4 * (2 if is_apart else 1) if pool.dtype == jnp.int8 else 0
+    stage = tile_kv * (H + V) * pool.dtype.itemsize + scales
     spare = 4096 if is_decode else 3072  # barriers, alignment and the compiler's own scratch
+    spare = 1792 if is_apart else spare
     fixed = queries + outputs + copies + spare
     assert target.smem_bytes is not None
     least, most = _SPLIT_TOKENS
-    stages = min(_MAX_STAGES, (target.smem_bytes - fixed) // stage)
-    if stages < 2:
+    stages = min(-(-_MAX_STAGES // rings), (target.smem_bytes - fixed) // (stage * rings))
+    if stages < (needed := 1 if is_apart else 2):
         raise ValueError(
-            f"two stages of {tile_kv} tokens take {fixed + 2 * stage} bytes of shared memory; {target.generation} has "
-            f"{target.smem_bytes}; take implementation 'xla'"
+            f"{needed * rings * tile_kv} tokens take {fixed + needed * rings * stage} bytes of shared memory; "
+            f"{target.generation} has {target.smem_bytes}; take implementation 'xla'"
         )
     return Form(
         consumers=consumers,
-        tile_q=1 if is_decode else consumers * LANES // group,
+        tile_q=1 if is_decode else groups * LANES // group,
         tile_kv=tile_kv,
         split=min(max(_SPLIT_PER_HEAD * pool.num_kv_heads, least), most) // tile_kv * tile_kv if is_decode else None,
         loaded=-(-group // 8) * 8 if is_decode else LANES,
         part=part,
         stages=stages,
         query_slots=query_slots,
-        smem_bytes=fixed + stages * stage,
+        smem_bytes=fixed + rings * stages * stage,
+        divided=divided,
     )
 
 

@@ -20,7 +20,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.kv_pool import KVPool
-from pallas_kernels.paged_attention.gpu.config import LANES, Form
+from pallas_kernels.paged_attention.gpu.config import LANES, Divided, Form
 from pallas_kernels.paged_attention.gpu.consume import consume
 from pallas_kernels.paged_attention.gpu.schedule import Field, GpuSchedule, WorkItems
 from pallas_kernels.paged_attention.gpu.shape import Common, Refs, Shape, Task, scratch_of
@@ -29,26 +29,27 @@ _FETCHER_REGISTERS, _CONSUMER_REGISTERS = 40, 232  # per thread, if three warpgr
 
 
 def attend(
-    queries: jax.Array,  # [tiles, K, consumers, loaded, H] bfloat16
+    queries: jax.Array,  # [tiles, K, groups of lanes, loaded, H] bfloat16
     pool: KVPool,
     schedule: GpuSchedule,
     work: WorkItems,
     form: Form,
-    sinks: jax.Array,  # [K, consumers, 64] float32, base 2; LOWEST where there are none
+    sinks: jax.Array,  # [K, groups of lanes, 64] float32, base 2; LOWEST where there are none
     common: Common,
 ) -> tuple[jax.Array, ...]:
     """Results of the items.
 
-    Whole contexts: [tiles, K, consumers, 64, H] bfloat16. Splits: [splits, tiles, K, loaded, H] float32, each with
-    weights that sum to 1, and the base-2 logarithms of their sums, [splits, tiles, K, loaded].
+    Whole contexts: [tiles, K, groups, 64, H] bfloat16, the first V lanes. Splits: [splits, tiles, K, loaded, V]
+    float32, each with weights that sum to 1, and the base-2 logarithms of their sums, [splits, tiles, K, loaded].
     """
     P, C = pool.values.shape[:2]
-    tiles, K, _, _, H = queries.shape
+    (tiles, K, groups, _, H), V = queries.shape, pool.value_dim
     shape = Shape(
         form=form,
         programs=schedule.config.programs,
         num_kv_heads=K,
         head_dim=H,
+        value_dim=V,
         group=common.group,
         block_size=C,
         rows=min(C, form.tile_kv),
@@ -61,12 +62,12 @@ def attend(
         has_spans=work.last_seen is not None,
         ops=common.ops,
     )
-    values = pool.values.reshape(P * C // shape.rows, shape.rows, K, 2 * H)
+    values = pool.values.reshape(P * C // shape.rows, shape.rows, K, H + V)
     if form.split is None:
-        outputs = (jax.ShapeDtypeStruct((tiles, K, form.consumers, LANES, H), jnp.bfloat16),)
+        outputs = (jax.ShapeDtypeStruct((tiles, K, groups, LANES, H), jnp.bfloat16),)
     else:
-        partial = (work.max_splits, tiles, K, form.loaded)
-        outputs = (jax.ShapeDtypeStruct((*partial, H), jnp.float32), jax.ShapeDtypeStruct(partial, jnp.float32))
+        partial = (work.max_splits * form.rings, tiles, K, form.loaded)
+        outputs = (jax.ShapeDtypeStruct((*partial, V), jnp.float32), jax.ShapeDtypeStruct(partial, jnp.float32))
     inputs = [work.num_items, work.items, schedule.block_tables, queries, sinks, values]
     if pool.scales is not None:
         inputs.append(pool.scales.reshape(P, K, 2, C // shape.rows, shape.rows))
@@ -80,17 +81,17 @@ def attend(
         grid_names=("program",),
         num_threads=form.consumers + 1,
         thread_name="warpgroup",
-        compiler_params=plgpu.CompilerParams(approx_math=True),
+        compiler_params=plgpu.CompilerParams(approx_math=True, reduction_scratch_bytes=0),
         interpret=common.interpret,
     )
     return launch(*inputs)
 
 
-def _by_lane(last_seen: jax.Array, form: Form, group: int) -> jax.Array:  # [tiles, consumers, 64] int32
+def _by_lane(last_seen: jax.Array, form: Form, group: int) -> jax.Array:  # [tiles, groups, 64] int32
     """The last position that the query of each lane sees."""
     lanes = jnp.repeat(last_seen, group, axis=1)
-    lanes = jnp.pad(lanes, ((0, 0), (0, form.consumers * LANES - lanes.shape[1])))
-    return lanes.reshape(-1, form.consumers, LANES)
+    lanes = jnp.pad(lanes, ((0, 0), (0, form.lane_groups * LANES - lanes.shape[1])))
+    return lanes.reshape(-1, form.lane_groups, LANES)
 
 
 def _body(shape: Shape, refs: Refs) -> None:
@@ -118,20 +119,30 @@ def _body(shape: Shape, refs: Refs) -> None:
     def _() -> None:
         if form.consumers > 1:
             plgpu.set_max_registers(_FETCHER_REGISTERS, action="decrease")
-        n = lax.fori_loop(0, mine, lambda i, n: _fetch(shape, refs, task_of(i), n), jnp.int32(0))
-        for used, name, slots in ((mine, "queries_free", form.query_slots), (n, "stage_free", form.stages)):
+        fetched = (jnp.int32(0),) * form.rings
+        fetched = lax.fori_loop(0, mine, lambda i, n: _fetch(shape, refs, task_of(i), n), fetched)
+        of_ring = form.stages * form.halves
+        barriers = [(mine, "queries_free", 0, form.query_slots)]
+        barriers += [(n * form.halves, "stage_free", r * of_ring, of_ring) for r, n in enumerate(fetched)]
+        for used, name, first, slots in barriers:
             for slot in range(slots):
-                pl.when(used > slot)(functools.partial(plgpu.barrier_wait, refs.scratch[name].at[slot]))
+                pl.when(used > slot)(functools.partial(plgpu.barrier_wait, refs.scratch[name].at[first + slot]))
 
-    @pl.when(warpgroup < form.consumers)
-    def _() -> None:
+    def compute(consumer: int | jax.Array) -> None:
         if form.consumers > 1:
             plgpu.set_max_registers(_CONSUMER_REGISTERS, action="increase")
-        lax.fori_loop(0, mine, lambda i, n: consume(shape, refs, warpgroup, task_of(i), n), jnp.int32(0))
+        me = shape.consumer(consumer)
+        lax.fori_loop(0, mine, lambda i, n: consume(shape, refs, me, task_of(i), n), jnp.int32(0))
+
+    if form.divided is not Divided.VALUES:
+        pl.when(warpgroup < form.consumers)(functools.partial(compute, warpgroup))
+        return
+    for consumer in range(form.consumers):  # each has code of its own, for columns begin at known places
+        pl.when(warpgroup == consumer)(functools.partial(compute, consumer))
 
 
-def _fetch(shape: Shape, refs: Refs, task: Task, n: Any) -> jax.Array:
-    """Starts the transfers of an item. n: stages before it; returned with the item's own added."""
+def _fetch(shape: Shape, refs: Refs, task: Task, fetched: Any) -> tuple[jax.Array, ...]:
+    """Starts the transfers of an item. fetched: stages of each ring before it; returned with the item's own added."""
     form, C, s, (i, head, item) = shape.form, shape.block_size, refs.scratch, task
     _, _, tables, queries, _, values, *others = refs.inputs
     scales = others[: int(shape.has_scales)]
@@ -141,33 +152,33 @@ def _fetch(shape: Shape, refs: Refs, task: Task, n: Any) -> jax.Array:
     def _() -> None:
         plgpu.barrier_wait(s["queries_free"].at[slot])
 
-    for consumer in range(form.consumers):
+    for group in range(form.lane_groups):
         plgpu.copy_gmem_to_smem(
-            queries.at[item[Field.TILE], head, consumer],
-            s["queries"].at[slot, consumer, pl.ds(0, form.loaded)],
+            queries.at[item[Field.TILE], head, group],
+            s["queries"].at[slot, group, pl.ds(0, form.loaded)],
             s["queries_ready"].at[slot],
         )
 
-    def one_stage(tile: jax.Array, n: jax.Array) -> jax.Array:
-        stage = lax.rem(n, form.stages)
+    def one_stage(tile: jax.Array, fetched: Any) -> Any:
+        ring = lax.rem(tile, form.rings) if form.rings > 1 else 0
+        n = fetched[0] if form.rings == 1 else jnp.where(ring == 0, *fetched)
+        stage = shape.stage_of(n, ring)
+        for half, columns in enumerate(shape.arriving):
+            place = stage * form.halves + half
+            pl.when(n >= form.stages)(functools.partial(plgpu.barrier_wait, s["stage_free"].at[place]))
+            for piece in range(form.tile_kv // shape.rows):
+                first = piece * shape.rows
+                position = lax.clamp(item[Field.OLDEST], tile * form.tile_kv + first, item[Field.HIGH])
+                block = tables[item[Field.ROW], lax.shift_right_logical(position, C.bit_length() - 1)]  # a power of two
+                part = lax.shift_right_logical(position, shape.rows.bit_length() - 1) & (C // shape.rows - 1)
+                ready = s["stage_ready"].at[place]
+                plgpu.copy_gmem_to_smem(
+                    values.at[block * (C // shape.rows) + part, :, head, pl.ds(columns.start, len(columns))],
+                    s["stages"].at[place, pl.ds(first, shape.rows)],
+                    ready,
+                )
+                for ref in scales:
+                    plgpu.copy_gmem_to_smem(ref.at[block, head, :, part], s["scales"].at[place, piece], ready)
+        return (n + 1,) if form.rings == 1 else (fetched[0] + 1 - ring, fetched[1] + ring)
 
-        @pl.when(n >= form.stages)
-        def _() -> None:
-            plgpu.barrier_wait(s["stage_free"].at[stage])
-
-        for piece in range(form.tile_kv // shape.rows):
-            first = piece * shape.rows
-            position = lax.clamp(item[Field.OLDEST], tile * form.tile_kv + first, item[Field.HIGH])
-            block = tables[item[Field.ROW], lax.div(position, C)]
-            part = lax.div(lax.rem(position, C), shape.rows)
-            ready = s["stage_ready"].at[stage]
-            plgpu.copy_gmem_to_smem(
-                values.at[block * (C // shape.rows) + part, :, head],
-                s["stages"].at[stage, pl.ds(first, shape.rows)],
-                ready,
-            )
-            for ref in scales:
-                plgpu.copy_gmem_to_smem(ref.at[block, head, :, part], s["scales"].at[stage, piece], ready)
-        return n + 1
-
-    return lax.fori_loop(item[Field.FIRST_KV], item[Field.END_KV], one_stage, n)
+    return lax.fori_loop(item[Field.FIRST_KV], item[Field.END_KV], one_stage, fetched)

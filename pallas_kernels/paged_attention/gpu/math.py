@@ -33,9 +33,13 @@ def weigh(
     highest: jax.Array,  # [64]
     total: jax.Array,  # [64]
     scores: jax.Array,  # [64, T], -inf where hidden
+    factor: float = 1.0,
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-    """The new highest and total, what is kept of earlier weights, and these tokens' weights, [64, T]."""
-    raised = jnp.maximum(highest, scores.max(axis=1))
+    """The new highest and total, what is kept of earlier weights, and these tokens' weights, [64, T].
+
+    factor: above 0, of scores that are not logits yet; it is multiplied where the highest is taken off, in one step.
+    """
+    raised = jnp.maximum(highest, scores.max(axis=1) * factor)
     kept = jnp.exp2(highest - raised)
-    weights = jnp.exp2(scores - columns(raised, scores.shape))
+    weights = jnp.exp2(scores * factor - columns(raised, scores.shape))
     return raised, total * kept + weights.sum(axis=1), kept, weights

@@ -24,7 +24,7 @@ from pallas_kernels.paged_attention.gpu.shape import Common
 def paged_attention(
     q: jax.Array,  # [T, N, H] bfloat16
     k: jax.Array,  # [T, K, H]
-    v: jax.Array,
+    v: jax.Array,  # [T, K, V]
     pool: KVPool,
     schedule: GpuSchedule,
     logits: Logits,
@@ -52,27 +52,27 @@ def paged_attention(
 
 def _decode(
     q: jax.Array, pool: KVPool, schedule: GpuSchedule, sinks: jax.Array, common: Common
-) -> jax.Array:  # [T, N, H], zero for tokens of other rows
+) -> jax.Array:  # [T, N, V], zero for tokens of other rows
     work, form = schedule.decode, schedule.config.decode
-    (_, N, H), (K, G) = q.shape, sinks.shape
+    (_, N, H), (K, G), V = q.shape, sinks.shape, pool.value_dim
     R = work.tokens.shape[0]
     rows = -(-R // _rows_step(K, form)) * _rows_step(K, form)
     queries = q[work.tokens[:, 0]].reshape(R, K, 1, G, H)
     queries = jnp.pad(queries, ((0, rows - R), (0, 0), (0, 0), (0, form.loaded - G), (0, 0)))
-    none = jnp.full((K, form.consumers, LANES), gpu_math.LOWEST)
+    none = jnp.full((K, form.lane_groups, LANES), gpu_math.LOWEST)
     results, sums = kernel.attend(queries, pool, schedule, work, form, none, common)
     lanes = rows * K * form.loaded
-    num_splits = jnp.broadcast_to(jnp.pad(work.num_splits, (0, rows - R))[:, None], (rows, lanes // rows))
+    num_splits = jnp.broadcast_to(jnp.pad(work.num_splits * form.rings, (0, rows - R))[:, None], (rows, lanes // rows))
     lane_sinks = jnp.pad(sinks, ((0, 0), (0, form.loaded - G)), constant_values=gpu_math.LOWEST)
     merged = merge_splits.merge(
-        results.reshape(-1, lanes, H),
+        results.reshape(-1, lanes, V),
         sums.reshape(-1, lanes),
         num_splits.reshape(lanes),
         jnp.broadcast_to(lane_sinks, (rows, K, form.loaded)).reshape(lanes),
         ops=common.ops,
         interpret=common.interpret,
     )
-    by_row = merged.reshape(rows, K, form.loaded, H)[:, :, :G].reshape(rows, N, H)
+    by_row = merged.reshape(rows, K, form.loaded, V)[:, :, :G].reshape(rows, N, V)
     return jnp.where(work.is_mine[:, None, None], by_row[work.tiles], jnp.zeros((), q.dtype))
 
 
@@ -83,23 +83,23 @@ def _rows_step(num_kv_heads: int, form: Form) -> int:
 
 def _prefill(
     q: jax.Array, pool: KVPool, schedule: GpuSchedule, sinks: jax.Array, common: Common
-) -> jax.Array:  # [T, N, H], anything for tokens of other rows
+) -> jax.Array:  # [T, N, V], anything for tokens of other rows
     work, form = schedule.prefill, schedule.config.prefill
     assert work is not None and form is not None
-    (_, N, H), K, G = q.shape, sinks.shape[0] // common.group, common.group
+    (_, N, H), K, G, V = q.shape, sinks.shape[0] // common.group, common.group, pool.value_dim
     tiles, tile_q = work.tokens.shape
-    lanes, used = form.consumers * LANES, tile_q * G
+    lanes, used = form.lane_groups * LANES, tile_q * G
     queries = q[work.tokens].reshape(tiles, tile_q, K, G, H).transpose(0, 2, 1, 3, 4).reshape(tiles, K, used, H)
     queries = jnp.pad(queries, ((0, 0), (0, 0), (0, lanes - used), (0, 0)))
     lane_sinks = jnp.pad(jnp.tile(sinks.reshape(K, G), (1, tile_q)), ((0, 0), (0, lanes - used)))
     (out,) = kernel.attend(
-        queries.reshape(tiles, K, form.consumers, LANES, H),
+        queries.reshape(tiles, K, form.lane_groups, LANES, H),
         pool,
         schedule,
         work,
         form,
-        lane_sinks.reshape(K, form.consumers, LANES),
+        lane_sinks.reshape(K, form.lane_groups, LANES),
         common,
     )
-    by_tile = out.reshape(tiles, K, lanes, H)[:, :, :used].reshape(tiles, K, tile_q, G, H)
-    return by_tile[work.tiles, :, work.places].reshape(-1, N, H)
+    by_tile = out.reshape(tiles, K, lanes, H)[:, :, :used, :V].reshape(tiles, K, tile_q, G, V)
+    return by_tile[work.tiles, :, work.places].reshape(-1, N, V)

@@ -17,10 +17,10 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.paged_attention.gpu import math as m
-from pallas_kernels.paged_attention.gpu.latent.latent_shape import LatentShape, unknown_zero
+from pallas_kernels.paged_attention.gpu.latent.latent_shape import LatentShape
 from pallas_kernels.paged_attention.gpu.ops import MATRIX, PER_TOKEN
 from pallas_kernels.paged_attention.gpu.schedule import Field
-from pallas_kernels.paged_attention.gpu.shape import Refs, Task, swizzled
+from pallas_kernels.paged_attention.gpu.shape import Refs, Task, swizzled, unknown_zero
 
 REDUCTION_BYTES = 2048  # the compiler's own, to find the highest of a column
 

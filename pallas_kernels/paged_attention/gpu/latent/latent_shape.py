@@ -14,17 +14,10 @@ from jax.experimental import pallas as pl
 from pallas_kernels.paged_attention.gpu.config import LANES, Form
 from pallas_kernels.paged_attention.gpu.ops import MATRIX, Ops
 from pallas_kernels.paged_attention.gpu.schedule import Field
+from pallas_kernels.paged_attention.gpu.shape import unknown_zero
 
 _CLEARED = 64  # values of a token at once
 HALVES = 2  # of a latent's values, one for each warpgroup that computes
-
-
-def unknown_zero(n: jax.Array) -> jax.Array:
-    """0 for an n that is not negative, which the compiler does not know.
-
-    What it knows to stay as it is in a loop, the places of all operands, it would keep in registers, which are few.
-    """
-    return lax.shift_right_logical(n, 31)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

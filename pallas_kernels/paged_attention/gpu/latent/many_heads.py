@@ -23,10 +23,10 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.paged_attention.gpu import math as m
 from pallas_kernels.paged_attention.gpu.config import LANES
-from pallas_kernels.paged_attention.gpu.latent.latent_shape import HALVES, LatentShape, unknown_zero
+from pallas_kernels.paged_attention.gpu.latent.latent_shape import HALVES, LatentShape
 from pallas_kernels.paged_attention.gpu.ops import MATRIX, PER_LANE
 from pallas_kernels.paged_attention.gpu.schedule import Field
-from pallas_kernels.paged_attention.gpu.shape import Refs, Task, swizzled
+from pallas_kernels.paged_attention.gpu.shape import Refs, Task, swizzled, unknown_zero
 
 REDUCTION_BYTES = 128  # the compiler's own, the least that it takes: no reduction crosses warps
 
