@@ -18,8 +18,9 @@ Prompts with different salts never share cached blocks. A media span says that t
 their ids do not show; it enters the keys of the blocks that it touches. images are bytes of files, pathlib.Path,
 arrays, Pillow images or data: URLs, one for each placeholder of the text, in order; a chat has them in its messages,
 also as OpenAI's {"type": "image_url", "image_url": {"url": "data:..."}}. videos are likewise files, arrays or lists of
-frames, or {"frames": [...], "fps": 2}. A string is no path: it may be a stranger's. sounds are processed windows, as
-`LLM.transcribe` makes them, beside token ids.
+frames, or {"frames": [...], "fps": 2}. sounds are files or (samples, rate), in a chat also OpenAI's {"type":
+"input_audio", "input_audio": {"data": base64, "format": "wav"}}; for a model whose layers attend to one they are
+processed windows, as `LLM.transcribe` makes them, beside token ids. A string is no path: it may be a stranger's.
 """
 
 from __future__ import annotations
@@ -39,10 +40,12 @@ Message = Mapping[str, Any]
 Content = str | Sequence[int] | Sequence[Message]
 Prompt: TypeAlias = "Content | Mapping[str, Any] | PromptParts"  # the last where it was taken apart before
 
-SEEN = ("image", "video")  # what parts of messages are, beside texts
+SEEN = ("image", "video", "audio")  # what parts of messages are, beside texts
+INPUT_AUDIO = "input_audio"  # the type of a part that has a sound as OpenAI writes it
 CONTENTS = ("prompt", "prompt_token_ids", "messages")
 TEMPLATE_ARGUMENTS = ("add_generation_prompt", "continue_final_message", "tools", "chat_template_kwargs")
 VECTOR_ARGUMENTS = ("prompt_name", "pooling", "normalize", "truncate")
+_LONGEST_FORMAT = 16  # letters of a sound's format
 _FIELDS = (*CONTENTS, "adapter", "cache_salt", "media", "images", "videos", "sounds", "add_special_tokens")
 _FIELDS += TEMPLATE_ARGUMENTS
 _FIELDS += VECTOR_ARGUMENTS
@@ -231,7 +234,7 @@ class PromptParts:
     cache_salt: str = ""
     media: tuple[MediaSpan, ...] = ()
     images: tuple[Any, ...] = ()
-    sounds: tuple[EncodableImage, ...] = ()
+    sounds: tuple[Any, ...] = ()
     videos: tuple[Any, ...] = ()
     add_special_tokens: bool | None = None
     template: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -240,7 +243,7 @@ class PromptParts:
     @property
     def seen(self) -> str:
         """What of it is seen, for errors: "2 images", "1 videos" or both; "" of a text."""
-        counts = (len(self.images), "images"), (len(self.videos), "videos")
+        counts = (len(self.images), "images"), (len(self.videos), "videos"), (len(self.sounds), "sounds")
         return " and ".join(f"{count} {nouns}" for count, nouns in counts if count)
 
 
@@ -254,8 +257,8 @@ def take_apart(prompt: Prompt) -> PromptParts:
     if isinstance(prompt, PromptParts):
         return prompt
     if not isinstance(prompt, Mapping):
-        images, videos = _seen_in(prompt)
-        return PromptParts(content=prompt, images=images, videos=videos)
+        images, videos, sounds = _seen_in(prompt)
+        return PromptParts(content=prompt, images=images, videos=videos, sounds=sounds)
     unknown = sorted(str(key) for key in set(prompt) - set(_FIELDS))
     if unknown:
         raise ValueError(f"the prompt has unknown fields {unknown}; known are {', '.join(_FIELDS)}")
@@ -271,7 +274,7 @@ def take_apart(prompt: Prompt) -> PromptParts:
     adds = prompt.get("add_special_tokens")
     if adds is not None and (not isinstance(adds, bool) or given[0] == "prompt_token_ids"):
         raise ValueError(f"add_special_tokens is {quoted(adds)}; it must be true or false, beside a text or messages")
-    images, videos = _seen_in(content)
+    images, videos, sounds = _seen_in(content)
     return PromptParts(
         content=content,
         adapter=named_text("adapter", prompt.get("adapter")),
@@ -279,7 +282,7 @@ def take_apart(prompt: Prompt) -> PromptParts:
         media=_media(prompt.get("media") or ()),
         images=_listed_media("images", prompt.get("images"), images),
         videos=_listed_media("videos", prompt.get("videos"), videos),
-        sounds=_sounds(prompt.get("sounds") or ()),
+        sounds=_listed_media("sounds", prompt.get("sounds"), sounds),
         add_special_tokens=adds,
         template=template,
         vector={name: prompt[name] for name in VECTOR_ARGUMENTS if prompt.get(name) is not None},
@@ -345,7 +348,7 @@ def named_text(field: str, value: object) -> str:
 
 
 def media_parts(content: object, noun: str) -> tuple[Mapping[str, Any], ...]:
-    """The parts of chat messages that are images, or videos, or places of some, in the order in which they stand."""
+    """The parts of chat messages that are of a kind, or places of some, in the order in which they stand."""
     if not is_messages(content):
         return ()
     return tuple(
@@ -358,29 +361,47 @@ def media_parts(content: object, noun: str) -> tuple[Mapping[str, Any], ...]:
 
 
 def media_of_part(part: object) -> str | None:
-    """ "image" or "video" of a part of a message that is one, or the place of one that is given beside the messages."""
+    """ "image", "video" or "audio" of a part of a message that is one, or the place of one that is given beside the
+    messages."""
     kind = part.get("type") if isinstance(part, Mapping) else None
+    if kind == INPUT_AUDIO:
+        return "audio"
     return next((noun for noun in SEEN if kind in (noun, f"{noun}_url")), None)
 
 
 def _seen_in(content: object) -> tuple[tuple[Any, ...], ...]:
-    """What chat messages give as images, and what as videos."""
+    """What chat messages give as images, what as videos, and what as sounds."""
     return tuple(tuple(_given_by(part, noun) for part in media_parts(content, noun) if len(part) > 1) for noun in SEEN)
 
 
 def _given_by(part: Mapping[str, Any], noun: str) -> Any:
-    """What a part gives as its image or video. Raises ValueError for a field that is none."""
+    """What a part gives as its image, video or sound. Raises ValueError for a field that is none."""
     kind = part["type"]
     value = part.get(kind)
+    if kind == INPUT_AUDIO:
+        return url_of_input_audio(part)
     if kind == f"{noun}_url" and isinstance(value, Mapping):
         unknown = sorted(set(value) - {"url", *(["detail"] if noun == "image" else [])})
         check_detail(value.get("detail")) if noun == "image" else None
         value = None if unknown else value.get("url")
     if value is None or set(part) != {"type", kind}:
         example = {"type": f"{noun}_url", f"{noun}_url": {"url": "data:..."}}
-        article = "an" if noun == "image" else "a"
+        article = "a" if noun == "video" else "an"
         raise ValueError(f"{article} {noun} part has the fields {sorted(part)}; it must be like {example}")
     return value
+
+
+def url_of_input_audio(part: Mapping[str, Any]) -> str:
+    """The data: URL of a part that has a sound as OpenAI writes it. Raises ValueError for one that has none."""
+    given = part.get(INPUT_AUDIO)
+    fields = given if isinstance(given, Mapping) and set(given) == {"data", "format"} else {}
+    data, kind = fields.get("data"), fields.get("format")
+    if set(part) != {"type", INPUT_AUDIO} or not isinstance(data, str) or not isinstance(kind, str):
+        example = {"type": INPUT_AUDIO, INPUT_AUDIO: {"data": "<base64>", "format": "wav"}}
+        raise ValueError(f"an input_audio part is not like {example}; it has the fields {sorted(part)}")
+    if not (kind.isascii() and kind.isalnum() and len(kind) <= _LONGEST_FORMAT):
+        raise ValueError(f"input_audio's format is {quoted(kind)}; it must be a word such as 'wav' or 'mp3'")
+    return f"data:audio/{kind};base64,{data}"
 
 
 def check_detail(detail: object) -> None:
@@ -406,11 +427,3 @@ def _media(media: object) -> tuple[MediaSpan, ...]:
     if not isinstance(media, Sequence) or not all(isinstance(span, MediaSpan) for span in media):
         raise ValueError(f"media is {quoted(media)}; it must be a list of MediaSpan")
     return tuple(media)
-
-
-def _sounds(sounds: object) -> tuple[EncodableImage, ...]:
-    if not isinstance(sounds, list | tuple) or not all(hasattr(each, "patches") for each in sounds):
-        raise ValueError(
-            f"sounds is a {type(sounds).__name__}; it must be a list of windows, as LLM.transcribe makes them"
-        )
-    return tuple(sounds)

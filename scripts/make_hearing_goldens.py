@@ -7,7 +7,8 @@ Each folder is a real Hugging Face checkpoint, and `golden.npz` beside it holds,
 a sound of its own, or with no, one and two sounds that have tokens in it:
 
     prompt_I [T] int32    frames_I [frames, mels] float32, of one window, or of all sounds one behind the other
-    lengths_I [sounds] int32, frames of each    states_I [positions, D], the encoder's, or tower_I [tokens, D]
+    seconds_I [sounds]    lengths_I [sounds] int32, frames of each
+    states_I [positions, D], the encoder's, or tower_I [tokens, D], the embeddings
     logits_I [T, V]    tokens_I [64] int32, greedy    best_I [64, 2], the two best logits of each
 """
 

@@ -55,7 +55,8 @@ A key of `config.json` that is not understood is an error that names it, for it 
 | DeepSeek-V4 | it compresses keys and joins several residual streams, which is not served yet |
 | Mamba2 with norms before its gate; experts of a latent (Nemotron-3 Super) | not served yet |
 {not_served}| `clip_qkv` of OLMoE | no released OLMoE clips |
-| sounds; images and videos of others than [these](guides/images.md) | the text part, where the table names it |
+| sounds of others than [these](guides/sounds.md) | the text part, where the table names it |
+| images and videos of others than [these](guides/images.md) | likewise |
 """
 
 
@@ -78,7 +79,7 @@ def page() -> str:
 
 def rows() -> Iterator[str]:
     """A row for each published size, by architecture and number of parameters."""
-    goldens = goldens_by_architecture("*/config.json", "vision/*/config.json")
+    goldens = goldens_by_architecture("*/config.json", "vision/*/config.json", "hearing/*/config.json")
     for architecture in FAMILIES:
         sizes = sorted((count, name) for name, (config, count) in published(architecture))
         shown = ", ".join(goldens.get(architecture, ["of its text model"]))

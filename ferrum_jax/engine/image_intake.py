@@ -34,7 +34,7 @@ class ImageLimits:
 
     @property
     def kind(self) -> str:
-        """Of their media spans."""
+        """The kind that their media spans have."""
         return "audio" if self.noun == "sound" else self.noun
 
     def num_embeddings(self, image: EncodableImage) -> int:

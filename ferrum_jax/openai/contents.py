@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from ferrum_jax.openai.json_text import JsonError, decoded
-from ferrum_jax.prompt import SEEN, Content, check_detail
+from ferrum_jax.prompt import INPUT_AUDIO, SEEN, Content, check_detail, url_of_input_audio
 from ferrum_jax.quoting import quoted
 
-_SEEN = {f"{noun}_url": noun for noun in SEEN}
-_EXAMPLES = {"image": "image/png", "video": "video/mp4"}
+_SEEN = {f"{noun}_url": noun for noun in SEEN} | {INPUT_AUDIO: "audio"}
+_EXAMPLES = {"image": "image/png", "video": "video/mp4", "audio": "audio/wav"}
 MOST_PARTS = 16_384  # of a chat: messages, their parts and their calls
 _MESSAGE_FIELDS = ("role", "content", "name", "tool_calls", "tool_call_id", "reasoning", "reasoning_content")
 
@@ -128,22 +128,27 @@ def _earlier_calls(name: str, calls: object) -> list[dict[str, Any]]:
 
 
 def _part(name: str, part: object) -> dict[str, Any]:
-    """A part of a message with images or videos: a text, or the URL of one of these."""
+    """A part of a message with images, videos or sounds: a text, or the URL of one of these."""
     noun = _noun_of(part)
     if noun is None or not isinstance(part, dict):
         return {"type": "text", "text": _text_part(name, part)}
     kind = part["type"]
+    if kind == INPUT_AUDIO:
+        try:
+            return {"type": "audio_url", "audio_url": {"url": url_of_input_audio(part)}}
+        except ValueError as error:
+            raise ValueError(f"{name}.content: {error}") from error
     given, known = part.get(kind), {"url", "detail"} if noun == "image" else {"url"}
     url = given.get("url") if isinstance(given, dict) and set(given) <= known else None
     if not isinstance(url, str) or set(part) != {"type", kind}:
         example = f'{{"type": "{kind}", "{kind}": {{"url": "data:{_EXAMPLES[noun]};base64,..."}}}}'
-        raise ValueError(f"{name}.content has a{'n' * (noun == 'image')} {noun} that is not like {example}")
+        raise ValueError(f"{name}.content has a{'n' * (noun != 'video')} {noun} that is not like {example}")
     check_detail(given.get("detail"))  # type: ignore[union-attr]
     return {"type": kind, kind: {"url": url}}
 
 
 def _noun_of(part: object) -> str | None:
-    """ "image" or "video" of a part that is one; None of any other value."""
+    """ "image", "video" or "audio" of a part that is one; None of any other value."""
     kind = part.get("type") if isinstance(part, dict) else None
     return _SEEN.get(kind) if isinstance(kind, str) else None
 
@@ -153,5 +158,6 @@ def _text_part(name: str, part: object) -> str:
         return part["text"]
     kind = part.get("type") if isinstance(part, dict) else part
     raise ValueError(
-        f"{name}.content has a part {quoted(kind)}; only text, image_url and video_url parts are supported"
+        f"{name}.content has a part {quoted(kind)}; only text, image_url, video_url, audio_url and input_audio parts "
+        "are supported"
     )

@@ -49,11 +49,14 @@ BIASES = {
 }
 
 _IMAGE = object_of({"url": STRING, "detail": {"enum": [None, "auto", "high"]}}, "url", additionalProperties=False)
-_VIDEO = object_of({"url": STRING}, "url", additionalProperties=False)
+_URL = object_of({"url": STRING}, "url", additionalProperties=False)
+_AUDIO = object_of({"data": STRING, "format": FILLED}, "data", "format", additionalProperties=False)
 _PART = one_of(
     object_of({"type": {"const": "text"}, "text": STRING}, "type", "text"),
     object_of({"type": {"const": "image_url"}, "image_url": _IMAGE}, "type", "image_url", additionalProperties=False),
-    object_of({"type": {"const": "video_url"}, "video_url": _VIDEO}, "type", "video_url", additionalProperties=False),
+    object_of({"type": {"const": "video_url"}, "video_url": _URL}, "type", "video_url", additionalProperties=False),
+    object_of({"type": {"const": "audio_url"}, "audio_url": _URL}, "type", "audio_url", additionalProperties=False),
+    object_of({"type": {"const": "input_audio"}, "input_audio": _AUDIO}, "type", "input_audio"),
 )
 _CALL = object_of({"function": object_of({"name": STRING}, "name")}, "function")
 _SAID = {

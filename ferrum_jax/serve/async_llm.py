@@ -71,7 +71,7 @@ class AsyncLLM:
         parts = take_apart(prompt)
         return await self._in_thread(
             lambda look: self.llm.model.prepare(prompt, options, sampling=sampling, look=look),
-            self._images if parts.seen or parts.sounds else None,  # asyncio's own
+            self._images if parts.seen else None,  # asyncio's own
         )
 
     async def _in_thread(

@@ -32,6 +32,7 @@ from ferrum_jax.serve.engine_thread import Answer, EngineThread, Ticket
 from ferrum_jax.serve.link.outbox import Outbox
 from ferrum_jax.serve.link.wire import Message
 from ferrum_jax.serve.link.wire_images import with_images
+from ferrum_jax.sound.prompt_sounds import PromptSounds
 from ferrum_jax.transcribing.windows import Transcriber
 from ferrum_jax.vision.prompt_images import PromptImages
 
@@ -291,12 +292,26 @@ def _sound_facts(transcriber: Transcriber | None) -> dict[str, Any] | None:
     return {"folder": str(transcriber.folder), "hosts": list(sources.hosts), "root": sources.root}
 
 
+def _heard_facts(sounds: PromptSounds | None) -> dict[str, Any] | None:
+    """The folder of the file that says how sounds of prompts are processed, where they may come from, and how long."""
+    if sounds is None:
+        return None
+    sources = sounds.sources
+    return {
+        "folder": str(sounds.folder),
+        "hosts": list(sources.hosts),
+        "root": sources.root,
+        "max_frames": sounds.max_frames,
+    }
+
+
 def facts_of(llm: LLM) -> dict[str, Any]:
     """What HTTP has to know of a model."""
     model = llm.model
     return {
         "architecture": llm.spec.architecture,
         "images": None if model.is_encoder else _image_facts(model.prompts.images),
+        "heard": None if model.is_encoder else _heard_facts(model.prompts.sounds),
         "sounds": _sound_facts(model.opened.texts.transcriber),
         "max_model_len": llm.max_model_len,
         "num_rows": 0 if model.is_encoder else llm.config.num_rows * llm.ledger.num_shards,

@@ -80,6 +80,11 @@ class ModelSource:
         return isinstance(self.spec, ModelSpec) and self.spec.sound is not None and self.spec.sound.is_read_across
 
     @property
+    def hears_in_prompts(self) -> bool:
+        """Whether tokens of a prompt stand for sounds."""
+        return isinstance(self.spec, ModelSpec) and self.spec.sound is not None and self.spec.embeds_media
+
+    @property
     def sees_images(self) -> bool:
         return isinstance(self.spec, ModelSpec) and self.spec.vision is not None
 

@@ -39,6 +39,7 @@ from ferrum_jax.runtime.layout import Layout, ModelLayout, lay_out
 from ferrum_jax.sharding import make_mesh
 from ferrum_jax.sizes.engine_sizes import Reach
 from ferrum_jax.sizes.speculative import asks_the_model
+from ferrum_jax.sound.prompt_sounds import PromptSounds
 from ferrum_jax.sound.sound_sources import SoundSources
 from ferrum_jax.spec import ModelSpec
 from ferrum_jax.spec.identity import ModelIdentity
@@ -202,6 +203,7 @@ class Opening:
                 tokenizer=tokenizer,
                 chat=None if where is None else ChatTemplate.load(where),
                 images=self._images(),
+                sounds=self._sounds(),
                 max_model_len=self.max_model_len,
                 hears=source.hears_beside,
             ),
@@ -241,6 +243,13 @@ class Opening:
             return None
         return PromptImages.of_folder(source.folder, ImageSources.of_config(self.config))
 
+    def _sounds(self) -> PromptSounds | None:
+        """How prompts have sounds, of a model that hears them and whose folder says how they are processed."""
+        source, config = self.source, self.config
+        if source.folder is None or not source.hears_in_prompts or not config.max_image_tokens:
+            return None
+        return PromptSounds.of_folder(source.folder, SoundSources.of_config(config), config.max_image_patches)
+
     def _transcriber(self, tokenizer: Tokenizer | None) -> Transcriber | None:
         """How the model writes down sounds, where it does and its folder says how."""
         if self.source.folder is None or not self.source.hears_beside:
@@ -252,7 +261,7 @@ class Opening:
     ) -> ModelIdentity:
         """fingerprint: of the weights, None before they are read."""
         prompts, device = texts.prompts, layout.mesh.devices.flat[0]
-        media = texts.transcriber if prompts.images is None else prompts.images
+        media = prompts.images or prompts.sounds or texts.transcriber
         environment = dataclasses.asdict(Environment.of_device(device)) | {"mesh": str(config.mesh_shape)}
         return ModelIdentity(
             weights=None if fingerprint is None else fingerprint.hex(),

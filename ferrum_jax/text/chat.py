@@ -178,8 +178,8 @@ def _part(index: int, part: object) -> str:
     if isinstance(part, Mapping) and part.get("type") == "text" and isinstance(part.get("text"), str):
         return part["text"]
     raise ValueError(
-        f'messages[{index}].content holds {part!r}; only parts {{"type": "text", "text": ...}}, images and videos are '
-        "taken"
+        f'messages[{index}].content holds {part!r}; only parts {{"type": "text", "text": ...}}, images, videos and '
+        "sounds are taken"
     )
 
 

@@ -21,6 +21,7 @@ from ferrum_jax.prompt import (
     media_parts,
     take_apart,
 )
+from ferrum_jax.sound.prompt_sounds import PromptSounds
 from ferrum_jax.text.chat import ChatTemplate
 from ferrum_jax.text.long_texts import TextTooLong
 from ferrum_jax.text.tokenizer import Tokenizer
@@ -43,14 +44,15 @@ class EncodedPrompt:
 class PromptEncoder:
     """A checkpoint's tokenizer, chat template and how its prompts have images; each may be missing.
 
-    max_model_len: of the model that reads them; longer texts are refused before all of them is encoded. hears: whether
-    its layers attend to a sound.
+    max_model_len: of the model that reads them; longer texts are refused before all of them is encoded. sounds: of one
+    whose prompts have tokens for them. hears: whether its layers attend to a sound.
     """
 
     tokenizer: Tokenizer | None
     chat: ChatTemplate | None
     images: PromptImages | None = None
     max_model_len: int | None = None
+    sounds: PromptSounds | None = None
     hears: bool = False
 
     def token_ids(
@@ -77,18 +79,18 @@ class PromptEncoder:
         times: how often max_model_len a text may have. look: called between steps; what it raises ends the work.
         """
         parts = take_apart(prompt)
-        if parts.sounds:
+        if parts.sounds and self.sounds is None:
             return self._heard(parts)
         if kept is not None and (parts.seen or parts.media):  # their spans are counted from the start
             kept, times = None, MOST_TIMES
-        if parts.seen and self.images is None:
+        if (parts.images or parts.videos) and self.images is None:
             raise ValueError(
                 f"the prompt has {parts.seen}, and this model takes none: it sees no images, is served "
                 "with max_image_tokens=0, or its folder has no preprocessor_config.json"
             )
         if parts.vector:
             raise ValueError(f"{' and '.join(parts.vector)} is for texts whose vectors are made; leave it out")
-        for noun, given in zip(SEEN, (parts.images, parts.videos), strict=True):
+        for noun, given in zip(SEEN, (parts.images, parts.videos, parts.sounds), strict=True):
             places = len(media_parts(parts.content, noun))
             if places and places != len(given):
                 raise ValueError(
@@ -101,11 +103,15 @@ class PromptEncoder:
         def encode(text: str, adds: bool) -> list[int]:
             return self._encode(text, adds, most, kept)
 
-        if not parts.seen or self.images is None:
+        if not parts.seen:
             ids = encode(content, adds) if isinstance(content, str) else content
             return EncodedPrompt(token_ids=ids, media=parts.media)
         if parts.media:
             raise ValueError("the prompt has images and media; the spans of images are found, leave media out")
+        if self.images is None:
+            assert self.sounds is not None, "what a prompt has is refused where nothing reads it"
+            heard = self.sounds.expanded(content, parts.sounds, encode, adds=adds, most=most, look=look)
+            return EncodedPrompt(token_ids=heard.token_ids, media=heard.spans, images=heard.clips)
         given = {"videos": parts.videos, "adds": adds, "most": most, "look": look}
         found = self.images.expanded(content, parts.images, encode, **given)  # type: ignore[arg-type]
         return EncodedPrompt(token_ids=found.token_ids, media=found.spans, images=found.parts)
@@ -113,9 +119,17 @@ class PromptEncoder:
     def _heard(self, parts: PromptParts) -> EncodedPrompt:
         """Token ids with a sound beside them. Raises ValueError where there is another content, or nothing hears it."""
         if not self.hears:
-            raise ValueError("the prompt has sounds, and this model hears none; leave them out")
-        if isinstance(parts.content, str) or is_messages(parts.content) or parts.seen or parts.media:
+            raise ValueError(
+                f"the prompt has {len(parts.sounds)} sounds, and this model hears none: it has no encoder of them, is "
+                "served with max_image_tokens=0, or its folder has no preprocessor_config.json of sounds"
+            )
+        others = parts.images or parts.videos or parts.media
+        if isinstance(parts.content, str) or is_messages(parts.content) or others:
             raise ValueError("the prompt has sounds beside text, messages, images or media; give them token ids alone")
+        if not all(hasattr(each, "patches") for each in parts.sounds):
+            raise ValueError(
+                f"sounds has a {type(parts.sounds[0]).__name__}; this model takes windows, as LLM.transcribe makes them"
+            )
         spans = tuple(MediaSpan(kind="audio", digest=clip.digest, start=0, length=1) for clip in parts.sounds)
         return EncodedPrompt(token_ids=parts.content, media=spans, images=parts.sounds)  # type: ignore[arg-type]
 

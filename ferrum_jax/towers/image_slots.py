@@ -102,7 +102,7 @@ class ImageSlots:
         return size, (pixels, places, slots)
 
     def embeddings_of_call(self, size: int) -> int:
-        """Those that a call of so many patches makes."""
+        """How many embeddings a call of so many patches makes."""
         patches, tokens = self.tower.chunk
         return size // patches * tokens
 

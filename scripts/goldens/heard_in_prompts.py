@@ -11,8 +11,10 @@ import transformers  # pyright: ignore[reportMissingImports]
 
 from scripts.goldens.recipe import normal
 from scripts.goldens.reference import MARGIN, NUM_GREEDY, is_steady
+from scripts.goldens.sounds import sound
 
 AUDIO, START, END = 150, 152, 153
+RATE = 16_000
 CHUNK, CHUNK_TOKENS = 100, 13  # frames of Qwen's chunks, and the tokens of a whole one
 _TEXT = {
     "vocab_size": 154,
@@ -48,14 +50,16 @@ GOLDENS: dict[str, dict[str, Any]] = {
         "bos_token_id": 2,
     }
 }
-# Of each prompt: the sounds by their frames, and how many tokens of text stand before, between and behind them.
-_PROMPTS = (((), (9,)), ((330,), (5, 7)), ((150, 37), (3, 6, 8)))
+# A prompt is its sounds by their seconds, and how many tokens of text stand before, between and behind them.
+_PROMPTS = (((), (9,)), ((3.3,), (5, 7)), ((1.5, 0.37), (3, 6, 8)))
 
 
 class Asked(NamedTuple):
-    """A prompt. lengths: frames of its sounds, which stand one behind the other, each with zeros to whole chunks."""
+    """A prompt. seconds: of its sounds, `sound(seconds, number)`. lengths: their frames, which stand one behind the
+    other, each with zeros to whole chunks."""
 
     prompt: np.ndarray
+    seconds: np.ndarray
     lengths: np.ndarray
     frames: np.ndarray
 
@@ -68,22 +72,30 @@ def skeleton(name: str) -> Any:
 
 def drawn(name: str) -> list[Asked]:
     """Prompts with no, one and two sounds."""
-    rng, mels = np.random.default_rng(11), GOLDENS[name]["audio_config"]["num_mel_bins"]
-    return [_drawn(rng, mels, *each) for each in _PROMPTS]
+    mels = GOLDENS[name]["audio_config"]["num_mel_bins"]
+    rng, extractor = np.random.default_rng(11), transformers.Qwen3ASRFeatureExtractor(feature_size=mels)
+    return [_drawn(rng, extractor, *each) for each in _PROMPTS]
 
 
-def _drawn(rng: np.random.Generator, mels: int, lengths: tuple[int, ...], texts: tuple[int, ...]) -> Asked:
-    ids, frames = [rng.integers(6, AUDIO, texts[0])], [np.zeros((0, mels))]
-    for length, text in zip(lengths, texts[1:], strict=True):
-        ids += [[START], [AUDIO] * num_tokens(length), [END], rng.integers(6, AUDIO, text)]
-        frames += [rng.normal(size=(length, mels)), np.zeros((-length % CHUNK, mels))]
+def _drawn(rng: np.random.Generator, extractor: Any, seconds: tuple[float, ...], texts: tuple[int, ...]) -> Asked:
+    ids, frames = [rng.integers(6, AUDIO, texts[0])], [np.zeros((0, extractor.feature_size), np.float32)]
+    lengths = []
+    for number, (long, text) in enumerate(zip(seconds, texts[1:], strict=True)):
+        how = {"padding": True, "truncation": False, "return_attention_mask": True, "return_tensors": "np"}
+        made = extractor(sound(long, number), sampling_rate=RATE, **how)
+        lengths.append(int(made["attention_mask"][0].sum()))
+        frames.append(made["input_features"][0].T)
+        ids += [[START], [AUDIO] * num_tokens(lengths[-1]), [END], rng.integers(6, AUDIO, text)]
     return Asked(
-        np.concatenate(ids).astype(np.int32), np.array(lengths, np.int32), np.concatenate(frames).astype(np.float32)
+        np.concatenate(ids).astype(np.int32),
+        np.array(seconds),
+        np.array(lengths, np.int32),
+        np.concatenate(frames).astype(np.float32),
     )
 
 
 def num_tokens(length: int) -> int:
-    """Of a sound of so many frames."""
+    """How many tokens a sound of so many frames has."""
     return length // CHUNK * CHUNK_TOKENS + math.ceil(length % CHUNK / 8)
 
 

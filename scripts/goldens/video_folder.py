@@ -18,6 +18,7 @@ FIRST_SPECIAL = 150  # no token from here on is generated
 _UNKNOWN, _FIRST = 5, 6
 _CHARACTERS = "\n" + "".join(map(chr, range(32, 127)))
 _QWEN_TOKENS = ("<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>")
+SOUND_TOKENS = ("<|audio_pad|>", "<asr_text>", "<|audio_start|>", "<|audio_end|>")
 _GEMMA_TOKENS = ("<|image|>", "<|video|>", "<|image>", "<image|>")
 _HALF = {"image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5]}
 _PATCHES = {"patch_size": 4, "temporal_patch_size": 2, "merge_size": 2}
@@ -91,7 +92,7 @@ def write_tokenizer(path: Path, name: str) -> None:
     """Each character is a token, and each placeholder."""
     from tokenizers import AddedToken, Regex, Tokenizer, models, pre_tokenizers
 
-    special = _GEMMA_TOKENS if name == "gemma4" else _QWEN_TOKENS
+    special = {"gemma4": _GEMMA_TOKENS, "qwen3_asr": SOUND_TOKENS}.get(name, _QWEN_TOKENS)
     words = {"<unk>": _UNKNOWN} | {character: _FIRST + i for i, character in enumerate(_CHARACTERS)}
     words |= {token: FIRST_SPECIAL + i for i, token in enumerate(special)}
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="<unk>"))

@@ -105,6 +105,7 @@ MAY_IMPORT = {
     "ferrum_jax.speculation": ("nouns",),
     "ferrum_jax.text": (
         "ferrum_jax.files",
+        "ferrum_jax.sound",
         "ferrum_jax.vision",
         "nouns",
     ),
@@ -468,6 +469,7 @@ MAY_IMPORT = {
         "ferrum_jax.serve.app",
         "ferrum_jax.serve.http",
         "ferrum_jax.serve.link",
+        "ferrum_jax.sound",
         "ferrum_jax.transcribing",
         "ferrum_jax.vision",
         "nouns",

@@ -12,7 +12,7 @@ GUIDES = [
     *sorted(path for path in DOCS.rglob("*") if path.suffix in (".md", ".py") and "decisions" not in path.parts),
 ]
 DENIALS = r"not yet|are refused|not there"
-_PROMPTS, _CHAT = "text/prompts.py", "text/chat.py"
+_PROMPTS = "text/prompts.py"
 
 
 def test_every_guide_is_linked_from_the_home_and_stands_in_the_navigation():
@@ -34,13 +34,12 @@ HELD = {
     "guides/speculative-decoding.md": [
         ("draft models are refused by name", "sizes/speculative.py", "no second model drafts here"),
     ],
-    "start/from-vllm.md": [("Sounds are refused", _CHAT, "images and videos are ")],
     "reference/file-formats.md": [
         ("such as `.tsv` or `.zip`", "batch/input/files.py", "is not supported; name .jsonl")
     ],
     "reference/models.md": [
-        ("sounds are refused", _CHAT, "images and videos are "),
-        ("videos and sounds are refused", _CHAT, "images and videos are "),
+        ("sounds are refused", _PROMPTS, "sounds, and this model hears none"),
+        ("videos and sounds are refused", _PROMPTS, "sounds, and this model hears none"),
         ("images are refused", _PROMPTS, "and this model takes none: it sees no images"),
         ("videos are refused", "vision/prompt_images.py", "its family's videos are not known"),
         ("classifiers with several labels are refused", "models/bert.py", "One that classifies is not served"),

@@ -100,8 +100,8 @@ def test_text_parts_become_one_text_and_other_parts_are_refused():
     template = ChatTemplate("{{ messages[0].content }}")
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     assert template.render([{"role": "user", "content": parts}]) == "a\nb"
-    with pytest.raises(ValueError, match=r"messages\[0\].content holds .*input_audio"):
-        template.render([{"role": "user", "content": [{"type": "input_audio"}]}])
+    with pytest.raises(ValueError, match=r"messages\[0\].content holds .*input_smell"):
+        template.render([{"role": "user", "content": [{"type": "input_smell"}]}])
 
 
 @pytest.mark.parametrize("parts", [[{"type": "image"}], [{"type": "text", "text": "a"}, {"type": "image_url"}]])

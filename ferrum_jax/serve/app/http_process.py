@@ -23,6 +23,7 @@ from ferrum_jax.serve.app.uvicorn_server import uvicorn_server
 from ferrum_jax.serve.http.service import Service
 from ferrum_jax.serve.http.settings import ServerSettings
 from ferrum_jax.serve.link.engine_client import EngineClient, PipeLink
+from ferrum_jax.sound.prompt_sounds import PromptSounds
 from ferrum_jax.sound.sound_sources import SoundSources
 from ferrum_jax.text.chat import ChatTemplate
 from ferrum_jax.text.prompts import PromptEncoder
@@ -92,7 +93,8 @@ class HttpProcess:
             prompts = await asyncio.to_thread(read_texts, facts["texts"], facts["images"])
             transcriber = await asyncio.to_thread(read_transcriber, prompts.tokenizer, facts["sounds"])
             hears = transcriber is not None
-            service.open(dataclasses.replace(prompts, max_model_len=facts["max_model_len"], hears=hears), transcriber)
+            how = {"sounds": await asyncio.to_thread(read_prompt_sounds, facts["heard"]), "hears": hears}
+            service.open(dataclasses.replace(prompts, max_model_len=facts["max_model_len"], **how), transcriber)
         except BaseException:  # a panic of the tokenizer's library is no Exception
             logging.exception("the model's texts cannot be read")
             os._exit(1)  # which the engine's process sees
@@ -131,6 +133,14 @@ def read_transcriber(tokenizer: Tokenizer | None, sounds: Mapping[str, Any] | No
         return None
     sources = SoundSources(hosts=tuple(sounds["hosts"]), root=sounds["root"])
     return Transcriber.of_folder(sounds["folder"], tokenizer, sources)
+
+
+def read_prompt_sounds(heard: Mapping[str, Any] | None) -> PromptSounds | None:
+    """How a model's prompts have sounds. heard: what the engine's side says of them."""
+    if heard is None:
+        return None
+    sources = SoundSources(hosts=tuple(heard["hosts"]), root=heard["root"])
+    return PromptSounds.of_folder(heard["folder"], sources, heard["max_frames"])
 
 
 def _allow_connections() -> None:

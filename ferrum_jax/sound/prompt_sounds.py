@@ -1,0 +1,154 @@
+"""PromptSounds: sounds that a user gives, as a model takes them that hears, and the prompt with their tokens.
+
+    Qwen   <|audio_start|> <|audio_pad|> <|audio_end|>      one pad becomes as many as the sound has
+
+Sounds are read one by one. Before the features of one are made, its tokens are counted, with those of all before it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ferrum_jax.prompt import MediaSpan
+from ferrum_jax.sound.clip import ProcessedClip
+from ferrum_jax.sound.features import QwenSounds
+from ferrum_jax.sound.sound_processor_files import read_sound_processor
+from ferrum_jax.sound.sound_sources import SoundSources
+from ferrum_jax.sound.waveform import Look, do_not_look
+from ferrum_jax.spec.identity import digest_of
+
+_PLACEHOLDERS = {"qwen": "<|audio_pad|>"}  # by the processor's kind: what stands for each token of a sound
+Encode = Callable[[str, bool], Sequence[int]]  # a text to ids, with special tokens or without
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class HeardPrompt:
+    """A prompt's token ids with their sounds: spans[i] stands for clips[i], in the order of the prompt."""
+
+    token_ids: Sequence[int]
+    spans: tuple[MediaSpan, ...]
+    clips: tuple[ProcessedClip, ...]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PromptSounds:
+    """How prompts of a model have sounds.
+
+    folder: of the processor's file. sources: where sounds may come from. max_frames: of a sound; longer ones are
+    refused before all of them is decoded.
+    """
+
+    processor: QwenSounds
+    folder: Path
+    sources: SoundSources
+    max_frames: int
+
+    @classmethod
+    def of_folder(cls, folder: str | Path, sources: SoundSources, max_frames: int) -> PromptSounds | None:
+        """The processor that a checkpoint's folder names; None without one whose sounds have tokens.
+
+        Raises ValueError for unknown settings.
+        """
+        processor = read_sound_processor(folder)
+        if not isinstance(processor, QwenSounds):
+            return None
+        most = max_frames * processor.hop_length / processor.sampling_rate
+        bounds = dataclasses.replace(sources.bounds, max_seconds=min(sources.bounds.max_seconds, most))
+        sources = dataclasses.replace(sources, bounds=bounds)
+        return cls(processor=processor, folder=Path(folder), sources=sources, max_frames=max_frames)
+
+    @property
+    def digest(self) -> str:
+        """Digest of everything that turns a waveform into features, in hexadecimal."""
+        return digest_of(self.processor.kind, dataclasses.asdict(self.processor))
+
+    @property
+    def placeholder(self) -> str:
+        """What stands in a prompt for a sound, and for each of its tokens."""
+        return _PLACEHOLDERS[self.processor.kind]
+
+    def expanded(
+        self,
+        content: str | Sequence[int],
+        sounds: Sequence[Any],
+        encode: Encode,
+        *,
+        adds: bool,
+        most: int | None = None,
+        look: Look = do_not_look,
+    ) -> HeardPrompt:
+        """The ids of a text or of ids with a placeholder for each sound, with its tokens in its place.
+
+        adds: a text gets special tokens. most: tokens that sounds may have together, None for any number. look: called
+        between steps; what it raises ends the work. Raises ValueError for sounds that cannot be read, for more than a
+        prompt may have, and for others than the prompt has places for.
+        """
+        name = self.placeholder
+        pad = self._id(encode)
+        places = content.count(name) if isinstance(content, str) else sum(each == pad for each in content)
+        if places != len(sounds):
+            raise ValueError(
+                f"the prompt has {places} placeholder{'s' * (places != 1)} {name} and {len(sounds)} "
+                f"sound{'s' * (len(sounds) != 1)}; write one for each sound, and keep the word out of texts"
+            )
+        clips = self._clips(sounds, most, look)
+        if isinstance(content, str):
+            first, *others = content.split(name)
+            runs = (name * clip.num_tokens + text for clip, text in zip(clips, others, strict=True))
+            ids = encode("".join((first, *runs)), adds)
+        else:
+            counts = iter(clip.num_tokens for clip in clips)
+            ids = [each for one in content for each in ([pad] * next(counts) if one == pad else [one])]
+        return HeardPrompt(token_ids=ids, spans=self._spans(ids, pad, clips), clips=clips)
+
+    def _clips(self, sounds: Sequence[Any], most: int | None, look: Look) -> tuple[ProcessedClip, ...]:
+        clips, total = [], 0
+        for number, sound in enumerate(sounds):
+            look()
+            with _naming(number):
+                waveform = self.sources.waveform(sound, self.processor.sampling_rate, look)
+                total += self.processor.num_tokens(len(waveform))
+            if most is not None and total > most:
+                raise ValueError(
+                    f"the first {number + 1} sounds of the prompt have {total:,} tokens, and {most:,} fit, the model's "
+                    "max_model_len; give fewer sounds or shorter ones"
+                )
+            with _naming(number):
+                clips.append(self.processor.process(waveform, look))
+        return tuple(clips)
+
+    def _spans(self, ids: Sequence[int], pad: int, clips: Sequence[ProcessedClip]) -> tuple[MediaSpan, ...]:
+        """Where the runs of tokens stand. Raises ValueError where two sounds have nothing between them."""
+        found = np.flatnonzero(np.asarray(ids, np.int64) == pad)
+        runs = np.split(found, np.flatnonzero(np.diff(found) != 1) + 1) if len(found) else []
+        lengths, expected = [len(run) for run in runs], [clip.num_tokens for clip in clips]
+        if lengths != expected:
+            raise ValueError(
+                f"the prompt has runs of {lengths} tokens {self.placeholder}, and its sounds have {expected}; write it "
+                "once for each sound, with a text or token between two"
+            )
+        return tuple(
+            MediaSpan(kind="audio", digest=clip.digest, start=int(run[0]), length=clip.num_tokens)
+            for run, clip in zip(runs, clips, strict=True)
+        )
+
+    def _id(self, encode: Encode) -> int:
+        ids = encode(self.placeholder, False)
+        if len(ids) != 1:
+            raise ValueError(f"the tokenizer has no token {self.placeholder}, which stands for sounds of this model")
+        return ids[0]
+
+
+@contextlib.contextmanager
+def _naming(number: int) -> Iterator[None]:
+    """Raises ValueError with the number of a sound."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"sound {number}: {error}") from error
