@@ -36,7 +36,7 @@ from ferrum_jax.spec import ModelSpec, SoundSpec
 
 _EPS = 1e-5
 _SLOWEST = 10000.0  # of a position's sines
-_TILE_CHUNKS = 8  # whose convolutions are computed together
+TILE_CHUNKS = 8  # whose convolutions are computed together
 _TOWER, _PROJECTOR = "model.audio_tower.", "model.multi_modal_projector."
 _THINKER = "thinker_config"  # under which Qwen's own files have all but their languages
 # Keys that say how sounds stand in a prompt, and those of models that say when a word was said.
@@ -113,7 +113,7 @@ class ChunkedEncoder(nnx.Module):
     ) -> jax.Array:  # [positions, out]
         chunks = frames.reshape(-1, self.spec.chunk_frames, frames.shape[1])
         own = segments.reshape(len(chunks), -1)[:, 0]
-        tile = min(len(chunks), _TILE_CHUNKS)
+        tile = min(len(chunks), TILE_CHUNKS)
         x = map_tiles(self._start, num_real_tiles(in_tiles(own, tile)), in_tiles(chunks, tile))
         x = x.reshape(-1, x.shape[-1])[: len(segments)]
         tile = tile_of(len(segments))

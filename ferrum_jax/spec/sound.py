@@ -50,6 +50,10 @@ class SoundSpec:
             )
 
     @property
+    def head_dim(self) -> int:
+        return self.hidden_size // self.num_heads
+
+    @property
     def patch_values(self) -> int:
         """Floats of a frame as it is given."""
         return self.num_mels

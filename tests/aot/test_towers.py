@@ -1,4 +1,4 @@
-"""Towers of models that see images compile for devices that are not here, at their odd head sizes, and copy nothing.
+"""Towers of models that see or hear compile for devices that are not here, at their odd head sizes, and copy nothing.
 
 By hand all of them: `-m aot -k towers`; each call takes half a CPU minute to one. "tpu" targets want libtpu beside jax,
 "gpu:h200" the CUDA plugin.
@@ -13,7 +13,7 @@ from tests.aot.described import described
 pytestmark = pytest.mark.aot
 TARGETS = ("tpu:v5e:2x2", "tpu:v6e:2x2", "tpu:TPU7x:2x2x1", "gpu:h200")
 HEAD_DIMS = {"Qwen3-VL-2B": 64, "Qwen3-VL-8B": 72, "Gemma-3-4B-images": 72, "Gemma-4-E2B": 64}
-HEAD_DIMS |= {"Mistral-Small-3.1": 64, "GLM-4.1V-9B": 128}
+HEAD_DIMS |= {"Mistral-Small-3.1": 64, "GLM-4.1V-9B": 128, "Qwen3-ASR-1.7B": 64}
 
 
 @pytest.mark.slow

@@ -20,8 +20,10 @@ from ferrum_jax.config import EngineConfig
 from ferrum_jax.executables.topology import target_devices
 from ferrum_jax.layers.segment_attention import tile_of
 from ferrum_jax.models import registry
+from ferrum_jax.models.qwen3_asr import TILE_CHUNKS as _TILE_CHUNKS
 from ferrum_jax.sharding import make_mesh, whole
 from ferrum_jax.sizes.mesh_shape import MeshShape
+from ferrum_jax.spec import SoundSpec
 from ferrum_jax.towers.image_slots import ImageSlots, image_slots, trace_encode
 from scripts.published import PUBLISHED
 from tests.aot.program_text import large_constants, ops_of, wide_weights
@@ -34,14 +36,14 @@ _LEAST_WEIGHT = 1 << 16  # elements of a matrix
 def slots_of(model: str, target: str) -> tuple[ImageSlots, Any]:
     """The slots of a model whose tower has one of its layers, in bfloat16, and the mesh of one device."""
     spec = registry.spec_of(PUBLISHED[model][0])
-    assert spec.vision is not None, f"{model} sees nothing"
-    deepstack = spec.vision.deepstack and (0,)
-    vision = dataclasses.replace(spec.vision, num_layers=_LAYERS, deepstack=deepstack)
-    spec, mesh, dtype = (
-        dataclasses.replace(spec, vision=vision),
-        make_mesh(MeshShape(), target_devices(target)),
-        jnp.bfloat16,
-    )
+    assert spec.embeds_media, f"{model} sees and hears nothing"
+    vision, sound = spec.vision, spec.sound
+    if vision is not None:
+        vision = dataclasses.replace(vision, num_layers=_LAYERS, deepstack=vision.deepstack and (0,))
+    if sound is not None:
+        sound = dataclasses.replace(sound, num_layers=_LAYERS)
+    spec = dataclasses.replace(spec, vision=vision, sound=sound)
+    mesh, dtype = make_mesh(MeshShape(), target_devices(target)), jnp.bfloat16
     targets = {
         name: jax.ShapeDtypeStruct(struct.shape, dtype, sharding=whole(mesh))
         for name, struct in registry.abstract_tower(spec, dtype)[1].items()
@@ -59,9 +61,7 @@ def describe(slots: ImageSlots, num_patches: int, mesh: Any, target: str) -> dic
     memory, text = compiled.memory_analysis(), compiled.as_text() or ""
     assert memory is not None, "the compiler says what its program takes"
     matrices = [w.shape for w in slots.weights.values() if len(w.shape) == 2 and w.size >= _LEAST_WEIGHT]
-    per_token = slots.tower.patches_per_token
-    sizes = (num_patches, tile_of(num_patches, per_token))  # of a call, of its tiles
-    lengths = {length for size in sizes for length in (size, size // per_token)}  # activations may look like weights
+    lengths = _lengths(slots, num_patches)  # activations may look like weights
     weights = {shape for shape in matrices if not lengths.intersection(shape)}
     return {
         "patches": num_patches,
@@ -73,6 +73,16 @@ def describe(slots: ImageSlots, num_patches: int, mesh: Any, target: str) -> dic
         "wide_weights": wide_weights(text, weights),
         "constants": large_constants(ops_of(text)),
     }
+
+
+def _lengths(slots: ImageSlots, num_patches: int) -> set[int]:
+    """Rows that activations of a call and of its tiles have."""
+    if isinstance(slots.tower, SoundSpec):
+        positions = slots.embeddings_of_call(num_patches)
+        return {positions, tile_of(positions), _TILE_CHUNKS * slots.tower.num_positions}
+    per_token = slots.tower.patches_per_token
+    sizes = (num_patches, tile_of(num_patches, per_token))
+    return {length for size in sizes for length in (size, size // per_token)}
 
 
 def main(target: str, model: str) -> list[dict[str, Any]]:
