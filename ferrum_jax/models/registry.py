@@ -15,7 +15,7 @@ from flax import nnx
 from checkpoints.formats import StoredForms
 from checkpoints.rules import Rule
 from ferrum_jax.layers.formed_weight import put_forms
-from ferrum_jax.models import gemma4_vision, glm4v, pixtral, qwen3_asr, siglip, vision_tower, whisper
+from ferrum_jax.models import gemma4_vision, glm4v, pixtral, qwen3_asr, siglip, vision_tower, voxtral, whisper
 from ferrum_jax.models.bounds import shown
 from ferrum_jax.models.decoder import Decoder
 from ferrum_jax.models.encoder_spec import EncoderSpec
@@ -43,7 +43,7 @@ _FAMILIES = """
     phi phimoe
     qwen qwen3_5 qwen3_asr qwen3_next qwen3_vl qwen3_vl_moe
     seed_oss smollm3 starcoder2
-    whisper
+    voxtral whisper
 """.split()  # noqa: SIM905
 # Those of encoders, which make embeddings or score pairs of texts, and generate nothing.
 _ENCODERS = ("bert", "embedding_gemma", "modernbert")
@@ -70,6 +70,7 @@ _TOWERS: dict[str, Callable[..., nnx.Module]] = {
     "pixtral": pixtral.PixtralTower,
     "whisper": whisper.WhisperEncoder,
     "qwen_sound": qwen3_asr.ChunkedEncoder,
+    "voxtral": voxtral.WindowedEncoder,
 }
 _NOTHING_STORED = StoredForms()
 

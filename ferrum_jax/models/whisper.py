@@ -196,10 +196,11 @@ def _weight_rules(spec: ModelSpec) -> tuple[Rule, ...]:
         layer(theirs, across, {"fc1": "mlp.up", "fc2": "mlp.down"})
         layer(f"{theirs}encoder_attn.", f"{PREFIX}readers.{i}.", {"v_proj": "v"})
         layer(f"{theirs}encoder_attn.", f"{PREFIX}readers.{i}.", {"k_proj": "k"}, weight)
-    return (*rules, *_encoder_rules(sound))
+    return (*rules, *encoder_rules(sound, _ENCODER))
 
 
-def _encoder_rules(sound: SoundSpec) -> tuple[Rule, ...]:
+def encoder_rules(sound: SoundSpec, source: str) -> tuple[Rule, ...]:
+    """Every parameter of an encoder, and the tensor it comes from. source: the prefix of these."""
     both, layers = tensors.WEIGHT_AND_BIAS, tuple(range(sound.num_layers))
     inside = {
         "self_attn_layer_norm": "attention_norm",
@@ -211,10 +212,10 @@ def _encoder_rules(sound: SoundSpec) -> tuple[Rule, ...]:
         "fc2": "down",
     }
     around = {"conv1": "narrow", "conv2": "wide", "layer_norm": "norm"}
-    theirs, ours = f"{_ENCODER}layers.{{i}}.", f"{PREFIX}layers.{{i}}."
+    theirs, ours = f"{source}layers.{{i}}.", f"{PREFIX}layers.{{i}}."
     return (
-        *tensors.named_rules(_ENCODER, PREFIX, around, parts=both),
-        Rule(source=f"{_ENCODER}embed_positions.weight", target=f"{PREFIX}positions.weight"),
+        *tensors.named_rules(source, PREFIX, around, parts=both),
+        Rule(source=f"{source}embed_positions.weight", target=f"{PREFIX}positions.weight"),
         *tensors.named_rules(theirs, ours, inside, layers, both),
         *tensors.named_rules(theirs, ours, {"self_attn.k_proj": "k"}, layers, tensors.WEIGHT),
     )

@@ -1,6 +1,7 @@
 """PromptSounds: sounds that a user gives, as a model takes them that hears, and the prompt with their tokens.
 
-    Qwen   <|audio_start|> <|audio_pad|> <|audio_end|>      one pad becomes as many as the sound has
+    Qwen      <|audio_start|> <|audio_pad|> <|audio_end|>      one pad becomes as many as the sound has
+    Voxtral   [BEGIN_AUDIO] [AUDIO]                            likewise
 
 Sounds are read one by one. Before the features of one are made, its tokens are counted, with those of all before it.
 """
@@ -17,13 +18,16 @@ import numpy as np
 
 from ferrum_jax.prompt import MediaSpan
 from ferrum_jax.sound.clip import ProcessedClip
-from ferrum_jax.sound.features import QwenSounds
+from ferrum_jax.sound.features import QwenSounds, VoxtralSounds
 from ferrum_jax.sound.sound_processor_files import read_sound_processor
 from ferrum_jax.sound.sound_sources import SoundSources
 from ferrum_jax.sound.waveform import Look, do_not_look
 from ferrum_jax.spec.identity import digest_of
 
-_PLACEHOLDERS = {"qwen": "<|audio_pad|>"}  # by the processor's kind: what stands for each token of a sound
+_PLACEHOLDERS = {
+    "qwen": "<|audio_pad|>",
+    "voxtral": "[AUDIO]",
+}  # by the processor's kind: what stands for each token of a sound
 Encode = Callable[[str, bool], Sequence[int]]  # a text to ids, with special tokens or without
 
 
@@ -44,7 +48,7 @@ class PromptSounds:
     refused before all of them is decoded.
     """
 
-    processor: QwenSounds
+    processor: QwenSounds | VoxtralSounds
     folder: Path
     sources: SoundSources
     max_frames: int
@@ -56,7 +60,7 @@ class PromptSounds:
         Raises ValueError for unknown settings.
         """
         processor = read_sound_processor(folder)
-        if not isinstance(processor, QwenSounds):
+        if not isinstance(processor, QwenSounds | VoxtralSounds):
             return None
         most = max_frames * processor.hop_length / processor.sampling_rate
         bounds = dataclasses.replace(sources.bounds, max_seconds=min(sources.bounds.max_seconds, most))

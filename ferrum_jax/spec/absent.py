@@ -63,6 +63,7 @@ _ABSENT: Mapping[str, Any] = {
     "chunk_frames": 0,
     "window_chunks": 0,
     "conv_channels": 0,
+    "stacked": 1,
     "learned_positions": False,
     "key_bias": True,
 }

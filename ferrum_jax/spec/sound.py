@@ -6,20 +6,21 @@ import dataclasses
 
 from ferrum_jax.spec.checks import check_positive
 
-TOWERS = ("whisper", "qwen_sound")
+TOWERS = ("whisper", "qwen_sound", "voxtral")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SoundSpec:
     """One encoder: frames, convolutions that make them fewer, and layers that attend both ways.
 
-    tower: "whisper", whose windows are as long for every clip, so that what a clip lacks is silence; or "qwen_sound",
-    for clips of any length, which are cut in chunks that convolutions see alone, and whose positions attend to those of
-    their window.
+    tower: "whisper", whose windows are as long for every clip, so that what a clip lacks is silence; "voxtral", for
+    clips of several such windows; or "qwen_sound", for clips of any length, which are cut in chunks that convolutions
+    see alone, and whose positions attend to those of their window.
     num_positions: of a window, or of a chunk, after the convolutions. num_mels: values of a frame.
     num_readers: layers of the text model that attend to the encoder's states, the "cross" group; the encoder makes
     their keys and values, once for a clip. Without one, tokens of a prompt have the states as their embeddings.
     chunk_frames: of a chunk; window_chunks: chunks of a window; conv_channels: of the convolutions; all 0 of "whisper".
+    stacked: positions that make one token; 1 but of "voxtral".
     out_size: the text model's width.
 
     Raises ValueError naming the field whose value cannot be.
@@ -36,14 +37,15 @@ class SoundSpec:
     chunk_frames: int = 0
     window_chunks: int = 0
     conv_channels: int = 0
+    stacked: int = 1
     hidden_act: str = "gelu"
     tower: str = "whisper"
 
     def __post_init__(self) -> None:
         assert self.tower in TOWERS, f"tower is {self.tower!r}; known are {TOWERS}"
-        chunked = ("chunk_frames", "window_chunks", "conv_channels") if self.tower == "qwen_sound" else ()
+        chunked = () if self.tower == "whisper" else ("chunk_frames", "window_chunks", "stacked")
         check_positive(self, "hidden_size", "intermediate_size", "num_layers", "num_heads", "num_mels", "num_positions")
-        check_positive(self, *chunked)
+        check_positive(self, *chunked, *(("conv_channels",) if self.tower == "qwen_sound" else ()))
         if self.hidden_size % self.num_heads:
             raise ValueError(
                 f"d_model is {self.hidden_size} and encoder_attention_heads {self.num_heads}; heads must divide it"
@@ -60,8 +62,8 @@ class SoundSpec:
 
     @property
     def chunk(self) -> tuple[int, int]:
-        """Frames that are encoded together, and the positions that they become; the last chunk's may be fewer."""
-        return (self.chunk_frames, self.num_positions) if self.chunk_frames else (2, 1)
+        """Frames that are encoded together, and the tokens that they become; the last chunk's may be fewer."""
+        return (self.chunk_frames, self.num_positions // self.stacked) if self.chunk_frames else (2, 1)
 
     @property
     def window_frames(self) -> int:

@@ -48,10 +48,27 @@ GOLDENS: dict[str, dict[str, Any]] = {
         "pad_token_id": 0,
         "eos_token_id": 1,
         "bos_token_id": 2,
-    }
+    },
+    "voxtral": {
+        "text_config": {**_TEXT, "model_type": "llama", "tie_word_embeddings": False},
+        "audio_config": {
+            "model_type": "voxtral_encoder",
+            "num_mel_bins": 10,
+            "hidden_size": 24,
+            "intermediate_size": 48,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 3,
+            "max_source_positions": 26,
+        },
+        "audio_token_id": AUDIO,
+    },
 }
 # A prompt is its sounds by their seconds, and how many tokens of text stand before, between and behind them.
 _PROMPTS = (((), (9,)), ((3.3,), (5, 7)), ((1.5, 0.37), (3, 6, 8)))
+
+
+# Likewise, with sounds by their windows.
+_WINDOWS = (((), (9,)), ((2,), (5, 7)), ((1, 1), (3, 6, 8)))
 
 
 class Asked(NamedTuple):
@@ -66,13 +83,17 @@ class Asked(NamedTuple):
 
 def skeleton(name: str) -> Any:
     """The model in float32, with weights that nobody uses."""
-    config = transformers.Qwen3ASRConfig(**GOLDENS[name], attn_implementation="eager")
-    return transformers.Qwen3ASRForConditionalGeneration(config).eval()
+    kind = {"qwen3_asr": "Qwen3ASR", "voxtral": "Voxtral"}[name]
+    config = getattr(transformers, f"{kind}Config")(**GOLDENS[name], attn_implementation="eager")
+    return getattr(transformers, f"{kind}ForConditionalGeneration")(config).eval()
 
 
 def drawn(name: str) -> list[Asked]:
     """Prompts with no, one and two sounds."""
     mels = GOLDENS[name]["audio_config"]["num_mel_bins"]
+    if name == "voxtral":
+        rng, frames = np.random.default_rng(12), 2 * GOLDENS[name]["audio_config"]["max_source_positions"]
+        return [_drawn_windows(rng, (frames, mels), *each) for each in _WINDOWS]
     rng, extractor = np.random.default_rng(11), transformers.Qwen3ASRFeatureExtractor(feature_size=mels)
     return [_drawn(rng, extractor, *each) for each in _PROMPTS]
 
@@ -94,6 +115,18 @@ def _drawn(rng: np.random.Generator, extractor: Any, seconds: tuple[float, ...],
     )
 
 
+def _drawn_windows(
+    rng: np.random.Generator, shape: tuple[int, int], counts: tuple[int, ...], texts: tuple[int, ...]
+) -> Asked:
+    """shape: frames and mels of a window, where two frames make a position and two positions a token."""
+    ids = [rng.integers(6, AUDIO, texts[0])]
+    for count, text in zip(counts, texts[1:], strict=True):
+        ids += [[START], [AUDIO] * (count * shape[0] // 4), [END], rng.integers(6, AUDIO, text)]
+    frames = rng.normal(size=(sum(counts) * shape[0], shape[1])).astype(np.float32)
+    lengths = np.array(counts, np.int32) * shape[0]
+    return Asked(np.concatenate(ids).astype(np.int32), np.array(counts, np.float64), lengths, frames)
+
+
 def num_tokens(length: int) -> int:
     """How many tokens a sound of so many frames has."""
     return length // CHUNK * CHUNK_TOKENS + math.ceil(length % CHUNK / 8)
@@ -101,13 +134,13 @@ def num_tokens(length: int) -> int:
 
 def law(name: str, shape: tuple[int, ...]) -> dict[str, Any]:
     """What a weight is drawn from, so that tokens vary and depend on the sound."""
-    if name == "model.language_model.norm.weight":  # of either sign; otherwise a tied table would repeat every token
+    if name.endswith("language_model.norm.weight"):  # of either sign; otherwise a tied table would repeat every token
         return normal(0.0, 1.0)
     if ("norm" in name or "ln_post" in name) and name.endswith("weight"):
         return normal(1.0, 0.2)
     if name.endswith("bias"):
         return normal(0.0, 0.3)
-    if "embed_tokens" in name:
+    if "embed_" in name:
         return normal(0.0, 0.5)
     gain = 2.0 if "conv2d" in name else 1.5
     return normal(0.0, gain / math.sqrt(math.prod(shape[1:])))
@@ -153,17 +186,20 @@ def greedy(model: Any, asked: Asked) -> tuple[np.ndarray, np.ndarray] | None:
 def _observed(model: Any, asked: Asked) -> dict[str, np.ndarray]:
     found = {"logits": _logits(model, asked).numpy()}
     if len(asked.lengths):
-        found["tower"] = model.model.get_audio_features(**_sounds(asked)).pooler_output.numpy()
+        found["tower"] = model.model.get_audio_features(**_sounds(model, asked)).pooler_output.numpy()
     return found
 
 
 def _logits(model: Any, asked: Asked) -> torch.Tensor:  # [T, V]
     ids = torch.from_numpy(asked.prompt).long()[None]
-    return model(input_ids=ids, **(_sounds(asked) if len(asked.lengths) else {}), use_cache=False).logits[0]
+    return model(input_ids=ids, **(_sounds(model, asked) if len(asked.lengths) else {}), use_cache=False).logits[0]
 
 
-def _sounds(asked: Asked) -> dict[str, torch.Tensor]:
-    """Sounds as the reference takes them: a row for each, padded to the longest."""
+def _sounds(model: Any, asked: Asked) -> dict[str, torch.Tensor]:
+    """Sounds as the reference takes them: a row for each, padded to the longest; of Voxtral one for each window."""
+    if hasattr(model.config.audio_config, "max_source_positions"):
+        windows = asked.frames.reshape(-1, 2 * model.config.audio_config.max_source_positions, asked.frames.shape[1])
+        return {"input_features": torch.from_numpy(np.ascontiguousarray(windows.swapaxes(1, 2)))}
     padded = [-(-length // CHUNK) * CHUNK for length in asked.lengths.tolist()]
     features = np.zeros((len(padded), asked.frames.shape[1], max(padded)), np.float32)
     mask, at = np.zeros((len(padded), max(padded)), np.int64), 0

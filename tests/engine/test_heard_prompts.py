@@ -15,10 +15,9 @@ from ferrum_jax.prompt import MediaSpan
 from ferrum_jax.sound.clip import ProcessedClip
 from tests.engine import test_images as images
 from tests.engine.test_images import engine_of, run
-from tests.models.sound_goldens import clips_of, load
+from tests.models.sound_goldens import QWEN, VOXTRAL, clips_of, load
 from tests.support import finish
 
-FOLDER = "hearing/qwen3_asr"
 AUDIO, START, END = 150, 152, 153
 GREEDY = SamplingParams(
     max_tokens=64, temperature=0.0, ignore_eos=True, logit_bias=dict.fromkeys(range(AUDIO, 154), float("-inf"))
@@ -30,10 +29,12 @@ EACH_CONFIG = pytest.mark.parametrize(
 )
 
 
-def asked(prompt: int, *, louder: float = 0.0, **options) -> tuple[list[int], SamplingParams, RequestOptions]:
+def asked(
+    prompt: int, *, louder: float = 0.0, name: str = QWEN, **options
+) -> tuple[list[int], SamplingParams, RequestOptions]:
     """A golden prompt, its parameters and its sounds. louder: than the golden's, which makes others of them."""
-    ids = load()[2][f"prompt_{prompt}"].tolist()
-    clips = clips_of(prompt, louder=louder)
+    ids = load(name)[2][f"prompt_{prompt}"].tolist()
+    clips = clips_of(prompt, louder=louder, name=name)
     starts = [at + 1 for at, token in enumerate(ids) if token == START]
     media = [
         MediaSpan(kind="audio", digest=clip.digest, start=start, length=clip.num_tokens)
@@ -42,19 +43,20 @@ def asked(prompt: int, *, louder: float = 0.0, **options) -> tuple[list[int], Sa
     return ids, GREEDY, RequestOptions(media=media, images=clips, key=str(prompt), **options)
 
 
-def hearing(config=CONFIG, **overrides):
-    return engine_of(config, folder=FOLDER, **overrides)
+def hearing(config=CONFIG, *, name: str = QWEN, **overrides):
+    return engine_of(config, folder=f"hearing/{name}", **overrides)
 
 
-def assert_golden(output, prompt: int) -> None:
-    assert list(output.token_ids) == load()[2][f"tokens_{prompt}"].tolist()
+def assert_golden(output, prompt: int, name: str = QWEN) -> None:
+    assert list(output.token_ids) == load(name)[2][f"tokens_{prompt}"].tolist()
 
 
 @EACH_CONFIG
-def test_tokens_after_sounds_are_the_reference_s(config):
-    engine = hearing(config)
-    for prompt, output in enumerate(run(engine, *(asked(prompt) for prompt in range(3)))):
-        assert_golden(output, prompt)
+@pytest.mark.parametrize("name", [QWEN, VOXTRAL])
+def test_tokens_after_sounds_are_the_reference_s(config, name):
+    engine = hearing(config, name=name)
+    for prompt, output in enumerate(run(engine, *(asked(prompt, name=name) for prompt in range(3)))):
+        assert_golden(output, prompt, name)
     counts = engine.counts()
     assert counts["images_encoded"] == 3 and counts["image_hits"] == 0 and counts["image_runs_live"] == 0
     assert counts["encoder_calls"] <= 3

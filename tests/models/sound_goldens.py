@@ -17,8 +17,7 @@ from tests.golden_table import GOLDENS
 from tests.models.vision_goldens import parameters_of
 
 HEARING = GOLDENS / "hearing"
-QWEN = "qwen3_asr"
-CHUNK, CHUNK_TOKENS = 100, 13
+QWEN, VOXTRAL = "qwen3_asr", "voxtral"
 
 
 @functools.cache
@@ -30,9 +29,11 @@ def load(name: str = QWEN):
 
 def clips_of(prompt: int, *, louder: float = 0.0, name: str = QWEN) -> list[ProcessedClip]:
     """The sounds of a golden prompt. louder: than the golden's, which makes others of them."""
-    golden, clips, at = load(name)[2], [], 0
+    spec, _, golden = load(name)
+    frames, tokens = spec.sound.chunk
+    clips, at = [], 0
     for length in golden[f"lengths_{prompt}"].tolist():
-        whole = ceil_div(length, CHUNK) * CHUNK
+        whole = ceil_div(length, frames) * frames
         features = golden[f"frames_{prompt}"][at : at + whole].copy()
         features[:length] += np.float32(louder)
         clips.append(
@@ -40,7 +41,7 @@ def clips_of(prompt: int, *, louder: float = 0.0, name: str = QWEN) -> list[Proc
                 features=features,
                 grid=(1, whole, 1),
                 num_frames=length,
-                num_tokens=length // CHUNK * CHUNK_TOKENS + ceil_div(length % CHUNK, 8),
+                num_tokens=length // frames * tokens + ceil_div(length % frames, 8),
                 seconds=length / 100,
                 digest=hashlib.blake2b(features).digest(),
             )
@@ -49,18 +50,17 @@ def clips_of(prompt: int, *, louder: float = 0.0, name: str = QWEN) -> list[Proc
     return clips
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def _encode(graph, weights, values, places):
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _encode(sound, graph, weights, values, places):
     tower = registry.bind(graph, {name.removeprefix("sound."): x for name, x in weights.items()})
-    return tower(*given(load()[0].sound, values, places))
+    return tower(*given(sound, values, places))
 
 
-def encoded(clips: list[ProcessedClip], num_frames: int, parameters=None) -> list[np.ndarray]:
+def encoded(clips: list[ProcessedClip], num_frames: int, name: str = QWEN) -> list[np.ndarray]:
     """The embeddings of each clip of one call, which has room for so many frames."""
-    spec, own, _ = load()
+    spec, parameters, _ = load(name)
     graph, names = registry.abstract_tower(spec)
-    weights = {name: (parameters or own)[name] for name in names}
     values, places, where = packed(spec.sound, num_frames, clips)
-    found = np.asarray(_encode(graph, weights, values, places))
+    found = np.asarray(_encode(spec.sound, graph, {each: parameters[each] for each in names}, values, places))
     assert np.isfinite(found).all()
     return [found[own] for own in where]

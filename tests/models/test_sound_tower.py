@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import numpy as np
@@ -11,16 +12,28 @@ from safetensors.numpy import load_file, save_file
 from checkpoints import open_checkpoint
 from ferrum_jax.models import registry
 from scripts.goldens.weights import make
-from tests.models.sound_goldens import HEARING, QWEN, clips_of, encoded, load
+from tests.models.sound_goldens import HEARING, QWEN, VOXTRAL, clips_of, encoded, load
 from tests.models.test_goldens import assert_close
 from tests.models.vision_goldens import parameters_of
 
 
-@pytest.mark.parametrize("num_frames", [400, 700, 2300])  # of a call; a tile of padding is not computed
+# Frames of a call; tiles and windows of padding are not computed.
+@pytest.mark.parametrize(
+    ("name", "num_frames"), [*((QWEN, size) for size in (400, 700, 2300)), *((VOXTRAL, size) for size in (104, 260))]
+)
 @pytest.mark.parametrize("prompt", [1, 2])
-def test_embeddings_are_the_reference_s_whatever_stands_behind(prompt, num_frames):
-    found = encoded(clips_of(prompt), num_frames)
-    assert_close("tower", np.concatenate(found), load()[2][f"tower_{prompt}"])
+def test_embeddings_are_the_reference_s_whatever_stands_behind(name, num_frames, prompt):
+    found = encoded(clips_of(prompt, name=name), num_frames, name)
+    assert_close("tower", np.concatenate(found), load(name)[2][f"tower_{prompt}"])
+
+
+def test_windows_of_a_sound_give_the_same_bits_alone_and_beside_each_other():
+    (clip,) = clips_of(1, name=VOXTRAL)
+    both, frames = encoded([clip], 104, VOXTRAL)[0], load(VOXTRAL)[0].sound.chunk_frames
+    for window, found in enumerate(np.split(both, 2)):
+        part = clip.features[window * frames : (window + 1) * frames]
+        alone = dataclasses.replace(clip, features=part, grid=(1, frames, 1), num_frames=frames, num_tokens=len(found))
+        np.testing.assert_array_equal(encoded([alone], 104, VOXTRAL)[0], found)
 
 
 def test_a_clip_s_embeddings_do_not_depend_on_the_others_of_a_call():
@@ -75,6 +88,20 @@ def test_a_model_that_is_served_for_text_alone_leaves_the_encoder_out():
     assert text.sound is None and not any(registry.of_tower(name) for name in registry.abstract_parts(text)[1])
     parameters = parameters_of(HEARING / QWEN, text)
     assert all(np.array_equal(x, whole[parameter]) for parameter, x in parameters.items())
+
+
+@pytest.mark.parametrize(
+    ("of_audio", "said"),
+    [
+        ({"intermediate_size": 50}, "intermediate_size is 50, hidden_size 24 and max_source_positions 26"),
+        ({"max_source_positions": 25}, "and max_source_positions 25; .* none is left"),
+        ({"activation_function": "relu"}, 'activation_function is "relu"; of this architecture it must be'),
+    ],
+)
+def test_what_windows_cannot_be_is_refused_by_its_key(of_audio, said):
+    config = json.loads((HEARING / VOXTRAL / "config.json").read_text())
+    with pytest.raises(ValueError, match=said):
+        registry.spec_of(config | {"audio_config": config["audio_config"] | of_audio})
 
 
 @pytest.mark.parametrize(
