@@ -20,7 +20,7 @@ from flax import nnx
 from ferrum_jax.answers.collect import in_order
 from ferrum_jax.asked.options import RequestOptions
 from ferrum_jax.asked.sampling import SamplingParams
-from ferrum_jax.asked.transcription import TranscriptionParams
+from ferrum_jax.asked.transcription_params import TranscriptionParams
 from ferrum_jax.config import EngineConfig
 from ferrum_jax.embeddings.comparing import Pairs, Scores, score_all
 from ferrum_jax.embeddings.embedder import ONE_TOKEN, Vectors, embed_all

@@ -151,7 +151,7 @@ class ScoreOutput:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Segment:
+class TranscriptionSegment:
     """A part of what is said. token_ids: of its text, with its times. avg_logprob: the mean of these tokens."""
 
     id: int
@@ -175,7 +175,7 @@ class Transcription:
     language: str
     task: str
     duration_s: float
-    segments: tuple[Segment, ...] = ()
+    segments: tuple[TranscriptionSegment, ...] = ()
     token_ids: tuple[int, ...] = ()
     avg_logprob: float | None = None
     is_cut: bool = False

@@ -19,7 +19,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ferrum_jax.asked.sampling import SamplingParams
-from ferrum_jax.asked.transcription import TranscriptionParams
+from ferrum_jax.asked.transcription_params import TranscriptionParams
 from ferrum_jax.batch.batch_llm import BatchLLM, RowCrash
 from ferrum_jax.batch.input.formats import EMBEDS, GENERATES, SCORES
 from ferrum_jax.batch.job import JobStart, run_batch

@@ -105,7 +105,7 @@ def _add_files(batch: argparse.ArgumentParser) -> None:
         required=True,
         metavar="FILE",
         help="file or its URL, one request a line, in the OpenAI batch form or the short form; "
-        ".jsonl, .csv, .parquet, also .gz and .zst; or a folder of sounds, each of which is a request",
+        ".jsonl, .csv, .parquet, also .gz and .zst; or a folder of sounds, one request for each",
     )
     batch.add_argument(
         "--output",

@@ -89,7 +89,7 @@ def _message(name: str, message: object) -> dict[str, Any]:
         more["tool_calls"] = _earlier_calls(f"{name}.tool_calls", message["tool_calls"])
         content = "" if content is None else content
     if isinstance(content, list):
-        if role != "assistant" and any(isinstance(p, dict) and p.get("type") in _SEEN for p in content):
+        if role != "assistant" and any(_noun_of(part) is not None for part in content):
             return {"role": role, "content": [_part(name, part) for part in content], **more}
         content = "".join(_text_part(name, part) for part in content)
     more |= _earlier_thought(name, message, content)
@@ -129,9 +129,10 @@ def _earlier_calls(name: str, calls: object) -> list[dict[str, Any]]:
 
 def _part(name: str, part: object) -> dict[str, Any]:
     """A part of a message with images or videos: a text, or the URL of one of these."""
-    if not isinstance(part, dict) or part.get("type") not in _SEEN:
+    noun = _noun_of(part)
+    if noun is None or not isinstance(part, dict):
         return {"type": "text", "text": _text_part(name, part)}
-    kind, noun = part["type"], _SEEN[part["type"]]
+    kind = part["type"]
     given, known = part.get(kind), {"url", "detail"} if noun == "image" else {"url"}
     url = given.get("url") if isinstance(given, dict) and set(given) <= known else None
     if not isinstance(url, str) or set(part) != {"type", kind}:
@@ -139,6 +140,12 @@ def _part(name: str, part: object) -> dict[str, Any]:
         raise ValueError(f"{name}.content has a{'n' * (noun == 'image')} {noun} that is not like {example}")
     check_detail(given.get("detail"))  # type: ignore[union-attr]
     return {"type": kind, kind: {"url": url}}
+
+
+def _noun_of(part: object) -> str | None:
+    """ "image" or "video" of a part that is one; None of any other value."""
+    kind = part.get("type") if isinstance(part, dict) else None
+    return _SEEN.get(kind) if isinstance(kind, str) else None
 
 
 def _text_part(name: str, part: object) -> str:

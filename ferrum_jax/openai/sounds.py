@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ferrum_jax.asked.sampling import SamplingParams
-from ferrum_jax.asked.transcription import TranscriptionParams
+from ferrum_jax.asked.transcription_params import TranscriptionParams
 from ferrum_jax.openai.asked import AskedSound
 from ferrum_jax.openai.body_fields import RESPONSE_FORMATS, given
 from ferrum_jax.quoting import quoted

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 from ferrum_jax.answers.collect import Collected
 from ferrum_jax.asked.options import RequestOptions
 from ferrum_jax.asked.sampling import SamplingParams
-from ferrum_jax.asked.transcription import TranscriptionParams
+from ferrum_jax.asked.transcription_params import TranscriptionParams
 from ferrum_jax.config import EngineConfig
 from ferrum_jax.embeddings.embedder import ONE_TOKEN
 from ferrum_jax.engine.calls.score_requests import Completion, score_params, scores_of

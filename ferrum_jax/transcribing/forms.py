@@ -10,7 +10,7 @@ import math
 import zlib
 from typing import Any
 
-from ferrum_jax.outputs import Segment, Transcription
+from ferrum_jax.outputs import Transcription, TranscriptionSegment
 from ferrum_jax.transcribing.languages import name_of
 
 OF_TEXT = {"text": "text/plain", "srt": "text/plain", "vtt": "text/vtt"}  # forms that are no JSON, and their types
@@ -33,7 +33,7 @@ def as_verbose_json(found: Transcription, temperature: float) -> dict[str, Any]:
     }
 
 
-def _segment(each: Segment, temperature: float) -> dict[str, Any]:
+def _segment(each: TranscriptionSegment, temperature: float) -> dict[str, Any]:
     content = each.text.encode()
     return {
         "id": each.id,
@@ -74,7 +74,7 @@ def as_text(found: Transcription, form: str) -> str:
     )
 
 
-def _line(each: Segment) -> str:
+def _line(each: TranscriptionSegment) -> str:
     """The segment's text, which neither ends a subtitle nor looks like its times."""
     return " ".join(each.text.split()).replace("-->", "->")
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ferrum_jax.asked.transcript import Transcript
-from ferrum_jax.asked.transcription import TASKS, TranscriptionParams
+from ferrum_jax.asked.transcription_params import TASKS, TranscriptionParams
 from ferrum_jax.files.json_files import read_optional_json
 from ferrum_jax.quoting import quoted
 from ferrum_jax.quoting.known_fields import TRUTH, FieldKind, require, whole

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from ferrum_jax.asked.transcription import TranscriptionParams
+from ferrum_jax.asked.transcription_params import TranscriptionParams
 from ferrum_jax.outputs import CompletionOutput, Transcription
 from ferrum_jax.sound.waveform import Look, do_not_look
 from ferrum_jax.transcribing.transcription import transcription_of

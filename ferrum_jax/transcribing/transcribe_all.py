@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 
 from ferrum_jax.asked.sampling import SamplingParams
-from ferrum_jax.asked.transcription import TranscriptionParams
+from ferrum_jax.asked.transcription_params import TranscriptionParams
 from ferrum_jax.outputs import RequestOutput, Transcription
 from ferrum_jax.prompt import Prompt
 from ferrum_jax.sound.sound_sources import is_array_with_rate
@@ -101,7 +101,7 @@ class _Begun(Generic[Key]):
             self._whole.append(key)
 
     def ended(self) -> Iterator[tuple[Key, Transcription | ValueError]]:
-        """Sounds all of whose windows are answered, which are forgotten."""
+        """Sounds whose last window is answered; they are forgotten."""
         while self._whole:
             key = self._whole.pop(0)
             heard, answers = self._heard.pop(key), self._answers.pop(key)

@@ -10,8 +10,8 @@ import dataclasses
 from collections import Counter
 from collections.abc import Sequence
 
-from ferrum_jax.asked.transcription import TranscriptionParams
-from ferrum_jax.outputs import CompletionOutput, Segment, Transcription
+from ferrum_jax.asked.transcription_params import TranscriptionParams
+from ferrum_jax.outputs import CompletionOutput, Transcription, TranscriptionSegment
 from ferrum_jax.text.stream import TextStream
 from ferrum_jax.text.tokenizer import Tokenizer
 from ferrum_jax.transcribing.generation_file import WhisperTokens
@@ -31,7 +31,7 @@ def transcription_of(
     found = [
         _Answer(tokens, tokenizer, answer, window, params) for answer, window in zip(answers, windows, strict=True)
     ]
-    segments: list[Segment] = []
+    segments: list[TranscriptionSegment] = []
     for each in found if params.timestamps else ():
         segments += [dataclasses.replace(one, id=len(segments) + i) for i, one in enumerate(each.segments())]
     (language, _), *_ = Counter(each.language for each in found).most_common(1)
@@ -76,9 +76,9 @@ class _Answer:
     def _text_of(self, token_ids: Sequence[int]) -> str:
         return self._tokenizer.decode([token for token in token_ids if token < self._tokens.end])
 
-    def segments(self) -> list[Segment]:
+    def segments(self) -> list[TranscriptionSegment]:
         """Its parts, in their order; parts without a text are left out."""
-        found: list[Segment] = []
+        found: list[TranscriptionSegment] = []
         begun: int | None = None  # the place of the time, or of the word, that begins a part
         for place, token in enumerate(self.token_ids):
             if begun is None:
@@ -94,13 +94,14 @@ class _Answer:
     def _has_text(self, begun: int, end: int) -> bool:
         return any(token < self._tokens.end for token in self.token_ids[begun:end])
 
-    def _segment(self, begun: int, end: int) -> Segment:
+    def _segment(self, begun: int, end: int) -> TranscriptionSegment:
         """That of tokens [begun, end)."""
-        own, window = self.token_ids[begun:end], self._window
-        return Segment(
+        own, window, first = self.token_ids[begun:end], self._window, self._tokens.times_from
+        start_s = self._time(own[0]) if own[0] >= first else window.start_s
+        return TranscriptionSegment(
             id=0,
-            start_s=self._time(own[0]) if own[0] >= self._tokens.times_from else window.start_s,
-            end_s=self._time(own[-1]) if own[-1] >= self._tokens.times_from else window.end_s,
+            start_s=start_s,
+            end_s=self._time(own[-1]) if own[-1] >= first else max(start_s, window.end_s),
             text=self._text_of(own),
             token_ids=tuple(own),
             avg_logprob=_mean(self.logprobs[begun:end]),

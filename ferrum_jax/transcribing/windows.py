@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from ferrum_jax.asked.sampling import SamplingParams
-from ferrum_jax.asked.transcription import TranscriptionParams
+from ferrum_jax.asked.transcription_params import TranscriptionParams
 from ferrum_jax.sound.clip import ProcessedClip, windows
 from ferrum_jax.sound.features import WhisperSounds
 from ferrum_jax.sound.sound_processor_files import FILES, read_sound_processor

@@ -282,7 +282,10 @@ def test_every_field_of_both_has_a_flag():
     parser = argparse.ArgumentParser()
     flags.add_engine_flags(parser)
     flags.add_sampling_flags(parser)
-    known = {action.dest for action in parser._actions} | {"return_routed_experts"}  # arrays, for callers in Python
+    known = {action.dest for action in parser._actions} | {
+        "return_routed_experts",
+        "transcript",
+    }  # for callers in Python
     for kind in (EngineConfig, SamplingParams):
         assert {field.name for field in dataclasses.fields(kind)} <= known
 

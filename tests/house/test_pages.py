@@ -77,6 +77,7 @@ HELD = {
     "guides/structured-output.md": [
         ("patterns, are refused with their numbers", "structured/one_of.py", "may both match: give them a required"),
     ],
+    "guides/sounds.md": [("`chunking_strategy` are refused by name", "openai/body_rules.py", '"chunking_strategy": (')],
     "guides/serving.md": [("tools that a host runs are refused", "openai/body_rules.py", "previous_response_id")],
     "architecture.md": [
         ("do not divide are refused", "sharding/undivided.py", "def refusals("),

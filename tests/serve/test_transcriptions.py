@@ -43,6 +43,12 @@ def wanted(content):
     return {timed: llm.transcribe(content, **how, timestamps=timed)[0] for timed in (False, "segment")}
 
 
+def rounded(found: dict) -> dict:
+    """The same with log-probabilities to three places: their last bits depend on the other rows of a step."""
+    segments = [{**each, "avg_logprob": round(each["avg_logprob"], 3)} for each in found["segments"]]
+    return {**found, "segments": segments}
+
+
 @pytest.mark.parametrize("form", ["json", "text", "srt", "vtt", "verbose_json"])
 def test_the_official_client_gets_what_a_program_gets(wanted, client, content, form):
     found = client.audio.transcriptions.create(
@@ -51,7 +57,7 @@ def test_the_official_client_gets_what_a_program_gets(wanted, client, content, f
     if form == "json":
         assert found.text == wanted[False].text and found.usage.seconds == SECONDS
     elif form == "verbose_json":
-        assert json.loads(found.to_json()) == as_verbose_json(wanted["segment"], 0.0)
+        assert rounded(json.loads(found.to_json())) == rounded(as_verbose_json(wanted["segment"], 0.0))
         assert found.language == "english" and found.duration == pytest.approx(SECONDS)
     else:
         assert found == as_text(wanted["segment"] if form != "text" else wanted[False], form)
@@ -166,3 +172,10 @@ def test_the_openapi_page_shows_a_form(server):
     said = found["paths"][PATH]["post"]
     assert status == 200 and list(said["requestBody"]["content"]) == ["multipart/form-data"]
     assert "language" in found["components"]["schemas"]["transcription"]["properties"]
+
+
+def test_a_reader_who_leaves_a_stream_ends_its_windows(server, client):
+    sound = ("a.wav", wav(95, RATE, 1))
+    with client.audio.transcriptions.create(model="whisper", file=sound, language="en", stream=True) as events:
+        assert next(iter(events)).type == "transcript.text.delta"
+    server.wait_until_idle()

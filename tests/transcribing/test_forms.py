@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ferrum_jax.outputs import Segment, Transcription
+from ferrum_jax.outputs import Transcription, TranscriptionSegment
 from ferrum_jax.transcribing.forms import as_json, as_text, as_verbose_json
 from ferrum_jax.transcribing.languages import NAMES, code_of, name_of
 from ferrum_jax.transcribing.transcription import GrowingText
@@ -16,8 +16,8 @@ FOUND = Transcription(
     task="transcribe",
     duration_s=3725.25,
     segments=(
-        Segment(id=0, start_s=0.0, end_s=1.5, text=" We go home", token_ids=(5, 6), avg_logprob=-0.25),
-        Segment(id=1, start_s=3723.04, end_s=3725.2, text=" --> now.\n", token_ids=(7,), avg_logprob=-0.5),
+        TranscriptionSegment(id=0, start_s=0.0, end_s=1.5, text=" We go home", token_ids=(5, 6), avg_logprob=-0.25),
+        TranscriptionSegment(id=1, start_s=3723.04, end_s=3725.2, text=" --> now.\n", token_ids=(7,), avg_logprob=-0.5),
     ),
     token_ids=(5, 6, 7),
 )

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from ferrum_jax.asked.transcription import TranscriptionParams
+from ferrum_jax.asked.transcription_params import TranscriptionParams
 from ferrum_jax.transcribing.generation_file import read_whisper_tokens, whisper_tokens_of
 
 MANY = {
