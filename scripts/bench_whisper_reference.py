@@ -42,7 +42,7 @@ def main() -> None:
             model.encode(features),
             [prompt] * len(clips),
             beam_size=1,
-            max_length=len(prompt) + num_tokens,
+            max_length=2 * num_tokens,  # which the library halves
             suppress_blank=False,
             suppress_tokens=asked["suppress_tokens"],
         )

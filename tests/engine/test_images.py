@@ -253,7 +253,7 @@ def test_a_prompt_whose_images_are_cut_off_runs_without_them():
 )
 def test_what_there_is_no_room_for_is_refused_with_both_numbers(limits, said):
     _, _, options = asked(2)
-    room = ImageLimits(**({"max_tokens": 48, "max_patches": 60, "merge": 2} | limits))
+    room = ImageLimits(**({"max_tokens": 48, "max_patches": 60, "merge": 2, "patches_per_token": 4} | limits))
     with pytest.raises(ValueError, match=said):
         placed_images(options.images, options.media, room)
 
