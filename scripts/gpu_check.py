@@ -79,7 +79,8 @@ def parts(arguments: argparse.Namespace) -> list[Part]:
         *(bench_part(shape, "--shape", shape, "--on-device") for shape in _SHAPES),
     ]
     if arguments.model is not None:
-        found.append(bench_part(pathlib.PurePath(arguments.model).name or "model", "--model", arguments.model))
+        name = f"--model {pathlib.PurePath(arguments.model).name}"  # no shape's, whose end and memory are others
+        found.append(bench_part(name, "--model", arguments.model))
     if arguments.with_vllm:
         found += [vllm_part(shape, arguments.vllm_python, arguments.output) for shape in _SHAPES]
     return found

@@ -55,6 +55,24 @@ def test_a_dry_run_names_the_check_and_each_bench():
     assert printed("--full")[0][-1] == "--full"
 
 
+def test_a_flag_that_is_none_is_refused_before_anything_is_installed(tmp_path):
+    bare = tmp_path / "python"
+    bare.write_text(f'#!/bin/sh\n[ "$1" != -c ] || exit 1\nexec {sys.executable} "$@"\n')  # imports none of them
+    bare.chmod(0o755)
+    environment = os.environ | {"PYTHON": str(bare), "VENV": str(tmp_path / "venv")}
+    script = [str(ROOT / "scripts/gpu/check"), "--fast"]
+    done = subprocess.run(script, env=environment, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2 and "unrecognized arguments: --fast" in done.stderr
+    assert "setting up" not in done.stderr + done.stdout and not (tmp_path / "venv").exists()
+
+
+@pytest.mark.parametrize("name", ["llama-3-8b", "check", "demo"])
+def test_a_folder_may_be_called_as_a_part_is(name, tmp_path):
+    found = gpu_check.parts(gpu_check.parse_arguments(["--model", str(tmp_path / name)]))
+    assert len({part.name for part in found}) == len(found)
+    assert gpu_check.why_not(found[-1], {"platform": "gpu", "memory_bytes": 18e9}) is None
+
+
 def test_a_dry_run_with_vllm_ends_with_both_shapes():
     *_, small, large = printed("--with-vllm", "--vllm-python", "/v/python")
     assert small[:2] == large[:2] == ["/v/python", "scripts/bench_vllm.py"]
