@@ -163,3 +163,10 @@ def test_vllm_runs_the_same_prompts_and_has_a_line_for_each_workload(vllm, tmp_p
     assert [line["workload"] for line in lines] == list(gpu_check.WORKLOADS)
     assert all(line["shape"] == "qwen3-0.6b" and line["vllm"] == "1.2" and line["output_tok_s"] > 0 for line in lines)
     assert lines[0]["total_tok_s"] == pytest.approx(2 * lines[0]["output_tok_s"])  # 128 read, 128 generated
+
+
+def test_a_machine_without_a_gpu_is_no_success(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(gpu_check, "run_part", lambda *given: 0)
+    monkeypatch.setattr(gpu_check, "write_page", lambda *given: {"platform": "cpu", "memory_bytes": 1})
+    assert gpu_check.run_all(gpu_check.parse_arguments(["--output", str(tmp_path)])) == 3
+    assert "found no GPU" in capsys.readouterr().err
