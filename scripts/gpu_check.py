@@ -39,6 +39,7 @@ _PARTS = "paged_attention,quantized_matmul,grouped_matmul,engine"  # what has ke
 _FEW = ("--max-num-seqs", "64", "--max-num-batched-tokens", "512", "--max-model-len", "2048")  # few executables
 _GRACE_S = 10.0  # from being asked to end to being ended
 _CUT = 124
+_NO_GPU = 3  # exit code
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -79,7 +80,8 @@ def parts(arguments: argparse.Namespace) -> list[Part]:
         *(bench_part(shape, "--shape", shape, "--on-device") for shape in _SHAPES),
     ]
     if arguments.model is not None:
-        found.append(bench_part(pathlib.PurePath(arguments.model).name or "model", "--model", arguments.model))
+        name = f"--model {pathlib.PurePath(arguments.model).name}"  # no shape's, whose end and memory are others
+        found.append(bench_part(name, "--model", arguments.model))
     if arguments.with_vllm:
         found += [vllm_part(shape, arguments.vllm_python, arguments.output) for shape in _SHAPES]
     return found
@@ -192,7 +194,7 @@ def require_vllm(python: str) -> None:
 
 
 def run_all(arguments: argparse.Namespace) -> int:
-    """Runs the parts and writes the page after each; the exit code of the check."""
+    """Runs the parts and writes the page after each; the exit code of the check, _NO_GPU where it found none."""
     output, bench = arguments.output, arguments.output / "bench.jsonl"
     output.mkdir(parents=True, exist_ok=True)
     for name in ("check.json", "check.html", "check.txt", "bench.jsonl"):
@@ -211,6 +213,9 @@ def run_all(arguments: argparse.Namespace) -> int:
         devices = write_page(output, check_code)
     write_page(output, check_code)
     print(f"\n{output / 'check.html'} holds it all, {time.monotonic() - started:.0f} s", file=sys.stderr)
+    if devices is not None and devices["platform"] == "cpu":
+        print("the check found no GPU and tried the CPU alone; see that nvidia-smi shows one", file=sys.stderr)
+        return check_code or _NO_GPU
     return check_code
 
 

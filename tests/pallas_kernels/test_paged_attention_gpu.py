@@ -49,7 +49,16 @@ def _on_gpu(case: Case) -> Case:
 
 
 _STAGES = Case(name="prefill_of_several_stages", rows=((300, 20), (260, 1), (0, 200)), num_tokens=256, num_rows=4)
-_OTHERS = (dataclasses.replace(_STAGES, tiny=True), *SPAN_CASES, *CHUNKED_CASES, *WIDE_HEAD_CASES)
+_ONE_QUERY = Case(
+    name="prefill_of_one_query_a_tile",
+    rows=((40, 5), (3, 1), (0, 3)),
+    num_tokens=16,
+    num_rows=4,
+    num_heads=40,
+    num_kv_heads=1,
+    head_dim=512,
+)
+_OTHERS = (dataclasses.replace(_STAGES, tiny=True), _ONE_QUERY, *SPAN_CASES, *CHUNKED_CASES, *WIDE_HEAD_CASES)
 CASES = [_on_gpu(case) for case in (*TINY_CASES, *_OTHERS)]
 BY_NAME = {case.name: case for case in CASES}
 QUICK = ("decode_gqa",)
@@ -66,12 +75,20 @@ SLOW = (
     "encoder",
     "prefill_long",
     "prefill_of_several_stages",
+    "prefill_of_one_query_a_tile",
     "spans_f32",
     "spans_window_h256",
     "mixed_chunked_f32",
     *(case.name for case in WIDE_HEAD_CASES),
 )
-QUICK_SCHEDULES = ("decode_gqa", "mixed_h96_window_sinks", "encoder_chunks", "spans_f32", "mixed_chunked_f32")
+QUICK_SCHEDULES = (
+    "decode_gqa",
+    "prefill_of_one_query_a_tile",
+    "mixed_h96_window_sinks",
+    "encoder_chunks",
+    "spans_f32",
+    "mixed_chunked_f32",
+)
 
 
 def _config(case: Case, arguments: Arguments, programs: int = 1) -> GpuConfig:
@@ -228,6 +245,7 @@ def _served(work: WorkItems | None) -> list[tuple[int, np.ndarray]]:
     if work is None:
         return []
     items, tiles, is_mine = (np.asarray(x) for x in (work.items, work.tiles, work.is_mine))
+    assert work.num_items[0] <= len(items)
     items = items[: int(work.num_items[0])]
     return [(int(t), item) for t in np.flatnonzero(is_mine) for item in items if item[Field.TILE] == tiles[t]]
 

@@ -45,6 +45,14 @@ def test_it_fits_registers_and_shared_memory_and_the_pool_stays_where_it_is(case
     assert not re.search(rf"\[{shape}\]\S* copy\(", text)
 
 
+@pytest.mark.parametrize("head_dim", [128, pytest.param(192, marks=pytest.mark.slow)])
+def test_values_of_96_compile_beside_wider_keys(head_dim: int) -> None:
+    """Both operands of a product have one swizzle, and 96 values allow a shorter one than the keys."""
+    case = next(case for case in gpu_static.gpu_cases() if case.name == "llama_8b_mixed")
+    compiled = gpu_static.compile_case(dataclasses.replace(case, head_dim=head_dim, v_head_dim=96))
+    assert compiled.kernels and all(kernel.spill_bytes == 0 for kernel in compiled.kernels)
+
+
 def test_the_compiler_s_report_of_a_kernel_is_read() -> None:
     """A kernel that was compiled before in the process is not reported again; this one no case has."""
     case = next(case for case in gpu_static.gpu_cases() if case.name == "qwen3_30b_tp4_decode_c64")

@@ -81,6 +81,12 @@ def check(compiled: gpu_static.Compiled, weight: Any) -> None:
     assert "dynamic-slice-fusion" not in text
 
 
+def test_64_tokens_by_outputs_in_threes_do_not_spill() -> None:
+    """kv_a of DeepSeek-V3: 576 outputs are three times 192, so up to six warpgroups would share the registers."""
+    weight = weight_of((576, 7168), **FORMS["fp8_blocks"], activations="fp8_e4m3", activation_group=128)
+    check(compiled_product(64, weight), weight)
+
+
 @pytest.mark.parametrize("rows", [1, 16, pytest.param(512, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", FORMS)
 def test_codes_of_every_form_are_decoded_in_registers_that_suffice(name: str, rows: int) -> None:

@@ -55,6 +55,24 @@ def test_a_dry_run_names_the_check_and_each_bench():
     assert printed("--full")[0][-1] == "--full"
 
 
+def test_a_flag_that_is_none_is_refused_before_anything_is_installed(tmp_path):
+    bare = tmp_path / "python"
+    bare.write_text(f'#!/bin/sh\n[ "$1" != -c ] || exit 1\nexec {sys.executable} "$@"\n')  # imports none of them
+    bare.chmod(0o755)
+    environment = os.environ | {"PYTHON": str(bare), "VENV": str(tmp_path / "venv")}
+    script = [str(ROOT / "scripts/gpu/check"), "--fast"]
+    done = subprocess.run(script, env=environment, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2 and "unrecognized arguments: --fast" in done.stderr
+    assert "setting up" not in done.stderr + done.stdout and not (tmp_path / "venv").exists()
+
+
+@pytest.mark.parametrize("name", ["llama-3-8b", "check", "demo"])
+def test_a_folder_may_be_called_as_a_part_is(name, tmp_path):
+    found = gpu_check.parts(gpu_check.parse_arguments(["--model", str(tmp_path / name)]))
+    assert len({part.name for part in found}) == len(found)
+    assert gpu_check.why_not(found[-1], {"platform": "gpu", "memory_bytes": 18e9}) is None
+
+
 def test_a_dry_run_with_vllm_ends_with_both_shapes():
     *_, small, large = printed("--with-vllm", "--vllm-python", "/v/python")
     assert small[:2] == large[:2] == ["/v/python", "scripts/bench_vllm.py"]
@@ -145,3 +163,10 @@ def test_vllm_runs_the_same_prompts_and_has_a_line_for_each_workload(vllm, tmp_p
     assert [line["workload"] for line in lines] == list(gpu_check.WORKLOADS)
     assert all(line["shape"] == "qwen3-0.6b" and line["vllm"] == "1.2" and line["output_tok_s"] > 0 for line in lines)
     assert lines[0]["total_tok_s"] == pytest.approx(2 * lines[0]["output_tok_s"])  # 128 read, 128 generated
+
+
+def test_a_machine_without_a_gpu_is_no_success(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(gpu_check, "run_part", lambda *given: 0)
+    monkeypatch.setattr(gpu_check, "write_page", lambda *given: {"platform": "cpu", "memory_bytes": 1})
+    assert gpu_check.run_all(gpu_check.parse_arguments(["--output", str(tmp_path)])) == 3
+    assert "found no GPU" in capsys.readouterr().err

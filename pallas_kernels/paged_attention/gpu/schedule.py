@@ -111,12 +111,12 @@ def _make_work(
     chunked: bool,
     causal: bool,
 ) -> WorkItems:
-    R, tile = len(counts), form.tile_q
+    R, tile, is_decode = len(counts), form.tile_q, form.split is not None
     num_tiles = -(-counts // tile)
     tile_ends = jnp.cumsum(num_tiles)
-    capacity = R if tile == 1 else num_tokens // tile + R
+    capacity = R if is_decode else num_tokens // tile + R
     rows, done = _which(tile_ends, num_tiles, capacity)
-    if tile == 1:
+    if is_decode:
         rows, done = jnp.arange(R, dtype=jnp.int32), jnp.zeros(R, jnp.int32)  # so that a row's tile is the row
     done *= tile
     low = batch.starts[rows] + done
@@ -124,7 +124,7 @@ def _make_work(
     high, last_seen = last if causal else (batch.starts + batch.counts)[rows] - 1, None
     of = jnp.clip(batch.query_offsets[rows] + done, 0, num_tokens - 1)
     tokens = jnp.minimum(of[:, None] + jnp.arange(tile), num_tokens - 1).astype(jnp.int32)
-    if batch.seen_ends is not None and tile > 1:  # a row computes all that its queries see: one query, itself at most
+    if batch.seen_ends is not None and not is_decode:  # a row computes all that it sees: one query, itself at most
         positions = low[:, None] + jnp.arange(tile)
         ends = jnp.where(positions <= last[:, None], batch.seen_ends[tokens], 0)
         last_seen = jnp.maximum(positions, ends - 1).astype(jnp.int32)
@@ -136,9 +136,9 @@ def _make_work(
     per_tile = jnp.stack([rows, jnp.arange(capacity), jnp.zeros_like(low), low, high, oldest, first_kv, end_kv, *full])
     per_tile = per_tile.astype(jnp.int32).T
     token_rows, token_done, is_mine = _tokens(batch, counts, num_tokens)
-    tiles = (tile_ends - num_tiles)[token_rows] + token_done // tile if tile > 1 else token_rows
+    tiles = token_rows if is_decode else (tile_ends - num_tiles)[token_rows] + token_done // tile
     is_used, max_splits = counts[rows] > 0, 1
-    if form.split is None:
+    if not is_decode:
         items, num_items = per_tile, tile_ends[-1]
         num_splits = jnp.zeros_like(counts)
     else:

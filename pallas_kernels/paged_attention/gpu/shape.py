@@ -165,7 +165,8 @@ def scratch_of(shape: Shape) -> dict[str, Any]:
     pieces = T // shape.rows
     arrivals = pieces * (2 if shape.has_scales else 1)
     scratch = {
-        "queries": swizzled((form.query_slots, form.lane_groups, LANES, H), jnp.bfloat16),
+        # swizzled as keys are, for wgmma wants one swizzle of both
+        "queries": swizzled((form.query_slots, form.lane_groups, LANES, H), jnp.bfloat16, lanes=shape.width),
         "stages": swizzled((halves, T, lanes), shape.dtype, lanes=shape.width),
         "queries_ready": plgpu.Barrier(num_arrivals=form.lane_groups, num_barriers=form.query_slots),
         "queries_free": plgpu.Barrier(num_arrivals=form.consumers, num_barriers=form.query_slots),

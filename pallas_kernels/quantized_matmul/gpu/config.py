@@ -109,7 +109,8 @@ class ProductTiles:
         while chunks > 1 and room < _FEWEST_STAGES * stage_of(chunks * form.chunk):
             chunks //= 2
         tile_in = int(named.get("tile_in", chunks * form.chunk))
-        sharers = int(named.get("sharers", 1 if tile_rows > _SHARED_ROWS or tile_in // form.chunk % 2 else 2))
+        most = _SHARED_ROWS if columns < 3 else _SHARED_ROWS // 2  # six consumers have fewer registers than four
+        sharers = int(named.get("sharers", 1 if tile_rows > most or tile_in // form.chunk % 2 else 2))
         consumers = int(named.get("consumers", columns * sharers))
         tile_out = consumers // sharers * parts * PART
         shared = (sharers - 1) * tile_out * tile_rows * 4
