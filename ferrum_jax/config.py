@@ -234,12 +234,15 @@ class EngineConfig:
     )
     max_image_tokens: int = setting(
         8192,
-        "tokens of images whose embeddings are kept on the device; 0 serves a model that sees images for text",
+        "tokens of images or sounds whose embeddings are kept on the device; 0 serves such a model for text",
         least=0,
         most=_MOST_OF_IMAGES,
     )
     max_image_patches: int = setting(
-        16384, "most patches of an image, and of a step's images while other rows run", least=1, most=_MOST_OF_IMAGES
+        16384,
+        "most patches of an image or frames of a sound, and of a step's while other rows run",
+        least=1,
+        most=_MOST_OF_IMAGES,
     )
     allow_image_hosts: str = setting(
         "",

@@ -107,7 +107,7 @@ class PromptEncoder:
             ids = encode(content, adds) if isinstance(content, str) else content
             return EncodedPrompt(token_ids=ids, media=parts.media)
         if parts.media:
-            raise ValueError("the prompt has images and media; the spans of images are found, leave media out")
+            raise ValueError(f"the prompt has {parts.seen} and media; their spans are found, leave media out")
         if self.images is None:
             assert self.sounds is not None, "what a prompt has is refused where nothing reads it"
             heard = self.sounds.expanded(content, parts.sounds, encode, adds=adds, most=most, look=look)
