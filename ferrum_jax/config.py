@@ -240,7 +240,7 @@ class EngineConfig:
     )
     max_image_patches: int = setting(
         16384,
-        "most patches of an image or frames of a sound, and of a step's while other rows run",
+        "most patches of an image or frames of a sound, and of a step's beside rows",
         least=1,
         most=_MOST_OF_IMAGES,
     )

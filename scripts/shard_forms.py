@@ -296,6 +296,7 @@ def _blobs(work: Workload, rows: int, shards: int, layout: Layout, bucket: Bucke
         masked=zeros > 0,
         adapter_ids=zeros,
         rope_shifts=zeros,
+        clip_slots=zeros,
     )
     halves = np.concatenate([pack_forward((plan,), bucket), pack_sample((plan,), rows)])
     return np.tile(halves, shards)

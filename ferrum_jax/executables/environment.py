@@ -48,6 +48,7 @@ TRACED = (  # the code from which a step is traced: all that the runtimes of eng
     "ferrum_jax/sharding",
     "ferrum_jax/spec",
     "ferrum_jax/vision/__init__.py",
+    "ferrum_jax/sound/clip.py",
     "ferrum_jax/vision/image.py",
     "pallas_kernels",
     "pallas_kernels/paged_attention/tpu/decode/tiles.json",

@@ -28,10 +28,12 @@ from ferrum_jax.outputs import CompletionOutput, Logprob
 from ferrum_jax.prompt import MediaSpan
 from ferrum_jax.sizes.engine_sizes import Reach
 from ferrum_jax.sizes.speculative import SpeculativeConfig
+from ferrum_jax.sound.clip import ProcessedClip
 from ferrum_jax.vision.image import Normalising, ProcessedImage
 
 MAX_MESSAGE_BYTES = 1 << 26  # of one message; a prompt of a million tokens has a tenth of this
 _NOT_READ = (ValueError, TypeError, AttributeError, LookupError, ArithmeticError, RecursionError, AssertionError)
+_ARRAYS = {"pixels": np.dtype(np.uint8), "features": np.dtype(np.float32)}
 CALLS = ("add", "abort", "queue_ready", "take_costs", "learn", "step", "drain", "reset_prefix_cache")
 
 
@@ -72,7 +74,7 @@ CLASSES: Mapping[str, type] = {
         *(Digest, Failure, End, Broken, Beat, Call),
         *(EngineConfig, Reach, MediaSpan, SamplingParams, RequestOptions, ScoresAsked, CompletionOutput, Logprob),
         *(StructuredOutputsParams, Tool, ToolsAsked, AssistantMessage, ToolCall, ProcessedImage, Normalising),
-        SpeculativeConfig,
+        *(ProcessedClip, SpeculativeConfig),
     )
 }
 
@@ -83,7 +85,7 @@ def encode(value: object) -> bytes:
     if len(content) > MAX_MESSAGE_BYTES:
         raise ValueError(
             f"{len(content):,} bytes are to be sent to the other processes at once, and a message has at most "
-            f"{MAX_MESSAGE_BYTES:,}; shorten the prompt, or give fewer or smaller images"
+            f"{MAX_MESSAGE_BYTES:,}; shorten the prompt, or give fewer or smaller images and sounds"
         )
     return content
 
@@ -127,8 +129,9 @@ def _plain(value: object) -> Any:
         return {kind.__name__: {name: _plain(getattr(value, name)) for name in _fields(kind)}}
     if isinstance(value, bytes):
         return {"bytes": base64.b64encode(value).decode()}
-    if isinstance(value, np.ndarray) and value.dtype == np.uint8 and value.ndim > 1:
-        return {"pixels": [list(value.shape), base64.b64encode(value.tobytes()).decode()]}
+    if isinstance(value, np.ndarray) and value.dtype in _ARRAYS.values() and value.ndim > 1:
+        kind_of_array = "pixels" if value.dtype == np.uint8 else "features"
+        return {kind_of_array: [list(value.shape), base64.b64encode(value.tobytes()).decode()]}
     if isinstance(value, np.generic | np.ndarray) and value.dtype.kind in "biuf":
         return _plain(value.tolist())
     if isinstance(value, Mapping):
@@ -159,9 +162,9 @@ def _value(plain: Any) -> Any:
         return {_value(key): _value(value) for key, value in content}
     if kind == "bytes":
         return base64.b64decode(content, validate=True)
-    if kind == "pixels":
+    if kind in _ARRAYS:
         shape, encoded = content
-        return np.frombuffer(base64.b64decode(encoded, validate=True), np.uint8).reshape(shape)
+        return np.frombuffer(base64.b64decode(encoded, validate=True), _ARRAYS[kind]).reshape(shape)
     if kind not in CLASSES or not isinstance(content, dict):
         raise ValueError(f"{kind[:100]!r} is not a type of message")
     return _object(CLASSES[kind], {name: _value(each) for name, each in content.items()})

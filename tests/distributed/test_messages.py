@@ -25,6 +25,7 @@ from ferrum_jax.processes import messages
 from ferrum_jax.processes.messages import Beat, Broken, Call, Digest, End, Failure, decode, encode, joined
 from ferrum_jax.prompt import MediaSpan
 from ferrum_jax.sizes.engine_sizes import Reach
+from ferrum_jax.sound.clip import ProcessedClip
 from ferrum_jax.vision.image import Normalising, ProcessedImage
 
 RESUMED = CompletionOutput(
@@ -210,3 +211,11 @@ def test_a_process_that_follows_makes_the_calls():
 
     follow(Calls(), decode(encode([ADD, Call("step", ())])))
     assert made == [("add", ADD.arguments), "step"]
+
+
+def test_a_sound_goes_over_as_its_features():
+    features = np.random.default_rng(0).normal(size=(6, 4)).astype(np.float32)
+    clip = ProcessedClip(features=features, grid=(1, 6, 1), num_frames=5, num_tokens=3, seconds=0.5, digest=b"\0\xff")
+    (found,) = decode(encode(RequestOptions(images=(clip,)))).images
+    np.testing.assert_array_equal(found.patches, clip.patches)
+    assert found.patches.dtype == np.float32 and (found.digest, found.grid) == (clip.digest, clip.grid)

@@ -215,13 +215,14 @@ def test_processes_that_do_not_come_end_the_program_as_one_to_be_started_again(m
 def test_every_integer_of_a_plan_is_in_its_bytes():
     row = np.arange(2, dtype=np.int32)
     fields = ("slots", "starts", "counts", "samples", "state_slots", "source_slots", "target_slots", "masked")
-    named = dict.fromkeys((*fields, "adapter_ids", "rope_shifts"), row)
+    named = dict.fromkeys((*fields, "adapter_ids", "rope_shifts", "clip_slots"), row)
     shard = ShardPlan(**named, block_tables=(np.zeros((2, 3), np.int32),))
     plan = StepPlan(step=5, shards=(shard,), admitted=((0, 1, 2),))
     others = [dataclasses.replace(plan, step=6), dataclasses.replace(plan, admitted=((0, 1, 3),))]
     copies = (Copy(pool=0, source=1, target=2),)
     for changed in (
         {"starts": row + 1},
+        {"clip_slots": row + 1},
         {"block_tables": (np.ones((2, 3), np.int32),)},
         {"block_tables": (np.zeros((3, 2), np.int32),)},
         {"copies_before": copies},

@@ -98,7 +98,7 @@ MAY_IMPORT = {
     "ferrum_jax.files": ("nouns",),
     "ferrum_jax.media": ("nouns",),
     "ferrum_jax.prefix_cache": ("nouns",),
-    "ferrum_jax.processes": ("ferrum_jax.vision", "nouns"),
+    "ferrum_jax.processes": ("ferrum_jax.sound", "ferrum_jax.vision", "nouns"),
     "ferrum_jax.progress": ("nouns",),
     "ferrum_jax.sampling": ("nouns",),
     "ferrum_jax.sharding": ("checkpoints.rules", "nouns"),

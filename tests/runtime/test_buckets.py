@@ -183,7 +183,7 @@ def drafted_plan(*drafts: int, known: int = 1) -> StepPlan:
     """A step of rows with so many drafts each, behind `known` tokens that are known."""
     counts, samples = np.array(drafts, np.int32) + known, np.array(drafts, np.int32) + 1
     zeros = np.zeros(len(drafts), np.int32)
-    fields = ("state_slots", "source_slots", "target_slots", "adapter_ids", "rope_shifts")
+    fields = ("state_slots", "source_slots", "target_slots", "adapter_ids", "rope_shifts", "clip_slots")
     shard = ShardPlan(
         slots=1 + np.arange(len(drafts), dtype=np.int32),
         starts=10 * (1 + np.arange(len(drafts), dtype=np.int32)),

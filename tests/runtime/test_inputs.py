@@ -25,6 +25,7 @@ from ferrum_jax.runtime.inputs import (
 
 BUCKET = Bucket(num_tokens=16, num_rows=5, table_width=6, decode_only=False)
 ROW_FIELDS = ("slots", "starts", "counts", "state_slots", "source_slots", "target_slots", "adapter_ids", "rope_shifts")
+ROW_FIELDS = (*ROW_FIELDS, "clip_slots")
 OF_TOKENS = {"image_slots", "seen_ends", "rope_positions"}
 
 

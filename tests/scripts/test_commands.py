@@ -26,14 +26,18 @@ OF_THE_REFERENCE = {
     "bench_encoder_reference",
     "bench_reference",
     "bench_vision_reference",
+    "bench_whisper_reference",
     "make_adapter_goldens",
     "make_chat_goldens",
     "make_encoder_goldens",
     "make_goldens",
+    "make_hearing_goldens",
     "make_mtp_goldens",
     "make_quantised_goldens",
     "make_routing_goldens",
     "make_scorer_goldens",
+    "make_transcript_goldens",
+    "make_video_goldens",
     "make_vision_goldens",
 }
 COMMAND = re.compile(r"(?:ferrum-jax|python3? (?:-m scripts\.|scripts/)(?P<script>\w+)(?:\.py)?) (?P<words>.*)")

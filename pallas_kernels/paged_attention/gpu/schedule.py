@@ -138,7 +138,7 @@ def _make_work(
     token_rows, token_done, is_mine = _tokens(batch, counts, num_tokens)
     tiles = token_rows if is_decode else (tile_ends - num_tiles)[token_rows] + token_done // tile
     is_used, max_splits = counts[rows] > 0, 1
-    if not is_decode:
+    if form.split is None:
         items, num_items = per_tile, tile_ends[-1]
         num_splits = jnp.zeros_like(counts)
     else:
