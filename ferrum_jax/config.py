@@ -239,10 +239,7 @@ class EngineConfig:
         most=_MOST_OF_IMAGES,
     )
     max_image_patches: int = setting(
-        16384,
-        "most patches of an image or frames of a sound, and of a step's beside rows",
-        least=1,
-        most=_MOST_OF_IMAGES,
+        16384, "most patches of an image or frames of a sound, and of a step's", least=1, most=_MOST_OF_IMAGES
     )
     allow_image_hosts: str = setting(
         "",
