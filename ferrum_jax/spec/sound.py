@@ -96,20 +96,12 @@ class SoundSpec:
         return self.num_readers > 0
 
     @property
-    def neighbours(self) -> int:
-        """Frames stand one after the other."""
-        return 1
-
-    @property
     def merge(self) -> int:
         return 1
 
     @property
     def sees_both_ways(self) -> bool:
         """No token of a prompt sees what is behind it."""
-        return False
-
-    def sees_whole(self, window: int | None) -> bool:
         return False
 
     @property

@@ -331,7 +331,7 @@ class Service:
     async def hear(
         self, asked: AskedSound, transcriber: Transcriber, key: ApiKey, request_id: str
     ) -> tuple[HeardSound, list[TextRequest]]:
-        """A sound, and the request of each of its windows, queued; made in threads. Raises as `enter`."""
+        """Reads a sound in a thread and queues a request for each of its windows. Raises as `enter`."""
 
         def heard(look: Look) -> tuple[HeardSound, list[tuple[Prompt, EncodedPrompt]]]:
             found = HeardSound.of(transcriber, asked.prompts[0], asked.how, look)
