@@ -28,6 +28,7 @@ import numpy as np
 from rich.console import Console
 
 from ferrum_jax.asked.sampling import SamplingParams
+from ferrum_jax.asked.transcription_params import TranscriptionParams
 from ferrum_jax.batch.job import JobOptions, run_batch
 from ferrum_jax.outputs import CompletionOutput, EmbeddingOutput, RequestOutput, ScoreOutput
 from ferrum_jax.plan import StepPlan
@@ -37,6 +38,7 @@ from ferrum_jax.request import Request
 from ferrum_jax.scheduling.in_flight import StepsInFlight
 from ferrum_jax.scheduling.scheduler import Scheduler
 from ferrum_jax.sizes.engine_sizes import EngineSizes
+from ferrum_jax.transcribing.heard_sound import HeardSound
 from scripts.git_state import git_state
 
 TOKENS_IN, TOKENS_OUT, ROWS_AT_ONCE = 100, 10, 256
@@ -97,6 +99,9 @@ class HostLLM:
 
     def learn(self, texts: Iterable[str], *, cache_salt: str) -> None:
         """Nothing is drafted."""
+
+    def hear(self, sound: str, params: TranscriptionParams) -> HeardSound:
+        raise AssertionError("no row is a sound")
 
     def embed_as_completed(
         self, requests: Iterable[tuple[int, Prompt]]

@@ -15,8 +15,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import torch
-from transformers import (
+import torch  # pyright: ignore[reportMissingImports]
+from transformers import (  # pyright: ignore[reportMissingImports]
     AutoTokenizer,
     SuppressTokensAtBeginLogitsProcessor,
     SuppressTokensLogitsProcessor,
@@ -60,7 +60,7 @@ def law(name: str, shape: tuple[int, ...]) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("tests/goldens/whisper_words"))
     out = parser.parse_args().out
     write_files(out)
