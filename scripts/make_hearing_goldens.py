@@ -8,6 +8,7 @@ a sound of its own, or with no, one and two sounds that have tokens in it:
 
     prompt_I [T] int32    frames_I [frames, mels] float32, of one window, or of all sounds one behind the other
     seconds_I [sounds]    lengths_I [sounds] int32, frames of each
+    grids_I [images, 3] int32    patches_I [patches, values], of images beside them
     states_I [positions, D], the encoder's, or tower_I [tokens, D], the embeddings
     logits_I [T, V]    tokens_I [64] int32, greedy    best_I [64, 2], the two best logits of each
 """
@@ -59,7 +60,7 @@ def make(name: str, folder: Path) -> None:
     like = heard_in_prompts.skeleton(name) if in_prompts else skeleton(name)
     like.save_pretrained(folder)
     (folder / "generation_config.json").unlink()
-    replace_weights(folder, SEED, heard_in_prompts.law if in_prompts else law)
+    replace_weights(folder, SEED, heard_in_prompts.law_of(name) if in_prompts else law)
     path = folder / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"dtype": "float32"}, indent=2) + "\n")
 

@@ -422,7 +422,7 @@ def _inputs(model: Any, ids: torch.Tensor, grids: np.ndarray, patches: np.ndarra
     if isinstance(model, transformers.Gemma3ForConditionalGeneration):
         return {"input_ids": ids, "token_type_ids": (ids == IMAGE).int(), "pixel_values": _pixels(grids, patches)}
     if isinstance(model, transformers.Gemma4ForConditionalGeneration):
-        return {"input_ids": ids, "mm_token_type_ids": (ids == IMAGE).int(), **_places(grids, patches)}
+        return {"input_ids": ids, "mm_token_type_ids": (ids == IMAGE).int(), **places(grids, patches)}
     if isinstance(model, transformers.Mistral3ForConditionalGeneration):
         return {"input_ids": ids, **_padded(grids, patches)}
     return {
@@ -433,7 +433,7 @@ def _inputs(model: Any, ids: torch.Tensor, grids: np.ndarray, patches: np.ndarra
     }
 
 
-def _places(grids: np.ndarray, patches: np.ndarray) -> dict[str, torch.Tensor]:
+def places(grids: np.ndarray, patches: np.ndarray) -> dict[str, torch.Tensor]:
     """Patches with their places, padded to the longest image; they stand by squares of 3 x 3, channels last."""
     side = round((patches.shape[1] // 3) ** 0.5)
     values = patches.reshape(-1, 3, side, side).transpose(0, 2, 3, 1).reshape(patches.shape)

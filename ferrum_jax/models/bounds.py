@@ -19,7 +19,7 @@ _KEYS: Mapping[tuple[float, float], str] = {
         block_ff_dim block_multiple_of mamba_d_ssm mamba_n_heads mamba_num_heads mamba_n_groups n_groups
         mamba_d_state ssm_state_size q_lora_rank kv_lora_rank intermediate_size_mlp num_heads out_hidden_size
         linear_num_heads d_model encoder_attention_heads decoder_attention_heads encoder_ffn_dim decoder_ffn_dim
-        output_dim
+        output_dim output_proj_dims
     """,
     (1, 2**16): """
         head_dim global_head_dim swa_head_dim swa_v_head_dim swa_qk_nope_head_dim swa_qk_rope_head_dim
@@ -57,7 +57,7 @@ _KEYS: Mapping[tuple[float, float], str] = {
     """,
     (1, 2**10): """
         linear_conv_kernel_dim short_conv_kernel_size conv_L_cache mamba_d_conv conv_kernel mamba_expand patch_size
-        group_norm_size
+        group_norm_size conv_kernel_size attention_context_left
     """,
     (-1e6, -1e-6): "kda_lower_bound",
     # what keeps a norm from dividing by zero
@@ -70,7 +70,10 @@ _KEYS: Mapping[tuple[float, float], str] = {
     (1.000001, 1e15): "global_rope_theta local_rope_theta rope_theta rope_local_base_freq swa_rope_theta",
     (1, 2**30): "max_position_embeddings floor_scale initial_context_length",
     (0, 2**10): "n_shared_experts moe_num_shared_experts num_shared_expert",
-    (0.0, 1.0): "router_jitter_noise rotary_pct",
+    (0.0, 1.0): "router_jitter_noise rotary_pct residual_weight",
+    (0, 2**12): "attention_context_right",
+    (1.0, 1e30): "gradient_clipping attention_logit_cap",
+    (-1e30, -1.0): "attention_invalid_logits_value",
     (1.0, 1e6): "alpha factor",
     (1, 2**20): "num_position_embeddings position_embedding_size max_source_positions max_target_positions",
     (0.0, 1e6): "mscale mscale_all_dim",

@@ -30,18 +30,18 @@ from ferrum_jax.models import tensors
 from ferrum_jax.models.bounds import shown
 from ferrum_jax.models.config_reader import ConfigReader
 from ferrum_jax.models.vision_tower import PREFIX, ImagePatches
-from ferrum_jax.spec import VisionSpec
+from ferrum_jax.spec import SoundSpec, VisionSpec
 
 _EPS = 1e-6
 _TOWER, _PROJECTION = "model.vision_tower.", "model.embed_vision.embedding_projection.weight"
-_BOUNDS = ("input_min", "input_max", "output_min", "output_max")
+BOUNDS = ("input_min", "input_max", "output_min", "output_max")
 Turns = tuple[tuple[jax.Array, jax.Array], tuple[jax.Array, jax.Array]]  # cos and sin by column, and by row
 
 
 class ClippedLinear(nnx.Module):
     """W x without a bias; where it has bounds, its input and output are cut to them."""
 
-    def __init__(self, in_size: int, out_size: int, spec: VisionSpec, *, dtype: jnp.dtype) -> None:
+    def __init__(self, in_size: int, out_size: int, spec: VisionSpec | SoundSpec, *, dtype: jnp.dtype) -> None:
         self.linear = Linear(in_size, out_size, dtype=dtype, rngs=None)
         self.is_clipped = spec.clipped
         if spec.clipped:
@@ -62,9 +62,9 @@ class PooledTowerLayer(nnx.Module):
         D, F = spec.hidden_size, spec.intermediate_size
         self.num_heads = spec.num_heads
         self.act = activation_of(spec.hidden_act)
-        self.attention_norm, self.attention_out_norm = _norm(D, dtype), _norm(D, dtype)
-        self.mlp_norm, self.mlp_out_norm = _norm(D, dtype), _norm(D, dtype)
-        self.q_norm, self.k_norm = _norm(spec.head_dim, dtype), _norm(spec.head_dim, dtype)
+        self.attention_norm, self.attention_out_norm = norm_of_tower(D, dtype), norm_of_tower(D, dtype)
+        self.mlp_norm, self.mlp_out_norm = norm_of_tower(D, dtype), norm_of_tower(D, dtype)
+        self.q_norm, self.k_norm = norm_of_tower(spec.head_dim, dtype), norm_of_tower(spec.head_dim, dtype)
         self.q, self.k, self.v, self.o = (ClippedLinear(D, D, spec, dtype=dtype) for _ in range(4))
         self.gate, self.up = (ClippedLinear(D, F, spec, dtype=dtype) for _ in range(2))
         self.down = ClippedLinear(F, D, spec, dtype=dtype)
@@ -122,7 +122,7 @@ class PooledTower(nnx.Module):
         return wide.astype(x.dtype)
 
 
-def _norm(size: int, dtype: jnp.dtype) -> RMSNorm:
+def norm_of_tower(size: int, dtype: jnp.dtype) -> RMSNorm:
     return RMSNorm(size, eps=_EPS, rounds_once=True, dtype=dtype)
 
 
@@ -198,7 +198,7 @@ def tower_rules(spec: VisionSpec) -> tuple[Rule, ...]:
     }
     products = {f"self_attn.{part}_proj": part for part in "qkvo"}
     products |= {f"mlp.{part}_proj": part for part in ("gate", "up", "down")}
-    of_products = ("linear.weight", *(_BOUNDS if spec.clipped else ()))
+    of_products = ("linear.weight", *(BOUNDS if spec.clipped else ()))
     inside = {f"{theirs}.weight": f"{ours}.weight" for theirs, ours in norms.items()}
     inside |= {f"{theirs}.{part}": f"{ours}.{part}" for theirs, ours in products.items() for part in of_products}
     around = {"patch_embedder.input_proj.weight": "pixels.weight"}

@@ -50,16 +50,18 @@ _SECTIONS = ("mrope_section", "mrope_interleaved", "interleaved")
 class HalvingConvolution(nnx.Module):
     """A convolution over 3 x 3 neighbours, every second of both. weight [out, in, 3, 3] as in checkpoints."""
 
-    def __init__(self, num_in: int, num_out: int, *, dtype: jnp.dtype) -> None:
+    def __init__(self, num_in: int, num_out: int, *, bias: bool = True, dtype: jnp.dtype) -> None:
         self.weight = nnx.Param(jnp.zeros((num_out, num_in, 3, 3), dtype))
-        self.bias = nnx.Param(jnp.zeros((num_out,), dtype))
+        self.bias = nnx.Param(jnp.zeros((num_out,), dtype)) if bias else None
 
     def __call__(self, x: jax.Array) -> jax.Array:  # [chunks, in, mels, frames] -> [chunks, out, mels/2, frames/2]
         weight = self.weight[...]
         y = jax.lax.conv_general_dilated(
             x.astype(weight.dtype), weight, (2, 2), ((1, 1), (1, 1)), preferred_element_type=jnp.float32
         )
-        return (y + self.bias[...].astype(jnp.float32)[None, :, None, None]).astype(weight.dtype)
+        if self.bias is not None:
+            y += self.bias[...].astype(jnp.float32)[None, :, None, None]
+        return y.astype(weight.dtype)
 
 
 class AudioLayer(nnx.Module):
@@ -130,7 +132,7 @@ class ChunkedEncoder(nnx.Module):
         positions = x.shape[3]
         x = self.convolved(jnp.moveaxis(x, 3, 1).reshape(len(chunks) * positions, -1))
         x = x.reshape(len(chunks), positions, -1)
-        return x + jnp.asarray(_sines(positions, x.shape[2]), x.dtype)[None]
+        return x + jnp.asarray(sines(positions, x.shape[2]), x.dtype)[None]
 
     def _projected(self, x: jax.Array) -> jax.Array:  # [t, D] -> [t, out]
         return self.down(self.act(self.up(self.norm(x))))
@@ -141,7 +143,7 @@ def _halved(count: int) -> int:
     return ceil_div(count, 8)
 
 
-def _sines(num_positions: int, width: int) -> np.ndarray:  # [positions, D] float32
+def sines(num_positions: int, width: int) -> np.ndarray:  # [positions, D] float32
     """Sines of each position in a chunk, then cosines. Source: Vaswani et al. 2017, section 3.5."""
     half = width // 2
     step = np.float32(np.log(_SLOWEST) / (half - 1))

@@ -15,7 +15,17 @@ from flax import nnx
 from checkpoints.formats import StoredForms
 from checkpoints.rules import Rule
 from ferrum_jax.layers.formed_weight import put_forms
-from ferrum_jax.models import gemma4_vision, glm4v, pixtral, qwen3_asr, siglip, vision_tower, voxtral, whisper
+from ferrum_jax.models import (
+    gemma4_sound,
+    gemma4_vision,
+    glm4v,
+    pixtral,
+    qwen3_asr,
+    siglip,
+    vision_tower,
+    voxtral,
+    whisper,
+)
 from ferrum_jax.models.bounds import shown
 from ferrum_jax.models.decoder import Decoder
 from ferrum_jax.models.encoder_spec import EncoderSpec
@@ -71,6 +81,7 @@ _TOWERS: dict[str, Callable[..., nnx.Module]] = {
     "whisper": whisper.WhisperEncoder,
     "qwen_sound": qwen3_asr.ChunkedEncoder,
     "voxtral": voxtral.WindowedEncoder,
+    "gemma4_sound": gemma4_sound.ConformerEncoder,
 }
 _NOTHING_STORED = StoredForms()
 
@@ -188,20 +199,22 @@ def abstract_model(spec: ModelSpec, dtype: jnp.dtype | str = jnp.float32) -> Dec
 
 
 def abstract_parts(spec: ModelSpec, dtype: jnp.dtype | str = jnp.float32) -> tuple[nnx.GraphDef, dict[str, Any]]:
-    """The structure of a model and its parameters as structs; those of its tower, if it has one, are among the latter.
+    """The structure of a model and its parameters as structs; those of its towers, if it has some, are among the latter.
 
     They are traced once however often they are asked for.
     """
     graph, parameters = _abstract_parts(spec, jnp.dtype(dtype))
-    return graph, parameters | abstract_tower(spec, dtype)[1]
+    for tower in spec.towers:
+        parameters = parameters | abstract_tower(tower, dtype)[1]
+    return graph, dict(parameters)
 
 
-def abstract_tower(spec: ModelSpec, dtype: jnp.dtype | str = jnp.float32) -> tuple[nnx.GraphDef | None, dict[str, Any]]:
-    """`unbind` of a model's tower, with its parameters under their names in the model; nothing without a tower."""
-    if spec.tower is None:
-        return None, {}
-    graph, parameters = _abstract_tower(spec.tower, jnp.dtype(dtype))
-    return graph, {prefix_of(spec.tower) + name: struct for name, struct in parameters.items()}
+def abstract_tower(
+    tower: VisionSpec | SoundSpec, dtype: jnp.dtype | str = jnp.float32
+) -> tuple[nnx.GraphDef, dict[str, Any]]:
+    """`unbind` of a model's tower, with its parameters under their names in the model."""
+    graph, parameters = _abstract_tower(tower, jnp.dtype(dtype))
+    return graph, {prefix_of(tower) + name: struct for name, struct in parameters.items()}
 
 
 @functools.lru_cache(maxsize=4)

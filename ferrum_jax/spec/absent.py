@@ -64,6 +64,7 @@ _ABSENT: Mapping[str, Any] = {
     "window_chunks": 0,
     "conv_channels": 0,
     "stacked": 1,
+    "state_size": 0,
     "learned_positions": False,
     "key_bias": True,
 }

@@ -93,7 +93,8 @@ class ModelSpec:
     mlp: of all layers but those of other_mlp, which are pairs (layers, their MLP).
     experts: None where every layer has an MLP. recurrence: of the layers of the group "state".
     without_mlp: layers that have neither MLP nor experts.
-    vision: the tower of a model that sees images; None of one that reads text alone. sound: that of one that hears.
+    vision: the tower of a model that sees images; None of one that reads text alone. sound: that of one that hears;
+    where it has both, both make embeddings of one width.
     learned_positions: each position has a vector, which is added to the embedding of its token.
     borrowed: pairs (layer, an earlier layer to whose keys and values it attends); it has none of its own.
     layer_inputs: None where layers are given the residual alone. layer_scales: what a layer gives is multiplied by a
@@ -160,6 +161,7 @@ class ModelSpec:
             raise ValueError(f"cache_groups are {kinds}; 'state' must come once at most, last, and not alone")
         across = self.sound is not None and self.sound.is_read_across
         assert bool(self.cross_layers) == across, "layers attend to a clip where an encoder makes its keys and values"
+        assert len({tower.embedding_size for tower in self.towers}) < 2, "towers fill the same slots"
 
     def _check_layers(self) -> None:
         """Raises ValueError where layers are in the wrong groups, or layers of a group keep different vectors."""
@@ -229,14 +231,14 @@ class ModelSpec:
         return tuple(layer for group in self.cache_groups if group.kind == "cross" for layer in group.layers)
 
     @property
-    def tower(self) -> VisionSpec | SoundSpec | None:
-        """What turns pictures or sounds into what the text model reads; None of one that reads text alone."""
-        return self.vision or self.sound
+    def towers(self) -> tuple[VisionSpec | SoundSpec, ...]:
+        """What turns pictures and sounds into what the text model reads; nothing of one that reads text alone."""
+        return tuple(tower for tower in (self.vision, self.sound) if tower is not None)
 
     @property
     def embeds_media(self) -> bool:
-        """Whether tokens of a prompt have what the tower makes in place of embeddings."""
-        return self.tower is not None and not self.cross_layers
+        """Whether tokens of a prompt have what a tower makes in place of embeddings."""
+        return bool(self.towers) and not self.cross_layers
 
     @property
     def state_layers(self) -> tuple[int, ...]:

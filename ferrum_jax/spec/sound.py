@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 
+from ferrum_jax.ints import round_up
 from ferrum_jax.spec.checks import check_positive
 
-TOWERS = ("whisper", "qwen_sound", "voxtral")
+TOWERS = ("whisper", "qwen_sound", "voxtral", "gemma4_sound")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -14,13 +15,17 @@ class SoundSpec:
     """One encoder: frames, convolutions that make them fewer, and layers that attend both ways.
 
     tower: "whisper", whose windows are as long for every clip, so that what a clip lacks is silence; "voxtral", for
-    clips of several such windows; or "qwen_sound", for clips of any length, which are cut in chunks that convolutions
-    see alone, and whose positions attend to those of their window.
+    clips of several such windows; "qwen_sound", for clips of any length, which are cut in chunks that convolutions
+    see alone, and whose positions attend to those of their window; or "gemma4_sound", whose positions attend to a few
+    before them.
     num_positions: of a window, or of a chunk, after the convolutions. num_mels: values of a frame.
     num_readers: layers of the text model that attend to the encoder's states, the "cross" group; the encoder makes
     their keys and values, once for a clip. Without one, tokens of a prompt have the states as their embeddings.
     chunk_frames: of a chunk; window_chunks: chunks of a window; conv_channels: of the convolutions; all 0 of "whisper".
-    stacked: positions that make one token; 1 but of "voxtral".
+    Of "gemma4_sound" a chunk is the frames of a position, there are no windows, and conv_channels are of the second of
+    two; the first has one for each mel.
+    stacked: positions that make one token; 1 but of "voxtral". state_size: of a state as it is projected to the text
+    model's width, 0 where it is as in layers. clipped: products have bounds of their inputs and outputs.
     out_size: the text model's width.
 
     Raises ValueError naming the field whose value cannot be.
@@ -38,14 +43,17 @@ class SoundSpec:
     window_chunks: int = 0
     conv_channels: int = 0
     stacked: int = 1
+    state_size: int = 0
+    clipped: bool = False
     hidden_act: str = "gelu"
     tower: str = "whisper"
 
     def __post_init__(self) -> None:
         assert self.tower in TOWERS, f"tower is {self.tower!r}; known are {TOWERS}"
-        chunked = () if self.tower == "whisper" else ("chunk_frames", "window_chunks", "stacked")
+        chunked = {"whisper": (), "gemma4_sound": ("chunk_frames", "state_size")}
         check_positive(self, "hidden_size", "intermediate_size", "num_layers", "num_heads", "num_mels", "num_positions")
-        check_positive(self, *chunked, *(("conv_channels",) if self.tower == "qwen_sound" else ()))
+        check_positive(self, *chunked.get(self.tower, ("chunk_frames", "window_chunks", "stacked")))
+        check_positive(self, *(("conv_channels",) if self.tower in ("qwen_sound", "gemma4_sound") else ()))
         if self.hidden_size % self.num_heads:
             raise ValueError(
                 f"d_model is {self.hidden_size} and encoder_attention_heads {self.num_heads}; heads must divide it"
@@ -64,6 +72,15 @@ class SoundSpec:
     def chunk(self) -> tuple[int, int]:
         """Frames that are encoded together, and the tokens that they become; the last chunk's may be fewer."""
         return (self.chunk_frames, self.num_positions // self.stacked) if self.chunk_frames else (2, 1)
+
+    @property
+    def places_of_chunk(self) -> int:
+        """Places by which a call says what of a chunk is a clip's: its tokens, or where a chunk may end early frames."""
+        return self.chunk_frames if self.tower == "gemma4_sound" else self.chunk[1]
+
+    def patches_in_call(self, count: int) -> int:
+        """Frames of a call that a clip of `count` takes: whole chunks, with silence that keeps it from the next."""
+        return round_up(count + 2, self.chunk_frames) if self.tower == "gemma4_sound" else count
 
     @property
     def window_frames(self) -> int:

@@ -90,6 +90,15 @@ class VisionSpec:
         return self.patches_per_token, 1
 
     @property
+    def places_of_chunk(self) -> int:
+        """Places by which a call says where patches stand: one for each."""
+        return self.patches_per_token
+
+    def patches_in_call(self, count: int) -> int:
+        """Patches of a call that an image of `count` takes."""
+        return count
+
+    @property
     def grid_of_all(self) -> tuple[int, int, int] | None:
         """Frames, rows and columns of each image's patches, where all have the same."""
         return (1, self.grid_side, self.grid_side) if self.tower == "siglip" else None

@@ -110,8 +110,7 @@ def clip_slots(
     """
     if spec.sound is None or not spec.sound.is_read_across:
         return None
-    graph, names = registry.abstract_tower(spec, dtype)
-    assert graph is not None, "the tower of a spec that has one"
+    graph, names = registry.abstract_tower(spec.sound, dtype)
     num_blocks = 1 + num_clips * ceil_div(spec.sound.num_positions, form["block_size"])
 
     def pool(layer: int) -> KVPool:

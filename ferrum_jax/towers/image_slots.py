@@ -111,11 +111,10 @@ def image_slots(
     config: EngineConfig, spec: ModelSpec, targets: Mapping[str, jax.ShapeDtypeStruct], dtype: jnp.dtype, mesh: Mesh
 ) -> ImageSlots | None:
     """The slots of a model with a tower; None of one without. targets: all weights, as they lie on the mesh."""
-    tower = spec.tower
-    if tower is None or not spec.embeds_media:
+    if not spec.embeds_media:
         return None
-    graph, names = registry.abstract_tower(spec, dtype)
-    assert graph is not None, "the tower of a spec that has one"
+    (tower,) = spec.towers
+    graph, names = registry.abstract_tower(tower, dtype)
     num_slots = (ceil_div(config.max_image_tokens, RUN) + 1) * RUN
     pool = jax.ShapeDtypeStruct((num_slots, tower.embedding_size), dtype, sharding=whole(mesh))
     return ImageSlots(

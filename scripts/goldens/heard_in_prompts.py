@@ -9,11 +9,12 @@ import numpy as np
 import torch  # pyright: ignore[reportMissingImports]
 import transformers  # pyright: ignore[reportMissingImports]
 
+from scripts import make_vision_goldens as pictures
 from scripts.goldens.recipe import normal
 from scripts.goldens.reference import MARGIN, NUM_GREEDY, is_steady
 from scripts.goldens.sounds import sound
 
-AUDIO, START, END = 150, 152, 153
+AUDIO, IMAGE, START, END = 150, 151, 152, 153
 RATE = 16_000
 CHUNK, CHUNK_TOKENS = 100, 13  # frames of Qwen's chunks, and the tokens of a whole one
 _TEXT = {
@@ -62,10 +63,27 @@ GOLDENS: dict[str, dict[str, Any]] = {
         },
         "audio_token_id": AUDIO,
     },
+    "gemma4_sound": pictures.GOLDENS["gemma4_vision_causal"][1]
+    | {
+        "audio_config": {
+            "hidden_size": 40,
+            "num_hidden_layers": 3,
+            "num_attention_heads": 5,
+            "subsampling_conv_channels": [12, 6],
+            "output_proj_dims": 28,
+        },
+        "audio_token_id": AUDIO,
+        "image_token_id": IMAGE,
+        "video_token_id": IMAGE,
+    },
 }
 # A prompt is its sounds by their seconds, and how many tokens of text stand before, between and behind them.
 _PROMPTS = (((), (9,)), ((3.3,), (5, 7)), ((1.5, 0.37), (3, 6, 8)))
-
+# Likewise, where some are images by their rows and columns of patches.
+_BESIDE_IMAGES = (
+    *(((), (9,)), ((1.3,), (5, 7)), ((0.9, 0.37), (3, 6, 8))),
+    *(((0.5, (6, 9)), (4, 3, 5)), (((3, 6), 0.41, (3, 3), 0.25), (3, 2, 4, 2, 6)), ((7.0,), (4, 6))),
+)
 
 # Likewise, with sounds by their windows.
 _WINDOWS = (((), (9,)), ((2,), (5, 7)), ((1, 1), (3, 6, 8)))
@@ -73,23 +91,29 @@ _WINDOWS = (((), (9,)), ((2,), (5, 7)), ((1, 1), (3, 6, 8)))
 
 class Asked(NamedTuple):
     """A prompt. seconds: of its sounds, `sound(seconds, number)`. lengths: their frames, which stand one behind the
-    other, each with zeros to whole chunks."""
+    other, each with zeros to whole chunks. grids, patches: of its images."""
 
     prompt: np.ndarray
     seconds: np.ndarray
     lengths: np.ndarray
     frames: np.ndarray
+    grids: np.ndarray = np.zeros((0, 3), np.int32)
+    patches: np.ndarray = np.zeros((0, 48), np.float32)
 
 
 def skeleton(name: str) -> Any:
     """The model in float32, with weights that nobody uses."""
-    kind = {"qwen3_asr": "Qwen3ASR", "voxtral": "Voxtral"}[name]
+    kind = {"qwen3_asr": "Qwen3ASR", "voxtral": "Voxtral", "gemma4_sound": "Gemma4"}[name]
     config = getattr(transformers, f"{kind}Config")(**GOLDENS[name], attn_implementation="eager")
     return getattr(transformers, f"{kind}ForConditionalGeneration")(config).eval()
 
 
 def drawn(name: str) -> list[Asked]:
-    """Prompts with no, one and two sounds."""
+    """Prompts with no, one and two sounds, and of Gemma 4 some with images beside them."""
+    if name == "gemma4_sound":
+        rng, mels = np.random.default_rng(13), GOLDENS[name]["audio_config"]["subsampling_conv_channels"][0]
+        extractor = transformers.Gemma4AudioFeatureExtractor(feature_size=mels)
+        return [_drawn_beside_images(rng, extractor, *each) for each in _BESIDE_IMAGES]
     mels = GOLDENS[name]["audio_config"]["num_mel_bins"]
     if name == "voxtral":
         rng, frames = np.random.default_rng(12), 2 * GOLDENS[name]["audio_config"]["max_source_positions"]
@@ -115,6 +139,35 @@ def _drawn(rng: np.random.Generator, extractor: Any, seconds: tuple[float, ...],
     )
 
 
+def _drawn_beside_images(
+    rng: np.random.Generator, extractor: Any, media: tuple[Any, ...], texts: tuple[int, ...]
+) -> Asked:
+    """media: sounds by their seconds, images by their rows and columns."""
+    ids, seconds, lengths, grids = [rng.integers(6, AUDIO, texts[0])], [], [], []
+    frames, patches = [np.zeros((0, extractor.feature_size), np.float32)], [np.zeros((0, 48), np.float32)]
+    for each, text in zip(media, texts[1:], strict=True):
+        if isinstance(each, tuple):
+            grids.append((1, *each))
+            patches.append(rng.uniform(-1, 1, (math.prod(each), 48)).astype(np.float32))
+            run = [IMAGE] * (math.prod(each) // 9)
+        else:
+            made = extractor(sound(each, len(seconds)), sampling_rate=RATE, return_tensors="np")
+            own = made["input_features"][0][made["input_features_mask"][0]]
+            seconds.append(each)
+            lengths.append(len(own))
+            frames.append(own)
+            run = [AUDIO] * math.ceil(len(own) / 4)
+        ids += [[START], run, [END], rng.integers(6, AUDIO, text)]
+    return Asked(
+        np.concatenate(ids).astype(np.int32),
+        np.array(seconds),
+        np.array(lengths, np.int32),
+        np.concatenate(frames).astype(np.float32),
+        np.array(grids, np.int32).reshape(-1, 3),
+        np.concatenate(patches),
+    )
+
+
 def _drawn_windows(
     rng: np.random.Generator, shape: tuple[int, int], counts: tuple[int, ...], texts: tuple[int, ...]
 ) -> Asked:
@@ -130,6 +183,13 @@ def _drawn_windows(
 def num_tokens(length: int) -> int:
     """How many tokens a sound of so many frames has."""
     return length // CHUNK * CHUNK_TOKENS + math.ceil(length % CHUNK / 8)
+
+
+def law_of(name: str) -> Any:
+    """What a model's weights are drawn from: of those that see too, as of those that see alone."""
+    if name == "gemma4_sound":
+        return lambda weight, shape: pictures.law(weight, shape, "Gemma4")
+    return law
 
 
 def law(name: str, shape: tuple[int, ...]) -> dict[str, Any]:
@@ -186,13 +246,18 @@ def greedy(model: Any, asked: Asked) -> tuple[np.ndarray, np.ndarray] | None:
 def _observed(model: Any, asked: Asked) -> dict[str, np.ndarray]:
     found = {"logits": _logits(model, asked).numpy()}
     if len(asked.lengths):
-        found["tower"] = model.model.get_audio_features(**_sounds(model, asked)).pooler_output.numpy()
+        heard = model.model.get_audio_features(**_sounds(model, asked), return_dict=True)
+        found["tower"] = heard.pooler_output.numpy()
+        if model.config.model_type == "gemma4":
+            found["tower"] = found["tower"][heard.attention_mask.numpy()]
     return found
 
 
 def _logits(model: Any, asked: Asked) -> torch.Tensor:  # [T, V]
     ids = torch.from_numpy(asked.prompt).long()[None]
-    return model(input_ids=ids, **(_sounds(model, asked) if len(asked.lengths) else {}), use_cache=False).logits[0]
+    given = _sounds(model, asked) if len(asked.lengths) else {}
+    given |= pictures.places(asked.grids, asked.patches) if len(asked.grids) else {}
+    return model(input_ids=ids, **given, use_cache=False).logits[0]
 
 
 def _sounds(model: Any, asked: Asked) -> dict[str, torch.Tensor]:
@@ -200,6 +265,13 @@ def _sounds(model: Any, asked: Asked) -> dict[str, torch.Tensor]:
     if hasattr(model.config.audio_config, "max_source_positions"):
         windows = asked.frames.reshape(-1, 2 * model.config.audio_config.max_source_positions, asked.frames.shape[1])
         return {"input_features": torch.from_numpy(np.ascontiguousarray(windows.swapaxes(1, 2)))}
+    if model.config.model_type == "gemma4":
+        features = np.zeros((len(asked.lengths), max(asked.lengths), asked.frames.shape[1]), np.float32)
+        ends = np.cumsum(asked.lengths)
+        for row, (length, end) in enumerate(zip(asked.lengths.tolist(), ends.tolist(), strict=True)):
+            features[row, :length] = asked.frames[end - length : end]
+        real = np.arange(features.shape[1])[None] < asked.lengths[:, None]
+        return {"input_features": torch.from_numpy(features), "input_features_mask": torch.from_numpy(real)}
     padded = [-(-length // CHUNK) * CHUNK for length in asked.lengths.tolist()]
     features = np.zeros((len(padded), asked.frames.shape[1], max(padded)), np.float32)
     mask, at = np.zeros((len(padded), max(padded)), np.int64), 0

@@ -46,7 +46,7 @@ def slots_of(model: str, target: str) -> tuple[ImageSlots, Any]:
     mesh, dtype = make_mesh(MeshShape(), target_devices(target)), jnp.bfloat16
     targets = {
         name: jax.ShapeDtypeStruct(struct.shape, dtype, sharding=whole(mesh))
-        for name, struct in registry.abstract_tower(spec, dtype)[1].items()
+        for name, struct in registry.abstract_tower(*spec.towers, dtype)[1].items()
     }
     slots = image_slots(EngineConfig(), spec, targets, jnp.dtype(dtype), mesh)
     assert slots is not None, "a tower has slots"

@@ -214,7 +214,7 @@ def test_an_encoder_takes_what_its_layers_multiply_or_read(capsys):
 def test_the_ledger_says_how_much_of_the_weights_is_a_tower(capsys):
     folder = GOLDENS / "vision" / "gemma3_vision"
     spec = spec_of(json.loads((folder / "config.json").read_text()))
-    tower = 4 * sum(weight.size for weight in abstract_tower(spec)[1].values())
+    tower = 4 * sum(weight.size for weight in abstract_tower(spec.vision)[1].values())
     assert main(["plan", "--model", str(folder), "--target=cpu", *FLAGS, "--max-num-batched-tokens=32"]) == 0
     assert f"{tower / 2**20:,.1f} MiB of them are the tower's" in " ".join(capsys.readouterr().out.split())
     assert main(["plan", "--model", str(folder), "--target=cpu", *FLAGS, "--max-image-tokens=0"]) == 0

@@ -59,7 +59,7 @@ def _encode(sound, graph, weights, values, places):
 def encoded(clips: list[ProcessedClip], num_frames: int, name: str = QWEN) -> list[np.ndarray]:
     """The embeddings of each clip of one call, which has room for so many frames."""
     spec, parameters, _ = load(name)
-    graph, names = registry.abstract_tower(spec)
+    graph, names = registry.abstract_tower(spec.sound)
     values, places, where = packed(spec.sound, num_frames, clips)
     found = np.asarray(_encode(spec.sound, graph, {each: parameters[each] for each in names}, values, places))
     assert np.isfinite(found).all()

@@ -63,7 +63,7 @@ def _encode(graph, weights, arrays):
 def encoded(name: str, patches: ImagePatches) -> np.ndarray:
     """The tower's embeddings."""
     spec, parameters, _ = load(name)
-    graph, names = registry.abstract_tower(spec)
+    graph, names = registry.abstract_tower(spec.vision)
     return np.asarray(_encode(graph, {n: parameters[n] for n in names}, vars(patches)))
 
 
