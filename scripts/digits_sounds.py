@@ -39,7 +39,7 @@ _PHRASES = (
     ("Thank you.", "Danke."),
 )
 _ACCENTS = {
-    "en": "en en-US en-GB-scotland en-GB-x-rp en-GB-x-gbclan en-GB-x-gbcwmd en-029 en-US-nyc".split(),
+    "en": ["en", "en-US", "en-GB-scotland", "en-GB-x-rp", "en-GB-x-gbclan", "en-GB-x-gbcwmd", "en-029", "en-US-nyc"],
     "de": ["de"],
 }
 _VARIANTS = """

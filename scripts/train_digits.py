@@ -3,8 +3,8 @@
     python -m scripts.train_digits --out build/digits --steps 3600
     python -m scripts.train_digits --measure checkpoints/demo_digits --out build/digits
 
-Needs espeak-ng, which speaks all that it learns from, and torch and transformers, whose Whisper is trained; features are
-the engine's own. Clips are of 5 s at first, which is cheap, and of the window's 10 s in the last part. Beside the
+Needs espeak-ng, which speaks all that it learns from, and torch and transformers, whose Whisper is trained; features
+are the engine's own. Clips are of 5 s at first, which is cheap, and of the window's 10 s in the last part. Beside the
 decoder's loss the encoder has one of its own (CTC) at first, through which attention learns soon where each word is.
 OUT keeps the sentences and `state.pt`, from which --resume goes on, and at the end has `hf/`, a Hugging Face folder in
 bfloat16. --measure counts the wrong words of a checkpoint, with the engine, in sentences of voices that are held out.
