@@ -21,7 +21,7 @@ from ferrum_jax.layers.embedding import Embedding
 from ferrum_jax.layers.linear import Linear
 from ferrum_jax.layers.mlp import activation_of
 from ferrum_jax.layers.norm import LayerNorm
-from ferrum_jax.layers.segment_attention import segment_attention
+from ferrum_jax.layers.whole_attention import whole_attention
 from ferrum_jax.models import tensors
 from ferrum_jax.models.config_reader import ConfigReader, stored_dtype
 from ferrum_jax.models.family import Family
@@ -73,10 +73,10 @@ class EncoderLayer(nnx.Module):
         self.up = Linear(D, spec.intermediate_size, bias=True, dtype=dtype, rngs=None)
         self.down = Linear(spec.intermediate_size, D, bias=True, dtype=dtype, rngs=None)
 
-    def __call__(self, x: jax.Array, segments: jax.Array) -> jax.Array:  # [T, D], [T] -> [T, D]
+    def __call__(self, x: jax.Array) -> jax.Array:  # [T, D] -> [T, D]
         normed = self.attention_norm(x)
         q, k, v = (part(normed).reshape(len(x), self.num_heads, -1) for part in (self.q, self.k, self.v))
-        x = x + self.o(segment_attention(q, k, v, segments).reshape(x.shape))
+        x = x + self.o(whole_attention(q, k, v).reshape(x.shape))
         return x + self.down(self.act(self.up(self.mlp_norm(x))))
 
 
@@ -104,9 +104,8 @@ class WhisperEncoder(nnx.Module):
     def __call__(self, frames: jax.Array) -> jax.Array:  # [frames of one window, mels] -> [positions, D]
         x = self.act(self.wide(self.act(self.narrow(frames))))
         x = x + self.positions.weight[...]
-        segments = jnp.ones(len(x), jnp.int32)
         for layer in self.layers:
-            x = layer(x, segments)
+            x = layer(x)
         return self.norm(x)
 
     def keys_and_values(self, states: jax.Array, layer: int) -> tuple[jax.Array, jax.Array]:  # [positions, out] each
