@@ -38,7 +38,8 @@ _ASKED = (
 
 def clip(number: int) -> tuple[str, bytes]:
     """Its ending, and a file of less than two seconds; each fortieth has two windows."""
-    soundfile = pytest.importorskip("soundfile")
+    import soundfile
+
     samples = sound(31 if number % 40 == 3 else 0.3 + 0.07 * (number % 23), number)
     kind = "mp3" if number % 8 == 1 else ("wav", "flac")[number % 2]
     content = io.BytesIO()
