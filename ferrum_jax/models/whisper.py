@@ -21,7 +21,6 @@ from ferrum_jax.layers.embedding import Embedding
 from ferrum_jax.layers.linear import Linear
 from ferrum_jax.layers.mlp import activation_of
 from ferrum_jax.layers.norm import LayerNorm
-from ferrum_jax.layers.segment_attention import segment_attention
 from ferrum_jax.models import tensors
 from ferrum_jax.models.config_reader import ConfigReader, stored_dtype
 from ferrum_jax.models.family import Family
@@ -73,11 +72,29 @@ class EncoderLayer(nnx.Module):
         self.up = Linear(D, spec.intermediate_size, bias=True, dtype=dtype, rngs=None)
         self.down = Linear(spec.intermediate_size, D, bias=True, dtype=dtype, rngs=None)
 
-    def __call__(self, x: jax.Array, segments: jax.Array) -> jax.Array:  # [T, D], [T] -> [T, D]
+    def __call__(self, x: jax.Array) -> jax.Array:  # [T, D] -> [T, D]
         normed = self.attention_norm(x)
         q, k, v = (part(normed).reshape(len(x), self.num_heads, -1) for part in (self.q, self.k, self.v))
-        x = x + self.o(segment_attention(q, k, v, segments).reshape(x.shape))
+        x = x + self.o(_attention(q, k, v).reshape(x.shape))
         return x + self.down(self.act(self.up(self.mlp_norm(x))))
+
+
+def _attention(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:  # [T, N, H] each -> [T, N, H], q's dtype
+    """softmax(q kᵀ / sqrt(H)) v, of every position over all; softmax in float32.
+
+    A head at a time: the scores of one are what a core's cache and a TPU's vector memory hold, and a product of two
+    matrices keeps all cores busy, which one of many small matrices does not.
+    """
+
+    def of_head(head: tuple[jax.Array, jax.Array, jax.Array]) -> jax.Array:  # [T, H] each -> [T, H]
+        q, k, v = head
+        scores = jnp.dot(q, k.T, preferred_element_type=jnp.float32) * q.shape[1] ** -0.5
+        weights = jnp.exp(scores - jnp.max(scores, axis=1, keepdims=True))
+        found = jnp.dot(weights.astype(v.dtype), v, preferred_element_type=jnp.float32)
+        return (found / jnp.sum(weights, axis=1, keepdims=True)).astype(q.dtype)
+
+    heads_first = tuple(jnp.swapaxes(x, 0, 1) for x in (q, k, v))
+    return jnp.swapaxes(jax.lax.map(of_head, heads_first), 0, 1)
 
 
 class Reader(nnx.Module):
@@ -104,9 +121,8 @@ class WhisperEncoder(nnx.Module):
     def __call__(self, frames: jax.Array) -> jax.Array:  # [frames of one window, mels] -> [positions, D]
         x = self.act(self.wide(self.act(self.narrow(frames))))
         x = x + self.positions.weight[...]
-        segments = jnp.ones(len(x), jnp.int32)
         for layer in self.layers:
-            x = layer(x, segments)
+            x = layer(x)
         return self.norm(x)
 
     def keys_and_values(self, states: jax.Array, layer: int) -> tuple[jax.Array, jax.Array]:  # [positions, out] each

@@ -12,6 +12,7 @@ from ferrum_jax.openai.body_fields import RESPONSE_FORMATS, given
 from ferrum_jax.quoting import quoted
 
 _TIMED = ("srt", "vtt", "verbose_json")  # formats that show times
+_STREAMED = ("json", "verbose_json")
 
 
 def sound_of(body: Mapping[str, Any], *, kind: str) -> AskedSound:
@@ -29,8 +30,11 @@ def sound_of(body: Mapping[str, Any], *, kind: str) -> AskedSound:
     streams = body.get("stream") is True
     if body.get("stream") not in (None, True, False):
         raise ValueError(f"stream is {quoted(body['stream'])}; it must be true or false")
-    if streams and answer != "json":
-        raise ValueError(f"response_format is {answer!r} beside stream, which sends text alone; leave one of them out")
+    if streams and answer not in _STREAMED:
+        raise ValueError(
+            f"response_format is {answer!r} beside stream, which is one of {' and '.join(map(repr, _STREAMED))}; leave "
+            "one of them out"
+        )
     temperature = 0.0 if body.get("temperature") is None else body["temperature"]
     params = TranscriptionParams(
         language=body.get("language"),

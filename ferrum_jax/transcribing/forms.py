@@ -90,6 +90,12 @@ def delta_event(text: str) -> bytes:
     return _event({"type": "transcript.text.delta", "delta": text})
 
 
+def segment_event(found: TranscriptionSegment) -> bytes:
+    """A part of a stream's text with its times, behind the deltas that it is made of."""
+    times = {"start": found.start_s, "end": found.end_s}
+    return _event({"type": "transcript.text.segment", "id": str(found.id), **times, "text": found.text})
+
+
 def done_event(found: Transcription) -> bytes:
     """The end of a stream, with all of the text."""
     return _event({"type": "transcript.text.done", "text": found.text, "usage": usage_of(found)})

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from ferrum_jax.asked.transcription_params import TranscriptionParams
-from ferrum_jax.outputs import CompletionOutput, Transcription
+from ferrum_jax.outputs import CompletionOutput, Transcription, TranscriptionSegment
 from ferrum_jax.sound.waveform import Look, do_not_look
-from ferrum_jax.transcribing.transcription import transcription_of
+from ferrum_jax.transcribing.transcription import segments_of, transcription_of
 from ferrum_jax.transcribing.windows import SoundWindow, Transcriber, WindowRequest
 
 
@@ -38,3 +38,7 @@ class HeardSound:
     def transcription(self, answers: Sequence[CompletionOutput]) -> Transcription:
         """answers: to its windows, in their order."""
         return transcription_of(self.transcriber, self.windows, answers, self.params)
+
+    def segments(self, place: int, answer: CompletionOutput, *, first_id: int) -> list[TranscriptionSegment]:
+        """The parts of the window at `place`, numbered from `first_id` on, where times are asked for."""
+        return segments_of(self.transcriber, self.windows[place], answer, self.params, first_id=first_id)

@@ -32,8 +32,8 @@ def transcription_of(
         _Answer(tokens, tokenizer, answer, window, params) for answer, window in zip(answers, windows, strict=True)
     ]
     segments: list[TranscriptionSegment] = []
-    for each in found if params.timestamps else ():
-        segments += [dataclasses.replace(one, id=len(segments) + i) for i, one in enumerate(each.segments())]
+    for place, answer in enumerate(answers):
+        segments += segments_of(transcriber, windows[place], answer, params, first_id=len(segments))
     (language, _), *_ = Counter(each.language for each in found).most_common(1)
     return Transcription(
         text="".join(each.text for each in found).strip(),
@@ -45,6 +45,21 @@ def transcription_of(
         avg_logprob=_mean([value for each in found for value in each.logprobs]),
         is_cut=any(answer.finish_reason == "length" for answer in answers),
     )
+
+
+def segments_of(
+    transcriber: Transcriber,
+    window: SoundWindow,
+    answer: CompletionOutput,
+    params: TranscriptionParams,
+    *,
+    first_id: int,
+) -> list[TranscriptionSegment]:
+    """The parts of one window, numbered from `first_id` on; none where no times were asked for."""
+    if not params.timestamps:
+        return []
+    found = _Answer(transcriber.tokens, transcriber.tokenizer, answer, window, params).segments()
+    return [dataclasses.replace(part, id=first_id + place) for place, part in enumerate(found)]
 
 
 class _Answer:

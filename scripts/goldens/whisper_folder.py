@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,14 @@ LANGUAGES = ("en", "de", "fr")
 MOST_TOKENS = 64
 
 
-def tokenizer() -> tokenizers.Tokenizer:
+def tokenizer(
+    words: Sequence[str] = WORDS, languages: Sequence[str] = LANGUAGES, last_time_s: int = 30
+) -> tokenizers.Tokenizer:
     """Bytes, a few words with a space before them, and the special tokens of Whisper behind those."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocab = {piece: number for number, piece in enumerate(alphabet)}
     merges = []
-    for word in WORDS:
+    for word in words:
         whole, *letters = pre_tokenizers.ByteLevel(add_prefix_space=False).pre_tokenize_str(f" {word}")[0][0]
         for letter in letters:
             if whole + letter not in vocab:
@@ -30,10 +33,11 @@ def tokenizer() -> tokenizers.Tokenizer:
     found = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=merges))
     found.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     found.decoder = decoders.ByteLevel()
-    names = ["endoftext", "startoftranscript", *LANGUAGES, "translate", "transcribe"]
+    names = ["endoftext", "startoftranscript", *languages, "translate", "transcribe"]
     names += ["startoflm", "startofprev", "nospeech", "notimestamps"]
     found.add_special_tokens([f"<|{name}|>" for name in names])
-    found.add_tokens([tokenizers.AddedToken(f"<|{step * 0.02:.2f}|>", normalized=False) for step in range(1501)])
+    times = [f"<|{step * 0.02:.2f}|>" for step in range(last_time_s * 50 + 1)]
+    found.add_tokens([tokenizers.AddedToken(time, normalized=False) for time in times])
     ids = {name: found.token_to_id(f"<|{name}|>") for name in names}
     start, end = "<|startoftranscript|>", "<|endoftext|>"
     found.post_processor = processors.TemplateProcessing(
@@ -43,9 +47,14 @@ def tokenizer() -> tokenizers.Tokenizer:
     return found
 
 
+def special_ids(made: tokenizers.Tokenizer) -> dict[str, int]:
+    """The special tokens and times by name, as "endoftext" and "0.00"."""
+    return {text.strip("<|>"): number for text, number in made.get_vocab(True).items() if text.startswith("<|")}
+
+
 def files(made: tokenizers.Tokenizer) -> dict[str, dict[str, Any]]:
     """The folder's other files. No text has tokens but words, full stops and times of whole seconds."""
-    ids = {text.strip("<|>"): number for text, number in made.get_vocab(True).items() if text.startswith("<|")}
+    ids = special_ids(made)
     end, first = ids["endoftext"], ids["0.00"]
     shown = {made.encode(f" {word}", add_special_tokens=False).ids[0] for word in WORDS} | {made.token_to_id(".")}
     suppressed = [number for number in range(end) if number not in shown]
@@ -82,7 +91,7 @@ def files(made: tokenizers.Tokenizer) -> dict[str, dict[str, Any]]:
         "prev_sot_token_id": ids["startofprev"],
         "no_timestamps_token_id": ids["notimestamps"],
         "is_multilingual": True,
-        "lang_to_id": {f"<|{code}|>": ids[code] for code in LANGUAGES},
+        "lang_to_id": {f"<|{code}|>": ids[code] for code in LANGUAGES if code in ids},
         "task_to_id": {name: ids[name] for name in ("transcribe", "translate")},
         "suppress_tokens": suppressed,
         "begin_suppress_tokens": [made.token_to_id("."), end],

@@ -51,7 +51,7 @@ class Understood(Exception):
 def _texts() -> Iterator[tuple[str, str]]:
     """Each text that names commands, with where it stands. Blocks of bash are indented, others are left out."""
     pages = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md")))
-    for path in (*pages, ROOT / "checkpoints/demo/README.md"):
+    for path in (*pages, *sorted((ROOT / "checkpoints").glob("demo*/README.md"))):
         yield (
             path.relative_to(ROOT).as_posix(),
             re.sub(r"```(\w*)\n(.*?)```", _block, path.read_text(), flags=re.DOTALL),

@@ -65,7 +65,7 @@ def test_an_image_over_http_is_what_a_program_gives(llm):
         assert 'type="file"' in page and "ondrop" in page and "onpaste" in page
         with urllib.request.urlopen(f"{server.url}/page/events") as events:
             shown = json.loads(next(line for line in events if line.startswith(b"data: "))[6:])
-        assert shown["sees"] and shown["chats"], "the page offers to take pictures"
+        assert shown["takes"] == ["image"] and shown["chats"], "the page offers to take pictures"
         for wrong, said in (
             ({"url": "/etc/passwd"}, "data:"),
             ({"url": "file:///etc/passwd"}, "data:"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import urllib.request
 import warnings
 
 import openai
@@ -81,6 +82,32 @@ def test_a_stream_gives_the_text_of_the_windows_in_their_order(wanted, client, c
     assert events[-1].type == "transcript.text.done" and events[-1].text == wanted[False].text
     assert {each.type for each in events[:-1]} == {"transcript.text.delta"}
     assert "".join(each.delta for each in events[:-1]) == wanted[False].text
+
+
+def test_a_stream_with_times_gives_each_part_behind_its_text(wanted, client, content):
+    events = client.audio.transcriptions.create(
+        model="whisper", file=("a.wav", content), language="en", stream=True, response_format="verbose_json"
+    )
+    parts, grown, whole = [], "", ""
+    for event in events:
+        if event.type == "transcript.text.segment":
+            parts.append((event.id, event.start, event.end, event.text))
+            assert event.text.strip() in grown, "it was told before"
+        elif event.type == "transcript.text.delta":
+            grown += event.delta
+        else:
+            whole = event.text
+    segments = wanted["segment"].segments
+    assert parts == [(str(each.id), each.start_s, each.end_s, each.text) for each in segments] and len(parts) > 1
+    assert grown == whole == wanted["segment"].text
+
+
+def test_the_page_offers_a_form_for_sounds(server):
+    _, _, page = server.ask("/")
+    assert b'id="times"' in page and b"v1/audio/transcriptions" in page and b"http" not in page.split(b"<body>")[1]
+    with urllib.request.urlopen(f"{server.url}/page/events") as events:
+        shown = json.loads(next(line for line in events if line.startswith(b"data: "))[6:])
+    assert (shown["writes_down"], shown["takes"], shown["max_body_bytes"]) == (True, [], 32 << 20)
 
 
 def test_a_translation_is_asked_for_at_its_own_path(client, content):

@@ -13,9 +13,11 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
+from ferrum_jax.prompt import SEEN
 from ferrum_jax.serve.http.event_stream import EventStream
 from ferrum_jax.serve.http.exchange import Exchange
 from ferrum_jax.serve.http.service import Service
+from ferrum_jax.text.prompts import PromptEncoder
 
 _EVERY_S = 1.0
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; img-src data:"
@@ -80,6 +82,15 @@ def view(service: Service) -> dict[str, Any]:
         "times": metrics.recent(),
         "facts": {name: facts.get(name) for name in ("architecture", "max_model_len", "num_rows", "generates")},
         "chats": service.prompts.chat is not None,
-        "sees": service.prompts.images is not None,
+        "takes": _taken(service.prompts),
+        "writes_down": service.transcriber is not None,
+        "max_body_bytes": service.settings.max_body_bytes,
         **{name: stats[name] for name in _SHOWN if name in stats},
     }
+
+
+def _taken(prompts: PromptEncoder) -> list[str]:
+    """What parts of a chat may be beside text, of "image", "video" and "audio"."""
+    images = prompts.images
+    is_taken = images is not None, images is not None and images.videos is not None, prompts.sounds is not None
+    return [noun for noun, taken in zip(SEEN, is_taken, strict=True) if taken]

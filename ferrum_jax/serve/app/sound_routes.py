@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from ferrum_jax.openai.bodies import asked_sound
 from ferrum_jax.openai.body_fields import fields_of
-from ferrum_jax.outputs import Transcription
+from ferrum_jax.outputs import CompletionOutput, Transcription
 from ferrum_jax.serve.app.text_routes import warning_headers
 from ferrum_jax.serve.http.event_stream import EventStream
 from ferrum_jax.serve.http.exchange import Exchange
@@ -83,7 +83,11 @@ class RunningSound:
         return self._transcription()
 
     def _transcription(self) -> Transcription:
-        return self._heard.transcription([request.collected.output().outputs[0] for request in self._requests])
+        return self._heard.transcription([self._answer(place) for place in range(len(self._requests))])
+
+    def _answer(self, place: int) -> CompletionOutput:
+        """That to a window which has ended."""
+        return self._requests[place].collected.output().outputs[0]
 
     async def first(self) -> bytes:
         """The first event. Raises what refuses the request, before a status is sent."""
@@ -107,10 +111,16 @@ class RunningSound:
         transcriber = self._heard.transcriber
         _, rules = transcriber.tokens.asked(self._heard.params)
         text = GrowingText(transcriber.tokens, transcriber.tokenizer, rules.num_leading)
+        num_whole = num_told = 0  # windows, and parts of them
         async for token_ids in self._tokens():
             new = text.end_window() if token_ids is None else text.push(token_ids)
             if new:
                 yield forms.delta_event(new)
+            if token_ids is None:
+                parts = self._heard.segments(num_whole, self._answer(num_whole), first_id=num_told)
+                for part in parts:
+                    yield forms.segment_event(part)
+                num_whole, num_told = num_whole + 1, num_told + len(parts)
         yield forms.done_event(self._transcription())
 
     async def _tokens(self) -> AsyncIterator[Sequence[int] | None]:
