@@ -9,7 +9,7 @@ from checkpoints.sentence import SentenceLayout
 from ferrum_jax.embeddings.embedder import Embedder, prompt_ids
 from ferrum_jax.prompt import PromptIds
 from ferrum_jax.text.prompts import PromptEncoder
-from ferrum_jax.transcribing.windows import Transcriber
+from ferrum_jax.transcribing.transcriber import Transcriber
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

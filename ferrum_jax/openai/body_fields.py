@@ -211,7 +211,7 @@ OF_SOUNDS: Mapping[str, BodyField] = {  # what transcriptions and translations h
     ),
     "temperature": BodyField(SOUNDS, "0 is greedy, the default", bounded("temperature")),
     "seed": BodyField(SOUNDS, "the same seed draws the same tokens", whole(-(2**63), 2**64 - 1)),
-    "max_tokens": BodyField(SOUNDS, "most tokens of each window of 30 s", whole(1)),
+    "max_tokens": BodyField(SOUNDS, "most tokens of each window", whole(1)),
     "stream": BodyField(SOUNDS, "send the text as it comes", *_FLAG, door="http"),
 }
 LABELS = frozenset({"model", "user", "metadata", "prompt_cache_key"})  # by definition without effect on the answer

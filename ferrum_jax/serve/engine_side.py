@@ -33,7 +33,8 @@ from ferrum_jax.serve.link.outbox import Outbox
 from ferrum_jax.serve.link.wire import Message
 from ferrum_jax.serve.link.wire_images import with_images
 from ferrum_jax.sound.prompt_sounds import PromptSounds
-from ferrum_jax.transcribing.windows import Transcriber
+from ferrum_jax.transcribing.transcriber import Transcriber
+from ferrum_jax.transcribing.whisper_transcriber import WhisperTranscriber
 from ferrum_jax.vision.prompt_images import PromptImages
 
 _BEAT_S = 0.25
@@ -285,8 +286,8 @@ def _image_facts(images: PromptImages | None) -> dict[str, Any] | None:
 
 
 def _sound_facts(transcriber: Transcriber | None) -> dict[str, Any] | None:
-    """The folder of the files that say how sounds are written down, and where sounds may come from."""
-    if transcriber is None:
+    """The folder of Whisper's files that say how sounds are written down, and where sounds may come from."""
+    if not isinstance(transcriber, WhisperTranscriber):
         return None
     sources = transcriber.sources
     return {"folder": str(transcriber.folder), "hosts": list(sources.hosts), "root": sources.root}

@@ -36,7 +36,7 @@ from ferrum_jax.startup.load import Loaded, adapter_reader
 from ferrum_jax.startup.new_weights import NewWeights, copies_for
 from ferrum_jax.startup.open import Opening
 from ferrum_jax.startup.sleep import LEVELS, TAGS, put_to_sleep, tags_to_wake, woken
-from ferrum_jax.transcribing.windows import Transcriber, require_transcriber
+from ferrum_jax.transcribing.transcriber import Transcriber, require_transcriber
 from ferrum_jax.vision.decoding import Look, do_not_look
 
 Key = TypeVar("Key", bound=Hashable)

@@ -31,7 +31,7 @@ from ferrum_jax.structured.reading.message_parser import MessageForms
 from ferrum_jax.text.prompts import EncodedPrompt, PromptEncoder
 from ferrum_jax.text.tokenizer import Tokenizer
 from ferrum_jax.transcribing.heard_sound import HeardSound
-from ferrum_jax.transcribing.windows import Transcriber
+from ferrum_jax.transcribing.transcriber import Transcriber
 from ferrum_jax.vision.decoding import Look, do_not_look
 
 _EXPECTED_TOKENS = 256  # that a request is thought to generate, where it may generate as many as there is room for
