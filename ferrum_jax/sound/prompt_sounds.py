@@ -125,7 +125,7 @@ class PromptSounds:
         return tuple(clips)
 
     def _waveform(self, sound: Any, look: Look) -> np.ndarray:
-        """Of a sound that a tower takes. Raises ValueError before all of a longer one is decoded."""
+        """The waveform of a sound. Raises ValueError for one that no tower takes, before all of it is decoded."""
         most = self.max_frames * self.processor.hop_length / self.processor.sampling_rate
         bounds = dataclasses.replace(self.sources.bounds, max_seconds=min(self.sources.bounds.max_seconds, most))
         return dataclasses.replace(self.sources, bounds=bounds).waveform(sound, self.processor.sampling_rate, look)

@@ -48,7 +48,7 @@ _OWN_CODES, _OWN_NAMES = {"filipino": "tl", "fil": "tl"}, {"tl": "Filipino"}  # 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PromptTranscriber(Transcriber):
-    """Of models whose prompts have tokens for sounds. prompts: how texts and sounds become token ids."""
+    """Asks models whose prompts have tokens for sounds. prompts: how texts and sounds become token ids."""
 
     prompts: PromptEncoder
 
@@ -102,7 +102,7 @@ class PromptTranscriber(Transcriber):
 
     @property
     def most_samples(self) -> int:
-        """Of a window. Raises ValueError where the model has no room for any."""
+        """How long a window is at most. Raises ValueError where the model has no room for any."""
         processor, sounds = self.processor, self.prompts.sounds
         assert sounds is not None, "of_prompts has seen to it"
         assert isinstance(processor, QwenSounds | VoxtralSounds), "of_prompts has seen to it"
@@ -153,7 +153,7 @@ class PromptTranscriber(Transcriber):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class QwenTranscriber(PromptTranscriber):
-    """Of Qwen3-ASR."""
+    """Asks Qwen3-ASR."""
 
     maker: ClassVar[str] = "Qwen3-ASR"
 
@@ -194,7 +194,7 @@ class QwenTranscriber(PromptTranscriber):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class VoxtralTranscriber(PromptTranscriber):
-    """Of Voxtral."""
+    """Asks Voxtral."""
 
     maker: ClassVar[str] = "Voxtral"
     places: ClassVar[tuple[str, ...]] = ("[INST]", "[BEGIN_AUDIO]", "[AUDIO]", "[/INST]", "[TRANSCRIBE]")

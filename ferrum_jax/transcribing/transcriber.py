@@ -66,11 +66,11 @@ class Words(Protocol):
     """Which of a window's tokens are its text, while they come."""
 
     def push(self, token_ids: Sequence[int]) -> Sequence[int]:
-        """Those that are certain to be text, after the next tokens."""
+        """Takes the next tokens, and gives those that are certain to be text."""
         ...
 
     def end(self) -> Sequence[int]:
-        """Further ones, after the last token."""
+        """Gives what remains after the last token."""
         ...
 
 
@@ -114,7 +114,7 @@ class Transcriber(abc.ABC):
 
     @abc.abstractmethod
     def words(self, params: TranscriptionParams) -> Words:
-        """Of one window that is asked for so."""
+        """Which tokens of one window are text, where it is asked for so."""
 
     @abc.abstractmethod
     def answer(self, window: SoundWindow, output: CompletionOutput, params: TranscriptionParams) -> WindowAnswer:

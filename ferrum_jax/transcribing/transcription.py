@@ -94,7 +94,7 @@ class GrowingText:
 
 
 def gap_between(before: str, after: str) -> str:
-    """The space between two texts, of which neither has one there; none in scripts that write none."""
+    """What stands between two texts that have no space there: one, and nothing in scripts that write none."""
     return " " if before and after and not (_unspaced(before[-1]) or _unspaced(after[0])) else ""
 
 

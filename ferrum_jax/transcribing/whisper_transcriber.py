@@ -38,7 +38,7 @@ SECONDS_PER_STEP = 0.02  # from one time to the next
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class WhisperTranscriber(Transcriber):
-    """Of Whisper. folder: of its files."""
+    """Asks Whisper. folder: of its files."""
 
     tokens: WhisperTokens
     folder: Path
@@ -112,7 +112,7 @@ class WhisperTranscriber(Transcriber):
         codes = {token: code for code, token in tokens.languages.items()}
         given = "en" if params.language is None else tokens.language_code(params.language)
         own, logprobs = ids[leading:], logprobs_of(output)[leading:]
-        parts = _Parts(self, window, own, logprobs).found() if params.timestamps else []
+        parts = _TimedParts(self, window, own, logprobs).found() if params.timestamps else []
         return WindowAnswer(
             language=codes.get(ids[0], given) if leading and ids else given,
             token_ids=own,
@@ -140,7 +140,7 @@ class WhisperWords:
         return ()
 
 
-class _Parts:
+class _TimedParts:
     """The parts of a window's text, by the times among its tokens."""
 
     def __init__(
