@@ -13,12 +13,19 @@ _MOST_S, _SHARE = 2.0, 16  # how far a cut is moved at most, and what part of a 
 
 def quiet_windows(waveform: np.ndarray, rate: int, most: int) -> list[np.ndarray]:
     """The windows of a waveform [samples], none longer than `most` samples, one after the other without a gap."""
-    reach = min(int(_MOST_S * rate), most // _SHARE)
-    if len(waveform) <= most:
-        return [waveform]
-    count = ceil_div(len(waveform), most - 2 * reach)
+    count, reach = num_quiet_windows(len(waveform), rate, most), _reach(rate, most)
     middles = [len(waveform) * number // count for number in range(1, count)]
     return np.split(waveform, [middle + _quietest(waveform, rate, middle, reach) for middle in middles])
+
+
+def num_quiet_windows(num_samples: int, rate: int, most: int) -> int:
+    """How many windows `quiet_windows` makes of so many samples."""
+    return 1 if num_samples <= most else ceil_div(num_samples, most - 2 * _reach(rate, most))
+
+
+def _reach(rate: int, most: int) -> int:
+    """How far a cut is moved at most, in samples."""
+    return min(int(_MOST_S * rate), most // _SHARE)
 
 
 def _quietest(waveform: np.ndarray, rate: int, middle: int, reach: int) -> int:

@@ -24,7 +24,7 @@ from ferrum_jax.config import EngineConfig
 from ferrum_jax.embeddings.embedder import Embedder
 from ferrum_jax.embeddings.encoder import load_encoder
 from ferrum_jax.embeddings.scorer import Scorer
-from ferrum_jax.embeddings.texts import Texts
+from ferrum_jax.embeddings.texts import TextIds, Texts
 from ferrum_jax.engine.calls.fields import engine_fields, with_fields
 from ferrum_jax.engine.engine import Engine
 from ferrum_jax.executables.bundle import Bundle, config_for
@@ -34,7 +34,6 @@ from ferrum_jax.meshes.on_paper import Subject
 from ferrum_jax.meshes.settle import choose_mesh
 from ferrum_jax.models.encoder_spec import EncoderSpec
 from ferrum_jax.processes.processes import current, told
-from ferrum_jax.prompt import PromptIds
 from ferrum_jax.runtime.layout import Layout, ModelLayout, lay_out
 from ferrum_jax.sharding import make_mesh
 from ferrum_jax.sizes.engine_sizes import Reach
@@ -58,7 +57,7 @@ from ferrum_jax.transcribing.whisper_transcriber import WhisperTranscriber
 from ferrum_jax.vision.prompt_images import PromptImages
 from ferrum_jax.vision.sources import ImageSources
 
-Measure = Callable[[PromptIds, int], Reach | None]  # see `LLM`
+Measure = Callable[[TextIds, int], Reach | None]  # see `LLM`
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

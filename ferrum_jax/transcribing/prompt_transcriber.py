@@ -20,7 +20,7 @@ from ferrum_jax.asked.sampling import SamplingParams
 from ferrum_jax.asked.transcription_params import TranscriptionParams
 from ferrum_jax.outputs import CompletionOutput
 from ferrum_jax.quoting import quoted
-from ferrum_jax.sound.cutting import quiet_windows
+from ferrum_jax.sound.cutting import num_quiet_windows, quiet_windows
 from ferrum_jax.sound.features import QwenSounds, VoxtralSounds
 from ferrum_jax.spec.identity import digest_of
 from ferrum_jax.text.prompts import PromptEncoder
@@ -100,6 +100,13 @@ class PromptTranscriber(Transcriber):
             start += len(samples)
         return found
 
+    def num_windows(self, num_samples: int) -> int:
+        return num_quiet_windows(num_samples, self.processor.sampling_rate, self.most_samples)
+
+    def prompt_ids(self, params: TranscriptionParams, num_samples: int | None) -> Sequence[int]:
+        longest = self.most_samples if num_samples is None else min(num_samples, self.most_samples)
+        return [*self.prompt(params), *[self._place] * (self.processor.num_tokens(longest) - 1)]
+
     @property
     def most_samples(self) -> int:
         """How long a window is at most. Raises ValueError where the model has no room for any."""
@@ -133,6 +140,12 @@ class PromptTranscriber(Transcriber):
         return [
             WindowRequest(prompt={"prompt_token_ids": ids, "sounds": [each.clip]}, sampling=sampling) for each in sounds
         ]
+
+    @property
+    def _place(self) -> int:
+        """The token that stands for sounds."""
+        assert self.prompts.sounds is not None, "of_prompts has seen to it"
+        return self.tokenizer.special_texts()[self.prompts.sounds.placeholder]
 
     @property
     def _max_model_len(self) -> int:

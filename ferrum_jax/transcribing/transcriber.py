@@ -109,6 +109,14 @@ class Transcriber(abc.ABC):
         """Where each window starts, in seconds, and its samples."""
 
     @abc.abstractmethod
+    def num_windows(self, num_samples: int) -> int:
+        """How many `cut` makes of so many samples."""
+
+    @abc.abstractmethod
+    def prompt_ids(self, params: TranscriptionParams, num_samples: int | None) -> Sequence[int]:
+        """The prompt of the longest window of so many samples, with all of its tokens; None of a whole window."""
+
+    @abc.abstractmethod
     def requests(self, sounds: Sequence[SoundWindow], params: TranscriptionParams) -> list[WindowRequest]:
         """One request for each window, all drawn alike. Raises ValueError as `check`."""
 

@@ -15,6 +15,7 @@ import numpy as np
 
 from ferrum_jax.asked.sampling import SamplingParams
 from ferrum_jax.asked.transcription_params import TranscriptionParams
+from ferrum_jax.ints import ceil_div
 from ferrum_jax.outputs import CompletionOutput, TranscriptionSegment
 from ferrum_jax.sound.clip import windows
 from ferrum_jax.sound.features import WhisperSounds
@@ -67,6 +68,12 @@ class WhisperTranscriber(Transcriber):
 
     def cut(self, waveform: np.ndarray) -> list[tuple[float, np.ndarray]]:
         return windows(waveform, self.processor.sampling_rate, self.processor.chunk_length)
+
+    def num_windows(self, num_samples: int) -> int:
+        return ceil_div(num_samples, self.processor.window_samples)
+
+    def prompt_ids(self, params: TranscriptionParams, num_samples: int | None) -> Sequence[int]:
+        return self.asked(params)[0]
 
     def requests(self, sounds: Sequence[SoundWindow], params: TranscriptionParams) -> list[WindowRequest]:
         token_ids, sampling = self.asked(params)

@@ -13,6 +13,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
+from ferrum_jax.metrics import MEDIA
 from ferrum_jax.prompt import SEEN
 from ferrum_jax.serve.http.event_stream import EventStream
 from ferrum_jax.serve.http.exchange import Exchange
@@ -24,7 +25,7 @@ _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inl
 _POLICY += "; frame-ancestors 'none'"  # no other page may show it in a frame of its own
 _SHOWN = ("num_running", "live", "cached", "clean", "hit_tokens", "missed_tokens", "cached_prompts", "preemptions")
 _SHOWN += ("evictions", "weights_bytes", "kv_bytes", "prompts_bytes", "states_bytes", "host_cache_bytes", "executables")
-_SHOWN += ("images_encoded", "image_hits")
+_SHOWN += tuple(MEDIA)
 _SHOWN += ("executables_loaded", "executables_missing", "block_size", "recent_steps", "steps", "host_entries")
 
 
