@@ -14,6 +14,7 @@ import pytest
 
 from ferrum_jax import __main__ as cli
 from ferrum_jax.batch.job import EXIT_PREEMPTED, EXIT_ROWS_FAILED, EXIT_TOO_MANY_ERRORS
+from tests.fleets.crds import faults, schemas
 from tests.fleets.manifests import FOLDER, SAME, commands, container, job_specs, objects, text
 from tests.support import ROOT
 
@@ -75,6 +76,27 @@ def test_a_slice_has_a_pod_for_each_host_and_the_queue_room_for_all_slices():
     assert offered["name"] == flavor["metadata"]["name"] and local["spec"]["clusterQueue"] == queue["metadata"]["name"]
     assert offered["resources"] == [{"name": "google.com/tpu", "nominalQuota": slices["replicas"] * wide * high}]
     assert jobset["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == local["metadata"]["name"]
+
+
+def test_a_jobset_ends_with_the_first_slice_that_is_done_or_fails_for_good():
+    (jobset,) = objects("jobset.yaml")
+    assert jobset["spec"]["successPolicy"] == {"operator": "Any"}
+    (rule,) = jobset["spec"]["failurePolicy"]["rules"]
+    assert rule["action"] == "FailJobSet" and rule["onJobFailureReasons"] == ["PodFailurePolicy"]
+    assert re.fullmatch(r"[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?", rule["name"]), "JobSet's webhook takes no other"
+
+
+def test_a_definition_finds_wrong_names_and_values():
+    """The program that holds manifests against published definitions, which no package brings."""
+    quota = {"type": "object", "properties": {"nominalQuota": {"x-kubernetes-int-or-string": True}}}
+    schema = {"type": "object", "properties": {"apiVersion": {}, "kind": {}, "spec": quota}}
+    version = {"name": "v1", "schema": {"openAPIV3Schema": schema}}
+    known = schemas([{"spec": {"group": "queues", "names": {"kind": "Queue"}, "versions": [version]}}])
+    queue = {"apiVersion": "queues/v1", "kind": "Queue", "metadata": {"name": "q"}, "spec": {"nominalQuota": "32"}}
+    assert faults(queue, known) == []
+    assert faults(queue | {"spec": {"quota": 32}}, known)[0].startswith("spec: Additional properties")
+    assert "is not of type 'integer', 'string'" in faults(queue | {"spec": {"nominalQuota": []}}, known)[0]
+    assert faults(queue | {"kind": "Cue"}, known) == ["no definition of Cue in queues/v1 was given"]
 
 
 def test_a_slice_of_a_jobset_does_not_see_the_others():
