@@ -18,7 +18,6 @@ from tests.fleets.crds import faults, schemas
 from tests.fleets.manifests import FOLDER, SAME, commands, container, job_specs, objects, text
 from tests.support import ROOT
 
-USAGE = cli.EXIT_USAGE
 CLIENTS = os.environ.get("CLIENTS_PYTHON", str(ROOT / ".venv-clients" / "bin" / "python"))
 KUBERNETES = "1.37"  # of the schemas; successPolicy is stable since 1.33
 
@@ -45,7 +44,7 @@ def test_each_file_runs_the_same_command_with_the_same_paths(name, words):
 def test_kubernetes_ends_a_job_where_another_pod_would_end_in_the_same_way(name, spec):
     policy = spec["podFailurePolicy"]["rules"]
     codes = {rule["action"]: set(rule["onExitCodes"]["values"]) for rule in policy if "onExitCodes" in rule}
-    assert codes == {"Ignore": {EXIT_PREEMPTED}, "FailJob": {EXIT_ROWS_FAILED, USAGE, EXIT_TOO_MANY_ERRORS}}
+    assert codes == {"Ignore": {EXIT_PREEMPTED}, "FailJob": {EXIT_ROWS_FAILED, EXIT_TOO_MANY_ERRORS}}
     assert {rule["onExitCodes"]["containerName"] for rule in policy if "onExitCodes" in rule} == {"worker"}
     assert container(spec)["name"] == "worker" and spec["template"]["spec"]["restartPolicy"] == "Never"
 

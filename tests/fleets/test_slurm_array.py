@@ -51,6 +51,22 @@ def workers(folder: Path) -> set[str]:
     return {path.name.partition(".")[0] for path in (folder / "out.jsonl.journal/segments").glob("[!.]*")}
 
 
+@pytest.mark.parametrize(
+    ("codes", "ends_with", "is_queued_again"),
+    [((0,), 0, False), ((1,), 1, False), ((75,), 75, True), ((70, 2, 0), 0, False), ((2, 70, 70, 0), 70, False)],
+    ids=str,
+)
+def test_the_script_starts_a_worker_again_where_that_may_help(tmp_path, codes, ends_with, is_queued_again):
+    lay_out(tmp_path)
+    (tmp_path / "codes").write_text("".join(f"{code}\n" for code in codes))
+    for name, line in (("sleep", "exit"), ("srun", "read -r code <codes; sed -i 1d codes; exit $code")):
+        (tmp_path / ".venv/bin" / name).write_text(f"#!/usr/bin/env bash\n{line}\n")
+        (tmp_path / ".venv/bin" / name).chmod(0o755)
+    assert start(tmp_path, 2).wait(30) == ends_with
+    assert (tmp_path / "requeued").exists() == is_queued_again
+    assert len((tmp_path / "codes").read_text().split()) == max(0, len(codes) - 3)
+
+
 @pytest.mark.slow
 def test_three_tasks_share_a_job_and_one_is_queued_again_at_the_end_of_its_time(tmp_path):
     lay_out(tmp_path)
