@@ -60,7 +60,9 @@ class Engine:
             quiet = Console(file=io.StringIO())
             code = run_batch(lambda start: self._llm, source, target, model=self._name, console=quiet)
             if code not in (EXIT_OK, EXIT_ROWS_FAILED):
-                raise RuntimeError(f"the rows ended with exit code {code}")  # which Ray gives to another actor
+                raise RuntimeError(
+                    f"the rows ended with exit code {code}"
+                )  # the pipeline ends; the same command goes on
             return pyarrow.table({"custom_id": rows["custom_id"], "answer": target.read_text().splitlines()})
 
 
