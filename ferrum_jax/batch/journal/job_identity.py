@@ -112,8 +112,8 @@ class JobIdentity:
     @functools.cached_property
     def label(self) -> JobLabel:
         """The label that every line has. Asked for once a model answers."""
-        digest = digest_of(self._settings, self._read(_MODEL))
-        return JobLabel(model=self._settings["model"], created=self.created, fingerprint=f"fp_{digest[:16]}")
+        fingerprint = fingerprint_of(self._settings, self._read(_MODEL))
+        return JobLabel(model=self._settings["model"], created=self.created, fingerprint=fingerprint)
 
     def differing_bits(self) -> list[str]:
         """How the environments of an invariant job differ, each difference a phrase; none if bits are equal or were
@@ -141,6 +141,16 @@ class JobIdentity:
             **(self._read(_MODEL) or {}),
         }
         return {"identity": identity, "environments": self._environments(), "differing_bits": self.differing_bits()}
+
+    def record(self) -> dict[str, Any]:
+        """What the report's record says of the job: its settings, the model that answered, the lines' fingerprint."""
+        model = self._read(_MODEL)
+        return {
+            "created": self.created,
+            "settings": dict(self._settings),
+            "model": model,
+            "fingerprint": None if model is None else fingerprint_of(self._settings, model),
+        }
 
     def _require_bits(self, identity: ModelIdentity) -> None:
         if not identity.invariant:
@@ -170,6 +180,11 @@ class JobIdentity:
                 f"{self._target}.journal cannot be continued: its {name} is damaged; begin anew with --new-run"
             )
         return recorded
+
+
+def fingerprint_of(settings: Mapping[str, Any], model: Mapping[str, Any] | None) -> str:
+    """What the lines of a job carry of its settings and its model's identity."""
+    return f"fp_{digest_of(settings, model)[:16]}"
 
 
 def object_in(content: bytes | None) -> dict[str, Any] | None:
