@@ -122,7 +122,7 @@ class JobIdentity:
         if model is None or not model["invariant"]:
             return []
         first, *others = self._environments() or [{}]
-        return list(dict.fromkeys(phrase for other in others for phrase in _environment_changes(first, other)))
+        return list(dict.fromkeys(phrase for other in others for phrase in environment_changes(first, other)))
 
     def implementations(self) -> dict[str, str]:
         """The attention, with its tiles, that answered rows on each kind of device, where it was only one."""
@@ -159,7 +159,7 @@ class JobIdentity:
                 "the CPU in float32), or leave --strict-bits out"
             )
         here = {name: str(value) for name, value in identity.environment.items()}
-        changes = [phrase for other in self._environments() for phrase in _environment_changes(other, here)]
+        changes = [phrase for other in self._environments() for phrase in environment_changes(other, here)]
         if changes:
             raise JobRefused(
                 f"rows of {self._target} were answered in another environment: {'; '.join(dict.fromkeys(changes))}; "
@@ -235,16 +235,21 @@ def _moment(seconds: float) -> datetime.datetime:
 
 def refuse_changes(target: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     """Raises JobRefused, naming each value that has changed."""
-    names = [name for name in (*before, *now) if before.get(name) != now.get(name)]
-    if names:
-        changes = [f"{_phrase(name)} {_shown(before, name)}, now {_shown(now, name)}" for name in dict.fromkeys(names)]
+    if changes := changed_values(before, now):
         raise JobRefused(
             f"{target} was begun with other settings: {'; '.join(changes)}. Use those of its first start, or "
             "begin anew with --new-run, which moves the old job aside"
         )
 
 
-def _environment_changes(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+def changed_values(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """A phrase for each value that is not what it was."""
+    names = [name for name in dict.fromkeys((*before, *now)) if before.get(name) != now.get(name)]
+    return [f"{_phrase(name)} {_shown(before, name)}, now {_shown(now, name)}" for name in names]
+
+
+def environment_changes(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+    """A phrase for each value that differs."""
     return [
         f"{_phrase(name)} {_differing(before.get(name, ''), now.get(name, ''))}"
         for name in dict.fromkeys((*before, *now))

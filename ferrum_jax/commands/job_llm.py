@@ -1,0 +1,81 @@
+"""The model of a job: loaded for its rows, and said so in its report that `verify` loads it again."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import functools
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ferrum_jax.commands.flags import given_fields
+from ferrum_jax.commands.model import job_config, named_adapters, open_llm
+from ferrum_jax.config import EngineConfig
+from ferrum_jax.paths import is_hub_id, is_url
+
+if TYPE_CHECKING:
+    from ferrum_jax.batch.job import JobStart
+    from ferrum_jax.llm import LLM
+    from ferrum_jax.sizes.engine_sizes import Reach
+    from ferrum_jax.spec.identity import ModelIdentity
+
+# Fields of EngineConfig that belong to a machine or a run; seed is among the job's settings.
+_OF_HERE = ("devices", "request_log", "compilation_cache_dir", "on_recompile", "ready", "seed")
+
+
+def job_llm(
+    args: argparse.Namespace,
+    stack: contextlib.ExitStack,
+    start: JobStart,
+    on_identity: Callable[[ModelIdentity], None],
+) -> LLM:
+    """The model that the flags name, with its adapters, for the rows of a job. stack: what must end after the job."""
+    from ferrum_jax.batch.reach import reach_of
+
+    def reach(token_ids: Callable[..., Sequence[int]], max_model_len: int) -> Reach | None:
+        return reach_of(start.rows, functools.partial(token_ids, now=start.identity.started), max_model_len)
+
+    commit = start.commit_of(args.model, args.revision)
+    begun_with = start.identity.implementations()
+    llm = open_llm(args, job_config(args), stack, reach, on_identity, commit, begun_with=begun_with)
+    for name, path in named_adapters(args).items():
+        llm.load_adapter(name, path)
+    return llm
+
+
+def loading_of(args: argparse.Namespace, input_path: str) -> dict[str, Any]:
+    """What the flags say of how the model is loaded, for the report. input_path: as the user gave it."""
+    config = {name: value for name, value in given_fields(args, EngineConfig).items() if name not in _OF_HERE}
+    if config.get("image_root") is not None:
+        config["image_root"] = os.path.abspath(config["image_root"])
+    return {
+        "input": _whole(input_path),
+        "model": args.model if is_hub_id(args.model) else _whole(args.model),
+        "revision": args.revision,
+        "tokenizer": None if args.tokenizer is None else _whole(args.tokenizer),
+        "adapters": {name: _whole(path) for name, path in named_adapters(args).items()},
+        "config": config,
+    }
+
+
+def take_loading(args: argparse.Namespace, loading: Mapping[str, Any], model: Mapping[str, Any] | None) -> None:
+    """Sets what the flags leave open as the report has it. model: the identity of what answered.
+
+    Raises ValueError where neither names a model.
+    """
+    if args.model is None:
+        if not isinstance(loading.get("model"), str):
+            raise ValueError("the report does not say where the model is; name it with --model")
+        args.model, args.revision = loading["model"], args.revision or loading.get("revision")
+        args.tokenizer = args.tokenizer or loading.get("tokenizer")
+    args.adapter = args.adapter or [f"{name}={path}" for name, path in loading.get("adapters", {}).items()]
+    fields = EngineConfig.__dataclass_fields__
+    own = {name: (model or {}).get(name) for name in ("dtype", "max_model_len")}
+    for name, value in {**own, **loading.get("config", {})}.items():
+        if name in fields and name not in _OF_HERE and name not in args and value is not None:
+            setattr(args, name, tuple(value) if isinstance(value, list) else value)
+
+
+def _whole(path: str) -> str:
+    return path if is_url(path) else os.path.abspath(path)
