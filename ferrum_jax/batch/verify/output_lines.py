@@ -83,6 +83,7 @@ class OutputLines:
         self.suspects: list[int] = []
         self.num_lines = self.num_ok = self.num_failed = 0
         self._last = -1
+        self._errors: list[int] = []  # rows that failed while they ran
         self._named: set[int] = set()  # rows without a line of which something was said
         digest, offset = OutputDigest(), 0
         file.seek(0)
@@ -145,6 +146,8 @@ class OutputLines:
                 self._add("error_changed", line, f"cannot be run ({bad.message}), and its line says something else")
             return
         why = _wrong_error(line) if line.response is None else self._wrong_answer(line)
+        if line.response is None:
+            self._errors.append(index)
         if line.response is None and line.custom_id != (custom_id := self._rows.read(index).custom_id):
             why = f"has that custom_id, and the input has {custom_id!r}"
         if why is not None:
@@ -194,6 +197,7 @@ class OutputLines:
             add("unfinished", "the report knows no finished output: end the job first, or give its last report")
         elif digest.text != said.output:
             add("output_changed", "the output as a whole has another digest than the report, so a line of it changed")
+            self.suspects += [index for index in self._errors if index not in self.suspects]  # they have no digest
         counts: Mapping[str, int] = {"ok": self.num_ok, "failed": self.num_failed}
         for name, count in counts.items():
             if said.counts.get(name) != count:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from ferrum_jax.asked.transcription_params import TranscriptionParams
 from ferrum_jax.batch.batch_llm import BatchLLM
 from ferrum_jax.outputs import RequestOutput
+
+if TYPE_CHECKING:
+    from ferrum_jax.transcribing.heard_sound import HeardSound
 
 
 class Watched:
@@ -14,7 +18,10 @@ class Watched:
 
     def __init__(self, llm: BatchLLM, tell: Callable[[int], None]) -> None:
         self._llm, self._tell, self._count = llm, tell, 0
-        self.identity, self.hear, self.stats = llm.identity, llm.hear, llm.stats
+        self.identity, self.stats = llm.identity, llm.stats
+
+    def hear(self, sound: str, params: TranscriptionParams) -> HeardSound:
+        return self._llm.hear(sound, params)
 
     def as_completed(self, requests: Iterable[Any], **how: Any) -> Generator[tuple[int, Any], None, None]:
         return self._counted(self._llm.as_completed(requests, **how))
