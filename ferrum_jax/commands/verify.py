@@ -10,6 +10,7 @@ import argparse
 import contextlib
 import json
 import random
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ferrum_jax.commands.job_llm import job_llm, take_loading
@@ -80,14 +81,18 @@ def _run(args: argparse.Namespace) -> int:
     said = read_said(args.output, options, findings)
     take_loading(args, said.loading, said.model)
     adapters_of(args, job_config(args))
-    with contextlib.ExitStack() as stack:
-        tell = stack.enter_context(status(console, f"verifying {args.output}"))
+    with contextlib.ExitStack() as stack, contextlib.ExitStack() as spinner:
+        tell = spinner.enter_context(status(console, f"verifying {args.output}"))
 
-        def make(start: JobStart, check: Any) -> LLM:
-            return job_llm(args, stack, start, check)
+        def make(start: JobStart, check: Callable[[ModelIdentity], None]) -> LLM:
+            nonlocal tell
+            spinner.close()  # loading has a spinner of its own
+            llm = job_llm(args, stack, start, check)
+            tell = spinner.enter_context(status(console, f"verifying {args.output}"))
+            return llm
 
         try:
-            found = verify_job(make, args.output, said, findings, options, tell)
+            found = verify_job(make, args.output, said, findings, options, lambda text: tell(text))
         except Stopped as stopped:
             console.print("Stopped before all rows were answered again.")
             return stopped.code

@@ -82,8 +82,8 @@ def _differences(written: Any, here: Any, path: Path) -> Iterator[Difference]:
             yield from _differences(written.get(name, _MISSING), here.get(name, _MISSING), (*path, name))
     elif isinstance(written, list) and isinstance(here, list):
         for place in range(max(len(written), len(here))):
-            pair = (each[place] if place < len(each) else _MISSING for each in (written, here))
-            yield from _differences(*pair, (*path, place))
+            one, other = (each[place] if place < len(each) else _MISSING for each in (written, here))
+            yield from _differences(one, other, (*path, place))
     elif type(written) is not type(here) or written != here:
         one, other = (None if each is _MISSING else each for each in (written, here))
         yield Difference(path=path, written=one, here=other)

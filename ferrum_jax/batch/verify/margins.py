@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 import datetime
 from collections.abc import Sequence
-from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -23,6 +22,7 @@ from ferrum_jax.batch.verify.comparing import texts_of_choices
 from ferrum_jax.batch.verify.output_lines import Line
 from ferrum_jax.outputs import CompletionOutput, Logprob, RequestOutput
 
+_MOST_BYTES = 4  # of a character, whose tokens have no text of their own
 _PLAIN = ("logit_bias", "repetition_penalty", "presence_penalty", "frequency_penalty", "min_p", "top_k", "top_p")
 
 
@@ -91,7 +91,7 @@ def _parting(
             return None
         start = max(one.find("".join(texts)[:8]), 0) if params.echo else 0
         shared = _first_difference(one, theirs) - start
-        ends = list(accumulate(map(len, texts)))
+        ends = _ends(one[start:], texts)
         place = next((i for i, end in enumerate(ends) if end > shared), len(texts))
         rest, other = theirs[start + (ends[place - 1] if place else 0) :], None
     if place >= len(entries):
@@ -102,6 +102,16 @@ def _parting(
     margin, is_least = _margin(output, choice, params, place, own, other, entry)
     found = entry[other].decoded_token if isinstance(other, int) and other in entry else _shown(rest)
     return Parting(choice=number, token=place, written=found, here=texts[place], margin=margin, is_least=is_least)
+
+
+def _ends(text: str, pieces: Sequence[str]) -> list[int]:
+    """Where each token's text ends in the text: where the one before ends, of a token that the text does not show."""
+    ends, end = [], 0
+    for piece in pieces:
+        found = text.find(piece, end, end + len(piece) + _MOST_BYTES)
+        end = end if found < 0 else found + len(piece)
+        ends.append(end)
+    return ends
 
 
 def _first_difference(one: Sequence[Any], other: Sequence[Any]) -> int:
@@ -161,5 +171,6 @@ def _noise(seed: int, choice: int, position: int, tokens: tuple[int, int]) -> li
     bits = seed & (2**64 - 1)
     words[0, CHOICE] = choice
     words[0, SEED_HIGH : SEED_LOW + 1] = np.array([bits >> 32, bits & (2**32 - 1)], np.uint32).view(np.int32)
-    found = np.asarray(gumbel(words, np.array([position], np.int32), max(tokens) + 1))  # type: ignore[arg-type]
+    size = 1 << max(tokens).bit_length()  # few shapes are compiled
+    found = np.asarray(gumbel(words, np.array([position], np.int32), size))  # type: ignore[arg-type]
     return [float(found[0, token]) for token in tokens]

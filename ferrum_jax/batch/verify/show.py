@@ -92,7 +92,7 @@ def _share(found: Verified) -> str:
     if not 0 < found.num_answered < found.num_lines:
         return ""
     share = 1 - 0.05 ** (1 / found.num_answered)
-    return f": were more than {share:.1%} of all rows others, one would have been found with 95 % chance"
+    return f"; if more than {share:.1%} of all rows were wrong, one of them would have been found 19 times in 20"
 
 
 def as_json(found: Verified, model: str, options: Options) -> dict[str, Any]:

@@ -109,7 +109,7 @@ def _layout(rows: Iterable[Mapping[str, Any]], record: Mapping[str, Any]) -> str
 def write_job(
     folder: Path,
     rows: Iterable[Mapping[str, Any]],
-    make: Callable[[JobStart], BatchLLM],
+    make: Callable[[JobStart], Any],
     options: JobOptions | None = None,
     **settings: Any,
 ) -> int:
