@@ -20,6 +20,7 @@ from ferrum_jax.commands.parsers import new_command
 if TYPE_CHECKING:
     from ferrum_jax.batch.job import JobStart
     from ferrum_jax.llm import LLM
+    from ferrum_jax.spec.identity import ModelIdentity
 
 _ALL = "all"
 
@@ -66,7 +67,7 @@ def add(commands: Any) -> None:
 def _run(args: argparse.Namespace) -> int:
     from ferrum_jax.batch.verify.findings import Findings
     from ferrum_jax.batch.verify.show import as_json, shown
-    from ferrum_jax.batch.verify.verify_job import EXIT_DIFFERS, Options, Stopped, read_said, verify_job
+    from ferrum_jax.batch.verify.verify_job import EXIT_DIFFERS, Options, VerifyStopped, read_said, verify_job
     from ferrum_jax.progress import plain_console, status
 
     findings, console = Findings(), plain_console(stderr=True)
@@ -93,7 +94,7 @@ def _run(args: argparse.Namespace) -> int:
 
         try:
             found = verify_job(make, args.output, said, findings, options, lambda text: tell(text))
-        except Stopped as stopped:
+        except VerifyStopped as stopped:
             console.print("Stopped before all rows were answered again.")
             return stopped.code
     if args.json:

@@ -33,7 +33,7 @@ class Findings:
 
     @property
     def sentences(self) -> list[str]:
-        """Those that were kept, with a line for the others of their kind."""
+        """The sentences that were kept; after each kind a line that counts its others."""
         more = {code: count - _MOST_OF_A_KIND for code, count in self.counts.items() if count > _MOST_OF_A_KIND}
         last = {finding.code: finding for finding in self.kept}
         found: list[str] = []

@@ -18,7 +18,7 @@ import numpy as np
 from ferrum_jax.asked.sampling import MAX_LOGPROBS, SamplingParams
 from ferrum_jax.batch.batch_llm import BatchLLM
 from ferrum_jax.batch.input.formats import GENERATES, Row
-from ferrum_jax.batch.verify.comparing import texts_of_choices
+from ferrum_jax.batch.verify.line_difference import texts_of_choices
 from ferrum_jax.batch.verify.output_lines import Line
 from ferrum_jax.outputs import CompletionOutput, Logprob, RequestOutput
 

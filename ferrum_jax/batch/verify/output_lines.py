@@ -84,7 +84,7 @@ class OutputLines:
         self.num_lines = self.num_ok = self.num_failed = 0
         self._last = -1
         self._errors: list[int] = []  # rows that failed while they ran
-        self._named: set[int] = set()  # rows without a line of which something was said
+        self._named: set[int] = set()  # rows without a line, about which something was said
         digest, offset = OutputDigest(), 0
         file.seek(0)
         for raw in file:

@@ -8,7 +8,7 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from ferrum_jax.batch.verify.comparing import DIFFERENT
+from ferrum_jax.batch.verify.line_difference import DIFFERENT
 from ferrum_jax.batch.verify.margins import Parting
 from ferrum_jax.batch.verify.verify_job import VERDICTS, Options, RowVerdict, Verified
 from ferrum_jax.quoting import quoted

@@ -2,7 +2,7 @@
 
 That job is `run_batch` over the chosen rows alone, in a folder that is deleted, with the settings, names and start of
 the first one. A line is a function of row, tokens and job, so in invariant mode it has the bytes of the line that was
-written; where it has not, `comparing` and `margins` say what is another, where and by how much.
+written; where it has not, `line_difference` and `margins` say what is another, where and by how much.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from ferrum_jax.batch.input.formats import Row
 from ferrum_jax.batch.input.rows import Rows
 from ferrum_jax.batch.input.sound_folder import rows_of_folder
 from ferrum_jax.batch.job import EXIT_OK, EXIT_ROWS_FAILED, JobSettings, JobStart, run_batch
-from ferrum_jax.batch.verify.comparing import BITS, DIFFERENT, TEXT, TIE, Compared, compare
+from ferrum_jax.batch.verify.counted_llm import CountedLLM
 from ferrum_jax.batch.verify.findings import Findings
+from ferrum_jax.batch.verify.line_difference import BITS, DIFFERENT, TEXT, TIE, Compared, compare
 from ferrum_jax.batch.verify.margins import Parting, parting_of
 from ferrum_jax.batch.verify.output_lines import Line, OutputLines, line_in
 from ferrum_jax.batch.verify.promise import Promise, other_model, promise_of
 from ferrum_jax.batch.verify.said import JobSaid, said_of
-from ferrum_jax.batch.verify.watched import Watched
 from ferrum_jax.files.store import open_local, open_store, split
 
 NOT_ANSWERED = "cannot be answered again"
@@ -90,7 +90,7 @@ class Verified:
         return not self.findings.counts.total() and not self.counts[DIFFERENT]
 
 
-class Stopped(Exception):
+class VerifyStopped(Exception):
     """The rows were not all answered again. code: the exit code of the job that did it."""
 
     def __init__(self, code: int) -> None:
@@ -115,8 +115,8 @@ def verify_job(
 ) -> Verified:
     """make_llm: as of `run_batch`; called with a check, which it may give the model's identity as soon as it is known.
 
-    said, findings: of `read_said`. tell: told how far it is. Raises Stopped, and ValueError or OSError for files that
-    cannot be read.
+    said, findings: of `read_said`. tell: told how far it is. Raises VerifyStopped, and ValueError or OSError for files
+    that cannot be read.
     """
     source = options.input_path or said.input_path
     check_name(output)
@@ -180,7 +180,7 @@ class _Again:
             llm = make_llm(start, self._check)
             self._begin(llm)
             self._llm = llm
-            return Watched(llm, lambda count: self._tell(f"answered {count:,} of {len(chosen):,} rows again"))
+            return CountedLLM(llm, lambda count: self._tell(f"answered {count:,} of {len(chosen):,} rows again"))
 
         with tempfile.TemporaryDirectory(prefix="ferrum-jax-verify-") as folder:
             source, target = Path(folder, "in.jsonl"), Path(folder, "out.jsonl")
@@ -194,7 +194,7 @@ class _Again:
                 self._found.findings.add("other_model", str(error))
                 return
             if code not in (EXIT_OK, EXIT_ROWS_FAILED):
-                raise Stopped(code)
+                raise VerifyStopped(code)
             with open(target, "rb") as file:
                 self._compare(zip(chosen, map(line_in, file), strict=True))
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ferrum_jax.batch.verify.comparing import BITS, DIFFERENT
+from ferrum_jax.batch.verify.line_difference import BITS, DIFFERENT
 from tests.batch.fake_llm import FakeLLM
 from tests.batch.verify.planted import Written, verified, write_job
 from tests.support import INVARIANT, small_llm

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ferrum_jax.batch.input.formats import Row, parse_line
-from ferrum_jax.batch.verify.comparing import DIFFERENT, TIE
+from ferrum_jax.batch.verify.line_difference import DIFFERENT, TIE
 from ferrum_jax.batch.verify.margins import parting_of
 from ferrum_jax.batch.verify.output_lines import Line, line_in
 from tests.batch.verify.planted import Written, verified, write_job

@@ -11,7 +11,7 @@ from safetensors.numpy import load_file, save_file
 
 from ferrum_jax import LLM
 from ferrum_jax.batch.job import EXIT_ROWS_FAILED
-from ferrum_jax.batch.verify.comparing import BITS, DIFFERENT
+from ferrum_jax.batch.verify.line_difference import BITS, DIFFERENT
 from tests.batch.verify.planted import Written, verified, write_job
 from tests.support import GOLDENS, INVARIANT, small_llm
 
@@ -231,7 +231,7 @@ def test_what_differs_is_named_with_its_token_and_margin(job):
 
 @pytest.fixture(scope="module")
 def other(tmp_path_factory) -> LLM:
-    """A model of the same spec, and so with the same executables, of which one tensor is another."""
+    """A model of the same spec, and so with the same executables; one of its tensors is another."""
     folder = tmp_path_factory.mktemp("other") / "qwen3"
     shutil.copytree(GOLDENS / "qwen3", folder)
     tensors = load_file(folder / "model.safetensors")

@@ -25,7 +25,7 @@ Path = tuple[str | int, ...]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Difference:
+class ValueDifference:
     """A value that is not what it was. written, here: None where the other has no such value."""
 
     path: Path
@@ -43,7 +43,7 @@ class Compared:
     """How two lines compare. gap: between numbers that differ, at most; 0 where none do."""
 
     verdict: str
-    differences: Sequence[Difference] = ()
+    differences: Sequence[ValueDifference] = ()
     gap: float = 0.0
 
     @property
@@ -71,12 +71,12 @@ def compare(written: Line, here: Line, *, bits: bool, margin: float, same_model:
     return Compared(verdict=DIFFERENT, differences=[each for each in found if each not in rounded], gap=gap)
 
 
-def _is_alternative(difference: Difference) -> bool:
+def _is_alternative(difference: ValueDifference) -> bool:
     """Whether it is one of the likeliest tokens of a place, which may be others where numbers differ a little."""
     return _gap(difference) is None and any(name in difference.path for name in _ALTERNATIVES)
 
 
-def _differences(written: Any, here: Any, path: Path) -> Iterator[Difference]:
+def _differences(written: Any, here: Any, path: Path) -> Iterator[ValueDifference]:
     if isinstance(written, dict) and isinstance(here, dict):
         for name in dict.fromkeys((*written, *here)):
             yield from _differences(written.get(name, _MISSING), here.get(name, _MISSING), (*path, name))
@@ -86,10 +86,10 @@ def _differences(written: Any, here: Any, path: Path) -> Iterator[Difference]:
             yield from _differences(one, other, (*path, place))
     elif type(written) is not type(here) or written != here:
         one, other = (None if each is _MISSING else each for each in (written, here))
-        yield Difference(path=path, written=one, here=other)
+        yield ValueDifference(path=path, written=one, here=other)
 
 
-def _gap(difference: Difference) -> float | None:
+def _gap(difference: ValueDifference) -> float | None:
     """By how much two numbers differ, or two vectors at most; None where something else differs."""
     written, here = difference.written, difference.here
     if isinstance(written, float) and isinstance(here, float):

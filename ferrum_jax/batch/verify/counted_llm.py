@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from ferrum_jax.transcribing.heard_sound import HeardSound
 
 
-class Watched:
+class CountedLLM:
     """A BatchLLM that answers as another does. tell: told how many answers there are after each."""
 
     def __init__(self, llm: BatchLLM, tell: Callable[[int], None]) -> None:
