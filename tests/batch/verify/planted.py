@@ -111,13 +111,14 @@ def write_job(
     rows: Iterable[Mapping[str, Any]],
     make: Callable[[JobStart], Any],
     options: JobOptions | None = None,
+    output: str = "out.jsonl",
     **settings: Any,
 ) -> int:
     (folder / "in.jsonl").write_bytes(json_lines(rows))
     return run_batch(
         make,
         folder / "in.jsonl",
-        folder / "out.jsonl",
+        folder / output,
         model="tiny",
         console=Console(file=io.StringIO()),
         settings=JobSettings(now=lambda: 1000.0, **settings),
@@ -125,7 +126,9 @@ def write_job(
     )
 
 
-def verified(folder: Path, make: Callable[[], Any], sample: int | None = None, **options: Any) -> Verified:
+def verified(
+    folder: Path, make: Callable[[], Any], sample: int | None = None, output: str = "out.jsonl", **options: Any
+) -> Verified:
     """What verifying the folder's job finds. make: the model here."""
 
     def load(start: JobStart, check: Callable[[Any], None]) -> BatchLLM:
@@ -133,5 +136,5 @@ def verified(folder: Path, make: Callable[[], Any], sample: int | None = None, *
 
     findings = Findings()
     asked = Options(sample=sample, input_path=str(folder / "in.jsonl"), **options)
-    output = str(folder / "out.jsonl")
-    return verify_job(load, output, read_said(output, asked, findings), findings, asked)
+    path = str(folder / output)
+    return verify_job(load, path, read_said(path, asked, findings), findings, asked)
