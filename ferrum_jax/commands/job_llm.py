@@ -6,22 +6,25 @@ import argparse
 import contextlib
 import functools
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ferrum_jax.commands.flags import given_fields
 from ferrum_jax.commands.model import job_config, named_adapters, open_llm
 from ferrum_jax.config import EngineConfig
 from ferrum_jax.paths import is_hub_id, is_url
+from ferrum_jax.quoting import quoted
 
 if TYPE_CHECKING:
     from ferrum_jax.batch.job import JobStart
+    from ferrum_jax.batch.verify.said import JobSaid
     from ferrum_jax.llm import LLM
     from ferrum_jax.sizes.engine_sizes import Reach
     from ferrum_jax.spec.identity import ModelIdentity
 
 # Fields of EngineConfig that belong to a machine or a run; seed is among the job's settings.
 _OF_HERE = ("devices", "request_log", "compilation_cache_dir", "on_recompile", "ready", "seed")
+_OPENED = ("image_root", "allow_image_hosts")  # what rows may read, which a report alone does not open
 
 
 def job_llm(
@@ -59,21 +62,31 @@ def loading_of(args: argparse.Namespace, input_path: str) -> dict[str, Any]:
     }
 
 
-def take_loading(args: argparse.Namespace, loading: Mapping[str, Any], model: Mapping[str, Any] | None) -> None:
-    """Sets what the flags leave open as the report has it. model: the identity of what answered.
+def take_loading(args: argparse.Namespace, said: JobSaid) -> None:
+    """Sets what the flags leave open as the report has it.
 
-    Raises ValueError where neither names a model.
+    Raises ValueError where neither names a model, and where rows read what the flags do not open.
     """
+    loading, config = said.loading, said.loading.get("config") or {}
+    if os.path.isdir(folder := args.input or said.input_path) and "image_root" not in args:
+        args.image_root = folder
+    for name in _OPENED:
+        if config.get(name) and name not in args:
+            flag = f"--{name.replace('_', '-')}"
+            raise ValueError(
+                f"the job was run with {flag} {quoted(config[name])}, and what rows may read is for you to say; give "
+                f"{flag} again"
+            )
     if args.model is None:
-        if not isinstance(loading.get("model"), str):
+        if not loading.get("model"):
             raise ValueError("the report does not say where the model is; name it with --model")
-        args.model, args.revision = loading["model"], args.revision or loading.get("revision")
+        args.model, args.revision = loading["model"], args.revision or said.commit or loading.get("revision")
         args.tokenizer = args.tokenizer or loading.get("tokenizer")
-    args.adapter = args.adapter or [f"{name}={path}" for name, path in loading.get("adapters", {}).items()]
+    args.adapter = args.adapter or [f"{name}={path}" for name, path in (loading.get("adapters") or {}).items()]
     fields = EngineConfig.__dataclass_fields__
-    own = {name: (model or {}).get(name) for name in ("dtype", "max_model_len")}
-    for name, value in {**own, **loading.get("config", {})}.items():
-        if name in fields and name not in _OF_HERE and name not in args and value is not None:
+    own = {name: (said.model or {}).get(name) for name in ("dtype", "max_model_len")}
+    for name, value in {**own, **config}.items():
+        if name in fields and name not in (*_OF_HERE, *_OPENED) and name not in args and value is not None:
             setattr(args, name, tuple(value) if isinstance(value, list) else value)
 
 

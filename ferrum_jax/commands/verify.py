@@ -80,7 +80,7 @@ def _run(args: argparse.Namespace) -> int:
         margin=args.margin,
     )
     said = read_said(args.output, options, findings)
-    take_loading(args, said.loading, said.model)
+    take_loading(args, said)
     adapters_of(args, job_config(args))
     with contextlib.ExitStack() as stack, contextlib.ExitStack() as spinner:
         tell = spinner.enter_context(status(console, f"verifying {args.output}"))
@@ -98,7 +98,7 @@ def _run(args: argparse.Namespace) -> int:
             console.print("Stopped before all rows were answered again.")
             return stopped.code
     if args.json:
-        print(json.dumps(as_json(found, args.model, options), indent=1, ensure_ascii=False))
+        print(json.dumps(as_json(found, args.model, options), indent=1))
     else:
         for part in shown(found, args.model, options):
             plain_console().print(part)

@@ -144,11 +144,12 @@ class JobIdentity:
 
     def record(self) -> dict[str, Any]:
         """What the report's record says of the job: its settings, the model that answered, the lines' fingerprint."""
-        model = self._read(_MODEL)
+        model, hub = self._read(_MODEL), self._read(_HUB)
         return {
             "created": self.created,
             "settings": dict(self._settings),
             "model": model,
+            "commit": None if hub is None else hub["commit"],
             "fingerprint": None if model is None else fingerprint_of(self._settings, model),
         }
 

@@ -1,6 +1,6 @@
 """The record of a job in its report: all that it takes to compute its lines again, elsewhere and without the journal.
 
-    record   format, input (path, rows, layout), names, settings, model, fingerprint, output, loading
+    record   format, input (path, rows, layout), names, created, settings, model, commit, fingerprint, output, loading
     digest   of the whole report, so that a report that was edited is seen
 
 `fingerprint`, which every line carries too, digests settings and model; `output` digests all lines in their order.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ferrum_jax.batch.journal.job_identity import REQUIRE_VALID, fingerprint_of, object_in
@@ -11,14 +11,51 @@ from ferrum_jax.batch.journal.job_record import FORMAT, is_sealed
 from ferrum_jax.batch.verify.findings import Findings
 from ferrum_jax.quoting import quoted
 
+_LAST_SECOND = 253_402_300_799  # of the year 9999
+
+
+def _is(kind: Any) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, kind) and not isinstance(value, bool)
+
+
+def _are_texts(value: Any) -> bool:
+    return isinstance(value, dict) and all(isinstance(each, str) for each in value.values())
+
+
+# what the parts of a report must be; of those that may be missing None is one
+_FITS: Mapping[str, Callable[[Any], bool]] = {
+    **{f"record.input.{name}": _is(kind) for name, kind in (("path", str), ("rows", int), ("layout", str))},
+    "record.names": _is(list),
+    "record.created": lambda value: _is(int)(value) and 0 <= value <= _LAST_SECOND,
+    **{f"record.settings.{name}": _is(kind) for name, kind in (("model", str), ("seed", int))},
+    "record.settings.defaults": _is(dict | None),
+    "record.settings.adapters": lambda value: value is None or (isinstance(value, list) and all(map(_is(str), value))),
+    **{f"record.{name}": _is(str | None) for name in ("commit", "fingerprint", "output")},
+    "record.model": _is(dict | None),
+    **{f"record.loading.{name}": _is(str | None) for name in ("model", "revision", "tokenizer")},
+    "record.loading.adapters": lambda value: value is None or _are_texts(value),
+    "record.loading.config": _is(dict | None),
+    "rows": _is(dict),
+    "environments": lambda value: isinstance(value, list) and all(map(_are_texts, value)),
+}
+
+
+def _at(whole: Any, name: str) -> Any:
+    """The value at a path of names; None where there is none."""
+    for part in name.split("."):
+        whole = whole.get(part) if isinstance(whole, dict) else None
+    return whole
+
+
 _OF_SETTINGS = ("model", "seed", "defaults", REQUIRE_VALID, "adapters")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class JobSaid:
-    """The report's record. model: the identity of what answered, None where nothing did. output: the digest of it.
+    """The report's record. model: the identity of what answered, None where nothing did. commit: of a hub's model.
 
-    rows, layout: of the input. counts: rows that are ok and failed. settings: as `JobSettings.recorded` gives them.
+    rows, layout: of the input. output: the digest of it. counts: rows that are ok and failed. settings: as
+    `JobSettings.recorded` gives them.
     """
 
     input_path: str
@@ -28,6 +65,7 @@ class JobSaid:
     created: int
     settings: Mapping[str, Any]
     model: Mapping[str, Any] | None
+    commit: str | None
     fingerprint: str | None
     output: str | None
     loading: Mapping[str, Any]
@@ -41,11 +79,11 @@ class JobSaid:
 
     @property
     def adapters(self) -> tuple[str, ...]:
-        return tuple(self.settings.get("adapters", ()))
+        return tuple(self.settings.get("adapters") or ())
 
     @property
     def defaults(self) -> Mapping[str, Any]:
-        return self.settings.get("defaults", {})
+        return self.settings.get("defaults") or {}
 
     @property
     def others(self) -> dict[str, Any]:
@@ -84,28 +122,11 @@ def _said(record: Any, report: Mapping[str, Any], path: str) -> JobSaid:
     if not isinstance(record, dict) or record.get("format") != FORMAT:
         found = record.get("format") if isinstance(record, dict) else record
         raise ValueError(f"{path}: its record has format {quoted(found)}, and this version reads {FORMAT}")
-    kinds = {"input": dict, "names": list, "created": int, "settings": dict, "loading": dict}
-    wrong = [name for name, kind in kinds.items() if not isinstance(record.get(name), kind)]
-    source, settings = record.get("input"), record.get("settings")
-    if isinstance(source, dict):
-        asked = {"path": str, "rows": int, "layout": str}
-        wrong += [f"input.{name}" for name, kind in asked.items() if not isinstance(source.get(name), kind)]
-    if isinstance(settings, dict):
-        fits = {"model": str, "seed": int}
-        wrong += [f"settings.{name}" for name, kind in fits.items() if not isinstance(settings.get(name), kind)]
-        optional = {"defaults": dict, "adapters": list}
-        wrong += [
-            f"settings.{name}" for name, kind in optional.items() if not isinstance(settings.get(name, kind()), kind)
-        ]
-    texts = {"fingerprint": str, "output": str, "model": dict}
-    wrong += [name for name, kind in texts.items() if not isinstance(record.get(name), kind | None)]
-    counts, environments = report.get("rows"), report.get("environments")
-    wrong += [] if isinstance(counts, dict) else ["rows"]
-    wrong += (
-        [] if isinstance(environments, list) and all(isinstance(e, dict) for e in environments) else ["environments"]
-    )
+    whole = {"record": record, "rows": report.get("rows"), "environments": report.get("environments")}
+    wrong = [name for name, fits in _FITS.items() if not fits(_at(whole, name))]
     if wrong:
-        raise ValueError(f"{path} is damaged: {', '.join(wrong)} of its record cannot be read; put the job's own back")
+        named = ", ".join(name.removeprefix("record.") for name in wrong)
+        raise ValueError(f"{path} is damaged: {named} of its record cannot be read; put the job's own back")
     return JobSaid(
         input_path=record["input"]["path"],
         rows=record["input"]["rows"],
@@ -114,9 +135,10 @@ def _said(record: Any, report: Mapping[str, Any], path: str) -> JobSaid:
         created=record["created"],
         settings=record["settings"],
         model=record.get("model"),
+        commit=record.get("commit"),
         fingerprint=record.get("fingerprint"),
         output=record.get("output"),
-        loading=record["loading"],
+        loading=record.get("loading") or {},
         counts=report["rows"],
         environments=report["environments"],
     )

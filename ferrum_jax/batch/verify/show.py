@@ -49,7 +49,7 @@ def _rows(found: Verified) -> Table:
 
 
 def _lines(row: RowVerdict) -> Iterator[tuple[str, str, str, str, str]]:
-    name = row.custom_id
+    name = row.custom_id if row.custom_id.isprintable() else repr(row.custom_id)
     if row.parting is not None:
         part = row.parting
         where = f"choice {part.choice}, token {part.token}"

@@ -83,6 +83,8 @@ DAMAGE = {
     "settings.defaults of its record": lambda record: record["settings"].update(defaults=[1]),
     "names of its record": lambda record: record.update(names="tiny"),
     "model of its record": lambda record: record.update(model=[]),
+    "created of its record": lambda record: record.update(created=10**14),
+    "loading.adapters of its record": lambda record: record["loading"].update(adapters={"poet": 1}),
 }
 
 
