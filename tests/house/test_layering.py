@@ -521,6 +521,7 @@ MAY_IMPORT = {
         "ferrum_jax.openai",
         "ferrum_jax.pools",
         "ferrum_jax.progress",
+        "ferrum_jax.quoting",
         "ferrum_jax.runtime",
         "ferrum_jax.runtime.placing",
         "ferrum_jax.serve",

@@ -1,8 +1,8 @@
 """What a line and an output say of themselves, so that changes are found: digests, which whoever reads makes again.
 
-A line's answer carries the seed it was drawn with, a digest of its token ids, and one of the line as a whole. The
-report carries a digest of all lines in their order. Digests find what changed by accident or with a text editor, in
-every line and without the model; a forger makes them anew, and is found where a line is computed again.
+A line's answer carries the seed it was drawn with, digests of its token ids and its images, and one of the line as a
+whole. The report carries a digest of all lines in their order. Digests find what changed by accident or with a text
+editor, in every line and without the model; a forger makes them anew, and is found where a row is answered again.
 """
 
 from __future__ import annotations
@@ -33,6 +33,11 @@ def tokens_digest(choices: Iterable[Sequence[int]]) -> str:
     for token_ids in choices:
         state.update(len(token_ids).to_bytes(8, "little") + array("q", token_ids).tobytes())
     return state.hexdigest()
+
+
+def images_digest(digests: Iterable[str]) -> str:
+    """One digest of those of a row's images, which may lie outside its input and be replaced there."""
+    return hashlib.blake2b(" ".join(digests).encode(), digest_size=_DIGITS // 2).hexdigest()
 
 
 def recorded_response(id: str, custom_id: str, body: Mapping[str, Any], said: Mapping[str, Any]) -> str:

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ferrum_jax.batch.input.formats import EMBEDS, GENERATES, SCORE_URL, BadRow, Row
-from ferrum_jax.batch.journal.line_record import json_of, line_of, recorded_response, tokens_digest
+from ferrum_jax.batch.journal.line_record import images_digest, json_of, line_of, recorded_response, tokens_digest
 from ferrum_jax.openai.answers import TextForm, ranking, read_usage, text_answer, vectors_answer
 from ferrum_jax.openai.logprob_forms import number
 from ferrum_jax.outputs import EmbeddingOutput, RequestOutput, ScoreOutput, Transcription
@@ -58,7 +58,9 @@ def completed_line(row: Row, outputs: Sequence[RequestOutput], job: JobLabel) ->
     )
     head = {"id": f"{form.kind}-{row.id}", "object": form.object, **job.fields_of(row)}
     choices = [choice.token_ids for output in outputs for choice in output.outputs]
-    return _answer(row, text_answer(form, outputs, head), tokens=tokens_digest(choices))
+    images = [digest for output in outputs for digest in output.outputs[0].image_digests]
+    digests = {"tokens": tokens_digest(choices)} | ({"images": images_digest(images)} if images else {})
+    return _answer(row, text_answer(form, outputs, head), **digests)
 
 
 def texts_of(line: bytes) -> list[str]:
