@@ -32,7 +32,7 @@ def add(commands: Any) -> None:
         _run,
         "check a batch job's output: read all its lines, and answer some of its rows again",
         "OUTPUT",
-        examples=("out.jsonl", "out.jsonl --sample all", "out.jsonl --model checkpoints/demo --input in.jsonl --json"),
+        examples=("out.jsonl --sample all", "out.jsonl --model checkpoints/demo --input in.jsonl"),
         common="output sample sample_seed margin report input model json",
     )
     verify.add_argument("output", metavar="OUTPUT", help="file that `ferrum-jax batch` wrote, or its URL")

@@ -9,7 +9,7 @@ from ferrum_jax.batch.journal.job_identity import changed_values, environment_ch
 from ferrum_jax.batch.verify.said import JobSaid
 from ferrum_jax.spec.identity import KNOWN_LATER, ModelIdentity
 
-MODE = ("dtype", "kv_dtype", "invariant")  # how a model computes; the other values say which it is
+MODE = ("kv_dtype", "invariant")  # how a model computes; the other values say which it is
 _MARGINS = {"float32": 1e-3, "bfloat16": 0.125}  # of log-probabilities: what rounding may move, and a changed row more
 _WIDEST = 0.5  # where KV is kept in fewer bits
 
