@@ -23,7 +23,7 @@ from ferrum_jax.batch.verify.output_lines import Line
 from ferrum_jax.outputs import CompletionOutput, Logprob, RequestOutput
 
 _MOST_BYTES = 4  # of a character, whose tokens have no text of their own
-_PLAIN = ("logit_bias", "repetition_penalty", "presence_penalty", "frequency_penalty", "min_p", "top_k", "top_p")
+_EDITS = ("logit_bias", "repetition_penalty", "presence_penalty", "frequency_penalty")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -142,11 +142,9 @@ def _margin(
     entry: dict[int, Logprob],
 ) -> tuple[float | None, bool]:
     """The margin, and whether it is at least that."""
-    greedy = params.temperature == 0
-    changed = [name for name in _PLAIN if getattr(params, name) != getattr(_DEFAULT, name)]
-    if changed and (not greedy or not set(changed) <= {"min_p", "top_k", "top_p"}):
+    if any(getattr(params, name) != getattr(_DEFAULT, name) for name in _EDITS):
         return None, False  # the draw compared other logits than the model's own
-    if greedy:
+    if params.temperature == 0:
         if other in entry:
             return entry[own].logprob - entry[other].logprob, False
         return entry[own].logprob - min(found.logprob for found in entry.values()), True
@@ -156,7 +154,8 @@ def _margin(
     scores = [
         entry[token].logprob / params.temperature + added for token, added in zip((own, other), noise, strict=True)
     ]
-    return scores[0] - scores[1], False
+    margin = scores[0] - scores[1]
+    return (margin, False) if margin >= 0 else (None, False)  # top-k, top-p or min-p left the other out
 
 
 _DEFAULT = SamplingParams()

@@ -20,7 +20,8 @@ ROWS = [
     {"custom_id": "greedy", "prompt": "Once upon a time", "max_tokens": 8, "temperature": 0, **SHOWN},
     {"custom_id": "drawn", "prompt": "My name is", "max_tokens": 8, "temperature": 1.3, **SHOWN},
     {"custom_id": "twice", "prompt": ["One", "Two"], "max_tokens": 8, "n": 3, "seed": 6, **SHOWN},
-    {"custom_id": "filtered", "prompt": "The", "max_tokens": 6, "temperature": 0.9, "top_k": 4, **SHOWN},
+    {"custom_id": "filtered", "prompt": "The", "max_tokens": 6, "n": 4, "temperature": 0.9, "top_k": 4, **SHOWN},
+    {"custom_id": "edited", "prompt": "The", "max_tokens": 4, "presence_penalty": 0.5, **SHOWN},
 ]
 
 
@@ -48,7 +49,7 @@ def others(choice: dict):
                 yield place, lead + name, tops[own] - tops[name]
 
 
-@pytest.mark.parametrize("name", ["greedy", "drawn", "twice"])
+@pytest.mark.parametrize("name", ["greedy", "drawn", "twice", "filtered"])
 def test_a_draw_prefers_its_own_token_to_each_of_the_likeliest(whole, name):
     written = Written.read(whole)
     line = line_in(json.dumps(written.line(name)).encode())
@@ -86,11 +87,11 @@ def test_a_near_tie_is_rounding_where_equal_bits_are_not_promised(whole, tmp_pat
     assert verified(tmp_path, lambda: small_llm("qwen3", INVARIANT), margin=100.0).counts[DIFFERENT] == 1
 
 
-def test_the_margin_of_a_filtered_draw_is_not_said(whole):
+def test_the_margin_of_a_draw_from_edited_logits_is_not_said(whole):
     written = Written.read(whole)
-    line = line_in(json.dumps(written.line("filtered")).encode())
-    row = parse_line(json.dumps(written.row("filtered")).encode(), 1)
+    line = line_in(json.dumps(written.line("edited")).encode())
+    row = parse_line(json.dumps(written.row("edited")).encode(), 1)
     now = datetime.datetime.fromtimestamp(1000, datetime.UTC)
     assert isinstance(row, Row)
-    parting = parting_of(small_llm("qwen3", INVARIANT), row, with_text(line, 0, "#"), line, now)
+    parting = parting_of(small_llm("qwen3", INVARIANT), row, with_text(line, 0, ""), line, now)
     assert parting is not None and parting.token == 0 and parting.margin is None
