@@ -248,9 +248,8 @@ def _clip_operations(layout: Layout) -> float:
     sound = layout.spec.sound
     if layout.images is None or sound is None:
         return 0.0
-    products = [
-        w for name, w in layout.images.weights.items() if len(w.shape) > 1 and not name.endswith("positions.weight")
-    ]
+    weights = layout.images.weights.items()
+    products = [w for name, w in weights if w.ndim > 1 and not name.endswith("positions.weight")]
     return 2.0 * sound.num_positions * sum(local_bytes(weight) / weight.dtype.itemsize for weight in products)
 
 
