@@ -47,12 +47,12 @@ class MediaCounts:
 
     @property
     def num_encoded(self) -> int:
-        """Of all kinds."""
+        """All kinds together."""
         return self.images_encoded + self.sounds_encoded + self.video_groups_encoded
 
     @property
     def num_hits(self) -> int:
-        """Of all kinds."""
+        """All kinds together."""
         return self.image_hits + self.sound_hits + self.video_group_hits
 
 
