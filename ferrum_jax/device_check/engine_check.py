@@ -7,11 +7,11 @@ log-probabilities of both say how near.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import time
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from ferrum_jax.asked.options import RequestOptions
@@ -21,12 +21,11 @@ from ferrum_jax.device_check.media_requests import media_requests, with_room
 from ferrum_jax.device_check.problem import kernel_of
 from ferrum_jax.device_check.rates import target_of
 from ferrum_jax.engine.shared import Ask
-from ferrum_jax.files.json_files import read_json
 from ferrum_jax.llm import LLM
-from ferrum_jax.models import registry
 from ferrum_jax.outputs import RequestOutput
 from ferrum_jax.processes.child import Send, first_line
 from ferrum_jax.startup.faults import open_devices
+from ferrum_jax.startup.open import Opening, Show
 
 _NEAR = {"float32": 1e-3, "bfloat16": 0.1}  # log-probabilities of a tie, which rounding may decide either way
 _MAX_TOKENS = 32
@@ -79,7 +78,8 @@ def check_engine(order: EngineOrder, send: Send) -> None:
     kernel = None if devices[0].platform == "cpu" else kernel
     small = _ON_CPU if devices[0].platform == "cpu" else {}
     base = dataclasses.replace(_CONFIG, compilation_cache_dir=order.compilation_cache_dir, **small)
-    base = with_room(base, registry.spec_of(read_json(Path(order.model) / "config.json")))
+    with contextlib.suppress(ValueError, OSError):  # of a model that cannot be opened, which each run says
+        base = with_room(base, Opening.of_checkpoint(order.model, base, on_progress=_telling(send)).source.spec)
     found: dict[str, Outputs] = {}
     for run in runs(base, kernel, len(devices), full=order.full):
         if time.monotonic() > until:
@@ -107,7 +107,7 @@ def _line(run: EngineRun, name: str, part: Part, found: Mapping[str, Outputs], n
     if name not in _BESIDE:
         tokens = sum(len(output.token_ids) for output in part.outputs)
         line |= {"tokens_per_s": tokens / part.seconds}
-    if beside in found:
+    if beside is not None and beside in found:
         return line | compare(part.outputs, found[beside], near)
     return line | {"equal": len(part.outputs), "difference": None, "problem": None}
 
@@ -142,10 +142,15 @@ class Part(NamedTuple):
     seconds: float
 
 
+def _telling(send: Send) -> Show:
+    """Sends how far something is."""
+    return lambda what, done, total: send({"so_far": f"{what} {done} of {total}"})
+
+
 def _generate(order: EngineOrder, config: EngineConfig, send: Send) -> tuple[dict[str, Part], float]:
     """Outputs by what was asked, and how near log-probabilities of a tie are in this dtype. A second time prompts are
     found cached; media alone are encoded again, and hit nothing."""
-    llm = LLM(order.model, config, on_progress=lambda what, done, total: send({"so_far": f"{what} {done} of {total}"}))
+    llm = LLM(order.model, config, on_progress=_telling(send))
     params = SamplingParams(max_tokens=_MAX_TOKENS, temperature=0.0, logprobs=2, ignore_eos=True)
     parts: dict[str, Part] = {}
 
@@ -160,7 +165,7 @@ def _generate(order: EngineOrder, config: EngineConfig, send: Send) -> tuple[dic
                 send({"so_far": f"{len(found)} of {len(asks)} prompts{name}"})
         parts[name] = Part([found[key] for key in range(len(asks))], time.perf_counter() - started)
 
-    if not llm.spec.cross_layers:
+    if not llm.loaded.layout.spec.cross_layers:
         most = llm.max_model_len - _MAX_TOKENS
         asks = [llm.model.ask(key, list(ids)[:most], params, RequestOptions()) for key, ids in enumerate(order.prompts)]
         generate("", asks)

@@ -21,6 +21,7 @@ from ferrum_jax.config import EngineConfig
 from ferrum_jax.engine.shared import Ask
 from ferrum_jax.ints import round_up
 from ferrum_jax.llm import LLM
+from ferrum_jax.models.encoder_spec import EncoderSpec
 from ferrum_jax.prompt import EncodableImage, MediaSpan
 from ferrum_jax.spec import ModelSpec, SoundSpec, VisionSpec
 from ferrum_jax.transcribing.heard_sound import HeardSound
@@ -44,10 +45,9 @@ class MadeMedium:
     seconds: float
 
 
-def with_room(config: EngineConfig, spec: ModelSpec) -> EngineConfig:
+def with_room(config: EngineConfig, spec: ModelSpec | EncoderSpec) -> EngineConfig:
     """The config with room for the media of a model that sees or hears; unchanged for another."""
-    tower = spec.tower
-    if tower is None:
+    if isinstance(spec, EncoderSpec) or (tower := spec.tower) is None:
         return config
     media = list(_media(tower, spec))
     tokens, patches = max(each.num_tokens for each in media), max(len(each.patches) for each in media)
@@ -56,7 +56,7 @@ def with_room(config: EngineConfig, spec: ModelSpec) -> EngineConfig:
     return dataclasses.replace(
         config,
         max_model_len=min(longest, spec.max_position_embeddings),
-        max_num_batched_tokens=max(config.max_num_batched_tokens, whole + config.max_num_seqs),
+        max_num_batched_tokens=max(config.max_num_batched_tokens, whole + (config.max_num_seqs or 0)),
         max_image_tokens=round_up(tokens, 16) * 2 * len(media),
         max_image_patches=2 * patches,
     )
