@@ -12,7 +12,7 @@ from ferrum_jax.embeddings.embedder import Embedder
 from ferrum_jax.prompt import Prompt, PromptParts, take_apart
 from ferrum_jax.text.prompts import PromptEncoder
 from ferrum_jax.transcribing.foreseen import ForeseenSound, foreseen
-from ferrum_jax.transcribing.windows import Transcriber, require_transcriber
+from ferrum_jax.transcribing.transcriber import Transcriber, require_transcriber
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

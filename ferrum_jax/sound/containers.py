@@ -10,6 +10,7 @@ import contextlib
 import importlib
 import io
 import json
+import re
 from collections.abc import Iterator
 from fractions import Fraction
 from typing import Any
@@ -21,6 +22,8 @@ from ferrum_jax.sound.waveform import SaidLength, SoundBounds, SoundRefused, Wav
 
 _FORMATS = {"MP4": "mp4", "WEBM": "matroska", "AAC": "aac"}  # FFmpeg's names
 _DECODERS = ("aac", "alac", "flac", "mp3float", "mp3", "opus", "libopus", "vorbis", "ac3", "eac3", "pcm_s16le")
+_CLOCK = re.compile(r"(\d{1,4}):(\d\d):(\d\d(?:\.\d{1,9})?)")  # of Matroska's streams
+_MOST_MISSING_S = 0.25  # at the end, of what a header says; coders have blocks of up to 0.2 s
 _BLOCK = 1 << 15  # samples of each channel that are averaged and resampled together
 _MOST_FRAMES = 1 << 12  # that are kept for that
 _OPTIONS = {
@@ -107,7 +110,7 @@ def _samples(container: Any, bounds: SoundBounds) -> Iterator[tuple[int, np.ndar
         said = _said(stream)
         bounds.check(codec.sample_rate, codec.channels, said.num_samples if said else 0)
     found: list[np.ndarray] = []
-    first, count = None, 0
+    first, count, end_s = None, 0, None
     for frame in container.decode(stream):
         first = first or (frame.sample_rate, frame.layout.nb_channels)
         if (frame.sample_rate, frame.layout.nb_channels) != first:
@@ -117,12 +120,29 @@ def _samples(container: Any, bounds: SoundBounds) -> Iterator[tuple[int, np.ndar
             )
         bounds.check(*first, frame.samples)
         found.append(_floats(frame))
+        end_s = None if frame.time is None else frame.time + frame.samples / frame.sample_rate
         count += frame.samples
         if count >= _BLOCK or len(found) >= _MOST_FRAMES:
             yield first[0], np.concatenate(found)
             found, count = [], 0
     if first and found:
         yield first[0], np.concatenate(found)
+    said_s = _end_s(container, stream)
+    if end_s is not None and said_s is not None and end_s + _MOST_MISSING_S < said_s:
+        raise SoundRefused(
+            f"the sound is cut off: it ends at {said_s:.1f} s by its header, and can be decoded up to {end_s:.1f} s; "
+            "get the whole file, or save what there is anew"
+        )
+
+
+def _end_s(container: Any, stream: Any) -> float | None:
+    """When the sound ends by its header; None where that says nothing of this stream."""
+    if stream.duration and stream.time_base:
+        return float(((stream.start_time or 0) + stream.duration) * stream.time_base)
+    tag = _CLOCK.fullmatch(stream.metadata.get("DURATION", ""))
+    if tag:
+        return 3600 * int(tag[1]) + 60 * int(tag[2]) + float(tag[3])
+    return container.duration / av.time_base if container.duration and len(container.streams) == 1 else None
 
 
 def _floats(frame: Any) -> np.ndarray:

@@ -24,7 +24,7 @@ def waveform_of_file(content: bytes, rate: int, bounds: SoundBounds, look: Look 
         block = np.empty((_BLOCK // file.channels, file.channels), np.float32)
         while len(samples := file.read(out=block)):
             waveform.add(samples)
-    if file.format == "FLAC" and waveform.num_samples < said:
+    if file.format in ("FLAC", "OGG") and waveform.num_samples < said:
         raise SoundRefused(
             f"the sound is damaged: its header has {said:,} samples, and {waveform.num_samples:,} can be decoded"
         )

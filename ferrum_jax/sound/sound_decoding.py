@@ -20,6 +20,7 @@ import numpy as np
 from ferrum_jax.confined.in_child import ChildBounds, NoAnswer, in_child
 from ferrum_jax.sound.plain_files import said_of_file, waveform_of_file
 from ferrum_jax.sound.waveform import Look, SaidLength, SoundBounds, SoundRefused, Waveform, do_not_look, library
+from ferrum_jax.sound.whole_files import COUNTED, check_whole
 
 _PLAIN = ("WAV", "AIFF", "FLAC")
 CONTAINERS = ("MP4", "WEBM", "AAC")
@@ -62,6 +63,8 @@ def decoded_sound(
     bounds = bounds or SoundBounds()
     bounds.check_bytes(len(content))
     kind = kind_of(content)
+    if kind in COUNTED:
+        check_whole(content, kind)
     if kind in _PLAIN:
         return waveform_of_file(content, rate, bounds, look)
     return _in_child(content, kind, rate, bounds, look)

@@ -6,8 +6,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 
 from ferrum_jax.asked.transcription_params import TranscriptionParams
-from ferrum_jax.ints import ceil_div
-from ferrum_jax.transcribing.windows import Transcriber
+from ferrum_jax.transcribing.transcriber import Transcriber
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -27,10 +26,13 @@ Foresee = Callable[[str, TranscriptionParams], ForeseenSound]  # of a sound that
 
 def foreseen(transcriber: Transcriber, named: str, params: TranscriptionParams) -> ForeseenSound:
     """named: a URL, or a path below the root. Raises ValueError as reading it would, as far as the header tells."""
-    token_ids, _ = transcriber.asked(params)
+    transcriber.check(params)
     said = transcriber.sources.said_length(transcriber.sources.of_row(named))
     if said is None:
-        return ForeseenSound(seconds=None, num_windows=1, token_ids=token_ids)
-    processor = transcriber.processor
-    count = ceil_div(said.samples_at(processor.sampling_rate), processor.window_samples)
-    return ForeseenSound(seconds=said.num_samples / said.rate, num_windows=count, token_ids=token_ids)
+        return ForeseenSound(seconds=None, num_windows=1, token_ids=transcriber.prompt_ids(params, None))
+    samples = said.samples_at(transcriber.processor.sampling_rate)
+    return ForeseenSound(
+        seconds=said.num_samples / said.rate,
+        num_windows=transcriber.num_windows(samples),
+        token_ids=transcriber.prompt_ids(params, samples),
+    )

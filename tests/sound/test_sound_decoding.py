@@ -197,7 +197,7 @@ CANNOT = "the sound (is damaged|cannot be decoded|has no samples)"
         (wav_saying(rate=0), "the sound"),
         (wav_saying(rate=10**9), "the sound has 1,000,000,000 samples a second; it must have 2,000 to 384,000"),
         (wav_saying(rate=1), "the sound has 1 samples a second; it must have 2,000 to 384,000"),
-        (wav(0.1, RATE, 1)[:44], "the sound has no samples"),
+        (wav(0.1, RATE, 1)[:44], "the sound is cut off: its samples have 3,200 bytes by its header, and 0 are there"),
         (wav(0.1, RATE, 1)[:30], CANNOT),
         (sound_file("FLAC")[:-4000], "the sound is damaged"),
         (flac_saying(10**9), "the sound is 62,500.0 s long or more; at most 3600 s are taken: cut it"),

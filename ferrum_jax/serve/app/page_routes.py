@@ -84,7 +84,7 @@ def view(service: Service) -> dict[str, Any]:
         "facts": {name: facts.get(name) for name in ("architecture", "max_model_len", "num_rows", "generates")},
         "chats": service.prompts.chat is not None,
         "takes": _taken(service.prompts),
-        "writes_down": service.transcriber is not None,
+        "writes_down": service.transcriber is not None and service.prompts.sounds is None,
         "max_body_bytes": service.settings.max_body_bytes,
         **{name: stats[name] for name in _SHOWN if name in stats},
     }
