@@ -67,6 +67,7 @@ def _print(args: argparse.Namespace, plan: Plan, layout: Layout, padding: float)
         "padding of token slots": f"{padding:.1%}",
     }
     computed = plan.prompt_tokens - plan.saved_tokens
-    least_s = least_time_s(layout, layout.target, tokens_in=computed, tokens_out=plan.most_output_tokens)
+    counts = {"tokens_in": computed, "tokens_out": plan.most_output_tokens, "num_clips": plan.num_windows}
+    least_s = least_time_s(layout, layout.target, **counts)
     expected = expected_time(plan, measured_rate(open_store(folder), name), least_s)
     plain_console().print(plan_table(plan, engine, expected, f"{args.input} with {args.model}"))

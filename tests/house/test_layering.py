@@ -410,6 +410,7 @@ MAY_IMPORT = {
         "nouns",
     ),
     "ferrum_jax.device_check": (
+        "ferrum_jax.engine",
         "ferrum_jax.executables",
         "ferrum_jax.files",
         "ferrum_jax.llm",
@@ -421,6 +422,7 @@ MAY_IMPORT = {
         "ferrum_jax.sharding",
         "ferrum_jax.startup",
         "ferrum_jax.text",
+        "ferrum_jax.transcribing",
         "nouns",
         "pallas_kernels",
         "pallas_kernels.causal_conv",
