@@ -233,7 +233,7 @@ class _Run:
                 "again.",
             )
         if not (self._journal.is_complete and self._place.is_merged(self._rows.layout)):
-            leases = Leases(self._place.journal, self._worker, self._rows.layout, expiry_s=self._options.expiry_s)
+            leases = Leases(self._place.journal, self._worker, self._rows.part_layout, expiry_s=self._options.expiry_s)
             try:
                 with Keeper(self._journal, leases, self._options) as keeper:
                     self._work(keeper, functools.partial(self._load, make_llm))
