@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 from rich.table import Table
 from rich.text import Text
 
+from ferrum_jax.batch.ending.end_terms import EndTerms
+from ferrum_jax.batch.ending.ending import Ending, Outlook
+from ferrum_jax.batch.ending.phrases import seconds_phrase, terms_phrase, verdict_phrase
 from ferrum_jax.batch.input.rows import Rows
-from ferrum_jax.batch.journal.job_identity import object_in
 from ferrum_jax.batch.journal.journal import Journal
+from ferrum_jax.batch.paces import earlier_paces
 from ferrum_jax.batch.reach import measured
 from ferrum_jax.files.store import Store
 from ferrum_jax.prompt import PromptIds
@@ -103,24 +107,60 @@ def _num_shared(a: np.ndarray, b: np.ndarray) -> int:
     return int(differ[0]) if len(differ) else length
 
 
-def measured_rate(store: Store, name: str) -> float | None:
-    """Tokens a second, computed and generated, of the runs that the output's report knows; None if there are none."""
-    found = object_in(store.read(f"{name}.report.json"))
-    if found is None or "wall_s" not in found:
-        return None
-    tokens = found["prompt_tokens"] - found["cached_tokens"] + found["output_tokens"]
-    return tokens / found["wall_s"] if tokens and found["wall_s"] else None
+def paced_outlook(rows: Rows, store: Store, terms: EndTerms, now: float) -> Outlook | None:
+    """What is expected of one worker at the pace of those that the job has had; None where it has had none.
+
+    store: of the journal. now: seconds since 1970.
+    """
+    journal = Journal(store, rows, "plan")
+    journal.refresh()
+    ending = Ending(
+        rows.tokens,
+        part_size=rows.part_size,
+        clock=lambda: now,
+        end_s=terms.deadline,
+        budget=terms.budget,
+        price_per_hour=terms.price_per_hour,
+    )
+    ending.tell(earlier_paces(store))
+    return ending.outlook(journal.unfinished(rows.order))
 
 
-def expected_time(plan: Plan, rate: float | None, least_s: float) -> str:
-    """In words. rate: tokens a second of earlier runs of this job, None if there are none."""
-    if rate is None:
-        return f"more than {least_s:,.1f} s, by the device's own limits; a run will measure it"
-    return f"at most {plan.tokens / rate:,.1f} s, at the pace of earlier runs"
+def bounded_rows(least_s: float, terms: EndTerms, now: float) -> list[tuple[str, str]]:
+    """What is known of time and cost before anything was measured: the least, by the device's own limits."""
+    found = _asked_rows(terms, now, None)
+    found += [("expected time", f"more than {least_s:,.1f} s, by the device's own limits; a run will measure it")]
+    cost = None if terms.price_per_hour is None else least_s / 3600 * terms.price_per_hour
+    if cost is not None:
+        found.append(("expected cost", f"more than {cost:,.2f} at {terms.price_per_hour:,.2f} an hour"))
+    if terms.deadline is not None and least_s > terms.deadline - now:
+        num_workers = math.ceil(least_s / (terms.deadline - now))
+        found.append(("does not fit", f"{num_workers:,} workers would be needed at the least"))
+    if cost is not None and terms.budget is not None and cost > terms.budget:
+        found.append(("does not fit", f"it costs more than the budget of {terms.budget:,.2f}"))
+    return found
 
 
-def plan_table(plan: Plan, engine: Mapping[str, str], expected: str, title: str) -> Table:
-    """The plan as a person reads it. engine: what is known of the engine, by name."""
+def outlook_rows(outlook: Outlook, terms: EndTerms, now: float) -> list[tuple[str, str]]:
+    """Time and cost with their ranges, and whether they fit the terms."""
+    takes = seconds_phrase(outlook.low_s, outlook.seconds, outlook.high_s)
+    found = _asked_rows(terms, now, outlook.spent)
+    found += [("expected time of one worker, by earlier runs", takes)]
+    if outlook.cost is not None:
+        spent = f", {outlook.spent:,.2f} of it spent" if outlook.spent else ""
+        cost = f"{outlook.cost:,.2f} ({outlook.low_cost:,.2f} to {outlook.high_cost:,.2f}){spent}"
+        found.append(("expected cost of all", cost))
+    if terms.has_end:
+        found.append(("by then", verdict_phrase(outlook, terms, now)))
+    return found
+
+
+def _asked_rows(terms: EndTerms, now: float, spent: float | None) -> list[tuple[str, str]]:
+    return [("asked for", terms_phrase(terms, now, spent))] if terms.has_end else []
+
+
+def plan_table(plan: Plan, engine: Mapping[str, str], expected: Sequence[tuple[str, str]], title: str) -> Table:
+    """The plan as a person reads it. engine: what is known of the engine, by name. expected: of time and cost."""
     table = Table(title=Text(title), show_header=False)
     table.add_column()
     table.add_column(justify="right")
@@ -137,8 +177,8 @@ def plan_table(plan: Plan, engine: Mapping[str, str], expected: str, title: str)
         ("longest prompt", f"{plan.longest_prompt:,} tokens"),
         ("tokens out, at most", f"{plan.most_output_tokens:,}"),
         *engine.items(),
-        ("expected time", expected),
+        *expected,
         *(("bad row", message) for message in plan.bad),
     ):
-        table.add_row(name, Text(value))
+        table.add_row(Text(name), Text(value))
     return table

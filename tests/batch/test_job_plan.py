@@ -1,16 +1,20 @@
 """The dry run counts what a job would do, writes nothing, and knows what is done."""
 
+import dataclasses
 import io
 import json
+import re
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from ferrum_jax.batch import reach
+from ferrum_jax.batch.ending.end_terms import EndTerms
+from ferrum_jax.batch.ending.ending import Outlook
 from ferrum_jax.batch.input.rows import Rows
-from ferrum_jax.batch.job import run_batch
-from ferrum_jax.batch.job_plan import expected_time, make_plan, measured_rate, plan_table
+from ferrum_jax.batch.job import JobOptions, run_batch
+from ferrum_jax.batch.job_plan import bounded_rows, make_plan, outlook_rows, paced_outlook, plan_table
 from ferrum_jax.batch.reach import as_logged, reach_of
 from ferrum_jax.batch.report.recorder import padding_waste
 from ferrum_jax.files.store import LocalStore
@@ -58,24 +62,46 @@ def test_a_plan_counts_rows_tokens_and_shared_prefixes(folder):
     assert [path.name for path in folder.iterdir()] == ["in.jsonl"]
 
 
-def test_a_plan_of_a_job_that_is_done_has_nothing_left_and_knows_the_pace(folder):
+def outlook_of(folder: Path, terms: EndTerms, now: float = 0.0):
+    with open(folder / "in.jsonl", "rb") as file:
+        return paced_outlook(Rows(file), LocalStore(folder / "out.jsonl.journal"), terms, now)
+
+
+def test_a_plan_of_a_job_that_is_done_has_nothing_left_and_knows_its_cost(folder):
+    terms = EndTerms(price_per_hour=3600.0)
+    options = JobOptions(terms=terms)
     console = Console(file=io.StringIO())
-    run_batch(FakeLLM, folder / "in.jsonl", folder / "out.jsonl", model="m", console=console)
+    assert outlook_of(folder, terms) is None
+    run_batch(FakeLLM, folder / "in.jsonl", folder / "out.jsonl", model="m", console=console, options=options)
     plan = plan_of(folder)
     assert plan.num_done == 15 and plan.prompt_tokens == plan.most_output_tokens == 0
-    assert measured_rate(LocalStore(folder), "out.jsonl") > 0
-    assert measured_rate(LocalStore(folder), "other.jsonl") is None
-    for content in ("", "[]", "{}"):
-        (folder / "damaged.jsonl.report.json").write_text(content)
-        assert measured_rate(LocalStore(folder), "damaged.jsonl") is None
+    outlook = outlook_of(folder, terms)
+    assert outlook.seconds < 1e-6 and outlook.cost == pytest.approx(outlook.spent) and outlook.spent > 0
+    (pace,) = (folder / "out.jsonl.journal/paces").iterdir()
+    for content in ("", "[]", "{}", '{"pace": 1}', pace.read_text().replace('"row_s": ', '"row_s": -')):
+        pace.write_text(content)
+        assert outlook_of(folder, terms) is None
 
 
 def test_the_table_says_all_of_it(folder):
-    shown = Console(file=io.StringIO(), width=120)
-    plan = plan_of(folder)
-    shown.print(plan_table(plan, {"KV pool": "1 MiB"}, expected_time(plan, 100.0, 1.0), "in.jsonl"))
-    text = shown.file.getvalue()
-    for part in ("576 (74.8%)", "1 of 10 rows", "at most 4.7 s, at the pace of earlier runs", "1 MiB", "line 16"):
+    shown = Console(file=io.StringIO(), width=200)
+    outlook = Outlook(
+        seconds=7200.0, spread=0.1, low_s=6000.0, high_s=8640.0, cost=9.5, low_cost=8.0, high_cost=11.0, spent=1.5
+    )
+    terms = EndTerms(deadline=3600.0, price_per_hour=4.0)
+    late = dataclasses.replace(outlook, fits=False, share=0.5, num_workers=3)
+    shown.print(plan_table(plan_of(folder), {"KV pool": "1 MiB"}, outlook_rows(late, terms, 0.0), "in.jsonl"))
+    text = re.sub(r"[│\s]+", " ", shown.file.getvalue())
+    for part in (
+        *("576 (74.8%)", "1 of 10 rows", "1 MiB", "line 16", "2:00:00 (1:40:00 to 2:24:00)"),
+        *(
+            "9.50 (8.00 to 11.00), 1.50 of it spent",
+            "Ends by 1970-01-01 ",
+            ", in 1:00:00.",
+            "about 50% of it will be done",
+        ),
+        "3 workers like this one would do it",
+    ):
         assert part in text
 
 
@@ -83,12 +109,19 @@ def test_the_table_shows_text_of_users_as_it_is(tmp_path):
     odd = "[/INST] [red]x[/red] :warning:"
     (tmp_path / "in.jsonl").write_text(json.dumps({"custom_id": "a", "prompt": "x", odd: 1}) + "\n")
     shown = Console(file=io.StringIO(), width=400)
-    shown.print(plan_table(plan_of(tmp_path), {"executables": odd}, odd, odd))
-    assert shown.file.getvalue().count(odd) == 4
+    shown.print(plan_table(plan_of(tmp_path), {"executables": odd}, [(odd, odd)], odd))
+    assert shown.file.getvalue().count(odd) == 5
 
 
-def test_without_an_earlier_run_the_time_is_bounded_by_the_device(folder):
-    assert expected_time(plan_of(folder), None, 222.0).startswith("more than 222.0 s, by the device's own limits")
+def test_without_an_earlier_run_time_and_cost_are_bounded_by_the_device():
+    def said(**terms: float) -> str:
+        return "; ".join(f"{name}: {value}" for name, value in bounded_rows(7200.0, EndTerms(**terms), 1000.0))
+
+    assert said() == "expected time: more than 7,200.0 s, by the device's own limits; a run will measure it"
+    assert "expected cost: more than 8.00 at 4.00 an hour" in said(price_per_hour=4.0)
+    assert "does not fit: 3 workers would be needed at the least" in said(deadline=4000.0)
+    assert "does not fit: it costs more than the budget of 7.00" in said(price_per_hour=4.0, budget=7.0)
+    assert "does not fit" not in said(deadline=9000.0, price_per_hour=4.0, budget=9.0)
 
 
 def test_a_job_s_reach_is_that_of_all_its_rows_but_those_refused(folder):

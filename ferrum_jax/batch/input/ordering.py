@@ -90,7 +90,7 @@ class Features:
 
 
 def by_priority(order: np.ndarray, priorities: np.ndarray, size: int, *, in_turn: bool) -> np.ndarray:
-    """[rows to run]: the rows by priority, in parts of `size` rows each of which lies as rows are best run.
+    """[rows to run]: the rows by priority, in parts of `size` rows; those of a part lie as they are best run.
 
     order: [rows to run], as they are best run. priorities: [rows]. in_turn: the parts come in the order of the input.
     """

@@ -110,7 +110,7 @@ def ran(content: list[dict], **how) -> list[int]:
     return rows.order.tolist()
 
 
-def test_rows_of_a_lower_priority_number_come_first_and_others_lie_as_they_are_best_run():
+def test_rows_of_lower_priority_numbers_come_first_each_as_they_are_best_run():
     lines = [{"prompt": "x" * (1 + i * 7 % 50), "priority": (-1, 0, 5)[i % 3]} for i in range(60)]
     order = ran(lines)
     assert [lines[i]["priority"] for i in order] == [-1] * 20 + [0] * 20 + [5] * 20
@@ -131,7 +131,7 @@ def test_in_turn_the_parts_follow_priority_and_then_the_input():
     assert all(len(lines[a]["prompt"]) // 4 <= len(lines[b]["prompt"]) // 4 for a, b in itertools.pairwise(order[:8]))
 
 
-def test_parts_of_another_order_have_leases_of_their_own_and_the_output_has_the_same_lines():
+def test_parts_in_another_order_have_leases_of_their_own_and_rows_the_same_layout():
     lines = [{"prompt": "x" * (20 - i)} for i in range(20)]
     plain, in_turn = (
         Rows(io.BytesIO(json_lines({"custom_id": str(i), **line} for i, line in enumerate(lines))), in_turn=t)
