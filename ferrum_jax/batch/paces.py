@@ -10,7 +10,7 @@ import contextlib
 import dataclasses
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ferrum_jax.batch.ending.ending import WorkerPace
@@ -64,9 +64,8 @@ def _pace_in(said: dict[str, Any]) -> WorkerPace | None:
     try:
         reads, writes = (_number(each) for each in said["begun"])
         pace, price = said["pace"], said["price_per_hour"]
-        costs = None if pace is None else [_number(pace[name]) for name in ("read_s", "write_s", "spread")]
         return WorkerPace(
-            pace=None if costs is None else TokenPace(*costs, int(_number(pace["num_rows"]))),
+            pace=None if pace is None else _token_pace(pace),
             begun=(reads, writes),
             row_s=_number(said["row_s"]),
             spent_s=_number(said["spent_s"]),
@@ -75,6 +74,11 @@ def _pace_in(said: dict[str, Any]) -> WorkerPace | None:
         )
     except (KeyError, TypeError, ValueError):
         return None
+
+
+def _token_pace(said: Mapping[str, Any]) -> TokenPace:
+    read_s, write_s, spread, num_rows = (_number(said[name]) for name in TokenPace._fields)
+    return TokenPace(read_s, write_s, spread, int(num_rows))
 
 
 def _number(value: Any) -> float:

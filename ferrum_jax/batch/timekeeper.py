@@ -21,7 +21,7 @@ from ferrum_jax.batch.report.display import Tally
 
 _LOOK_S, _TELL_S = 1.0, 10.0  # between two forecasts; between two looks at other workers
 _MOST_LOOKING = 100  # a look takes at most one part in so many of the time
-_SURE_SPREAD = 0.15  # of a forecast that is said once and for all
+_SURE_SPREAD = 0.2  # of a forecast that is said once and for all
 
 
 class Timekeeper:
@@ -59,7 +59,7 @@ class Timekeeper:
         """Says what the run was told of its end, and whether that fits where earlier runs were measured."""
         self.ending.tell(self._paces.others())
         if self._terms.has_end:
-            self._say(terms_phrase(self._terms, self._now(), self.ending.spent))
+            self._say(terms_phrase(self._terms, self._now(), self.ending.spent_elsewhere))
         self._look()
         self.keep()
 
@@ -84,7 +84,8 @@ class Timekeeper:
         """Stops the run if rows are left that would not end in time; whether it did."""
         if not self.ending.num_passed:
             return False
-        self._stop("the rows that are left would not end in time")
+        what = "time of this run" if self._terms.deadline is not None else "job's budget"
+        self._stop(f"the {what} ends before the rows that are left would")
         return True
 
     def _stop(self, why: str) -> None:

@@ -17,11 +17,11 @@ import re
 
 _MOST_S = 366 * 86_400.0
 _ZONE = r"(?:Z|[+-]\d\d:\d\d)?"
-_OF_DAY = re.compile(rf"\d\d:\d\d(?::\d\d)?{_ZONE}")
-_MOMENT = re.compile(rf"\d{{4}}-\d\d-\d\d[T ]\d\d:\d\d(?::\d\d)?{_ZONE}")
-_SPAN = re.compile(r"(?=\d)(?:([\d.]+)d)?(?:([\d.]+)h)?(?:([\d.]+)m)?(?:([\d.]+)s)?")
+_OF_DAY = re.compile(rf"\d\d:\d\d(?::\d\d)?{_ZONE}", re.ASCII)
+_MOMENT = re.compile(rf"\d{{4}}-\d\d-\d\d[T ]\d\d:\d\d(?::\d\d)?{_ZONE}", re.ASCII)
+_SPAN = re.compile(r"(?=\d)(?:([\d.]+)d)?(?:([\d.]+)h)?(?:([\d.]+)m)?(?:([\d.]+)s)?", re.ASCII)
 _UNITS = (86_400.0, 3_600.0, 60.0, 1.0)
-_MONEY = re.compile(r"\d{1,12}(?:\.\d{1,6})?")
+_MONEY = re.compile(r"\d{1,12}(?:\.\d{1,6})?", re.ASCII)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -67,7 +67,7 @@ def deadline_of(text: str, now: float, zone: datetime.tzinfo | None = None) -> f
             "2026-11-28T06:00+01:00"
         ) from error
     if moment <= now:
-        raise ValueError(f"the deadline is {text!r}, which has passed ({said(moment, zone)}); give one to come")
+        raise ValueError(f"the deadline is {text!r}, which has passed: it is {said(now, zone)}; give one to come")
     if moment > now + _MOST_S:
         raise ValueError(f"the deadline is {text!r}, {said(moment, zone)}; give one within 366 days")
     return moment

@@ -119,11 +119,13 @@ class Ending:
     @property
     def spent(self) -> float | None:
         """What all workers and runs have cost."""
-        if self._price is None:
-            return None
+        return None if self._price is None else self.spent_s * self._price / 3600 + self.spent_elsewhere
+
+    @property
+    def spent_elsewhere(self) -> float:
+        """What other workers and earlier runs have cost."""
         since = self._clock() - self._others_s
-        others = (self._price_of(each) * (each.spent_s + since * each.is_alive) for each in self._others)
-        return (self.spent_s * self._price + sum(others)) / 3600
+        return sum(self._price_of(each) * (each.spent_s + since * each.is_alive) for each in self._others) / 3600
 
     @property
     def left_s(self) -> float | None:

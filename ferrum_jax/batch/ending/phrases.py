@@ -21,7 +21,7 @@ def terms_phrase(terms: EndTerms, now: float, spent: float | None, zone: Zone = 
     if terms.deadline is not None:
         found.append(f"Ends by {said(terms.deadline, zone)}, in {clock(terms.deadline - now)}.")
     if terms.budget is not None:
-        before = f", of which {spent:,.2f} are spent" if spent else ""
+        before = f", {spent:,.2f} of it spent" if spent else ""
         found.append(f"Costs at most {terms.budget:,.2f} at {terms.price_per_hour:,.2f} an hour{before}.")
     return " ".join([*found, _IN_TURN])
 

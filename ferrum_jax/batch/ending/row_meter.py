@@ -19,7 +19,7 @@ _MOST_SAMPLES = 32
 _LEAST_WINDOWS = 4
 _PRIOR_WEIGHT = 0.05
 _LEAST_SPREAD = 0.03
-_VARIATION = 0.7  # of rows: the standard deviation of what one costs, as a share of the mean
+_LEAST_VARIATION = 0.4  # of what rows cost: the standard deviation, as a share of the mean
 _MOST_DONE = 0.95  # of a row that has not ended
 
 
@@ -142,7 +142,8 @@ class RowMeter:
         """What tokens cost; None before enough rows have ended."""
         if self.num_ended < _LEAST_WINDOWS or not self._busy_s:
             return None
-        spread = math.hypot(_LEAST_SPREAD, _VARIATION / math.sqrt(self.num_ended))
+        variation = max(_LEAST_VARIATION, math.sqrt(self._variation))
+        spread = math.hypot(_LEAST_SPREAD, variation / math.sqrt(self.num_ended))
         if len(self._samples) > _LEAST_WINDOWS:
             return self._fitted(spread)
         reads, writes = self.under_way(now)
