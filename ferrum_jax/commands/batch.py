@@ -51,7 +51,7 @@ def add(commands: Any) -> None:
             "--model checkpoints/demo --input scripts/demo_prompts.jsonl --output out.jsonl --plan",
             "--model checkpoints/demo --input scripts/demo_prompts.jsonl --output out.jsonl --report report.html",
         ),
-        common="max_errors new_run plan report schema max_tokens",
+        common="max_errors new_run plan report schema max_tokens deadline price_per_hour",
     )
     _add_files(batch)
     batch.add_argument(
@@ -85,7 +85,7 @@ def add(commands: Any) -> None:
     batch.add_argument(
         "--plan",
         action="store_true",
-        help="print rows, tokens, shared prefixes, executables, memory and expected time; run and write nothing",
+        help="print rows, tokens, shared prefixes, executables, memory, expected time and cost; run and write nothing",
     )
     batch.add_argument(
         "--schema", action=_Schema, help="print the JSON schema (2020-12) of a row of the input, and end"
