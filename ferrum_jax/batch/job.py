@@ -266,6 +266,7 @@ class _Run:
             keeper.check()
             if llm is not None:
                 self._time.end(self._tally)
+                self._options.on_pace(self._time.ending.report())
                 why = self._notice.reason or "all done"
                 record = self._recorder.run(self._worker, why, llm.stats(), journal_s=self._journal.busy_s)
                 self._place.journal.replace(f"runs/{self._worker}.json", json.dumps(record).encode())

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ferrum_jax.batch.ending.end_terms import EndTerms
-from ferrum_jax.batch.ending.ending import Ending, Outlook
+from ferrum_jax.batch.ending.ending import Ending, Outlook, WorkerPace
 from ferrum_jax.batch.ending.phrases import seconds_phrase, terms_phrase, verdict_phrase
 from ferrum_jax.batch.input.rows import Rows
 from ferrum_jax.batch.journal.journal import Journal
@@ -21,6 +21,7 @@ from ferrum_jax.files.store import Store
 from ferrum_jax.prompt import PromptIds
 
 _MOST_NAMED = 5
+_OTHER_JOB_SPREAD = 0.25  # of the pace of another job
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -107,10 +108,14 @@ def _num_shared(a: np.ndarray, b: np.ndarray) -> int:
     return int(differ[0]) if len(differ) else length
 
 
-def paced_outlook(rows: Rows, store: Store, terms: EndTerms, now: float) -> Outlook | None:
-    """What is expected of one worker at the pace of those that the job has had; None where it has had none.
+def paced_outlook(
+    rows: Rows, store: Store, terms: EndTerms, now: float, known: WorkerPace | None = None
+) -> tuple[Outlook, str] | None:
+    """What is expected of one worker at the pace of those that the job has had, and by what; None where nothing was
+    measured.
 
-    store: of the journal. now: seconds since 1970.
+    store: of the journal. now: seconds since 1970. known: of another job, whose rows may stop sooner or later; it
+    counts where this job has had no worker.
     """
     journal = Journal(store, rows, "plan")
     journal.refresh()
@@ -122,8 +127,14 @@ def paced_outlook(rows: Rows, store: Store, terms: EndTerms, now: float) -> Outl
         budget=terms.budget,
         price_per_hour=terms.price_per_hour,
     )
-    ending.tell(earlier_paces(store))
-    return ending.outlook(journal.unfinished(rows.order))
+    earlier, by = earlier_paces(store), "by earlier runs"
+    if known is not None and known.pace is not None and all(each.pace is None for each in earlier):
+        spread = math.hypot(known.pace.spread, _OTHER_JOB_SPREAD)
+        other = dataclasses.replace(known, pace=known.pace._replace(spread=spread), spent_s=0.0, is_alive=False)
+        earlier, by = [*earlier, other], "by another job here"
+    ending.tell(earlier)
+    outlook = ending.outlook(journal.unfinished(rows.order))
+    return None if outlook is None else (outlook, by)
 
 
 def bounded_rows(least_s: float, terms: EndTerms, now: float) -> list[tuple[str, str]]:
@@ -141,11 +152,11 @@ def bounded_rows(least_s: float, terms: EndTerms, now: float) -> list[tuple[str,
     return found
 
 
-def outlook_rows(outlook: Outlook, terms: EndTerms, now: float) -> list[tuple[str, str]]:
-    """Time and cost with their ranges, and whether they fit the terms."""
+def outlook_rows(outlook: Outlook, by: str, terms: EndTerms, now: float) -> list[tuple[str, str]]:
+    """Time and cost with their ranges, and whether they fit the terms. by: what they are expected."""
     takes = seconds_phrase(outlook.low_s, outlook.seconds, outlook.high_s)
     found = _asked_rows(terms, now, outlook.spent)
-    found += [("expected time of one worker, by earlier runs", takes)]
+    found += [(f"expected time of one worker, {by}", takes)]
     if outlook.cost is not None:
         spent = f", {outlook.spent:,.2f} of it spent" if outlook.spent else ""
         cost = f"{outlook.cost:,.2f} ({outlook.low_cost:,.2f} to {outlook.high_cost:,.2f}){spent}"

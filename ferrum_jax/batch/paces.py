@@ -37,6 +37,11 @@ class Paces:
         with contextlib.suppress(OSError):  # of a full disk the journal says more
             self._store.replace(f"{_FOLDER}/{self._worker}.json", json.dumps(found).encode())
 
+    def own(self) -> WorkerPace | None:
+        """What this worker said of itself last."""
+        said = object_in(self._store.read(f"{_FOLDER}/{self._worker}.json"))
+        return None if said is None else _pace_in(said)
+
     def others(self) -> list[WorkerPace]:
         """What the other workers, those of earlier runs too, say of themselves. A damaged file says nothing."""
         self._num_looks += 1

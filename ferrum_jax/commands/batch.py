@@ -18,6 +18,7 @@ from ferrum_jax.batch.notice import ENDPOINTS, Notice, exit_in_time, notice_of_c
 from ferrum_jax.commands.batch_plan import show_plan
 from ferrum_jax.commands.end_flags import add_end, end_terms
 from ferrum_jax.commands.flags import add_sampling_flags, row_defaults
+from ferrum_jax.commands.machine_pace import MachinePace
 from ferrum_jax.commands.model import (
     adapters_of,
     add_adapters,
@@ -172,7 +173,7 @@ def _run_rows(args: argparse.Namespace) -> int:
     if args.plan and args.coordinator is not None:  # process 0 alone would look at devices, and wait for the others
         raise ValueError("--plan plans for the devices of one process; leave --coordinator out")
     if args.plan:
-        return show_plan(args, job_config(args), terms)
+        return show_plan(args, job_config(args), terms, MachinePace(args, config).find())
     if args.save_prefixes_at_notice is not None:
         require_free(args.save_prefixes_at_notice)
     notice = Notice(functools.partial(_save_prefixes, args.save_prefixes_at_notice))
@@ -228,6 +229,7 @@ def _run_job(
             strict_bits=args.strict_bits,
             page_path=args.report,
             terms=terms,
+            on_pace=MachinePace(args, config).keep,
         ),
         console=plain_console(stderr=True),
         notice=notice,

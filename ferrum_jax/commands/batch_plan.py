@@ -14,13 +14,13 @@ from ferrum_jax.config import EngineConfig
 
 if TYPE_CHECKING:
     from ferrum_jax.batch.ending.end_terms import EndTerms
-    from ferrum_jax.batch.ending.ending import Outlook
+    from ferrum_jax.batch.ending.ending import Outlook, WorkerPace
     from ferrum_jax.batch.job_plan import Plan
     from ferrum_jax.runtime.layout import Layout
 
 
-def show_plan(args: argparse.Namespace, config: EngineConfig, terms: EndTerms) -> int:
-    """Prints the plan, and whether it fits the terms; 1 if rows are bad already, else 0.
+def show_plan(args: argparse.Namespace, config: EngineConfig, terms: EndTerms, known: WorkerPace | None) -> int:
+    """Prints the plan, and whether it fits the terms; 1 if rows are bad already, else 0. known: of another job.
 
     Reads no weight, compiles and writes nothing.
     """
@@ -54,13 +54,18 @@ def show_plan(args: argparse.Namespace, config: EngineConfig, terms: EndTerms) -
         size = layout.ledger.block_size
         plan = make_plan(rows, journal, token_ids, block_size=size, max_model_len=layout.max_model_len)
         padding = expected_padding(as_logged(rows, token_ids, layout.max_model_len), layout)
-        outlook = paced_outlook(rows, journal, terms, time.time())
-    _print(args, plan, layout, padding, outlook, terms)
+        paced = paced_outlook(rows, journal, terms, time.time(), known)
+    _print(args, plan, layout, padding, paced, terms)
     return 1 if plan.num_bad or plan.num_refused else 0
 
 
 def _print(
-    args: argparse.Namespace, plan: Plan, layout: Layout, padding: float, outlook: Outlook | None, terms: EndTerms
+    args: argparse.Namespace,
+    plan: Plan,
+    layout: Layout,
+    padding: float,
+    paced: tuple[Outlook, str] | None,
+    terms: EndTerms,
 ) -> None:
     from ferrum_jax.batch.job_plan import bounded_rows, outlook_rows, plan_table
     from ferrum_jax.meshes.forecast import least_time_s
@@ -77,5 +82,5 @@ def _print(
     computed = plan.prompt_tokens - plan.saved_tokens
     least_s = least_time_s(layout, layout.target, tokens_in=computed, tokens_out=plan.most_output_tokens)
     now = time.time()
-    expected = bounded_rows(least_s, terms, now) if outlook is None else outlook_rows(outlook, terms, now)
+    expected = bounded_rows(least_s, terms, now) if paced is None else outlook_rows(*paced, terms, now)
     plain_console().print(plan_table(plan, engine, expected, f"{args.input} with {args.model}"))

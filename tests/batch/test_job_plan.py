@@ -1,22 +1,27 @@
 """The dry run counts what a job would do, writes nothing, and knows what is done."""
 
+import argparse
 import dataclasses
 import io
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
 
 from ferrum_jax.batch import reach
 from ferrum_jax.batch.ending.end_terms import EndTerms
-from ferrum_jax.batch.ending.ending import Outlook
+from ferrum_jax.batch.ending.ending import Outlook, WorkerPace
+from ferrum_jax.batch.ending.row_meter import TokenPace
 from ferrum_jax.batch.input.rows import Rows
 from ferrum_jax.batch.job import JobOptions, run_batch
 from ferrum_jax.batch.job_plan import bounded_rows, make_plan, outlook_rows, paced_outlook, plan_table
 from ferrum_jax.batch.reach import as_logged, reach_of
 from ferrum_jax.batch.report.recorder import padding_waste
+from ferrum_jax.commands.machine_pace import MachinePace
+from ferrum_jax.config import EngineConfig
 from ferrum_jax.files.store import LocalStore
 from ferrum_jax.sizes.engine_sizes import Reach
 from tests.batch.fake_llm import FakeLLM, json_lines
@@ -62,9 +67,19 @@ def test_a_plan_counts_rows_tokens_and_shared_prefixes(folder):
     assert [path.name for path in folder.iterdir()] == ["in.jsonl"]
 
 
-def outlook_of(folder: Path, terms: EndTerms, now: float = 0.0):
+def outlook_of(folder: Path, terms: EndTerms, known: WorkerPace | None = None) -> tuple[Outlook, str] | None:
     with open(folder / "in.jsonl", "rb") as file:
-        return paced_outlook(Rows(file), LocalStore(folder / "out.jsonl.journal"), terms, now)
+        return paced_outlook(Rows(file), LocalStore(folder / "out.jsonl.journal"), terms, 0.0, known)
+
+
+def test_a_plan_before_the_first_run_goes_by_another_job_with_a_wide_range(folder):
+    pace = TokenPace(0.01, 0.1, 0.03, 500)
+    known = WorkerPace(pace=pace, begun=(0.0, 0.0), row_s=2.0, spent_s=9.0, price_per_hour=None)
+    outlook, by = outlook_of(folder, EndTerms(price_per_hour=3600.0), known)
+    reads, writes = 10 * 65 + 3 * 40 + 95, 10 * 2 * 5 + 3 * 1024 + 6
+    assert by == "by another job here" and outlook.spent == 0.0
+    assert outlook.seconds == pytest.approx(0.01 * reads + 0.1 * (writes + 1024) + 1.0, rel=0.01)
+    assert outlook.high_s / outlook.seconds > 1.5 and outlook.cost == pytest.approx(outlook.seconds)
 
 
 def test_a_plan_of_a_job_that_is_done_has_nothing_left_and_knows_its_cost(folder):
@@ -75,8 +90,13 @@ def test_a_plan_of_a_job_that_is_done_has_nothing_left_and_knows_its_cost(folder
     run_batch(FakeLLM, folder / "in.jsonl", folder / "out.jsonl", model="m", console=console, options=options)
     plan = plan_of(folder)
     assert plan.num_done == 15 and plan.prompt_tokens == plan.most_output_tokens == 0
-    outlook = outlook_of(folder, terms)
-    assert outlook.seconds < 1e-6 and outlook.cost == pytest.approx(outlook.spent) and outlook.spent > 0
+    outlook, by = outlook_of(folder, terms)
+    assert (
+        by == "by earlier runs"
+        and outlook.seconds < 1e-6
+        and outlook.cost == pytest.approx(outlook.spent)
+        and outlook.spent > 0
+    )
     (pace,) = (folder / "out.jsonl.journal/paces").iterdir()
     for content in ("", "[]", "{}", '{"pace": 1}', pace.read_text().replace('"row_s": ', '"row_s": -')):
         pace.write_text(content)
@@ -90,7 +110,9 @@ def test_the_table_says_all_of_it(folder):
     )
     terms = EndTerms(deadline=3600.0, price_per_hour=4.0)
     late = dataclasses.replace(outlook, fits=False, share=0.5, num_workers=3)
-    shown.print(plan_table(plan_of(folder), {"KV pool": "1 MiB"}, outlook_rows(late, terms, 0.0), "in.jsonl"))
+    shown.print(
+        plan_table(plan_of(folder), {"KV pool": "1 MiB"}, outlook_rows(late, "by earlier runs", terms, 0.0), "in.jsonl")
+    )
     text = re.sub(r"[│\s]+", " ", shown.file.getvalue())
     for part in (
         *("576 (74.8%)", "1 of 10 rows", "1 MiB", "line 16", "2:00:00 (1:40:00 to 2:24:00)"),
@@ -156,3 +178,26 @@ def test_a_job_of_very_many_rows_is_not_measured(folder, monkeypatch):
 def test_the_report_says_how_much_of_all_runs_was_padding():
     runs = [{"computed_tokens": 30, "padded_tokens": 40}, {"computed_tokens": 10, "padded_tokens": 60}]
     assert padding_waste(*runs) == 0.6 and padding_waste() == 0.0
+
+
+def machine_pace(folder: Path, model: str = "m", **config: Any) -> MachinePace:
+    args = argparse.Namespace(model=model, revision=None)
+    return MachinePace(args, EngineConfig(**{"compilation_cache_dir": str(folder / "executables"), **config}))
+
+
+def test_a_machine_keeps_the_pace_of_a_model_and_its_settings(tmp_path):
+    own = WorkerPace(pace=TokenPace(0.01, 0.1, 0.03, 500), begun=(7.0, 8.0), row_s=2.0, spent_s=9.0, price_per_hour=4.0)
+    assert machine_pace(tmp_path).find() is None
+    machine_pace(tmp_path).keep(own)
+    found = machine_pace(tmp_path, seed=3).find()
+    assert found is not None and found.pace == own.pace and (found.spent_s, found.begun) == (0.0, (0.0, 0.0))
+    assert machine_pace(tmp_path, max_num_seqs=8).find() is None and machine_pace(tmp_path, "other").find() is None
+    (file,) = (tmp_path / "paces").iterdir()
+    file.write_text("{}")
+    assert machine_pace(tmp_path).find() is None
+    machine_pace(tmp_path, "few").keep(dataclasses.replace(own, pace=own.pace._replace(num_rows=9)))
+    machine_pace(tmp_path, "none").keep(dataclasses.replace(own, pace=None))
+    assert machine_pace(tmp_path, "few").find() is None and machine_pace(tmp_path, "none").find() is None
+    nowhere = machine_pace(tmp_path, compilation_cache_dir=None)
+    nowhere.keep(own)
+    assert nowhere.find() is None and len(list((tmp_path / "paces").iterdir())) == 1
