@@ -11,17 +11,14 @@ from ferrum_jax.batch.ending.end_terms import EndTerms, deadline_of, money_of, s
 
 def add_end(batch: argparse.ArgumentParser) -> None:
     """Adds --deadline, --within, --budget and --price-per-hour."""
-    group = batch.add_argument_group(
-        "the end of the job",
-        "With a deadline or a budget rows run by priority, then in the order of the input; what is not done by then "
-        "is left for the next start, and the exit code is 75.",
-    )
+    group = batch.add_argument_group("the end of the job")
     until = group.add_mutually_exclusive_group()
     until.add_argument(
         "--deadline",
         metavar="TIME",
-        help="stop in order by then: 06:00 is the next one in the machine's time zone; 2026-11-28T06:00, and with a "
-        "zone 2026-11-28T06:00+01:00",
+        help="stop in order by then, with exit code 75 if rows are left: 06:00 is the next one in the machine's time "
+        "zone; 2026-11-28T06:00, and with a zone 2026-11-28T06:00+01:00. Rows run by priority, then in the input's "
+        "order",
     )
     until.add_argument("--within", metavar="TIME", help="stop in order so long after the start: 2h, 90m, 1h30m")
     group.add_argument(

@@ -220,8 +220,8 @@ class Ending:
         if left_s is not None:
             fits = True if high_s <= left_s else False if low_s > left_s else None
             share = min(max(left_s, 0.0) / max(seconds, 1e-9), 1.0)
-            room_s = left_s - last_s
-            if self._end_s is not None and room_s > 0:
+            room_s = self._left().get(TIME, 0.0) - last_s
+            if room_s > 0:
                 num_workers = max(math.ceil(one_s / room_s), 1)
         return Outlook(
             seconds=seconds,

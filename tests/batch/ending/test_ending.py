@@ -121,6 +121,12 @@ def test_a_budget_ends_the_job_whatever_workers_share_it():
         assert outlook.fits is False and outlook.cost > 1.2 > outlook.spent and outlook.num_workers is None
 
 
+def test_where_only_the_budget_is_short_no_more_workers_are_asked_for():
+    job = SimulatedJob(seeded(3), within_s=1e5, budget=1.2, price_per_hour=36.0)
+    outlook = job.forecast_at(0.5).outlook
+    assert outlook.fits is False and outlook.num_workers == outlook.num_alive == 1
+
+
 def clocked(tokens: list[tuple[int, int]], **terms) -> tuple[Ending, list[float]]:
     """An ending and its clock."""
     now = [0.0]
