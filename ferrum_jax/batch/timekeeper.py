@@ -56,8 +56,16 @@ class Timekeeper:
         self.has_stopped = False  # for time or money
 
     def start(self) -> None:
-        """Says what the run was told of its end, and whether that fits where earlier runs were measured."""
+        """Says what the run was told of its end, and whether that fits where earlier runs were measured.
+
+        Raises ValueError for a budget that is spent.
+        """
         self.ending.tell(self._paces.others())
+        if self.ending.over == BUDGET:
+            raise ValueError(
+                f"the job has cost {self.ending.spent_elsewhere:,.2f} of its budget of {self._terms.budget:,.2f}, and "
+                "what is left is no time to answer a row; give a higher --budget"
+            )
         if self._terms.has_end:
             self._say(terms_phrase(self._terms, self._now(), self.ending.spent_elsewhere))
         self._look()

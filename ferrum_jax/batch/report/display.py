@@ -122,7 +122,7 @@ class Display:
             if self._bar.tasks[0].start_time is None:
                 self._bar.start_task(self._task)
                 self._bar.tasks[0].start_time = tally.started_s  # the clock of the table at the end
-            self._bar.rates = f"{rates}\n{tally.outlook}" if tally.outlook else rates
+            self._bar.rates = "\n".join([rates, *tally.outlook.split("; ")]).rstrip()  # a line has 80 columns
             left = "-:--:--" if (left_s := self._left_s()) is None else clock(left_s)
             self._bar.update(self._task, completed=tally.num_done, left=left)
             self._bar.start()  # does nothing if it has started
