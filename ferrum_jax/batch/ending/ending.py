@@ -92,6 +92,7 @@ class Ending:
         self._others: Sequence[WorkerPace] = ()
         self._others_s = self._began_s  # when they were told
         self.meter = RowMeter(tokens)
+        self._mean = _mean(_sum(tokens), len(tokens))
         self.num_passed = 0  # rows that were not begun
         self._passed_in_turn = 0
 
@@ -179,7 +180,7 @@ class Ending:
         return WorkerPace(
             pace=self.meter.pace(now),
             begun=_sum(self._tokens[self.meter.running]),
-            row_s=self.meter.rows_s(np.arange(len(self._tokens)), now),
+            row_s=self.meter.like_row_s(self._mean, now),
             spent_s=self.spent_s,
             price_per_hour=self._price,
             is_alive=True,
@@ -195,18 +196,21 @@ class Ending:
         alive = [each for each in self._others if each.is_alive]
         paces = [pace, *(each.pace for each in alive if each.pace is not None)]
         begun = [_sum(self._tokens[self.meter.running]), *(each.begun for each in alive)]
-        reads, writes = np.maximum(np.array(_sum(self._tokens[undone])) - np.sum(begun, axis=0), 0.0).tolist()
+        left = _sum(self._tokens[undone])
+        reads, writes = np.maximum(np.array(left) - np.sum(begun, axis=0), 0.0).tolist()
         one_s, *others_s = (max(each.seconds(reads, writes), 1e-9) for each in paces)
         queue_s = 1 / sum(1 / each for each in (one_s, *others_s))
         last_s = 0.0
         if reads + writes > 0:
-            own_s = self.meter.rows_s(undone, now)
+            own_s = self.meter.like_row_s(_mean(left, len(undone)), now)
             last_s = _LAST_SHARE * max([own_s, *(each.row_s for each in (alive if own_s else self._others))])
         if alive and len(undone):  # a worker may begin its last part when the others have none left
             part = min(self._part_size / len(undone), 1.0)
             last_s += 0.5 * len(alive) / (1 + len(alive)) * part * max(one_s, *others_s, 0.0)
         seconds = max(queue_s + last_s, self.meter.rest_s(now))
-        strange = _STRANGE_SPREAD * self.meter.strangeness(undone) + _LAST_SPREAD * last_s / max(seconds, 1e-9)
+        strange = _STRANGE_SPREAD * self.meter.strangeness(_mean(left, len(undone))) + _LAST_SPREAD * last_s / max(
+            seconds, 1e-9
+        )
         spread = math.hypot(max(each.spread for each in paces), strange)
         return self._judged(seconds, one_s=one_s, last_s=last_s, spread=spread, num_alive=1 + len(alive))
 
@@ -259,5 +263,8 @@ def mean_pace(workers: Sequence[WorkerPace]) -> TokenPace | None:
 
 
 def _sum(tokens: np.ndarray) -> tuple[float, float]:
-    reads, writes = tokens.sum(axis=0, dtype=np.float64).tolist()
-    return reads, writes
+    return float(tokens[:, 0].sum(dtype=np.uint64)), float(tokens[:, 1].sum(dtype=np.uint64))
+
+
+def _mean(tokens: tuple[float, float], num_rows: int) -> tuple[float, float]:
+    return tokens[0] / max(num_rows, 1), tokens[1] / max(num_rows, 1)

@@ -117,20 +117,19 @@ class RowMeter:
         """How long a row takes from its beginning to its end; 0 before any has ended."""
         return self._weight(index) * self._weight_s(now)
 
-    def rows_s(self, indices: np.ndarray, now: float) -> float:
-        """The mean of `row_s` over rows."""
-        if not len(indices):
-            return 0.0
-        reads, writes = self._tokens[indices].mean(axis=0).tolist()
-        return (reads * self._ratio + writes) * self._weight_s(now)
+    def like_row_s(self, tokens: tuple[float, float], now: float) -> float:
+        """How long a row takes that reads and may write so many tokens; 0 before any has ended."""
+        return (tokens[0] * self._ratio + tokens[1]) * self._weight_s(now)
 
-    def strangeness(self, indices: np.ndarray) -> float:
-        """How much longer or shorter these rows are than those that ended here: the logarithm of the means' ratio."""
-        if not len(indices) or not self.num_ended:
+    def strangeness(self, tokens: tuple[float, float]) -> float:
+        """How much longer or shorter such a row is than those that ended here: the logarithm of its share of the mean.
+
+        tokens: that it reads and may write.
+        """
+        if not self.num_ended or not any(tokens):
             return 0.0
-        reads, writes = self._tokens[indices].mean(axis=0).tolist()
         mean = self._row_weight / self.num_ended
-        return abs(math.log(max(reads * self._ratio + writes, 1e-9) / max(mean, 1e-9)))
+        return abs(math.log((tokens[0] * self._ratio + tokens[1]) / max(mean, 1e-9)))
 
     def rest_s(self, now: float) -> float:
         """How long the rows that run take yet: the longest of them."""
