@@ -194,6 +194,14 @@ class LLM:
         """How often the weights were updated."""
         return self.model.opened.model.weights_version
 
+    def weights_checksum(self) -> str:
+        """A digest of every bit of the weights as they are on the devices, in hexadecimal; all of them are read.
+
+        Engines of one model have equal ones where their meshes, dtypes and weights are equal. Raises ValueError while
+        weights sleep.
+        """
+        return self.model.weights_checksum()
+
     def _take(self, opening: Opening) -> None:
         self.model = model = OpenModel(opening)
         opened, chosen = model.opened, model.opened.chosen

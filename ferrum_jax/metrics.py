@@ -71,6 +71,17 @@ def total(parts: Sequence[ReuseMetrics]) -> ReuseMetrics:
     return dataclasses.replace(parts[0], **{name: sum(getattr(part, name) for part in parts) for name in counts})
 
 
+MEDIA = {  # counters of `LLM.stats` about what models see and hear, and what each counts
+    "images_encoded": "images that the tower was asked for",
+    "image_hits": "images whose embeddings were found",
+    "video_groups_encoded": "groups of a video's frames that the tower was asked for",
+    "video_group_hits": "groups of frames whose embeddings were found",
+    "sounds_encoded": "sounds, or windows of one, that the encoder was asked for",
+    "sound_hits": "sounds, or windows of one, whose states were found",
+    "sound_s": "seconds of sound, of those encoded and those found",
+}
+
+
 @dataclasses.dataclass(kw_only=True, slots=True)
 class SpeculationCounts:
     """What became of drafts.

@@ -166,13 +166,13 @@ class TranscriptionSegment:
 class Transcription:
     """What is said in a sound.
 
-    language: its code: as it was given, or that of most windows. segments: where times were asked for. token_ids: of
-    all windows, without those that say language and task. avg_logprob: the mean of these. is_cut: a window ended at its
-    most tokens, so that text may be missing.
+    language: its code: as it was given, or that of most windows; None where neither says it. segments: where times were
+    asked for. token_ids: of all windows, without those that say language and task. avg_logprob: the mean of these.
+    is_cut: a window ended at its most tokens, so that text may be missing.
     """
 
     text: str
-    language: str
+    language: str | None
     task: str
     duration_s: float
     segments: tuple[TranscriptionSegment, ...] = ()

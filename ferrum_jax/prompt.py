@@ -118,6 +118,12 @@ class EncodableImage(Protocol):
     @property
     def digest(self) -> bytes: ...  # of pixels, grid and the processor's settings
 
+    @property
+    def kind(self) -> str: ...  # one of SEEN
+
+    @property
+    def seconds(self) -> float: ...  # of a sound
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PlacedImage:
@@ -128,6 +134,7 @@ class PlacedImage:
     sees_both_ways: each of its tokens attends to all of them, so a step computes its last tokens together. columns: of
     its tokens, where one of text stands between two rows and counts as the image's; 0 where all stand in a run.
     is_beside: it has no tokens; layers attend to it beside those of its sequence. length is 0 then.
+    kind: one of SEEN; each group of a video's frames is placed by itself. seconds: of a sound.
     """
 
     start: int
@@ -138,6 +145,8 @@ class PlacedImage:
     sees_both_ways: bool = False
     columns: int = 0
     is_beside: bool = False
+    kind: str = "image"
+    seconds: float = 0.0
 
     @property
     def end(self) -> int:

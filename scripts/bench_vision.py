@@ -48,6 +48,8 @@ class BenchPicture:
     grid: tuple[int, int, int]
     num_tokens: int
     digest: bytes
+    kind: str = "image"
+    seconds: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

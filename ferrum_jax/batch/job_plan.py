@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 from rich.table import Table
@@ -16,9 +17,12 @@ from ferrum_jax.batch.ending.phrases import seconds_phrase, terms_phrase, verdic
 from ferrum_jax.batch.input.rows import Rows
 from ferrum_jax.batch.journal.journal import Journal
 from ferrum_jax.batch.paces import earlier_paces
-from ferrum_jax.batch.reach import measured
+from ferrum_jax.batch.reach import Measured, measured
 from ferrum_jax.files.store import Store
 from ferrum_jax.prompt import PromptIds
+
+if TYPE_CHECKING:
+    from ferrum_jax.transcribing.foreseen import Foresee
 
 _MOST_NAMED = 5
 _OTHER_JOB_SPREAD = 0.25  # of the pace of another job
@@ -29,13 +33,15 @@ class Plan:
     """Rows and tokens of a job. Saved tokens are those of full blocks that a row shares with the row before it.
 
     num_groups: runs of neighbours that each share a block with the one before; num_grouped: rows in them.
+    num_sounds: in num_windows that run as rows; the headers of num_unsaid do not say how long they are, so that one
+    window of each is counted. sound_s: of the others.
     most_output_tokens: where every row generates all it may. bad: what is wrong with the first bad rows.
     """
 
     num_rows: int
     num_bad: int
     num_done: int
-    num_refused: int  # too long for the model
+    num_refused: int  # too long for the model, or a damaged sound
     num_parts: int
     prompt_tokens: int
     saved_tokens: int
@@ -43,6 +49,10 @@ class Plan:
     most_output_tokens: int
     num_groups: int
     num_grouped: int
+    num_sounds: int
+    num_windows: int
+    num_unsaid: int
+    sound_s: float
     bad: Sequence[str]
 
     @property
@@ -51,14 +61,18 @@ class Plan:
         return self.prompt_tokens - self.saved_tokens + self.most_output_tokens
 
 
-def make_plan(rows: Rows, store: Store, token_ids: PromptIds, *, block_size: int, max_model_len: int) -> Plan:
+def make_plan(
+    rows: Rows, store: Store, token_ids: PromptIds, foresee: Foresee, *, block_size: int, max_model_len: int
+) -> Plan:
     """The plan of what is left. store: of the journal."""
     journal = Journal(store, rows, "plan")
     journal.refresh()
     counts: dict[str, int] = dict.fromkeys(("refused", "prompt", "saved", "longest", "output", "groups", "grouped"), 0)
     previous: np.ndarray = np.zeros(0, np.int64)
-    in_group = False
-    for ids, salt_changed, outputs in _left(rows, journal, token_ids, max_model_len, counts):
+    in_group, heard = False, _Heard()
+    indices = journal.unfinished(rows.order).tolist()
+    found = measured(rows, indices, token_ids, max_model_len, foresee)
+    for ids, salt_changed, outputs in _left(heard.counted(found), counts):
         shared = 0 if salt_changed else _num_shared(previous, ids) // block_size * block_size
         shared = min(shared, (len(ids) - 1) // block_size * block_size)
         counts["prompt"] += len(ids)
@@ -80,26 +94,40 @@ def make_plan(rows: Rows, store: Store, token_ids: PromptIds, *, block_size: int
         most_output_tokens=counts["output"],
         num_groups=counts["groups"],
         num_grouped=counts["grouped"],
+        **dataclasses.asdict(heard),
         bad=[bad.message for _, (_, bad) in zip(range(_MOST_NAMED), rows.bad_rows(), strict=False)],
     )
 
 
-def _left(
-    rows: Rows,
-    journal: Journal,
-    token_ids: PromptIds,
-    max_model_len: int,
-    counts: dict[str, int],
-) -> Iterator[tuple[np.ndarray, bool, int]]:
-    """Token ids of each row to run, whether its salt is not that of the row before, and the most it generates."""
+@dataclasses.dataclass
+class _Heard:
+    """What a plan counts of sounds; see `Plan`."""
+
+    num_sounds: int = 0
+    num_windows: int = 0
+    num_unsaid: int = 0
+    sound_s: float = 0.0
+
+    def counted(self, prompts: Iterable[Measured | None]) -> Iterator[Measured | None]:
+        """The prompts, each sound counted as it comes by."""
+        for each in prompts:
+            if each is not None and (sound := each.sound) is not None:
+                self.num_sounds += 1
+                self.num_windows += sound.num_windows
+                self.num_unsaid += sound.seconds is None
+                self.sound_s += sound.seconds or 0.0
+            yield each
+
+
+def _left(prompts: Iterable[Measured | None], counts: dict[str, int]) -> Iterator[tuple[np.ndarray, bool, int]]:
+    """Token ids of each prompt to run, whether its salt is not that of the one before, and the most it generates."""
     before = ""
-    for found in measured(rows, journal.unfinished(rows.order).tolist(), token_ids, max_model_len):
-        if found is None:
+    for each in prompts:
+        if each is None:
             counts["refused"] += 1
             continue
-        row, salt, ids, outputs = found
-        yield ids, salt != before, outputs * row.asked.n
-        before = salt
+        yield each.ids, each.salt != before, each.outputs * each.row.asked.n
+        before = each.salt
 
 
 def _num_shared(a: np.ndarray, b: np.ndarray) -> int:
@@ -179,9 +207,10 @@ def plan_table(plan: Plan, engine: Mapping[str, str], expected: Sequence[tuple[s
     for name, value in (
         ("rows", f"{plan.num_rows:,}"),
         ("bad rows", f"{plan.num_bad:,}"),
-        ("rows too long, or refused by the chat template", f"{plan.num_refused:,}"),
+        ("rows too long, refused by the chat template, or of damaged sounds", f"{plan.num_refused:,}"),
         ("rows done", f"{plan.num_done:,}"),
         ("parts that workers take", f"{plan.num_parts:,}"),
+        *_sounds(plan),
         ("tokens in", f"{plan.prompt_tokens:,}"),
         ("of them shared with the row before", f"{plan.saved_tokens:,} ({share:.1%})"),
         ("groups that share a prefix", f"{plan.num_groups:,} of {plan.num_grouped:,} rows"),
@@ -193,3 +222,11 @@ def plan_table(plan: Plan, engine: Mapping[str, str], expected: Sequence[tuple[s
     ):
         table.add_row(Text(name), Text(value))
     return table
+
+
+def _sounds(plan: Plan) -> Iterator[tuple[str, str]]:
+    """Lines of the table about sounds."""
+    if plan.num_sounds:
+        yield "sounds", f"{plan.num_sounds:,} of {plan.sound_s:,.0f} s, in {plan.num_windows:,} windows"
+    if plan.num_unsaid:
+        yield "sounds of unknown length, each counted as one window", f"{plan.num_unsaid:,}"

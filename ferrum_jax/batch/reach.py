@@ -6,7 +6,7 @@ All rows count, those that are done too, so that a job has the same executables 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -16,16 +16,32 @@ from ferrum_jax.prompt import PromptIds, take_apart
 from ferrum_jax.scheduling.request_log import LoggedChoice, LoggedRequest
 from ferrum_jax.sizes.engine_sizes import Reach
 
+if TYPE_CHECKING:
+    from ferrum_jax.transcribing.foreseen import Foresee, ForeseenSound
+
 MOST_MEASURED = 20_000  # rows; a job of more reaches the limits of any engine, and its prompts take minutes to read
+MOST_HEARD = 32  # sounds; a job of more reaches those limits too, and each header of an MP3 takes a process of its own
 MOST_REPLAYED = 512
-_WINDOW_PROMPT = 4  # tokens before what is written down of a window
 _LONG_OUTPUT = 256  # tokens that a row without max_tokens is taken to generate
 
 
+class Measured(NamedTuple):
+    """A prompt of a row. salt: and adapter. ids: int64 [tokens]. outputs: the most tokens that it generates.
+
+    sound: of the first window of a sound, else None.
+    """
+
+    row: Row
+    salt: str
+    ids: np.ndarray
+    outputs: int
+    sound: ForeseenSound | None = None
+
+
 def measured(
-    rows: Rows, indices: Iterable[int], token_ids: PromptIds, max_model_len: int
-) -> Iterator[tuple[Row, str, np.ndarray, int] | None]:
-    """The row, salt and adapter, token ids [tokens] int64 and most generated tokens of each prompt.
+    rows: Rows, indices: Iterable[int], token_ids: PromptIds, max_model_len: int, foresee: Foresee
+) -> Iterator[Measured | None]:
+    """Each prompt of the rows, and each window of their sounds.
 
     None stands for a row that is refused, which one that has a prompt too long is.
     """
@@ -33,38 +49,61 @@ def measured(
         row = rows.read(index)
         assert not isinstance(row, BadRow), f"row {index} is bad and was to be run"
         try:
-            found = [_measured(row, prompt, token_ids, max_model_len) for prompt in row.prompts]
-        except ValueError:  # a template error, or too long: the row fails alone
+            if row.kind == TRANSCRIBES:
+                found = _windows(row, max_model_len, foresee)
+            else:
+                found = [_measured(row, prompt, token_ids, max_model_len) for prompt in row.prompts]
+        except ValueError:  # a template error, too long, or a damaged sound: the row fails alone
             yield None
         else:
             yield from found
 
 
-def _measured(row: Row, prompt: Any, token_ids: PromptIds, max_model_len: int) -> tuple[Row, str, np.ndarray, int]:
+def _windows(row: Row, max_model_len: int, foresee: Foresee) -> Iterator[Measured]:
+    """The windows of a sound. Raises ValueError for one that cannot be read."""
+    sound = foresee(row.prompts[0], row.how.how)
+    ids = np.asarray(sound.token_ids, np.int64)
+    outputs = _most_outputs(row, len(ids), max_model_len)
+    # no window shares its tokens with another: they stand for other sounds
+    return (
+        Measured(row, f"{row.id}\0{place}", ids, outputs, None if place else sound)
+        for place in range(sound.num_windows)
+    )
+
+
+def _measured(row: Row, prompt: Any, token_ids: PromptIds, max_model_len: int) -> Measured:
     """Raises ValueError for a prompt that cannot run."""
     if row.kind == SCORES:
         prompt = f"{prompt['query']}\n{prompt['document']}"  # about as long as what the model is given
-    if row.kind == TRANSCRIBES:  # its windows are known when it is read: one is counted
-        ids = np.zeros(_WINDOW_PROMPT, np.int64)
-        return row, "", ids, row.asked.max_tokens or max_model_len - len(ids)
     kept = row.asked.most_prompt_tokens(max_model_len)
     found = token_ids(prompt, kept=kept) if row.kind == GENERATES else token_ids(prompt, embeds=True)
     ids = np.asarray(found, np.int64)[-(kept or 0) :]
-    outputs = max_model_len - len(ids) if row.asked.max_tokens is None else row.asked.max_tokens
-    if outputs < 1 or len(ids) + outputs > max_model_len:
-        raise ValueError(f"{len(ids)} tokens and {outputs} more are beyond {max_model_len}")
+    outputs = _most_outputs(row, len(ids), max_model_len)
     parts = take_apart(prompt)
-    return row, f"{parts.adapter}\0{parts.cache_salt}" if parts.adapter else parts.cache_salt, ids, outputs
+    salt = f"{parts.adapter}\0{parts.cache_salt}" if parts.adapter else parts.cache_salt
+    return Measured(row, salt, ids, outputs)
 
 
-def reach_of(rows: Rows, token_ids: PromptIds, max_model_len: int) -> Reach | None:
-    """The reach of a job; None of one with more than MOST_MEASURED rows, with pairs, whose templates add to them, or
-    with sounds, whose windows are not known."""
-    if len(rows.order) > MOST_MEASURED or (rows.kinds == SCORES).any() or (rows.kinds == TRANSCRIBES).any():
+def _most_outputs(row: Row, num_tokens: int, max_model_len: int) -> int:
+    """Tokens behind a prompt of so many. Raises ValueError where there is no room for them."""
+    outputs = max_model_len - num_tokens if row.asked.max_tokens is None else row.asked.max_tokens
+    if outputs < 1 or num_tokens + outputs > max_model_len:
+        raise ValueError(f"{num_tokens} tokens and {outputs} more are beyond {max_model_len}")
+    return outputs
+
+
+def reach_of(rows: Rows, token_ids: PromptIds, max_model_len: int, foresee: Foresee) -> Reach | None:
+    """The reach of a job; None of one with more than MOST_MEASURED rows or MOST_HEARD sounds, with pairs, whose
+    templates add to them, or with a sound whose header does not say its length."""
+    num_sounds = int((rows.kinds == TRANSCRIBES).sum())
+    if len(rows.order) > MOST_MEASURED or num_sounds > MOST_HEARD or (rows.kinds == SCORES).any():
         return None
-    found = [each for each in measured(rows, rows.order.tolist(), token_ids, max_model_len) if each is not None]
-    totals = [len(ids) + outputs for _, _, ids, outputs in found]
-    choices = [row.asked.n for row, *_ in found]
+    found = list(measured(rows, rows.order.tolist(), token_ids, max_model_len, foresee))
+    if num_sounds and any(each is None or (each.sound and each.sound.seconds is None) for each in found):
+        return None
+    runs = [each for each in found if each is not None]
+    totals = [len(each.ids) + each.outputs for each in runs]
+    choices = [each.row.asked.n for each in runs]
     return Reach(
         num_rows=max(sum(choices), 1),
         num_tokens=max(sum(n * total for n, total in zip(choices, totals, strict=True)), 1),
@@ -72,13 +111,13 @@ def reach_of(rows: Rows, token_ids: PromptIds, max_model_len: int) -> Reach | No
     )
 
 
-def as_logged(rows: Rows, token_ids: PromptIds, max_model_len: int) -> list[LoggedRequest]:
+def as_logged(rows: Rows, token_ids: PromptIds, max_model_len: int, foresee: Foresee) -> list[LoggedRequest]:
     """The first MOST_REPLAYED rows as if each had run and generated all it may."""
     requests = []
-    for found in measured(rows, rows.order[:MOST_REPLAYED].tolist(), token_ids, max_model_len):
+    for found in measured(rows, rows.order[:MOST_REPLAYED].tolist(), token_ids, max_model_len, foresee):
         if found is None:
             continue
-        row, salt, ids, outputs = found
+        row, salt, ids, outputs, _ = found
         if row.asked.max_tokens is None:
             outputs = min(outputs, _LONG_OUTPUT)
         choice = LoggedChoice(token_ids=[0] * outputs, finish_reason="length")

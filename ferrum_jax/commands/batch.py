@@ -8,7 +8,7 @@ import functools
 import json
 import os
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +37,7 @@ from ferrum_jax.paths import require_free
 
 if TYPE_CHECKING:
     from ferrum_jax.batch.job import JobStart
+    from ferrum_jax.embeddings.texts import TextIds
     from ferrum_jax.llm import LLM
     from ferrum_jax.sizes.engine_sizes import Reach
 
@@ -192,8 +193,9 @@ def _run_job(
     from ferrum_jax.progress import plain_console
 
     def make_llm(start: JobStart) -> LLM:
-        def reach(token_ids: Callable[..., Sequence[int]], max_model_len: int) -> Reach | None:
-            return reach_of(start.rows, functools.partial(token_ids, now=start.identity.started), max_model_len)
+        def reach(ids: TextIds, max_model_len: int) -> Reach | None:
+            token_ids = functools.partial(ids, now=start.identity.started)
+            return reach_of(start.rows, token_ids, max_model_len, ids.foreseen)
 
         commit = start.commit_of(args.model, args.revision)
         llm = open_llm(

@@ -49,11 +49,12 @@ def show_plan(args: argparse.Namespace, config: EngineConfig, terms: EndTerms, k
         how = {"defaults": row_defaults(args), "adapters": adapters, "in_turn": terms.has_end}
         rows = Rows(file, config.seed, names, **how)
         texts, most = order.texts(), order.max_model_len
-        token_ids = functools.partial(texts.token_ids(most - 1), now=started_of(record))
-        layout = order.on_paper(reach_of(rows, token_ids, most))
+        ids = texts.token_ids(most - 1)
+        token_ids, foresee = functools.partial(ids, now=started_of(record)), functools.cache(ids.foreseen)
+        layout = order.on_paper(reach_of(rows, token_ids, most, foresee))
         size = layout.ledger.block_size
-        plan = make_plan(rows, journal, token_ids, block_size=size, max_model_len=layout.max_model_len)
-        padding = expected_padding(as_logged(rows, token_ids, layout.max_model_len), layout)
+        plan = make_plan(rows, journal, token_ids, foresee, block_size=size, max_model_len=layout.max_model_len)
+        padding = expected_padding(as_logged(rows, token_ids, layout.max_model_len, foresee), layout)
         paced = paced_outlook(rows, journal, terms, time.time(), known)
     _print(args, plan, layout, padding, paced, terms)
     return 1 if plan.num_bad or plan.num_refused else 0

@@ -81,6 +81,11 @@ def _add_address(serve: argparse.ArgumentParser) -> None:
         help="folder below which /v1/load_lora_adapter may load adapters, with an admin key where there are keys; "
         "without it the server loads none",
     )
+    group.add_argument(
+        "--weights-root",
+        metavar="DIR",
+        help="folder below which /update_weights may read weights, with an admin key; without it the server reads none",
+    )
 
 
 def _add_keys(serve: argparse.ArgumentParser) -> None:
@@ -169,7 +174,7 @@ def _run(args: argparse.Namespace) -> int:
             llm,
             drain_s=args.drain_s,
             on_ready=lambda: _greet(args, settings, port, time.monotonic() - started),
-            adapter_root=args.adapter_root,
+            roots=settings.roots,
         )
 
 
@@ -188,6 +193,7 @@ def _settings(args: argparse.Namespace) -> ServerSettings:
         names=model_names(args.model, args.served_model_name),
         num_listed=max(1, len(args.served_model_name)),
         adapter_root=args.adapter_root,
+        weights_root=args.weights_root,
         version=__version__,
         keys=keys,
         admin_keys=admin_keys,

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import datetime
 import logging
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
@@ -20,7 +19,7 @@ import numpy as np
 from checkpoints.sentence import SentenceLayout
 from ferrum_jax.asked.sampling import SamplingParams
 from ferrum_jax.outputs import EmbeddingOutput, RequestOutput, ScoreOutput, unit_length
-from ferrum_jax.prompt import MediaSpan, Prompt, PromptIds, PromptParts, take_apart
+from ferrum_jax.prompt import MediaSpan, Prompt, take_apart
 from ferrum_jax.text.tokenizer import Tokenizer
 
 UNTRAINED = (
@@ -192,26 +191,6 @@ class Embedder:
                 raise ValueError(f"the text holds {token!r}; the model's token ids are 0 to {self._vocab_size - 1}")
             ids.append(int(token))
         return ids
-
-
-def prompt_ids(encode: Callable[..., Sequence[int]], embedder: Embedder) -> PromptIds:
-    """encode: of a prompt that is completed, `PromptEncoder.token_ids`."""
-
-    def token_ids(
-        prompt: Prompt,
-        /,
-        *,
-        embeds: bool = False,
-        now: datetime.datetime | None = None,
-        kept: int | None = None,
-    ) -> Sequence[int]:
-        if not embeds:
-            return encode(prompt, now, kept=kept)
-        parts = take_apart(prompt)
-        text = PromptParts(content=parts.content, vector=parts.vector)
-        return embedder.text(None, text, embedder.params()).token_ids
-
-    return token_ids
 
 
 States = Iterator[tuple[Text[Any], np.ndarray | ValueError, int]]

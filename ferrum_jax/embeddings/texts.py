@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import datetime
 from collections.abc import Sequence
 
 from checkpoints.sentence import SentenceLayout
-from ferrum_jax.embeddings.embedder import Embedder, prompt_ids
-from ferrum_jax.prompt import PromptIds
+from ferrum_jax.asked.transcription_params import TranscriptionParams
+from ferrum_jax.embeddings.embedder import Embedder
+from ferrum_jax.prompt import Prompt, PromptParts, take_apart
 from ferrum_jax.text.prompts import PromptEncoder
-from ferrum_jax.transcribing.windows import Transcriber
+from ferrum_jax.transcribing.foreseen import ForeseenSound, foreseen
+from ferrum_jax.transcribing.transcriber import Transcriber, require_transcriber
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -38,6 +41,34 @@ class Texts:
             max_tokens=max_tokens,
         )
 
-    def token_ids(self, max_tokens: int) -> PromptIds:
+    def token_ids(self, max_tokens: int) -> TextIds:
         """From a prompt, or a text of at most `max_tokens` that is embedded, to its token ids."""
-        return prompt_ids(self.prompts.token_ids, self.embedder(max_tokens))
+        return TextIds(prompts=self.prompts, embedder=self.embedder(max_tokens), transcriber=self.transcriber)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TextIds:
+    """`PromptIds` of texts, and what is known of sounds before they are read."""
+
+    prompts: PromptEncoder
+    embedder: Embedder
+    transcriber: Transcriber | None
+
+    def __call__(
+        self,
+        prompt: Prompt,
+        /,
+        *,
+        embeds: bool = False,
+        now: datetime.datetime | None = None,
+        kept: int | None = None,
+    ) -> Sequence[int]:
+        if not embeds:
+            return self.prompts.token_ids(prompt, now, kept=kept)
+        parts = take_apart(prompt)
+        text = PromptParts(content=parts.content, vector=parts.vector)
+        return self.embedder.text(None, text, self.embedder.params()).token_ids
+
+    def foreseen(self, named: str, params: TranscriptionParams) -> ForeseenSound:
+        """The windows of a sound that a job's row names. Raises ValueError for one that cannot be read."""
+        return foreseen(require_transcriber(self.transcriber, "this model"), named, params)

@@ -147,7 +147,10 @@ def _beside(
             f"the sound has {clip.grid[1]} frames, and the model's encoder takes {(limits.grid or clip.grid)[1]}; "
             "process it as the checkpoint's processor file says"
         )
-    return (PlacedImage(start=0, length=0, digest=clip.digest, grid=clip.grid, is_beside=True),), tuple(clips)
+    whole = PlacedImage(
+        start=0, length=0, digest=clip.digest, grid=clip.grid, is_beside=True, kind=clip.kind, seconds=clip.seconds
+    )
+    return (whole,), tuple(clips)
 
 
 def _room(images: Sequence[EncodableImage], limits: ImageLimits) -> int:
@@ -167,4 +170,6 @@ def _placed(span: MediaSpan, image: EncodableImage, limits: ImageLimits) -> Plac
         rope_grid=rope_grid,
         sees_both_ways=limits.sees_both_ways,
         columns=columns // limits.merge if limits.breaks_rows else 0,
+        kind=image.kind,
+        seconds=image.seconds,
     )

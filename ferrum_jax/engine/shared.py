@@ -27,6 +27,7 @@ from ferrum_jax.outputs import RequestOutput
 T = TypeVar("T")
 Key = TypeVar("Key", bound=Hashable)
 Inbox = deque[Delta]
+WHAT_BECOMES = ("abort", "wait", "keep")  # of requests that run while weights are updated, or while it pauses
 
 
 class Ask(NamedTuple, Generic[Key]):

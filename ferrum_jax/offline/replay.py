@@ -27,8 +27,7 @@ from ferrum_jax.scheduling.request_log import LoggedChoice, LoggedRequest, Segme
 from ferrum_jax.scheduling.scheduler import Scheduler
 
 _COUNTERS = ("lookups", "hit_tokens", "missed_tokens", "resumed_tokens", "evictions", "refusals", "preemptions")
-_IMAGE_COUNTERS = ("images_encoded", "image_hits", "image_evictions")
-_TOTALS = (*_COUNTERS, *_IMAGE_COUNTERS, "steps", "too_large")
+_TOTALS = (*_COUNTERS, "images_encoded", "image_hits", "image_evictions", "steps", "too_large")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -40,7 +39,8 @@ class Outcome:
     resumed_tokens: what preempted rows found of themselves when they came back. They are no hits, for a pool that
     preempts nobody has none.
 
-    images_encoded, image_hits: images that the tower was run for, and those whose embeddings were found.
+    images_encoded, image_hits: images that the tower was run for, and those whose embeddings were found; sounds and
+    groups of a video's frames are images here.
     image_evictions: runs of embeddings that others took.
     """
 
@@ -78,9 +78,10 @@ def replay(
     for segment in segments:
         run = _Replay(segment, num_blocks, on_plan)
         run.to_the_end(on_step)
-        metrics, images = run.scheduler.metrics(), run.scheduler.images.counts()
+        metrics, media = run.scheduler.metrics(), run.scheduler.images.counts()
         totals.update({name: getattr(metrics, name) for name in _COUNTERS})
-        totals.update({name: getattr(images, name) for name in _IMAGE_COUNTERS})
+        totals.update(images_encoded=media.num_encoded, image_hits=media.num_hits)
+        totals.update(image_evictions=media.image_evictions)
         totals.update(steps=run.num_steps, too_large=run.num_too_large)
     return Outcome(num_blocks=num_blocks, **{name: totals[name] for name in _TOTALS})
 

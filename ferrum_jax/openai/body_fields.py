@@ -184,6 +184,13 @@ FIELDS: Mapping[str, BodyField] = {
     "load_inplace": BodyField(("load_adapter",), "whether it may replace one of that name", *_FLAG),
     "base_model_name": BodyField(("load_adapter",), "the model's name", FILLED),
     "lora_int_id": BodyField(("unload_adapter",), "changes nothing"),
+    "path": BodyField(("update_weights",), "the folder of the weights, below the weights root", FILLED),
+    "requests": BodyField(
+        ("update_weights",),
+        "what becomes of those that run; without it the server refuses while any do",
+        {"enum": ["abort", "wait", "keep"]},
+        "'abort', 'wait' or 'keep'",
+    ),
     # what changes nothing
     **{name: BodyField(_OF_TEXTS, "changes nothing") for name in ("user", "metadata", "prompt_cache_key")},
     **{name: BodyField(_OF_TEXTS, "changes nothing", door="http") for name in ("service_tier", "safety_identifier")},
@@ -211,7 +218,7 @@ OF_SOUNDS: Mapping[str, BodyField] = {  # what transcriptions and translations h
     ),
     "temperature": BodyField(SOUNDS, "0 is greedy, the default", bounded("temperature")),
     "seed": BodyField(SOUNDS, "the same seed draws the same tokens", whole(-(2**63), 2**64 - 1)),
-    "max_tokens": BodyField(SOUNDS, "most tokens of each window of 30 s", whole(1)),
+    "max_tokens": BodyField(SOUNDS, "most tokens of each window", whole(1)),
     "stream": BodyField(SOUNDS, "send the text as it comes", *_FLAG, door="http"),
 }
 LABELS = frozenset({"model", "user", "metadata", "prompt_cache_key"})  # by definition without effect on the answer

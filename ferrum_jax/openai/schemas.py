@@ -74,6 +74,7 @@ _NEEDED = {
     "detokenize": ("tokens",),
     "load_adapter": ("lora_name", "lora_path"),
     "unload_adapter": ("lora_name",),
+    "update_weights": ("path",),
 }
 
 

@@ -20,7 +20,7 @@ from ferrum_jax.prefix_cache.cache_manager import CacheManager
 from ferrum_jax.prefix_cache.id_pool import IdPool
 from ferrum_jax.prompt import rope_shift
 from ferrum_jax.request import Request
-from ferrum_jax.scheduling.image_book import clip_slot, shifts_of, tokens_of_images
+from ferrum_jax.scheduling.media_book import clip_slot, shifts_of, tokens_of_images
 
 _Place = tuple[int, int, int]  # priority, request id, slot: the order in which rows are served
 

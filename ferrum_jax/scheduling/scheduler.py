@@ -26,8 +26,8 @@ from ferrum_jax.prefix_cache.pins import Pinnable
 from ferrum_jax.request import Request
 from ferrum_jax.scheduling.committing import PlannedRows
 from ferrum_jax.scheduling.drafting import Drafting
-from ferrum_jax.scheduling.image_book import ImageBook
 from ferrum_jax.scheduling.limits import refuse_endless, refuse_pins, refuse_without_cache
+from ferrum_jax.scheduling.media_book import MediaBook
 from ferrum_jax.scheduling.shard import Shard
 from ferrum_jax.scheduling.waiting import WaitingQueue
 
@@ -42,7 +42,7 @@ class Scheduler:
         """
         self.drafting = drafting
         sizes = caches[0].sizes
-        self.images = ImageBook(sizes.num_image_runs, sizes.max_image_patches)
+        self.images = MediaBook(sizes.num_image_runs, sizes.max_image_patches)
         self.caches = tuple(caches)
         self._waiting = WaitingQueue(caches[0].junctions())  # keys are the same on all shards
         self._shards = [

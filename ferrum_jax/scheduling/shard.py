@@ -23,8 +23,8 @@ from ferrum_jax.prompt import whole_chunk
 from ferrum_jax.request import Request
 from ferrum_jax.scheduling.committing import PlannedRows, ShardBooks, committed
 from ferrum_jax.scheduling.drafting import Drafting, OpenRow, OpenShard
-from ferrum_jax.scheduling.image_book import ImageBook
 from ferrum_jax.scheduling.limits import holds
+from ferrum_jax.scheduling.media_book import MediaBook
 from ferrum_jax.scheduling.running_rows import RunningRows, build_shard
 from ferrum_jax.scheduling.waiting import WaitingQueue
 
@@ -51,7 +51,7 @@ class Shard:
         index: int,
         cache: CacheManager,
         queue: WaitingQueue,
-        images: ImageBook,
+        images: MediaBook,
         drafting: Drafting | None = None,
     ) -> None:
         self.index = index

@@ -182,6 +182,24 @@ class AsyncLLM:
         """As `LLM.unload_adapter`."""
         self.llm.unload_adapter(name)
 
+    async def pause(self, requests: str = "keep") -> None:
+        """Returns once nothing runs; what is asked from then on waits for `resume`.
+
+        requests: what becomes of those that run: "keep" has them go on later where they were, "wait" lets them end
+        first, "abort" ends them. Raises ValueError for another word, and where `resume` comes before all have ended.
+        """
+        self._refuse_at_end()
+        await asyncio.wrap_future(self.thread.pause(requests))
+
+    async def resume(self) -> None:
+        """Undoes `pause`."""
+        await asyncio.wrap_future(self.thread.resume())
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether nothing new begins."""
+        return self.thread.is_paused
+
     async def sleep(self, level: int = 1) -> dict[str, int]:
         """As `LLM.sleep`."""
         return await self._between_steps(lambda: self.llm.sleep(level))

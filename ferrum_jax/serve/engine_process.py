@@ -64,11 +64,16 @@ class HttpChild:
             raise RuntimeError(f"the HTTP process ended with exit code {self._process.returncode}")
 
     def serve(
-        self, llm: LLM, *, drain_s: float, on_ready: Callable[[], None] = lambda: None, adapter_root: str | None = None
+        self,
+        llm: LLM,
+        *,
+        drain_s: float,
+        on_ready: Callable[[], None] = lambda: None,
+        roots: tuple[str | None, str | None] = (None, None),
     ) -> int:
-        """Answers until the end; the exit code. adapter_root: as `EngineSide` has it."""
+        """Answers until the end; the exit code. roots: as `EngineSide` has them."""
         thread = EngineThread(llm)
-        side = EngineSide(llm, thread, self._outbox, adapter_root)
+        side = EngineSide(llm, thread, self._outbox, roots)
         for work in (self._write, lambda: self._read(side)):
             carry = functools.partial(_until_closed, work)
             threading.Thread(target=side.watched, args=(carry,), daemon=True).start()

@@ -26,14 +26,16 @@ from ferrum_jax.embeddings.embedder import ONE_TOKEN, UNTRAINED, Text
 from ferrum_jax.llm import LLM
 from ferrum_jax.outputs import unit_length
 from ferrum_jax.prompt import VECTOR_ARGUMENTS
-from ferrum_jax.serve.adapter_folders import folder_below
 from ferrum_jax.serve.async_llm import live_stats
+from ferrum_jax.serve.control import changing_facts, control
 from ferrum_jax.serve.engine_thread import Answer, EngineThread, Ticket
+from ferrum_jax.serve.folders_below import folder_below
 from ferrum_jax.serve.link.outbox import Outbox
 from ferrum_jax.serve.link.wire import Message
 from ferrum_jax.serve.link.wire_images import with_images
 from ferrum_jax.sound.prompt_sounds import PromptSounds
-from ferrum_jax.transcribing.windows import Transcriber
+from ferrum_jax.transcribing.transcriber import Transcriber
+from ferrum_jax.transcribing.whisper_transcriber import WhisperTranscriber
 from ferrum_jax.vision.prompt_images import PromptImages
 
 _BEAT_S = 0.25
@@ -47,10 +49,12 @@ class _AskedVector(NamedTuple):
 
 
 class EngineSide:
-    """outbox: where messages wait for HTTP. adapter_root: below which it may have adapters loaded; None for none."""
+    """outbox: where messages wait for HTTP. roots: as `ServerSettings` has them."""
 
-    def __init__(self, llm: LLM, thread: EngineThread, outbox: Outbox, adapter_root: str | None = None) -> None:
-        self._adapter_root = adapter_root
+    def __init__(
+        self, llm: LLM, thread: EngineThread, outbox: Outbox, roots: tuple[str | None, str | None] = (None, None)
+    ) -> None:
+        self._adapter_root, self._weights_root = roots
         self._loads = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="ferrum-adapters")
         self._reads = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="ferrum-texts")
         self.thread = thread
@@ -102,9 +106,11 @@ class EngineSide:
         elif kind == "abort":
             self._abort(*rest)
         elif kind == "load_adapter":
-            self._loads.submit(self._change_adapters, rest[0], functools.partial(self._load_adapter, *rest[1:]))
+            self._loads.submit(self._change, rest[0], functools.partial(self._load_adapter, *rest[1:]))
         elif kind == "unload_adapter":
-            self._loads.submit(self._change_adapters, rest[0], functools.partial(self._llm.unload_adapter, *rest[1:]))
+            self._loads.submit(self._change, rest[0], functools.partial(self._llm.unload_adapter, *rest[1:]))
+        elif kind == "control":
+            self._control(*rest)
         elif kind == "opened":
             self.opened.set()
         else:
@@ -164,17 +170,26 @@ class EngineSide:
         if messages:
             self._send(messages)
 
-    # -- adapters --------------------------------------------------------------------------------------
+    # -- changes ---------------------------------------------------------------------------------------
 
-    def _change_adapters(self, request_id: int, change: Callable[[], None]) -> None:
-        """In a thread of its own, since files are read."""
+    def _change(self, request_id: int, change: Callable[[], Any]) -> None:
+        """Adapters change in a thread of their own, since files are read."""
         try:
-            change()
+            found = change()
         except BaseException as error:
             kind = "invalid" if isinstance(error, ValueError | OSError) else "failed"
             self._send([["refused", request_id, kind, str(error)]])
             return
-        self._send([["adapters", self._llm.model.adapters.names], ["done", request_id]])
+        self._send([["changed", changing_facts(self._llm)], ["done", request_id, found]])
+
+    def _control(self, request_id: int, verb: str, arguments: Mapping[str, Any]) -> None:
+        """Answers when it is done: nothing waits here, since one verb may end another's waiting."""
+        try:
+            begun = control(self._llm, self.thread, verb, arguments, self._weights_root)
+        except ValueError as error:
+            self._send([["refused", request_id, "invalid", str(error)]])
+            return
+        begun.add_done_callback(lambda done: self._change(request_id, done.result))
 
     def _load_adapter(self, name: str, path: str, replaces: bool) -> None:
         """Raises ValueError for a path outside the root, and for a name that is there and is not to be replaced."""
@@ -285,8 +300,8 @@ def _image_facts(images: PromptImages | None) -> dict[str, Any] | None:
 
 
 def _sound_facts(transcriber: Transcriber | None) -> dict[str, Any] | None:
-    """The folder of the files that say how sounds are written down, and where sounds may come from."""
-    if transcriber is None:
+    """The folder of Whisper's files that say how sounds are written down, and where sounds may come from."""
+    if not isinstance(transcriber, WhisperTranscriber):
         return None
     sources = transcriber.sources
     return {"folder": str(transcriber.folder), "hosts": list(sources.hosts), "root": sources.root}
@@ -317,9 +332,8 @@ def facts_of(llm: LLM) -> dict[str, Any]:
         "num_rows": 0 if model.is_encoder else llm.config.num_rows * llm.ledger.num_shards,
         "generates": model.generates,
         "vocab_size": llm.spec.vocab_size,
-        "fingerprint": (model.identity.weights or "")[:16],
         "startup_s": llm.startup_s,
-        "adapters": model.adapters.names,
+        **changing_facts(llm),
         "scores": model.opened.scorer is not None,
         "compares": model.opened.scorer is None and model.embedder.compares,
         "of_vectors": [] if model.embedder.compares else [UNTRAINED],  # what an answer with vectors warns of

@@ -1,17 +1,19 @@
 """EngineThread: an LLM on a thread of its own. Commands go in by a queue, deltas come out by calls of sinks.
 
-    add(ticket, ..)  abort(ticket)  call(function)      from any thread, at once
+    add(ticket, ..)  abort(ticket)  call(function)  pause(requests)  resume()      from any thread, at once
     sink([(ticket, delta or error), ..])                on this thread, at most once a step for each sink
 
 A ticket is one request: who asks makes it and knows by it what comes back. What is added or aborted while a step runs
 is heeded before the next. A step that fails ends what ran, each with EngineFailed, and a fresh engine goes on; after
 MOST_FAILURES in a row, with no step between them that went well, nothing more runs, and `failed` says why.
+While it is paused, what is added waits until it resumes.
 """
 
 from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import functools
 import queue
 import threading
 import time
@@ -22,7 +24,7 @@ from typing import Any, NamedTuple
 from ferrum_jax.asked.options import RequestOptions
 from ferrum_jax.asked.sampling import SamplingParams
 from ferrum_jax.delta import Delta
-from ferrum_jax.engine.shared import Inbox
+from ferrum_jax.engine.shared import WHAT_BECOMES, Inbox
 from ferrum_jax.llm import LLM
 
 MOST_FAILURES = 3
@@ -63,6 +65,13 @@ class _Errand(NamedTuple):
     future: concurrent.futures.Future[Any]
 
 
+class _Pause(NamedTuple):
+    """requests: of WHAT_BECOMES. futures: of those who wait until nothing runs."""
+
+    requests: str
+    futures: list[concurrent.futures.Future[Any]]
+
+
 class EngineThread:
     """num_steps, last_step: how many steps ended well, and when the last one did or the engine had nothing to do."""
 
@@ -72,6 +81,8 @@ class EngineThread:
         self._commands: queue.SimpleQueue[_NewRequest | _Leaving | _Errand | None] = queue.SimpleQueue()
         self._inbox: Inbox = deque()
         self._tickets: dict[int, Ticket] = {}
+        self._pause: _Pause | None = None
+        self._held: list[_NewRequest] = []  # while it is paused
         self._failures = 0
         self._failed: EngineFailed | None = None
         self._thread = threading.Thread(target=self._run, name="ferrum-engine", daemon=True)
@@ -80,7 +91,11 @@ class EngineThread:
     @property
     def num_open(self) -> int:
         """Requests that were added and have not ended."""
-        return len(self._tickets)
+        return len(self._tickets) + len(self._held)
+
+    @property
+    def is_paused(self) -> bool:
+        return self._pause is not None
 
     @property
     def failed(self) -> EngineFailed | None:
@@ -90,7 +105,7 @@ class EngineThread:
     @property
     def silence_s(self) -> float:
         """For how long requests have waited for a step to end; 0 while none run."""
-        return time.monotonic() - self.last_step if self._tickets else 0.0
+        return time.monotonic() - self.last_step if self._runs else 0.0
 
     # -- from any thread -------------------------------------------------------------------------------
 
@@ -107,6 +122,22 @@ class EngineThread:
         future: concurrent.futures.Future[Any] = concurrent.futures.Future()
         self._commands.put(_Errand(function, future))
         return future
+
+    def pause(self, requests: str) -> concurrent.futures.Future[None]:
+        """Done once nothing runs; what is added from then on waits for `resume`.
+
+        requests: "abort" ends those that run, "wait" lets them end first, "keep" has them go on later where they were.
+        Raises ValueError for another word.
+        """
+        if requests not in WHAT_BECOMES:
+            raise ValueError(f"requests is {requests!r}; it must be one of {WHAT_BECOMES}")
+        paused: concurrent.futures.Future[None] = concurrent.futures.Future()
+        self.call(lambda: self._begin_pause(requests, paused)).add_done_callback(functools.partial(_pass_on, paused))
+        return paused
+
+    def resume(self) -> concurrent.futures.Future[None]:
+        """Has it go on, with what waits; nothing where it is not paused."""
+        return self.call(self._end_pause)
 
     def close(self, timeout_s: float = 60.0) -> None:
         """Ends what runs, and the thread."""
@@ -127,8 +158,12 @@ class EngineThread:
         try:
             if not self._take_commands():
                 return False
-            if self._tickets:
+            if self._runs:
                 self._step()
+            if self._pause is not None and not self._runs:
+                for paused in self._pause.futures:
+                    paused.set_result(None)
+                self._pause.futures.clear()
         except BaseException as error:
             self._failed = EngineFailed(f"the engine's thread failed: {_words(error)}", is_final=True)
             self._failed.__cause__ = error
@@ -140,11 +175,11 @@ class EngineThread:
 
     def _take_commands(self) -> bool:
         """Does all that is asked so far, and waits for something where nothing runs; False when it is to end."""
-        commands = [] if self._tickets else [self._commands.get()]
+        commands = [] if self._runs else [self._commands.get()]
         with contextlib.suppress(queue.Empty):
             while True:
                 commands.append(self._commands.get_nowait())
-        if not self._tickets:
+        if not self._runs:
             self.last_step = time.monotonic()
         for command in commands:
             if command is None:
@@ -164,10 +199,32 @@ class EngineThread:
             except BaseException as error:  # it is the caller's
                 command.future.set_exception(error)
 
+    @property
+    def _runs(self) -> bool:
+        """Whether there is a step to do."""
+        return bool(self._tickets) and (self._pause is None or self._pause.requests != "keep")
+
+    def _begin_pause(self, requests: str, paused: concurrent.futures.Future[None]) -> None:
+        calls = self._llm.calls  # an encoder has none, and says so
+        if requests == "abort" and self._tickets:
+            self._guarded(lambda: calls.quiet("abort"))
+        self._pause = _Pause(requests, [*(self._pause.futures if self._pause else ()), paused])
+
+    def _end_pause(self) -> None:
+        if self._pause is not None:
+            for paused in self._pause.futures:
+                paused.set_exception(ValueError("it was resumed before all that ran had ended"))
+        self._pause, held, self._held = None, self._held, []
+        for command in held:
+            self._begin(command)
+
     def _begin(self, command: _NewRequest) -> None:
         ticket = command.ticket
         if self._failed is not None:
             ticket.sink([(ticket, self._failed)])
+            return
+        if self._pause is not None:
+            self._held.append(command)
             return
         try:
             submission = self._llm.calls.add(self._inbox, command.token_ids, command.sampling, command.options)
@@ -182,6 +239,7 @@ class EngineThread:
         self._tickets[submission] = ticket
 
     def _drop(self, ticket: Ticket) -> None:
+        self._held = [each for each in self._held if each.ticket is not ticket]
         if ticket.submission in self._tickets:
             self._llm.calls.abort(ticket.submission)
             self._tickets.pop(ticket.submission, None)
@@ -230,14 +288,26 @@ class EngineThread:
 
     def _end(self, failed: EngineFailed) -> None:
         """Every request ends with this error, and the engine holds nothing of them."""
-        tickets, self._tickets = list(self._tickets.values()), {}
+        held = [each.ticket for each in self._held] if failed.is_final else []
+        tickets, self._tickets = [*self._tickets.values(), *held], {}
         self._inbox.clear()
+        if failed.is_final:
+            self._held.clear()
+            for paused in self._pause.futures if self._pause else ():
+                paused.set_exception(failed)
         if tickets:
             with contextlib.suppress(*(BaseException,) * failed.is_final):
                 self._llm.calls.end(self._inbox)
         for ticket in tickets:
             with contextlib.suppress(BaseException):  # a sink that fails keeps no other from hearing it
                 ticket.sink([(ticket, failed)])
+
+
+def _pass_on(paused: concurrent.futures.Future[None], begun: concurrent.futures.Future[None]) -> None:
+    """Why a pause could not begin, to who waits for it."""
+    error = begun.exception()
+    if error is not None:
+        paused.set_exception(error)
 
 
 def _words(error: BaseException) -> str:

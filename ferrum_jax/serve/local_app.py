@@ -33,7 +33,7 @@ def make_app(llm: AsyncLLM | Callable[[], AsyncLLM], settings: ServerSettings | 
         link = LocalLink(asyncio.get_running_loop())
         how = settings or ServerSettings()
         how.require_apart(opened.llm.model.adapters.names)
-        side = EngineSide(opened.llm, opened.thread, link.outbox, how.adapter_root)
+        side = EngineSide(opened.llm, opened.thread, link.outbox, how.roots)
         service = app.state.service = Service(EngineClient(link), how)
         link.take = side.take
         side.begin()

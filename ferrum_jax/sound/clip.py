@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import ClassVar
 
 import numpy as np
 
@@ -29,6 +30,7 @@ class ProcessedClip:
     num_tokens: int
     seconds: float
     digest: bytes
+    kind: ClassVar[str] = "audio"
 
     def __post_init__(self) -> None:
         assert self.features.dtype == np.float32, f"features are float32, not {self.features.dtype}"

@@ -110,6 +110,11 @@ class VoxtralSounds(WhisperSounds):
 
     kind: ClassVar[str] = "voxtral"
 
+    @property
+    def unit_samples(self) -> int:
+        """Clips are filled to a multiple of so many."""
+        return self.window_samples
+
     def num_windows(self, num_samples: int) -> int:
         """Windows of a clip."""
         return ceil_div(num_samples, self.window_samples)
@@ -143,6 +148,11 @@ class QwenSounds(WhisperSounds):
     min_samples: int = _LEAST_SAMPLES
 
     kind: ClassVar[str] = "qwen"
+
+    @property
+    def unit_samples(self) -> int:
+        """Clips are filled to a multiple of so many."""
+        return self.chunk_frames * self.hop_length
 
     def num_tokens(self, num_samples: int) -> int:
         """Placeholder tokens of a clip of so many samples: each chunk's frames halved three times, rounded up."""

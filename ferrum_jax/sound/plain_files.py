@@ -1,14 +1,17 @@
-"""The waveform of a file that libsndfile reads, block by block, so that no header decides how much memory is taken."""
+"""The waveform of a file that libsndfile reads, block by block, so that no header decides how much memory is taken; or
+how long its header says that it is."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import io
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
-from ferrum_jax.sound.waveform import Look, SoundBounds, SoundRefused, Waveform, do_not_look, library
+from ferrum_jax.sound.waveform import Look, SaidLength, SoundBounds, SoundRefused, Waveform, do_not_look, library
 
 _BLOCK = 1 << 18  # samples of all channels that are decoded at once
 _UNKNOWN = 1 << 62  # samples of a header that does not say how many there are
@@ -16,22 +19,35 @@ _UNKNOWN = 1 << 62  # samples of a header that does not say how many there are
 
 def waveform_of_file(content: bytes, rate: int, bounds: SoundBounds, look: Look = do_not_look) -> np.ndarray:
     """float32 [samples] at `rate`. Raises ValueError for a file that cannot be read whole, and for one too large."""
+    with _opened(content, bounds) as (file, said):
+        waveform = Waveform(file.samplerate, wanted=rate, bounds=bounds, look=look)
+        block = np.empty((_BLOCK // file.channels, file.channels), np.float32)
+        while len(samples := file.read(out=block)):
+            waveform.add(samples)
+    if file.format in ("FLAC", "OGG") and waveform.num_samples < said:
+        raise SoundRefused(
+            f"the sound is damaged: its header has {said:,} samples, and {waveform.num_samples:,} can be decoded"
+        )
+    return waveform.finished()
+
+
+def said_of_file(content: bytes, bounds: SoundBounds) -> SaidLength | None:
+    """None for a header that does not say it. Raises ValueError for what the header shows to be none or too large."""
+    with _opened(content, bounds) as (file, said):
+        return SaidLength(said, file.samplerate) if said else None
+
+
+@contextlib.contextmanager
+def _opened(content: bytes, bounds: SoundBounds) -> Iterator[tuple[Any, int]]:
+    """A file whose header keeps the bounds, and the samples that it says, 0 where it does not."""
     library("soundfile")
     try:
         with _reader()(_Bytes(content)) as file:
             said = file.frames if 0 <= file.frames < _UNKNOWN else 0
             bounds.check(file.samplerate, file.channels, said)
-            waveform = Waveform(file.samplerate, wanted=rate, bounds=bounds, look=look)
-            block = np.empty((_BLOCK // file.channels, file.channels), np.float32)
-            while len(samples := file.read(out=block)):
-                waveform.add(samples)
+            yield file, said
     except library("soundfile").LibsndfileError as error:
         raise SoundRefused(f"the sound is damaged and cannot be decoded: {error.error_string}") from error
-    if file.format == "FLAC" and waveform.num_samples < said:
-        raise SoundRefused(
-            f"the sound is damaged: its header has {said:,} samples, and {waveform.num_samples:,} can be decoded"
-        )
-    return waveform.finished()
 
 
 class _Bytes(io.BytesIO):

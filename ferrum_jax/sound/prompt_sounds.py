@@ -62,9 +62,6 @@ class PromptSounds:
         processor = read_sound_processor(folder)
         if not isinstance(processor, QwenSounds | VoxtralSounds):
             return None
-        most = max_frames * processor.hop_length / processor.sampling_rate
-        bounds = dataclasses.replace(sources.bounds, max_seconds=min(sources.bounds.max_seconds, most))
-        sources = dataclasses.replace(sources, bounds=bounds)
         return cls(processor=processor, folder=Path(folder), sources=sources, max_frames=max_frames)
 
     @property
@@ -116,16 +113,22 @@ class PromptSounds:
         for number, sound in enumerate(sounds):
             look()
             with _naming(number):
-                waveform = self.sources.waveform(sound, self.processor.sampling_rate, look)
-                total += self.processor.num_tokens(len(waveform))
+                heard = sound if isinstance(sound, ProcessedClip) else self._waveform(sound, look)
+                total += self.processor.num_tokens(len(heard)) if isinstance(heard, np.ndarray) else heard.num_tokens
             if most is not None and total > most:
                 raise ValueError(
                     f"the first {number + 1} sounds of the prompt have {total:,} tokens, and {most:,} fit, the model's "
                     "max_model_len; give fewer sounds or shorter ones"
                 )
             with _naming(number):
-                clips.append(self.processor.process(waveform, look))
+                clips.append(self.processor.process(heard, look) if isinstance(heard, np.ndarray) else heard)
         return tuple(clips)
+
+    def _waveform(self, sound: Any, look: Look) -> np.ndarray:
+        """The waveform of a sound. Raises ValueError for one that no tower takes, before all of it is decoded."""
+        most = self.max_frames * self.processor.hop_length / self.processor.sampling_rate
+        bounds = dataclasses.replace(self.sources.bounds, max_seconds=min(self.sources.bounds.max_seconds, most))
+        return dataclasses.replace(self.sources, bounds=bounds).waveform(sound, self.processor.sampling_rate, look)
 
     def _spans(self, ids: Sequence[int], pad: int, clips: Sequence[ProcessedClip]) -> tuple[MediaSpan, ...]:
         """Where the runs of tokens stand. Raises ValueError where two sounds have nothing between them."""

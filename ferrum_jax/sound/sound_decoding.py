@@ -12,12 +12,15 @@ what may also hold moving pictures: MP4 with M4A, WEBM with Matroska.
 from __future__ import annotations
 
 import dataclasses
+import json
+from typing import Any
 
 import numpy as np
 
 from ferrum_jax.confined.in_child import ChildBounds, NoAnswer, in_child
-from ferrum_jax.sound.plain_files import waveform_of_file
-from ferrum_jax.sound.waveform import Look, SoundBounds, SoundRefused, Waveform, do_not_look, library
+from ferrum_jax.sound.plain_files import said_of_file, waveform_of_file
+from ferrum_jax.sound.waveform import Look, SaidLength, SoundBounds, SoundRefused, Waveform, do_not_look, library
+from ferrum_jax.sound.whole_files import COUNTED, check_whole
 
 _PLAIN = ("WAV", "AIFF", "FLAC")
 CONTAINERS = ("MP4", "WEBM", "AAC")
@@ -25,6 +28,7 @@ KINDS = (*_PLAIN, "OGG", "MP3", *CONTAINERS)
 _NEEDED = {"containers": ("av", "soxr"), "compressed": ("soundfile", "soxr")}
 _BOXES = (b"ftyp", b"moov", b"mdat", b"free", b"skip", b"wide")  # that an MP4 may begin with
 _BLOCK = 1 << 18  # samples of all channels that are decoded at once
+_MOST_SAID = 1 << 10  # bytes of a length
 _OWN_MEMORY = 256 << 20  # bytes that a decoder may take beside the file and what is made of it
 
 
@@ -59,9 +63,25 @@ def decoded_sound(
     bounds = bounds or SoundBounds()
     bounds.check_bytes(len(content))
     kind = kind_of(content)
+    if kind in COUNTED:
+        check_whole(content, kind)
     if kind in _PLAIN:
         return waveform_of_file(content, rate, bounds, look)
     return _in_child(content, kind, rate, bounds, look)
+
+
+def said_length(content: bytes, *, bounds: SoundBounds | None = None) -> SaidLength | None:
+    """How long a file's header says that its sound is, of which nothing is decoded; None where only decoding tells.
+
+    Raises ValueError as `decoded_sound` for what its header shows. What it says may not be so.
+    """
+    bounds = bounds or SoundBounds()
+    bounds.check_bytes(len(content))
+    kind = kind_of(content)
+    if kind in _PLAIN:
+        return said_of_file(content, bounds)
+    found = json.loads(_answer("said_bytes", content, {"kind": kind}, bounds, answer_bytes=_MOST_SAID))
+    return None if found is None else SaidLength(*found)
 
 
 def waveform_of_array(
@@ -96,20 +116,33 @@ def waveform_of_array(
 
 def _in_child(content: bytes, kind: str, rate: int, bounds: SoundBounds, look: Look) -> np.ndarray:
     """What a decoder answers from a process of its own."""
-    name = "containers" if kind in CONTAINERS else "compressed"
+    most = 4 * (int(bounds.max_seconds * rate) + 1)
+    order = {"kind": kind, "rate": rate}
+    return np.frombuffer(_answer("waveform_bytes", content, order, bounds, answer_bytes=most, look=look), np.float32)
+
+
+def _answer(
+    function: str,
+    content: bytes,
+    order: dict[str, Any],
+    bounds: SoundBounds,
+    *,
+    answer_bytes: int,
+    look: Look = do_not_look,
+) -> bytes:
+    """What a function of the kind's decoders answers. order: the file's kind, and what the function wants more."""
+    name = "containers" if order["kind"] in CONTAINERS else "compressed"
     for needed in _NEEDED[name]:
         library(needed)
-    answer_bytes = 4 * (int(bounds.max_seconds * rate) + 1)
     child = ChildBounds(
         seconds=bounds.decode_seconds,
         memory_bytes=_OWN_MEMORY + 2 * len(content) + 3 * answer_bytes,
         answer_bytes=answer_bytes,
     )
-    order = {"kind": kind, "rate": rate, "bounds": dataclasses.asdict(bounds)}
+    order = order | {"bounds": dataclasses.asdict(bounds)}
     try:
-        answer = in_child(f"ferrum_jax.sound.{name}:waveform_bytes", content, order, child, look=look)
+        return in_child(f"ferrum_jax.sound.{name}:{function}", content, order, child, look=look)
     except NoAnswer as error:
         raise SoundRefused(f"the sound cannot be decoded: {error}") from error
     except ValueError as error:
         raise SoundRefused(str(error)) from error
-    return np.frombuffer(answer, np.float32)

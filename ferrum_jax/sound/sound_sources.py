@@ -11,10 +11,11 @@ import numpy as np
 
 from ferrum_jax.media.kinds import SOUND, MediaKind
 from ferrum_jax.media.media_sources import MediaSources
-from ferrum_jax.sound.sound_decoding import decoded_sound, waveform_of_array
-from ferrum_jax.sound.waveform import Look, SoundBounds, do_not_look
+from ferrum_jax.sound.sound_decoding import decoded_sound, said_length, waveform_of_array
+from ferrum_jax.sound.waveform import Look, SaidLength, SoundBounds, do_not_look
 
-_SCHEMES = ("data:", "http:", "https:", "file:")
+_FETCHED = ("http:", "https:")
+_SCHEMES = ("data:", *_FETCHED, "file:")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -37,6 +38,17 @@ class SoundSources(MediaSources):
             )
         look()
         return decoded_sound(content, rate, bounds=self.bounds, look=look)
+
+    def said_length(self, url: str) -> SaidLength | None:
+        """The length that the sound's header says; None where it does not, and for one that would have to be fetched.
+
+        Raises ValueError as `waveform`, as far as the header tells.
+        """
+        if url.lower().startswith(_FETCHED):
+            return None
+        content = self.content(url)
+        assert content is not None, "a URL has bytes or is refused"
+        return said_length(content, bounds=self.bounds)
 
     def of_row(self, named: str) -> str:
         """The URL of a sound that a job's row names: a URL, or a path below the root. Raises ValueError for a path

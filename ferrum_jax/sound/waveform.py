@@ -16,6 +16,7 @@ import importlib
 import math
 from collections.abc import Callable
 from types import ModuleType
+from typing import NamedTuple
 
 import numpy as np
 
@@ -33,6 +34,17 @@ def do_not_look() -> None:
 
 class SoundRefused(ValueError):
     """An error about a sound whose file may be whole, in words that stand alone."""
+
+
+class SaidLength(NamedTuple):
+    """How long a file's header says that its sound is. num_samples: of each channel, `rate` of them a second."""
+
+    num_samples: int
+    rate: int
+
+    def samples_at(self, rate: int) -> int:
+        """Samples of its waveform at another rate."""
+        return ceil_div(self.num_samples * rate, self.rate)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -122,7 +134,7 @@ class Waveform:
         if not self.num_samples:
             raise SoundRefused("the sound has no samples")
         self._pieces.append(self._resampled(np.empty(0, np.float32), is_last=True))
-        count = ceil_div(self.num_samples * self._wanted, self._rate)
+        count = SaidLength(self.num_samples, self._rate).samples_at(self._wanted)
         whole = np.concatenate(self._pieces)
         return whole[:count] if len(whole) >= count else np.pad(whole, (0, count - len(whole)))
 

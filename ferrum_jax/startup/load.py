@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 import jax
+import numpy as np
 
 from checkpoints import Adapter, read_adapter
 from checkpoints.memory import Copies
@@ -114,6 +115,15 @@ class Loaded:
 
     def run(self, texts: Iterable[Text[Any]], prompts: RunPrompts) -> States:
         return by_steps(texts, prompts)
+
+    def checksum(self) -> str:
+        """A digest of every bit of the weights, in hexadecimal, an array in host memory at a time."""
+        digest = hashlib.blake2b(digest_size=16)
+        for array in self.weights:
+            value = np.asarray(array)
+            digest.update(f"{value.dtype}{value.shape}".encode())
+            digest.update(np.ascontiguousarray(value).view(np.uint8).data)
+        return digest.hexdigest()
 
     def with_weights(self, copies: Copies) -> Loaded:
         """The same executables with copies of other weights in the place of those that have one, which are freed."""

@@ -24,7 +24,7 @@ from ferrum_jax.config import EngineConfig
 from ferrum_jax.embeddings.embedder import Embedder
 from ferrum_jax.embeddings.encoder import load_encoder
 from ferrum_jax.embeddings.scorer import Scorer
-from ferrum_jax.embeddings.texts import Texts
+from ferrum_jax.embeddings.texts import TextIds, Texts
 from ferrum_jax.engine.calls.fields import engine_fields, with_fields
 from ferrum_jax.engine.engine import Engine
 from ferrum_jax.executables.bundle import Bundle, config_for
@@ -34,7 +34,6 @@ from ferrum_jax.meshes.on_paper import Subject
 from ferrum_jax.meshes.settle import choose_mesh
 from ferrum_jax.models.encoder_spec import EncoderSpec
 from ferrum_jax.processes.processes import current, told
-from ferrum_jax.prompt import PromptIds
 from ferrum_jax.runtime.layout import Layout, ModelLayout, lay_out
 from ferrum_jax.sharding import make_mesh
 from ferrum_jax.sizes.engine_sizes import Reach
@@ -52,11 +51,13 @@ from ferrum_jax.structured.reading.message_parser import MessageForms
 from ferrum_jax.text.chat import ChatTemplate
 from ferrum_jax.text.prompts import PromptEncoder
 from ferrum_jax.text.tokenizer import Tokenizer, require_tokenizer
-from ferrum_jax.transcribing.windows import Transcriber
+from ferrum_jax.transcribing.prompt_transcriber import PromptTranscriber
+from ferrum_jax.transcribing.transcriber import Transcriber
+from ferrum_jax.transcribing.whisper_transcriber import WhisperTranscriber
 from ferrum_jax.vision.prompt_images import PromptImages
 from ferrum_jax.vision.sources import ImageSources
 
-Measure = Callable[[PromptIds, int], Reach | None]  # see `LLM`
+Measure = Callable[[TextIds, int], Reach | None]  # see `LLM`
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -198,21 +199,22 @@ class Opening:
             raise ValueError(
                 f"{source.spec.architecture} has Dense layers behind its pooling, which only encoders are served with"
             )
+        prompts = PromptEncoder(
+            tokenizer=tokenizer,
+            chat=None if where is None else ChatTemplate.load(where),
+            images=self._images(),
+            sounds=self._sounds(),
+            max_model_len=self.max_model_len,
+            hears=source.hears_beside,
+        )
         return Texts(
-            prompts=PromptEncoder(
-                tokenizer=tokenizer,
-                chat=None if where is None else ChatTemplate.load(where),
-                images=self._images(),
-                sounds=self._sounds(),
-                max_model_len=self.max_model_len,
-                hears=source.hears_beside,
-            ),
+            prompts=prompts,
             sentence=sentence,
             poolings=source.poolings,
             vocab_size=source.spec.vocab_size,
             score_tokens=self.config.score_tokens,
             headless=source.headless,
-            transcriber=self._transcriber(tokenizer),
+            transcriber=self._transcriber(prompts),
         )
 
     def requests(self, texts: Texts) -> Reach | None:
@@ -250,11 +252,11 @@ class Opening:
             return None
         return PromptSounds.of_folder(source.folder, SoundSources.of_config(config), config.max_image_patches)
 
-    def _transcriber(self, tokenizer: Tokenizer | None) -> Transcriber | None:
+    def _transcriber(self, prompts: PromptEncoder) -> Transcriber | None:
         """How the model writes down sounds, where it does and its folder says how."""
         if self.source.folder is None or not self.source.hears_beside:
-            return None
-        return Transcriber.of_folder(self.source.folder, tokenizer, SoundSources.of_config(self.config))
+            return PromptTranscriber.of_prompts(prompts)
+        return WhisperTranscriber.of_folder(self.source.folder, prompts, SoundSources.of_config(self.config))
 
     def _identity(
         self, texts: Texts, config: EngineConfig, layout: ModelLayout, fingerprint: bytes | None

@@ -23,7 +23,7 @@ from ferrum_jax.engine.adapters import LoadedAdapters
 from ferrum_jax.engine.calls.score_requests import Completion, ScoreRequest, score_requests
 from ferrum_jax.engine.engine import Engine
 from ferrum_jax.engine.prefixes.cached_prefixes import CachedPrefixes
-from ferrum_jax.engine.shared import Ask, SharedEngine
+from ferrum_jax.engine.shared import WHAT_BECOMES, Ask, SharedEngine
 from ferrum_jax.engine.stats import snapshot
 from ferrum_jax.outputs import RequestOutput
 from ferrum_jax.processes.processes import current, refuse_several_processes
@@ -36,12 +36,11 @@ from ferrum_jax.startup.load import Loaded, adapter_reader
 from ferrum_jax.startup.new_weights import NewWeights, copies_for
 from ferrum_jax.startup.open import Opening
 from ferrum_jax.startup.sleep import LEVELS, TAGS, put_to_sleep, tags_to_wake, woken
-from ferrum_jax.transcribing.windows import Transcriber, require_transcriber
+from ferrum_jax.transcribing.transcriber import Transcriber, require_transcriber
 from ferrum_jax.vision.decoding import Look, do_not_look
 
 Key = TypeVar("Key", bound=Hashable)
 
-WHAT_BECOMES = ("abort", "wait", "keep")  # of requests that run while weights are updated
 
 # as_completed holds at most this many requests for each row of all shards, so a million requests do not fill memory
 MOST_WAITING = 2
@@ -197,6 +196,12 @@ class OpenModel:
             calls.renew(loaded.weights, loaded.cache_fingerprint, loaded.weights_version)
             calls.wake_up({"weights"})
         return self.opened.model.weights_version
+
+    def weights_checksum(self) -> str:
+        """See `LLM.weights_checksum`."""
+        if "weights" in self.asleep:
+            raise ValueError("the weights sleep; wake_up() first")
+        return self.loaded.checksum()
 
     def sleep(self, level: int) -> dict[str, int]:
         """See `LLM.sleep`."""

@@ -25,7 +25,7 @@ def as_verbose_json(found: Transcription, temperature: float) -> dict[str, Any]:
     """OpenAI's "verbose_json". How likely it is that nobody speaks is not told."""
     return {
         "task": found.task,
-        "language": name_of(found.language),
+        "language": None if found.language is None else name_of(found.language),
         "duration": found.duration_s,
         "text": found.text,
         "segments": [_segment(each, temperature) for each in found.segments],

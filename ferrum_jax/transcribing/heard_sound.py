@@ -9,8 +9,8 @@ from typing import Any
 from ferrum_jax.asked.transcription_params import TranscriptionParams
 from ferrum_jax.outputs import CompletionOutput, Transcription, TranscriptionSegment
 from ferrum_jax.sound.waveform import Look, do_not_look
-from ferrum_jax.transcribing.transcription import segments_of, transcription_of
-from ferrum_jax.transcribing.windows import SoundWindow, Transcriber, WindowRequest
+from ferrum_jax.transcribing.transcriber import SoundWindow, Transcriber, WindowRequest
+from ferrum_jax.transcribing.transcription import GrowingText, numbered, transcription_of
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -30,7 +30,7 @@ class HeardSound:
 
         Raises ValueError for what is not a sound that can be read, and for what the model cannot do.
         """
-        transcriber.asked(params)  # refuses before anything is read
+        transcriber.check(params)  # refuses before anything is read
         windows = transcriber.windows(transcriber.waveform(sound, look), look)
         requests = transcriber.requests(windows, params)
         return cls(transcriber=transcriber, params=params, windows=windows, requests=requests)
@@ -41,4 +41,9 @@ class HeardSound:
 
     def segments(self, place: int, answer: CompletionOutput, *, first_id: int) -> list[TranscriptionSegment]:
         """The parts of the window at `place`, numbered from `first_id` on, where times are asked for."""
-        return segments_of(self.transcriber, self.windows[place], answer, self.params, first_id=first_id)
+        found = self.transcriber.answer(self.windows[place], answer, self.params)
+        return numbered(found.segments, first_id=first_id)
+
+    def growing(self) -> GrowingText:
+        """Its text while the windows are answered."""
+        return GrowingText(self.transcriber, self.params)

@@ -17,7 +17,7 @@ from ferrum_jax.outputs import RequestOutput, Transcription
 from ferrum_jax.prompt import Prompt
 from ferrum_jax.sound.sound_sources import is_array_with_rate
 from ferrum_jax.transcribing.heard_sound import HeardSound
-from ferrum_jax.transcribing.windows import Transcriber
+from ferrum_jax.transcribing.transcriber import Transcriber
 
 Key = TypeVar("Key", bound=Hashable)
 READ_AHEAD = 2  # sounds; the features of an hour are 115 MB, and its waveform 230

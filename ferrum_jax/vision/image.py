@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from typing import ClassVar
 
 import numpy as np
 
@@ -43,6 +44,7 @@ class ProcessedImage:
       Mistral 3: with those between rows.
     token_rows: rows of these, with a token between two; 1 where they stand in a run.
     digest: blake2b of the decoded pixels, the grid and the processor's settings: equal images have equal digests.
+    kind: "image", or "video" of a group of frames.
     """
 
     pixels: np.ndarray
@@ -52,6 +54,8 @@ class ProcessedImage:
     num_tokens: int
     token_rows: int = 1
     digest: bytes
+    kind: str = "image"
+    seconds: ClassVar[float] = 0.0
 
     def __post_init__(self) -> None:
         t, h, w = self.grid

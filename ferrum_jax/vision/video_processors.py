@@ -104,6 +104,7 @@ class QwenVideos:
                     grid=(1, rows, columns),
                     num_tokens=rows * columns // merge**2,
                     digest=_digest(taken, self.normalising, settings),
+                    kind="video",
                 )
             )
             seconds.append((times[first] + times[first + each - 1]) / 2)
@@ -151,6 +152,7 @@ class Gemma4Videos:
                 grid=(1, rows, columns),
                 num_tokens=rows * columns // self.frame.pooling**2,
                 digest=_digest(frame, self.frame.normalising, settings),
+                kind="video",
             )
             for frame in frames
         )

@@ -14,6 +14,7 @@ pytestmark = pytest.mark.aot
 TARGETS = ("tpu:v5e:2x2", "tpu:v6e:2x2", "tpu:TPU7x:2x2x1", "gpu:h200")
 HEAD_DIMS = {"Qwen3-VL-2B": 64, "Qwen3-VL-8B": 72, "Gemma-3-4B-images": 72, "Gemma-4-E2B": 64}
 HEAD_DIMS |= {"Mistral-Small-3.1": 64, "GLM-4.1V-9B": 128, "Qwen3-ASR-1.7B": 64}
+HEAD_DIMS |= {"Whisper-large-v3": 64, "Voxtral-Mini-3B": 64}
 
 
 @pytest.mark.slow

@@ -21,9 +21,11 @@ from ferrum_jax.executables.topology import target_devices
 from ferrum_jax.layers.segment_attention import tile_of
 from ferrum_jax.models import registry
 from ferrum_jax.models.qwen3_asr import TILE_CHUNKS as _TILE_CHUNKS
+from ferrum_jax.runtime.layout import lay_out
 from ferrum_jax.sharding import make_mesh, whole
 from ferrum_jax.sizes.mesh_shape import MeshShape
 from ferrum_jax.spec import SoundSpec
+from ferrum_jax.towers.clip_slots import ClipSlots, trace_encode_clip
 from ferrum_jax.towers.image_slots import ImageSlots, image_slots, trace_encode
 from scripts.published import PUBLISHED
 from tests.aot.program_text import large_constants, ops_of, wide_weights
@@ -33,9 +35,16 @@ _PLATFORMS = {"tpu": "tpu", "gpu": "cuda"}
 _LEAST_WEIGHT = 1 << 16  # elements of a matrix
 
 
-def slots_of(model: str, target: str) -> tuple[ImageSlots, Any]:
+def slots_of(model: str, target: str) -> tuple[ImageSlots | ClipSlots, Any]:
     """The slots of a model whose tower has one of its layers, in bfloat16, and the mesh of one device."""
-    spec = registry.spec_of(PUBLISHED[model][0])
+    mesh, dtype = make_mesh(MeshShape(), target_devices(target)), jnp.bfloat16
+    config = PUBLISHED[model][0]
+    spec = registry.spec_of(config)
+    if spec.sound is not None and spec.sound.is_read_across:
+        layers = dict.fromkeys(("encoder_layers", "decoder_layers", "num_hidden_layers"), _LAYERS)
+        clips = lay_out(registry.spec_of({**config, **layers}), EngineConfig(dtype="bfloat16"), mesh).images
+        assert clips is not None, "layers that attend to clips have slots of them"
+        return clips, mesh
     assert spec.embeds_media, f"{model} sees and hears nothing"
     vision, sound = spec.vision, spec.sound
     if vision is not None:
@@ -43,7 +52,6 @@ def slots_of(model: str, target: str) -> tuple[ImageSlots, Any]:
     if sound is not None:
         sound = dataclasses.replace(sound, num_layers=_LAYERS)
     spec = dataclasses.replace(spec, vision=vision, sound=sound)
-    mesh, dtype = make_mesh(MeshShape(), target_devices(target)), jnp.bfloat16
     targets = {
         name: jax.ShapeDtypeStruct(struct.shape, dtype, sharding=whole(mesh))
         for name, struct in registry.abstract_tower(spec, dtype)[1].items()
@@ -53,10 +61,12 @@ def slots_of(model: str, target: str) -> tuple[ImageSlots, Any]:
     return slots, mesh
 
 
-def describe(slots: ImageSlots, num_patches: int, mesh: Any, target: str) -> dict[str, Any]:
+def describe(slots: ImageSlots | ClipSlots, num_patches: int, mesh: Any, target: str) -> dict[str, Any]:
     """What the program of a call of so many patches contains."""
     started = time.process_time()
-    lowered = trace_encode(slots, num_patches, mesh).lower(lowering_platforms=(_PLATFORMS[target.partition(":")[0]],))
+    is_clip = isinstance(slots, ClipSlots)
+    traced = trace_encode_clip(slots, mesh) if is_clip else trace_encode(slots, num_patches, mesh)
+    lowered = traced.lower(lowering_platforms=(_PLATFORMS[target.partition(":")[0]],))
     compiled = lowered.compile()
     memory, text = compiled.memory_analysis(), compiled.as_text() or ""
     assert memory is not None, "the compiler says what its program takes"
@@ -75,8 +85,10 @@ def describe(slots: ImageSlots, num_patches: int, mesh: Any, target: str) -> dic
     }
 
 
-def _lengths(slots: ImageSlots, num_patches: int) -> set[int]:
+def _lengths(slots: ImageSlots | ClipSlots, num_patches: int) -> set[int]:
     """Rows that activations of a call and of its tiles have."""
+    if isinstance(slots, ClipSlots):
+        return {num_patches, slots.tower.num_positions}
     if isinstance(slots.tower, SoundSpec):
         positions = slots.embeddings_of_call(num_patches)
         return {positions, tile_of(positions), _TILE_CHUNKS * slots.tower.num_positions}

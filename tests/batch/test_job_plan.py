@@ -4,6 +4,7 @@ import argparse
 import dataclasses
 import io
 import json
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from ferrum_jax.asked.transcription_params import TranscriptionParams
 from ferrum_jax.batch import reach
 from ferrum_jax.batch.ending.end_terms import EndTerms
 from ferrum_jax.batch.ending.ending import Outlook, WorkerPace
@@ -24,6 +26,7 @@ from ferrum_jax.commands.machine_pace import MachinePace
 from ferrum_jax.config import EngineConfig
 from ferrum_jax.files.store import LocalStore
 from ferrum_jax.sizes.engine_sizes import Reach
+from ferrum_jax.transcribing.foreseen import ForeseenSound
 from tests.batch.fake_llm import FakeLLM, json_lines
 
 SHARED = list(range(64))
@@ -44,10 +47,19 @@ def token_ids(content: list, kept: int | None = None) -> list[int]:
     return content
 
 
+def foresee(named: str, params: TranscriptionParams) -> ForeseenSound:
+    """Sounds named by their seconds; those of others have no header."""
+    if named == "damaged":
+        raise ValueError("the sound is damaged")
+    seconds = float(named) if named.isdecimal() else None
+    count = 1 if seconds is None else math.ceil(seconds / 30)
+    return ForeseenSound(seconds=seconds, num_windows=count, token_ids=[7] * (20 if params.prompt else 4))
+
+
 def plan_of(folder: Path):
     with open(folder / "in.jsonl", "rb") as file:
         return make_plan(
-            Rows(file), LocalStore(folder / "out.jsonl.journal"), token_ids, block_size=16, max_model_len=100
+            Rows(file), LocalStore(folder / "out.jsonl.journal"), token_ids, foresee, block_size=16, max_model_len=100
         )
 
 
@@ -149,10 +161,10 @@ def test_without_an_earlier_run_time_and_cost_are_bounded_by_the_device():
 def test_a_job_s_reach_is_that_of_all_its_rows_but_those_refused(folder):
     with open(folder / "in.jsonl", "rb") as file:
         rows = Rows(file)
-        assert reach_of(rows, token_ids, 100) == Reach(
+        assert reach_of(rows, token_ids, 100, foresee) == Reach(
             num_rows=20 + 3, num_tokens=20 * (65 + 5) + 3 * 100, request_tokens=100
         )
-        requests = as_logged(rows, token_ids, 100)
+        requests = as_logged(rows, token_ids, 100, foresee)
     assert sorted((len(r.prompt_token_ids), r.max_tokens, len(r.choices)) for r in requests) == [
         *[(40, 60, 1)] * 3,
         *[(65, 5, 2)] * 10,
@@ -165,14 +177,57 @@ def test_a_text_whose_vector_is_asked_for_is_measured_with_what_is_put_before_it
     def prompted(content: list, embeds: bool = False, kept: int | None = None) -> list[int]:
         return [*[9] * (70 * embeds), *content]
 
-    found = reach_of(Rows(io.BytesIO(content)), prompted, 100)
+    found = reach_of(Rows(io.BytesIO(content)), prompted, 100, foresee)
     assert found == Reach(num_rows=2, num_tokens=73 + 2, request_tokens=73)
 
 
 def test_a_job_of_very_many_rows_is_not_measured(folder, monkeypatch):
     monkeypatch.setattr(reach, "MOST_MEASURED", 14)
     with open(folder / "in.jsonl", "rb") as file:
-        assert reach_of(Rows(file), token_ids, 100) is None
+        assert reach_of(Rows(file), token_ids, 100, foresee) is None
+
+
+SOUNDS = [
+    {"custom_id": "short", "file": "1", "max_tokens": 10},
+    {"custom_id": "two", "method": "POST", "url": "/v1/audio/transcriptions"}
+    | {"body": {"file": "31", "max_tokens": 10, "prompt": "Ångström"}},
+    {"custom_id": "four", "file": "95"},
+]
+
+
+def sounds_in(folder: Path, *more: dict) -> Rows:
+    (folder / "in.jsonl").write_bytes(json_lines([*SOUNDS, *more]))
+    return Rows(io.BytesIO((folder / "in.jsonl").read_bytes()))
+
+
+def test_each_window_of_a_sound_is_planned_as_a_row(tmp_path):
+    sounds_in(tmp_path, {"custom_id": "live", "file": "live"}, {"custom_id": "no", "file": "damaged"})
+    plan = plan_of(tmp_path)
+    assert (plan.num_rows, plan.num_refused, plan.num_sounds, plan.num_windows) == (5, 1, 4, 1 + 2 + 4 + 1)
+    assert (plan.num_unsaid, plan.sound_s) == (1, 1 + 31 + 95)
+    assert plan.prompt_tokens == 4 + 2 * 20 + 4 * 4 + 4 and plan.longest_prompt == 20
+    assert plan.most_output_tokens == 10 + 2 * 10 + 4 * 96 + 96
+    assert plan.saved_tokens == 0  # windows begin alike, and what they hear differs
+    shown = Console(file=io.StringIO(), width=120)
+    shown.print(plan_table(plan, {}, [("expected time", "soon")], "sounds"))
+    assert "4 of 127 s, in 8 windows" in shown.file.getvalue()
+    assert "sounds of unknown length, each counted as one window" in shown.file.getvalue()
+
+
+def test_the_reach_of_sounds_is_that_of_their_windows(tmp_path, monkeypatch):
+    rows = sounds_in(tmp_path)
+    found = reach_of(rows, token_ids, 100, foresee)
+    assert found == Reach(num_rows=7, num_tokens=14 + 2 * 30 + 4 * 100, request_tokens=100)
+    requests = as_logged(rows, token_ids, 100, foresee)
+    assert [len(each.prompt_token_ids) for each in requests] == [4, 20, 20, 4, 4, 4, 4]
+    assert len({each.cache_salt for each in requests}) == 7
+    monkeypatch.setattr(reach, "MOST_HEARD", 2)
+    assert reach_of(rows, token_ids, 100, foresee) is None
+
+
+@pytest.mark.parametrize("named", ["live", "damaged"])
+def test_a_job_with_a_sound_of_unknown_length_may_reach_anything(tmp_path, named):
+    assert reach_of(sounds_in(tmp_path, {"custom_id": "x", "file": named}), token_ids, 100, foresee) is None
 
 
 def test_the_report_says_how_much_of_all_runs_was_padding():

@@ -9,8 +9,9 @@ import time
 from rich.console import Console
 
 from ferrum_jax.batch.report.display import Display, Tally
+from ferrum_jax.batch.report.page import page
 from ferrum_jax.batch.report.plots import figures
-from ferrum_jax.batch.report.recorder import FIELDS, SPECULATION, Recorder
+from ferrum_jax.batch.report.recorder import FIELDS, SPECULATION, Recorder, media_of, report
 
 
 def bar_of(tally: Tally) -> str:
@@ -130,3 +131,13 @@ def plain_run() -> dict:
     for _ in range(4):
         recorder.sample(fake_stats)
     return recorder.run("one", "all done", fake_stats(), journal_s=0.0)
+
+
+def test_a_report_adds_up_what_its_runs_saw_and_heard():
+    tally = Tally(num_rows=2, num_ok=2)
+    heard = fake_stats() | {"sounds_encoded": 4, "sound_hits": 0, "sound_s": 95.25}
+    runs = [Recorder(tally).run(f"w{number}", "done", heard, journal_s=0.0) for number in (0, 1)]
+    found = report("out.jsonl", 0, tally, runs, num_invalid=0, errors=[])
+    assert found["media"] == {"sounds_encoded": 8, "sound_s": 190.5}
+    assert "<b>190.5</b><span>seconds of sound</span>" in page(found)
+    assert media_of(fake_stats()) == {}

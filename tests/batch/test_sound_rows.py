@@ -122,6 +122,8 @@ def test_rows_get_what_a_program_gets_and_a_stopped_job_has_the_same_bytes(tmp_p
     assert bodies["a"] == as_json(job.llm.transcribe(job.sounds["a"])[0])
     assert "which is not below the image root" in found["outside"]["error"]["message"]
     assert "this model has de, en, fr" in found["unknown"]["error"]["message"]
+    report = json.loads((tmp_path / "out.jsonl.report.json").read_text())
+    assert report["media"]["sounds_encoded"] == 4 + 2 + 1 and report["media"]["sound_s"] >= 2 * 95 + 31 + 1
     notices = stopping(monkeypatch, 40)
     while job.run(notices[-1], "stopped.jsonl") == EXIT_PREEMPTED:
         notices.append(Notice())

@@ -58,7 +58,7 @@ def test_tokens_after_sounds_are_the_reference_s(config, name):
     for prompt, output in enumerate(run(engine, *(asked(prompt, name=name) for prompt in range(3)))):
         assert_golden(output, prompt, name)
     counts = engine.counts()
-    assert counts["images_encoded"] == 3 and counts["image_hits"] == 0 and counts["image_runs_live"] == 0
+    assert counts["sounds_encoded"] == 3 and counts["sound_hits"] == 0 and counts["image_runs_live"] == 0
     assert counts["encoder_calls"] <= 3
 
 
@@ -77,7 +77,7 @@ def test_the_same_text_with_another_sound_hits_nothing_behind_it():
     (first,) = run(engine, asked(1))
     (other,) = run(engine, asked(1, louder=0.5))
     assert other.num_cached_tokens == 0 and other.token_ids != first.token_ids
-    assert engine.counts()["images_encoded"] == 2
+    assert engine.counts()["sounds_encoded"] == 2
 
 
 def test_a_kept_sound_is_not_encoded_again_for_another_prompt():
@@ -87,7 +87,7 @@ def test_a_kept_sound_is_not_encoded_again_for_another_prompt():
     shifted = [dataclasses.replace(span, start=span.start + 1) for span in options.media]
     run(engine, ([7, *ids], params, dataclasses.replace(options, media=shifted)))
     counts = engine.counts()
-    assert counts["images_encoded"] == 1 and counts["image_hits"] == 1 and counts["encoder_calls"] == 1
+    assert counts["sounds_encoded"] == 1 and counts["sound_hits"] == 1 and counts["encoder_calls"] == 1
 
 
 @pytest.mark.parametrize("budget", [4, 7])
@@ -135,7 +135,7 @@ def test_no_step_compiles_whatever_lengths_sounds_have():
         engine.add(prompt, params, RequestOptions(media=[span], images=[clip], key=str(number)))
     counter = CompileCounter()
     finish(engine)
-    assert counter.count == 0 and engine.counts()["images_encoded"] == 40
+    assert counter.count == 0 and engine.counts()["sounds_encoded"] == 40
 
 
 def test_what_is_no_sound_of_the_model_is_refused_by_name():

@@ -40,6 +40,8 @@ class Picture:
     grid: tuple[int, int, int]
     num_tokens: int
     digest: bytes
+    kind: str = "image"
+    seconds: float = 0.0
 
 
 @functools.cache

@@ -73,7 +73,7 @@ def test_a_sound_beside_a_prompt_and_one_in_a_chat_are_the_same_and_encoded_once
     for output in again:
         assert output.token_ids == first.token_ids and output.prompt_token_ids == first.prompt_token_ids
         assert output.num_cached_tokens == len(first.prompt_token_ids) and output.num_cached_media == 1
-    assert llm.stats()["images_encoded"] == before["images_encoded"]
+    assert llm.stats()["sounds_encoded"] == before["sounds_encoded"]
 
 
 def test_another_sound_under_the_same_text_hits_nothing_behind_it(llm):

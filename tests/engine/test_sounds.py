@@ -33,7 +33,10 @@ def asked(prompt: int, *, sound: int | None = None, params: SamplingParams = GRE
     """A golden prompt with a golden sound, its own by default."""
     sound = prompt if sound is None else sound
     frames = golden()[f"frames_{sound}"]
-    clip = Picture(patches=frames, grid=(1, len(frames), 1), num_tokens=0, digest=hashlib.blake2b(frames).digest())
+    digest = hashlib.blake2b(frames).digest()
+    clip = Picture(
+        patches=frames, grid=(1, len(frames), 1), num_tokens=0, digest=digest, kind="audio", seconds=len(frames) / 100
+    )
     span = MediaSpan(kind="audio", digest=clip.digest, start=0, length=1)
     ids = golden()[f"prompt_{prompt}"].tolist()
     return ids, params, RequestOptions(media=[span], images=[clip], key=f"{prompt} {sound}", **options)
@@ -73,7 +76,7 @@ def test_tokens_beside_sounds_are_the_reference_s(config):
     outputs = run(engine, *(asked(prompt) for prompt in range(3)))
     assert [tokens_of(output) for output in outputs] == [wanted(prompt) for prompt in range(3)]
     counts = engine.counts()
-    assert counts["images_encoded"] == 3 and counts["encoder_calls"] == 3 and counts["image_runs_live"] == 0
+    assert counts["sounds_encoded"] == 3 and counts["encoder_calls"] == 3 and counts["image_runs_live"] == 0
 
 
 def test_a_sound_that_was_there_before_is_not_encoded_again_and_its_prompt_hits():
@@ -81,7 +84,9 @@ def test_a_sound_that_was_there_before_is_not_encoded_again_and_its_prompt_hits(
     run(engine, asked(2))
     (again,) = run(engine, asked(2))
     assert tokens_of(again) == wanted(2) and again.num_cached_tokens == len(again.prompt_token_ids)
-    assert engine.counts()["images_encoded"] == 1 and engine.counts()["image_hits"] == 1
+    counts = engine.counts()
+    assert counts["sounds_encoded"] == 1 and counts["sound_hits"] == 1 and counts["images_encoded"] == 0
+    assert counts["sound_s"] == pytest.approx(2 * asked(2)[2].images[0].seconds, abs=1e-3)
 
 
 def test_the_same_prompt_beside_another_sound_hits_nothing():
@@ -89,14 +94,14 @@ def test_the_same_prompt_beside_another_sound_hits_nothing():
     run(engine, asked(2))
     (other,) = run(engine, asked(2, sound=1))
     assert other.num_cached_tokens == 0 and tokens_of(other) != wanted(2)
-    assert engine.counts()["images_encoded"] == 2
+    assert engine.counts()["sounds_encoded"] == 2
 
 
 def test_choices_share_a_sound_and_the_first_is_the_greedy_one():
     params = dataclasses.replace(GREEDY, n=3, temperature=0.8, seed=5)
     engine = engine_of()
     (output,) = run(engine, asked(0, params=params))
-    assert engine.counts()["images_encoded"] == 1 and len({choice.token_ids for choice in output.outputs}) == 3
+    assert engine.counts()["sounds_encoded"] == 1 and len({choice.token_ids for choice in output.outputs}) == 3
     (alone,) = run(engine_of(), asked(0, params=params))
     assert [choice.token_ids for choice in alone.outputs] == [choice.token_ids for choice in output.outputs]
 
@@ -108,7 +113,7 @@ def test_more_sounds_than_slots_wait_and_every_answer_stays_the_same():
     alone = [tokens_of(run(engine_of(), request)[0]) for request in mixed[:6]]
     assert together == alone * 2
     counts = engine.counts()
-    assert counts["image_runs_live"] == 0 and counts["images_encoded"] + counts["image_hits"] >= 12
+    assert counts["image_runs_live"] == 0 and counts["sounds_encoded"] + counts["sound_hits"] >= 12
     engine.scheduler.check_invariants()
 
 

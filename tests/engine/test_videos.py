@@ -73,7 +73,9 @@ def test_a_longer_cut_of_a_film_hits_what_it_shares(tmp_path_factory):
     def said(count: int):
         before = llm.stats()
         (output,) = llm.generate({"prompt": text, "videos": [{"frames": long[:count], "fps": 2.0}]}, GREEDY)
-        return output, llm.stats()["images_encoded"] - before["images_encoded"]
+        after = llm.stats()
+        assert after["images_encoded"] == before["images_encoded"]
+        return output, after["video_groups_encoded"] - before["video_groups_encoded"]
 
     (short, of_short), (whole, of_whole) = said(8), said(12)
     assert (of_short, of_whole) == (4, 2)

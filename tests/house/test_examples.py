@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 from types import ModuleType
 
 import jax
@@ -119,6 +120,46 @@ def test_a_job_on_ray_answers_every_row(tmp_path):
     assert done.returncode == 0, done.stderr
     lines = [json.loads(line) for line in target.read_text().splitlines()]
     assert [line["custom_id"] for line in lines] == [row["custom_id"] for row in rows]
+
+
+DATA_ON_RAY = """
+import sys, ray
+from tests.house.test_examples import example
+from tests.support import SMALL
+ray.init(num_cpus=4, object_store_memory=100 << 20, include_dashboard=False, log_to_driver=False)
+example("ray_data").main(*sys.argv[1:], SMALL, num_actors=1, rows_at_once=4)
+"""
+
+
+@pytest.mark.ray
+def test_a_pipeline_on_ray_answers_what_is_missing_and_nothing_twice(tmp_path):
+    import pyarrow.parquet
+
+    source, target = tmp_path / "in.jsonl", tmp_path / "answers"
+    rows = [{"custom_id": f"row-{i}", "prompt_token_ids": [7, 8, 9 + i], "max_tokens": 4} for i in range(10)]
+    lines = [*map(json.dumps, rows), '{"prompt": 5}']
+
+    def answered(lines: list[str]) -> dict[Path, bytes]:
+        """Runs the pipeline over these lines; the files that it has written so far."""
+        source.write_text("".join(f"{line}\n" for line in lines))
+        command = [sys.executable, "-c", DATA_ON_RAY, str(GOLDENS / "qwen3"), str(source), str(target)]
+        environment = os.environ | {"PYTHONPATH": str(ROOT)}  # of the actors too
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environment, timeout=300)
+        assert done.returncode == 0, done.stderr
+        return {path: path.read_bytes() for path in target.glob("*.parquet")}
+
+    first, second = answered(lines[:6]), answered(lines)
+    assert len(first) == 2 and first.items() < second.items()
+    new = [pyarrow.parquet.read_table(path) for path in second.keys() - first.keys()]
+    assert sum(table.num_rows for table in new) == len(lines) - 6
+    found = pyarrow.parquet.read_table(target).to_pylist()
+    answers = {row["custom_id"]: json.loads(row["answer"]) for row in found}
+    assert len(found) == len(answers) == len(lines)
+    for row in rows:
+        (choice,) = answers.pop(row["custom_id"])["response"]["body"]["choices"]
+        assert len(choice["token_ids"]) == 4
+    ((name, bad),) = answers.items()
+    assert name.startswith("line ") and bad["error"]["code"]
 
 
 ON_RAY_SERVE = """

@@ -51,7 +51,7 @@ HELD = {
         ("have no published form and are refused", "../checkpoints/export.py", "which is published for"),
     ],
     "guides/adapters.md": [
-        ("lead outside are refused", "serve/adapter_folders.py", "outside --adapter-root"),
+        ("lead outside are refused", "serve/folders_below.py", "which is outside {option}"),
         ("to groups are refused", "../checkpoints/names/patterns.py", "is not supported"),
     ],
     "guides/training-loops.md": [

@@ -11,8 +11,8 @@ from safetensors.numpy import save_file
 
 from ferrum_jax import LLM, SamplingParams
 from ferrum_jax.openai.errors import FieldError
-from ferrum_jax.serve.adapter_folders import folder_below
 from ferrum_jax.serve.app import adapter_routes
+from ferrum_jax.serve.folders_below import folder_below
 from ferrum_jax.serve.http.api_keys import ApiKey
 from ferrum_jax.serve.http.settings import ServerSettings
 from tests.serve.running import running

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
 
-from ferrum_jax.metrics import SpeculationCounts
+from ferrum_jax.metrics import MEDIA, SpeculationCounts
 from ferrum_jax.serve.http.server_metrics import ServerMetrics
+
+
+def all_told(stats: dict) -> list[Sample]:
+    metrics = ServerMetrics("small")
+    metrics.stats = stats
+    families = text_string_to_metric_families(metrics.text(0, 0).decode())
+    return [sample for family in families for sample in family.samples]
 
 
 def told(stats: dict) -> dict[tuple[str, str | None], float]:
     """The value of each metric about drafts, by its name and position."""
-    metrics = ServerMetrics("small")
-    metrics.stats = stats
-    samples = [
-        each for family in text_string_to_metric_families(metrics.text(0, 0).decode()) for each in family.samples
-    ]
-    found = [sample for sample in samples if "spec_decode" in sample.name]
+    found = [sample for sample in all_told(stats) if "spec_decode" in sample.name]
     assert all(sample.labels["model_name"] == "small" for sample in found)
     return {(sample.name, sample.labels.get("position")): sample.value for sample in found}
 
@@ -37,3 +40,9 @@ def test_drafts_are_counted_under_vllms_names():
 def test_an_engine_that_counts_no_drafts_has_no_metrics_of_them():
     assert told({"live": 3}) == {}
     assert set(told(SpeculationCounts().snapshot()).values()) == {0}
+
+
+def test_what_was_seen_and_heard_is_counted_by_its_kind():
+    counts = {name: number + 0.5 for number, name in enumerate(MEDIA)}
+    found = {sample.name: sample.value for sample in all_told(counts)}
+    assert {name: found[f"ferrum:{name}_total"] for name in MEDIA} == counts

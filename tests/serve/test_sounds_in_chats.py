@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import base64
+import functools
 import io
 import json
 
 import numpy as np
+import openai
 import pytest
 from rich.console import Console
 
@@ -78,10 +80,35 @@ def test_a_sound_over_http_is_what_a_program_gives(llm):
 
 
 @pytest.mark.slow
+def test_a_model_that_hears_in_prompts_writes_down_sounds_over_http(llm):
+    long = wav(12, 16_000, 1)
+    (wanted,) = llm.transcribe(long, language="en", max_tokens=6)
+    with (
+        running(inner=llm) as server,
+        openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client,
+    ):
+        ask = functools.partial(
+            client.audio.transcriptions.create,
+            model="small",
+            file=("a.wav", long),
+            language="en",
+            extra_body={"max_tokens": 6},
+        )
+        assert ask().text == wanted.text and ask(response_format="text") == f"{wanted.text}\n"
+        events = list(ask(stream=True))
+        assert events[-1].text == wanted.text == "".join(each.delta for each in events[:-1])
+        with pytest.raises(openai.BadRequestError, match="times are asked for, and Qwen3-ASR writes none"):
+            ask(response_format="srt")
+
+
+@pytest.mark.slow
 def test_a_row_of_a_job_has_a_sound_as_a_chat_has(llm, tmp_path):
     (wanted,) = llm.chat(chat(FILE, "audio"), FEW)
+    (heard,) = llm.transcribe(FILE, language="en", max_tokens=6)
     body = {"messages": chat({"data": DATA, "format": "wav"}), "max_tokens": 6, "temperature": 0.0}
-    (tmp_path / "in.jsonl").write_text(json.dumps({"custom_id": "one", **body}) + "\n")
+    named = {"file": f"data:audio/wav;base64,{DATA}", "language": "en", "max_tokens": 6}
+    rows = ({"custom_id": "one", **body}, {"custom_id": "two", **named})
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps(each) + "\n" for each in rows))
     code = run_batch(
         lambda start: llm,
         tmp_path / "in.jsonl",
@@ -91,5 +118,8 @@ def test_a_row_of_a_job_has_a_sound_as_a_chat_has(llm, tmp_path):
         console=Console(file=io.StringIO()),
     )
     assert code == EXIT_OK
-    answer = json.loads((tmp_path / "out.jsonl").read_text())
-    assert answer["response"]["body"]["choices"][0]["message"]["content"] == wanted.text
+    one, two = map(
+        json.loads, sorted((tmp_path / "out.jsonl").read_text().splitlines(), key=lambda line: "two" in line)
+    )
+    assert one["response"]["body"]["choices"][0]["message"]["content"] == wanted.text
+    assert two["response"]["body"]["text"] == heard.text

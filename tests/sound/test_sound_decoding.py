@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ferrum_jax.sound.containers import waveform_bytes
-from ferrum_jax.sound.sound_decoding import KINDS, decoded_sound, kind_of, waveform_of_array
+from ferrum_jax.sound.sound_decoding import KINDS, decoded_sound, kind_of, said_length, waveform_of_array
 from ferrum_jax.sound.waveform import SoundBounds, Waveform
 from scripts.goldens.pictures import sampled
 from scripts.goldens.sounds import sound, wav
@@ -114,6 +114,48 @@ def test_a_waveform_is_its_own_and_not_the_array_it_came_from():
     assert np.any(found)
 
 
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "AAC"])
+@pytest.mark.parametrize("seconds", [1, 31, 95])
+def test_a_header_says_how_long_its_sound_is(kind, seconds):
+    samples = sound(seconds, seed=0, rate=48_000)[:, None]
+    if kind in hostile.CODECS:
+        content = muxed(samples, 48_000, *hostile.CODECS[kind])
+    else:
+        content = written(samples, 48_000, kind, hostile.SUBTYPES[kind][0])
+    found = said_length(content)
+    assert found is not None and found.rate == 48_000
+    assert 0 <= found.num_samples - len(samples) < (480 if kind == "WEBM" else 1)  # whose clock has milliseconds
+    assert found.samples_at(RATE) == -(-found.num_samples // 3)
+
+
+def test_what_says_no_length_has_none_until_it_is_decoded():
+    assert said_length(sound_file("AAC")) is None
+    assert said_length(flac_saying(0)) is None
+
+
+def test_what_a_header_says_is_checked_though_nothing_is_decoded():
+    bounds = SoundBounds(max_seconds=0.4)
+    for kind in KINDS:
+        if kind != "AAC":
+            with pytest.raises(ValueError, match=r"the sound is 0\.5\d?\d? s long or more; at most 0\.4 s are taken"):
+                said_length(sound_file(kind), bounds=bounds)
+    with pytest.raises(ValueError, match="not a file of a kind that is read here"):
+        said_length(b"#EXTM3U")
+    with pytest.raises(ValueError, match="the sound is 99 bytes; at most 50 are taken"):
+        said_length(bytes(99), bounds=SoundBounds(max_bytes=50))
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_hostile_header_is_a_length_or_a_refusal(seed):
+    content, is_whole = hostile.hostile_file(np.random.default_rng(seed))
+    try:
+        found = said_length(content)
+    except ValueError as error:
+        assert (not is_whole and "the sound" in str(error)) or "the file has no sound" in str(error)
+    else:
+        assert found is None or 0 < found.num_samples <= 3600 * found.rate
+
+
 ARRAY = r"the sound is an array \w+\[.*; it must be float32 or int16, \[samples\] or \[samples, channels\]"
 NUMBERS = "the sound has a sample of (nan|inf|1e.30); samples are numbers, mostly between -1 and 1"
 
@@ -155,7 +197,7 @@ CANNOT = "the sound (is damaged|cannot be decoded|has no samples)"
         (wav_saying(rate=0), "the sound"),
         (wav_saying(rate=10**9), "the sound has 1,000,000,000 samples a second; it must have 2,000 to 384,000"),
         (wav_saying(rate=1), "the sound has 1 samples a second; it must have 2,000 to 384,000"),
-        (wav(0.1, RATE, 1)[:44], "the sound has no samples"),
+        (wav(0.1, RATE, 1)[:44], "the sound is cut off: its samples have 3,200 bytes by its header, and 0 are there"),
         (wav(0.1, RATE, 1)[:30], CANNOT),
         (sound_file("FLAC")[:-4000], "the sound is damaged"),
         (flac_saying(10**9), "the sound is 62,500.0 s long or more; at most 3600 s are taken: cut it"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from ferrum_jax.asked.transcription_params import TranscriptionParams
 from ferrum_jax.outputs import Transcription, TranscriptionSegment
 from ferrum_jax.transcribing.forms import as_json, as_text, as_verbose_json
 from ferrum_jax.transcribing.languages import NAMES, code_of, name_of
@@ -55,10 +56,12 @@ def test_languages_are_known_by_code_and_by_name():
 def test_text_that_grows_is_the_whole_text_in_the_end(llm, size):
     transcriber = llm.model.transcriber
     for case in CASES:
-        text = GrowingText(transcriber.tokens, transcriber.tokenizer, num_leading=1)
+        params = TranscriptionParams(timestamps="segment" if case.get("timestamps") else False)
+        _, rules = transcriber.tokens.asked(params)
+        text = GrowingText(transcriber, params)
         found = ""
         for window in case["windows"]:
-            ids = [window["language_id"], *window["token_ids"]]
+            ids = [window["language_id"], *rules.then, *window["token_ids"]]
             for start in range(0, len(ids), size):
                 found += text.push(ids[start : start + size])
             found += text.end_window()

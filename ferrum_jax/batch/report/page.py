@@ -27,6 +27,12 @@ _ENGINE = {  # what of an engine's statistics stands on the page
     "executables_loaded": "executables that were loaded",
     "startup_s": "start",
 }
+_MEDIA = {  # what of a report's media stands among the tiles
+    "images_encoded": "images encoded",
+    "video_groups_encoded": "groups of a video's frames encoded",
+    "sounds_encoded": "sounds encoded, windows of one each",
+    "sound_s": "seconds of sound",
+}
 
 
 def page(report: Mapping[str, Any]) -> str:
@@ -75,6 +81,7 @@ def _tiles(report: Mapping[str, Any]) -> str:
         (f"{speed:,.1f}", "tokens out a second"),
         (clock(wall_s), _of_runs(len(report["runs"]))),
         (f"{report['padding_waste']:.1%}", "of token slots were padding"),
+        *((f"{report['media'][name]:,}", noun) for name, noun in _MEDIA.items() if name in report.get("media", {})),
     )
     return grid(
         "tiles",

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ferrum_jax.batch.report.display import Tally
+from ferrum_jax.metrics import MEDIA
 
 FIELDS = (*("wall_s", "rows", "prompt_tokens", "cached_tokens", "output_tokens", "pool_use", "padding_waste"),)
 SPECULATION = ("speculation_steps", "drafted_tokens", "accepted_tokens")  # behind these, of an engine that drafts
@@ -85,6 +86,12 @@ def padding_waste(*stats: Mapping[str, Any]) -> float:
     return 1 - sum(found["computed_tokens"] for found in stats) / slots if slots else 0.0
 
 
+def media_of(*stats: Mapping[str, Any]) -> dict[str, float]:
+    """What engines together saw and heard, by the names of `MEDIA`; without what there was none of."""
+    counts = {name: round(sum(found.get(name, 0) for found in stats), 3) for name in MEDIA}
+    return {name: count for name, count in counts.items() if count}
+
+
 def report(
     output: str, created: int, tally: Tally, runs: Sequence[Mapping[str, Any]], *, num_invalid: int, **more: object
 ) -> dict[str, Any]:
@@ -107,6 +114,7 @@ def report(
         "rows": rows,
         **totals,
         "padding_waste": waste,
+        "media": media_of(*(run["engine"] for run in ordered)),
         **more,
         "runs": ordered,
     }

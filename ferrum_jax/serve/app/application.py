@@ -20,6 +20,7 @@ from ferrum_jax.openai.errors import param_of
 from ferrum_jax.quoting import bounded
 from ferrum_jax.serve.app import (
     adapter_routes,
+    control_routes,
     model_routes,
     openapi,
     page_routes,
@@ -56,6 +57,14 @@ _ROUTES: tuple[tuple[str, str, Handler, str, str | None], ...] = (  # the last i
     ("GET", "/v1/models/{name:path}", model_routes.model, _KEYS, None),
     ("POST", "/v1/load_lora_adapter", adapter_routes.load, _ADMIN, "load_adapter"),
     ("POST", "/v1/unload_lora_adapter", adapter_routes.unload, _ADMIN, "unload_adapter"),
+    ("POST", "/pause", control_routes.pause, _ADMIN, None),
+    ("POST", "/resume", control_routes.resume, _ADMIN, None),
+    ("GET", "/is_paused", control_routes.is_paused, _ADMIN, None),
+    ("POST", "/sleep", control_routes.sleep, _ADMIN, None),
+    ("POST", "/wake_up", control_routes.wake_up, _ADMIN, None),
+    ("GET", "/is_sleeping", control_routes.is_sleeping, _ADMIN, None),
+    ("POST", "/update_weights", control_routes.update_weights, _ADMIN, "update_weights"),
+    ("GET", "/weights_checksum", control_routes.weights_checksum, _ADMIN, None),
     ("POST", "/tokenize", model_routes.tokenize, _KEYS, "tokenize"),
     ("POST", "/detokenize", model_routes.detokenize, _KEYS, "detokenize"),
     ("GET", "/version", model_routes.version, _KEYS, None),

@@ -28,7 +28,9 @@ from ferrum_jax.sound.sound_sources import SoundSources
 from ferrum_jax.text.chat import ChatTemplate
 from ferrum_jax.text.prompts import PromptEncoder
 from ferrum_jax.text.tokenizer import Tokenizer
-from ferrum_jax.transcribing.windows import Transcriber
+from ferrum_jax.transcribing.prompt_transcriber import PromptTranscriber
+from ferrum_jax.transcribing.transcriber import Transcriber
+from ferrum_jax.transcribing.whisper_transcriber import WhisperTranscriber
 from ferrum_jax.vision.prompt_images import PromptImages
 from ferrum_jax.vision.sources import ImageSources
 
@@ -91,10 +93,11 @@ class HttpProcess:
         try:
             facts = service.client.facts
             prompts = await asyncio.to_thread(read_texts, facts["texts"], facts["images"])
-            transcriber = await asyncio.to_thread(read_transcriber, prompts.tokenizer, facts["sounds"])
-            hears = transcriber is not None
-            how = {"sounds": await asyncio.to_thread(read_prompt_sounds, facts["heard"]), "hears": hears}
-            service.open(dataclasses.replace(prompts, max_model_len=facts["max_model_len"], **how), transcriber)
+            heard = await asyncio.to_thread(read_prompt_sounds, facts["heard"])
+            prompts = dataclasses.replace(
+                prompts, max_model_len=facts["max_model_len"], sounds=heard, hears=facts["sounds"] is not None
+            )
+            service.open(prompts, await asyncio.to_thread(read_transcriber, prompts, facts["sounds"]))
         except BaseException:  # a panic of the tokenizer's library is no Exception
             logging.exception("the model's texts cannot be read")
             os._exit(1)  # which the engine's process sees
@@ -127,12 +130,12 @@ def read_texts(folder: str | None, images: Mapping[str, Any] | None = None) -> P
     return PromptEncoder(tokenizer=Tokenizer.load(Path(folder)), chat=ChatTemplate.load(Path(folder)), images=how)
 
 
-def read_transcriber(tokenizer: Tokenizer | None, sounds: Mapping[str, Any] | None) -> Transcriber | None:
-    """How a model writes down sounds. sounds: what the engine's side says of them."""
+def read_transcriber(prompts: PromptEncoder, sounds: Mapping[str, Any] | None) -> Transcriber | None:
+    """How a model writes down sounds. sounds: what the engine's side says of Whisper's."""
     if sounds is None:
-        return None
+        return PromptTranscriber.of_prompts(prompts)
     sources = SoundSources(hosts=tuple(sounds["hosts"]), root=sounds["root"])
-    return Transcriber.of_folder(sounds["folder"], tokenizer, sources)
+    return WhisperTranscriber.of_folder(sounds["folder"], prompts, sources)
 
 
 def read_prompt_sounds(heard: Mapping[str, Any] | None) -> PromptSounds | None:

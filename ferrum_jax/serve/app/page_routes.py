@@ -13,6 +13,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
+from ferrum_jax.metrics import MEDIA
 from ferrum_jax.prompt import SEEN
 from ferrum_jax.serve.http.event_stream import EventStream
 from ferrum_jax.serve.http.exchange import Exchange
@@ -24,7 +25,7 @@ _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inl
 _POLICY += "; frame-ancestors 'none'"  # no other page may show it in a frame of its own
 _SHOWN = ("num_running", "live", "cached", "clean", "hit_tokens", "missed_tokens", "cached_prompts", "preemptions")
 _SHOWN += ("evictions", "weights_bytes", "kv_bytes", "prompts_bytes", "states_bytes", "host_cache_bytes", "executables")
-_SHOWN += ("images_encoded", "image_hits")
+_SHOWN += tuple(MEDIA)
 _SHOWN += ("executables_loaded", "executables_missing", "block_size", "recent_steps", "steps", "host_entries")
 
 
@@ -83,7 +84,7 @@ def view(service: Service) -> dict[str, Any]:
         "facts": {name: facts.get(name) for name in ("architecture", "max_model_len", "num_rows", "generates")},
         "chats": service.prompts.chat is not None,
         "takes": _taken(service.prompts),
-        "writes_down": service.transcriber is not None,
+        "writes_down": service.transcriber is not None and service.prompts.sounds is None,
         "max_body_bytes": service.settings.max_body_bytes,
         **{name: stats[name] for name in _SHOWN if name in stats},
     }

@@ -19,8 +19,7 @@ from ferrum_jax.serve.http.service import Service, TextRequest
 from ferrum_jax.serve.link.engine_client import RequestRefused
 from ferrum_jax.transcribing import forms
 from ferrum_jax.transcribing.heard_sound import HeardSound
-from ferrum_jax.transcribing.transcription import GrowingText
-from ferrum_jax.transcribing.windows import require_transcriber
+from ferrum_jax.transcribing.transcriber import require_transcriber
 
 _FILES = frozenset({"file"})
 
@@ -108,9 +107,7 @@ class RunningSound:
         self._service.leave(self._requests)
 
     async def _all(self) -> AsyncGenerator[bytes, None]:
-        transcriber = self._heard.transcriber
-        _, rules = transcriber.tokens.asked(self._heard.params)
-        text = GrowingText(transcriber.tokens, transcriber.tokenizer, rules.num_leading)
+        text = self._heard.growing()
         num_whole = num_told = 0  # windows, and parts of them
         async for token_ids in self._tokens():
             new = text.end_window() if token_ids is None else text.push(token_ids)

@@ -15,6 +15,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from ferrum_jax.metrics import MEDIA
+
 _TTFT = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0)
 _BETWEEN = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 10.0)
 _WHOLE = (0.1, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0)
@@ -27,6 +29,7 @@ _DRAFTS = {  # vLLM's name -> ours; an engine that drafts nothing has none
     "vllm:spec_decode_num_accepted_tokens_per_pos": ("accepted_by_position", "The same by their place in a draft."),
 }
 _COUNTS = ("steps", "computed_tokens", "padded_tokens", "evictions", "saved_prefill_tokens", "compiles_after_ready")
+_COUNTS += tuple(MEDIA)
 
 
 class ServerMetrics:

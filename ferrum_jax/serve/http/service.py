@@ -25,13 +25,13 @@ from ferrum_jax.serve.http.gate import Gate, Waiting
 from ferrum_jax.serve.http.http_errors import HttpError
 from ferrum_jax.serve.http.server_metrics import ServerMetrics
 from ferrum_jax.serve.http.settings import ServerSettings
-from ferrum_jax.serve.link.engine_client import EngineClient, EngineVector, Reply, RequestRefused
+from ferrum_jax.serve.link.engine_client import EngineClient, EngineDone, EngineVector, Reply, RequestRefused
 from ferrum_jax.serve.link.wire_images import held_bytes, wire_images
 from ferrum_jax.structured.reading.message_parser import MessageForms
 from ferrum_jax.text.prompts import EncodedPrompt, PromptEncoder
 from ferrum_jax.text.tokenizer import Tokenizer
 from ferrum_jax.transcribing.heard_sound import HeardSound
-from ferrum_jax.transcribing.windows import Transcriber
+from ferrum_jax.transcribing.transcriber import Transcriber
 from ferrum_jax.vision.decoding import Look, do_not_look
 
 _EXPECTED_TOKENS = 256  # that a request is thought to generate, where it may generate as many as there is room for
@@ -122,9 +122,15 @@ class Service:
         """Raises RequestRefused for one that is not there."""
         await self._done(self.client.unload_adapter(name))
 
-    async def _done(self, reply: Reply) -> None:
+    async def control(self, verb: str, arguments: Mapping[str, Any]) -> Any:
+        """What a verb of `ferrum_jax.serve.control` gives. Raises RequestRefused for what cannot be done now."""
+        return await self._done(self.client.control(verb, arguments))
+
+    async def _done(self, reply: Reply) -> Any:
+        """What is told at its end."""
         try:
-            await reply.next()
+            found = await reply.next()
+            return found.result if isinstance(found, EngineDone) else None
         finally:
             self.client.end(reply)
 

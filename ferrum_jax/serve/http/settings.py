@@ -15,9 +15,10 @@ from ferrum_jax.serve.http.api_keys import ApiKey
 class ServerSettings:
     """How a server behaves.
 
-    names: of the model; answers carry the first, and /v1/models lists the first num_listed. adapter_root: the folder
-    below which adapters may be loaded over HTTP; None loads none so. version: that /version tells. keys: who may ask;
-    none lets everybody. admin_keys: who may look at metrics and the page, and load adapters, where there are keys.
+    names: of the model; answers carry the first, and /v1/models lists the first num_listed. adapter_root, weights_root:
+    folders below which adapters, and weights in the place of these, may be read over HTTP; None reads none so.
+    version: that /version tells. keys: who may ask; none lets everybody. admin_keys: who may look at metrics and the
+    page and load adapters, where there are keys; they alone may pause the engine and change its weights.
     max_waiting, max_waiting_tokens: of requests that the engine does not have yet; beyond them new ones are refused.
     max_body_bytes, max_n, max_prompts: of one request. timeout_s: after which a request without one of its own is given
     up; None never. watchdog_s: a step that takes longer makes /health fail. body_s: in which a body must have come.
@@ -30,6 +31,7 @@ class ServerSettings:
     names: Sequence[str] = ("model",)
     num_listed: int | None = None
     adapter_root: str | None = None
+    weights_root: str | None = None
     version: str = ""
     keys: Sequence[ApiKey] = ()
     admin_keys: Sequence[ApiKey] = ()
@@ -58,10 +60,17 @@ class ServerSettings:
                 raise ValueError(f"a CORS origin is {origin!r}; it must be '*' or as in 'https://example.org'")
         if not self.names:
             raise ValueError("names is empty; a model must have a name")
-        if self.adapter_root is not None and not os.path.isdir(self.adapter_root):
-            raise ValueError(
-                f"adapter_root is {self.adapter_root}, which is no folder; name the one that holds adapters"
-            )
+        for field, holds in (("adapter_root", "adapters"), ("weights_root", "folders of weights")):
+            root = getattr(self, field)
+            if root is not None and not os.path.isdir(root):
+                raise ValueError(f"{field} is {root}, which is no folder; name the one that holds {holds}")
+        if self.weights_root is not None and not self.admin_keys:
+            raise ValueError("weights_root is given and no admin key, which alone may change weights; give admin keys")
+
+    @property
+    def roots(self) -> tuple[str | None, str | None]:
+        """adapter_root and weights_root."""
+        return self.adapter_root, self.weights_root
 
     def require_apart(self, adapters: Iterable[str]) -> None:
         """Raises ValueError where an adapter has one of the model's names."""

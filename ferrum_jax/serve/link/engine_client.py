@@ -45,7 +45,9 @@ class EngineVector(NamedTuple):
 
 
 class EngineDone(NamedTuple):
-    """Answers a call that has no result."""
+    """Answers a call. result: as JSON has it, None of one that has none."""
+
+    result: Any
 
 
 class Link(Protocol):
@@ -110,7 +112,6 @@ class EngineClient:
         self.beat: Mapping[str, Any] = {}
         self.last_beat = time.monotonic()
         self.stats: Mapping[str, Any] = {}
-        self.adapters: Sequence[str] = ()  # names of those that are loaded
         self.lost: str | None = None
         self.on_stats: Callable[[Mapping[str, Any]], None] = lambda stats: None
         self.on_order: Callable[[str], None] = lambda order: None  # "drain" or "stop"
@@ -122,6 +123,11 @@ class EngineClient:
     @property
     def num_open(self) -> int:
         return len(self._replies)
+
+    @property
+    def adapters(self) -> Sequence[str]:
+        """Names of those that are loaded."""
+        return self.facts.get("adapters", ())
 
     def generate(self, token_ids: Sequence[int], params: Mapping[str, Any], options: Mapping[str, Any]) -> Reply:
         """A request of tokens; params: of SamplingParams, options: of RequestOptions, by their names."""
@@ -144,6 +150,12 @@ class EngineClient:
     def unload_adapter(self, name: str) -> Reply:
         reply = self._reply()
         self._send(["unload_adapter", reply.id, name])
+        return reply
+
+    def control(self, verb: str, arguments: Mapping[str, Any]) -> Reply:
+        """Something that is done between two steps; verb: of `ferrum_jax.serve.control`."""
+        reply = self._reply()
+        self._send(["control", reply.id, verb, arguments])
         return reply
 
     def score(self, pair: Sequence[str], options: Mapping[str, Any]) -> Reply:
@@ -191,10 +203,10 @@ class EngineClient:
                 content, num_tokens, num_cached = rest[1:]
                 values = np.frombuffer(base64.b64decode(content), "<f4")
                 self._put(rest[0], EngineVector(values, num_tokens, num_cached), True)
-            elif kind == "adapters":
-                self.adapters = rest[0]
+            elif kind == "changed":
+                self.facts = {**self.facts, **rest[0]}
             elif kind == "done":
-                self._put(rest[0], EngineDone(), True)
+                self._put(rest[0], EngineDone(rest[1]), True)
             elif kind == "refused":
                 self._refuse(*rest)
             elif kind == "beat":
@@ -206,7 +218,6 @@ class EngineClient:
                 self.on_stats(self.stats)
             elif kind == "ready":
                 self.facts, self.last_beat = rest[0], time.monotonic()
-                self.adapters = self.facts["adapters"]
                 self.ready.set()
             elif kind == "end":
                 self.on_order(rest[0])

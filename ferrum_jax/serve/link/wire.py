@@ -3,8 +3,9 @@
     to the engine      ["add", id, token_ids, params, options]   ["embed", id, text, options]   ["abort", id]
                        ["score", id, [text, text], options]   ["opened"]
                        ["load_adapter", id, name, path, replaces]   ["unload_adapter", id, name]
+                       ["control", id, verb, arguments]
     from the engine    ["ready", facts]   ["deltas", [delta, ..]]   ["refused", id, kind, message]
-                       ["done", id]   ["adapters", names]
+                       ["done", id, result]   ["changed", facts]
                        ["vector", id, base64 of float32, num_tokens, num_cached]
                        ["beat", facts]   ["stats", facts]   ["end", "drain" or "stop"]
 

@@ -32,6 +32,7 @@ def wire_images(images: Sequence[EncodableImage], media: Sequence[MediaSpan]) ->
                 image.num_tokens,
                 image.token_rows,
                 image.digest.hex(),
+                image.kind,
             ]
             for image in images
             if isinstance(image, ProcessedImage)
@@ -92,6 +93,7 @@ def _image(
     num_tokens: int,
     token_rows: int,
     digest: str,
+    kind: str,
 ) -> ProcessedImage:
     frames, rows, columns = grid
     mean, std = (tuple(normalising[name]) for name in ("mean", "std"))
@@ -103,4 +105,5 @@ def _image(
         num_tokens=num_tokens,
         token_rows=token_rows,
         digest=bytes.fromhex(digest),
+        kind=kind,
     )

@@ -1,4 +1,6 @@
-"""ImageBook: which images have their embeddings on the device, and which are encoded in the next step.
+"""MediaBook: which images have their embeddings on the device, and which are encoded in the next step.
+
+A sound, or a group of a video's frames, is an image here, and counted by its kind.
 
 The device keeps embeddings in runs of RUN tokens. A run is an id of an `IdPool`, keyed by its image's digest and its
 number: held while a request's prompt needs it, then cached, least recently used first. What stands beside a prompt,
@@ -13,6 +15,7 @@ Why an image may be held before it is encoded: steps run on the device in the or
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Sequence
 from hashlib import blake2b
 
@@ -26,17 +29,35 @@ from ferrum_jax.request import Request
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ImageCounts:
-    """The counters so far, with the gauges of this moment."""
+class MediaCounts:
+    """The counters so far, with the gauges of this moment. video_groups: of frames that the tower is given together.
+
+    sound_s: seconds of sounds that were encoded or found. Runs are those of all kinds.
+    """
 
     images_encoded: int = 0
     image_hits: int = 0
-    image_evictions: int = 0  # runs
+    sounds_encoded: int = 0
+    sound_hits: int = 0
+    video_groups_encoded: int = 0
+    video_group_hits: int = 0
+    sound_s: float = 0.0
+    image_evictions: int = 0
     image_runs_live: int = 0
     image_runs_cached: int = 0
 
+    @property
+    def num_encoded(self) -> int:
+        """Of all kinds."""
+        return self.images_encoded + self.sounds_encoded + self.video_groups_encoded
 
-class ImageBook:
+    @property
+    def num_hits(self) -> int:
+        """Of all kinds."""
+        return self.image_hits + self.sound_hits + self.video_group_hits
+
+
+class MediaBook:
     """The runs of one engine, which all of its data shards share."""
 
     def __init__(self, num_runs: int = 0, max_patches: int = 0) -> None:
@@ -47,7 +68,9 @@ class ImageBook:
         self._orders: list[EncodeOrder] = []
         self._one_waits = False
         self._early: dict[int, Request] = {}  # by id: those that hold images and are no rows yet
-        self._num_encoded = self._num_hits = 0
+        self._encoded: Counter[str] = Counter()  # by kind
+        self._hits: Counter[str] = Counter()
+        self._sound_s = 0.0
 
     def begin(self) -> None:
         """A step is planned."""
@@ -79,7 +102,7 @@ class ImageBook:
             for run in found:
                 pool.retain(run)
             request.image_runs[index] = found
-            self._num_hits += 1
+            self._count(image, self._hits)
             return True
         if others_run and image.num_patches > self._budget:
             return False
@@ -93,8 +116,12 @@ class ImageBook:
         request.image_runs[index] = runs
         self._orders.append(EncodeOrder(request=request.id, image=index, runs=tuple(runs)))
         self._budget -= image.num_patches
-        self._num_encoded += 1
+        self._count(image, self._encoded)
         return True
+
+    def _count(self, image: PlacedImage, counts: Counter[str]) -> None:
+        counts[image.kind] += 1
+        self._sound_s += image.seconds
 
     def _acquire(self, count: int, request: Request) -> list[int] | None:
         """Runs for an image; those that wait behind its request give theirs back, where it takes that."""
@@ -142,11 +169,16 @@ class ImageBook:
         """Tokens of images that there is room for."""
         return (self._pool.num_ids - 1) * RUN
 
-    def counts(self) -> ImageCounts:
+    def counts(self) -> MediaCounts:
         pool = self._pool
-        return ImageCounts(
-            images_encoded=self._num_encoded,
-            image_hits=self._num_hits,
+        return MediaCounts(
+            images_encoded=self._encoded["image"],
+            image_hits=self._hits["image"],
+            sounds_encoded=self._encoded["audio"],
+            sound_hits=self._hits["audio"],
+            video_groups_encoded=self._encoded["video"],
+            video_group_hits=self._hits["video"],
+            sound_s=round(self._sound_s, 3),
             image_evictions=pool.evictions,
             image_runs_live=pool.num_live,
             image_runs_cached=pool.num_cached,
