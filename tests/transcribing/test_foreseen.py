@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 
 import pytest
+from ferrum_jax.transcribing.windows import Transcriber
 
 from ferrum_jax.__main__ import main
 from ferrum_jax.asked.transcription_params import TranscriptionParams
@@ -12,7 +13,6 @@ from ferrum_jax.sound.sound_sources import SoundSources
 from ferrum_jax.text.tokenizer import Tokenizer
 from ferrum_jax.transcribing.foreseen import ForeseenSound, foreseen
 from ferrum_jax.transcribing.heard_sound import HeardSound
-from ferrum_jax.transcribing.windows import Transcriber
 from scripts.goldens.sounds import sound, wav
 from tests.sound.hostile_sounds import muxed, written
 from tests.support import GOLDENS
