@@ -41,7 +41,7 @@ class Rows:
         defaults: Mapping[str, Any] = NO_DEFAULTS,
         adapters: Sequence[str] = (),
     ) -> None:
-        self._file, self._seed, self._names, self._defaults = file, seed, names, defaults
+        self._file, self._seed, self.names, self._defaults = file, seed, names, defaults
         self._adapters = tuple(adapters)
         self._first_lines: dict[int, int] = {}  # of a duplicate: the line that has the custom_id first
         self._ahead: ReadAhead | None = None
@@ -106,7 +106,7 @@ class Rows:
         if first_line is None:
             if isinstance(found, BadRow):
                 return found
-            return foreign_row(raw, number, found, self._names or (), self._adapters)
+            return foreign_row(raw, number, found, self.names or (), self._adapters)
         assert found.custom_id is not None, "a duplicate has a name"
         return duplicate_row(raw, number, found.custom_id, first_line)
 
@@ -118,6 +118,10 @@ class Rows:
         if zlib.crc32(raw) != self._checksums[index]:
             raise OSError(f"line {number} of the input changed while the job ran; start the job again")
         return raw, number
+
+    def line(self, index: int) -> bytes:
+        """The line as it stands in the input. Raises OSError if it is not what it was."""
+        return self._checked_line(index)[0]
 
     def digest(self, index: int) -> str:
         return self._digests[16 * index : 16 * index + 16].hex()
