@@ -151,7 +151,9 @@ MAY_IMPORT = {
     ),
     "pallas_kernels.kv_write": ("pallas_kernels",),
     "pallas_kernels.paged_attention.tpu.prefill": ("pallas_kernels",),
+    "ferrum_jax.batch.ending": ("ferrum_jax.progress",),
     "ferrum_jax.batch.journal": (
+        "ferrum_jax.batch.ending",
         "ferrum_jax.batch.input",
         "ferrum_jax.files",
         "ferrum_jax.openai",
@@ -189,6 +191,7 @@ MAY_IMPORT = {
     ),
     "ferrum_jax.batch": (
         "checkpoints",
+        "ferrum_jax.batch.ending",
         "ferrum_jax.batch.input",
         "ferrum_jax.batch.journal",
         "ferrum_jax.batch.report",
@@ -507,6 +510,7 @@ MAY_IMPORT = {
         "checkpoints",
         "ferrum_jax",
         "ferrum_jax.batch",
+        "ferrum_jax.batch.ending",
         "ferrum_jax.batch.input",
         "ferrum_jax.batch.journal",
         "ferrum_jax.batch.verify",
@@ -562,6 +566,7 @@ MAY_USE = {
     "ferrum_jax.serve.http": ("starlette", "prometheus_client"),
     "ferrum_jax.serve.app": ("starlette", "uvicorn"),
     "ferrum_jax.batch": ("rich", "numpy", "pyarrow", "ray"),
+    "ferrum_jax.batch.ending": ("numpy",),
     "ferrum_jax.batch.input": ("numpy", "pyarrow"),
     "ferrum_jax.batch.journal": ("numpy",),
     "ferrum_jax.files": ("fsspec",),

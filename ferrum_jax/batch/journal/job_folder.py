@@ -101,6 +101,19 @@ class JobFolder:
         found = self.journal.read("merged.json")
         return None if found is None else json.loads(found)
 
+    def merge_partial(self, rows: Rows, journal: Journal) -> str | None:
+        """Writes the lines that are there, in the order of the input, to a file of the journal; its path.
+
+        None where there is no line.
+        """
+        journal.refresh()
+        if not journal.num_ok + journal.num_failed + rows.num_bad:
+            return None
+        name = f"partial.{self.name}"
+        with self.journal.writing(name) as output, writing_rows(output, name) as lines:
+            merge(rows, journal, self.journal, lines)
+        return f"{self.target}.journal/{name}"
+
     def merge(self, rows: Rows, journal: Journal) -> None:
         with self.output.writing(self.name) as output, writing_rows(output, self.name) as lines:
             digest = merge(rows, journal, self.journal, lines)
