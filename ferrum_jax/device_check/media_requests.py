@@ -102,9 +102,9 @@ def _text(spec: ModelSpec, count: int, first: int) -> list[int]:
 
 
 def _heard(llm: LLM, params: SamplingParams) -> list[_Request]:
-    """The windows of a made sound, as its model transcribes them; none of a model that does not."""
+    """The windows of a made sound beside their prompts, as its model transcribes them; none of another model."""
     transcriber = llm.model.opened.texts.transcriber
-    if transcriber is None:
+    if transcriber is None or not llm.loaded.layout.spec.cross_layers:
         return []
     rate, window = transcriber.processor.sampling_rate, transcriber.processor.window_samples
     waveform = _values(int(_SECONDS * window), 1)[:, 0] * np.float32(0.1)

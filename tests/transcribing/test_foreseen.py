@@ -5,14 +5,15 @@ from __future__ import annotations
 import base64
 
 import pytest
-from ferrum_jax.transcribing.windows import Transcriber
 
 from ferrum_jax.__main__ import main
 from ferrum_jax.asked.transcription_params import TranscriptionParams
 from ferrum_jax.sound.sound_sources import SoundSources
+from ferrum_jax.text.prompts import PromptEncoder
 from ferrum_jax.text.tokenizer import Tokenizer
 from ferrum_jax.transcribing.foreseen import ForeseenSound, foreseen
 from ferrum_jax.transcribing.heard_sound import HeardSound
+from ferrum_jax.transcribing.whisper_transcriber import WhisperTranscriber
 from scripts.goldens.sounds import sound, wav
 from tests.sound.hostile_sounds import muxed, written
 from tests.support import GOLDENS
@@ -35,7 +36,8 @@ def folder(tmp_path):
 @pytest.fixture
 def transcriber(folder):
     model = GOLDENS / NAME
-    return Transcriber.of_folder(model, Tokenizer.load(model), SoundSources(root=str(folder)))
+    prompts = PromptEncoder(tokenizer=Tokenizer.load(model), chat=None, hears=True)
+    return WhisperTranscriber.of_folder(model, prompts, SoundSources(root=str(folder)))
 
 
 @pytest.mark.parametrize("name", ["1.wav", "30.wav", "31.wav", "95.wav", "31.mp3"])
