@@ -31,6 +31,7 @@ from ferrum_jax.batch.input.rows import Rows
 from ferrum_jax.batch.job_paths import check_paths
 from ferrum_jax.batch.journal.job_folder import JobFolder
 from ferrum_jax.batch.journal.job_identity import REQUIRE_VALID, JobIdentity, object_in
+from ferrum_jax.batch.journal.job_record import job_record, sealed
 from ferrum_jax.batch.journal.journal import Journal
 from ferrum_jax.batch.journal.keeper import JobOptions, Keeper
 from ferrum_jax.batch.journal.leases import LeaseLost, Leases
@@ -166,7 +167,7 @@ def run_batch(
             job = JobIdentity(place.journal, target, record, options, lambda text: _say(console, text))
             run = _Run(place, rows, job, options, notice, console)
             code = run.to_the_end(make_llm)
-            run.report(page_at)
+            run.report(page_at, source)
             return code
         except KeyboardInterrupt:
             _say(console, f"Finished rows are kept; {_same_command(options)} goes on with the rest.")
@@ -285,8 +286,8 @@ class _Run:
             else:
                 time.sleep(self._options.poll_s)
 
-    def report(self, page_at: str | None) -> None:
-        """Writes report.json beside the output, and the report's page if `page_at` says where."""
+    def report(self, page_at: str | None, source: str) -> None:
+        """Writes report.json beside the output, and the report's page if `page_at` says where. source: the input."""
         store = self._place.journal
         found = [object_in(store.read(f"runs/{name}")) for name in store.names("runs")]
         runs = [run for run in found if run is not None]  # rows of one that is damaged count as unrecorded
@@ -301,7 +302,9 @@ class _Run:
             rows_that_crashed_the_engine=len(self._journal.num_crashes),
             **self._time.report(self._partial),
             **self._job.report(),
+            record=job_record(self._place, self._rows, self._job, source, self._options.loading),
         )
+        found = sealed(found)
         self._place.output.replace(f"{self._place.name}.report.json", json.dumps(found, indent=1).encode())
         if page_at is not None:
             folder, name = split(page_at)

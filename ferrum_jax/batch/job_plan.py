@@ -69,7 +69,7 @@ def make_plan(
     journal.refresh()
     counts: dict[str, int] = dict.fromkeys(("refused", "prompt", "saved", "longest", "output", "groups", "grouped"), 0)
     previous: np.ndarray = np.zeros(0, np.int64)
-    in_group, heard = False, _Heard()
+    in_group, heard = False, _CountedSounds()
     indices = journal.unfinished(rows.order).tolist()
     found = measured(rows, indices, token_ids, max_model_len, foresee)
     for ids, salt_changed, outputs in _left(heard.counted(found), counts):
@@ -100,7 +100,7 @@ def make_plan(
 
 
 @dataclasses.dataclass
-class _Heard:
+class _CountedSounds:
     """What a plan counts of sounds; see `Plan`."""
 
     num_sounds: int = 0

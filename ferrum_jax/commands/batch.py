@@ -18,6 +18,7 @@ from ferrum_jax.batch.notice import ENDPOINTS, Notice, exit_in_time, notice_of_c
 from ferrum_jax.commands.batch_plan import show_plan
 from ferrum_jax.commands.end_flags import add_end, end_terms
 from ferrum_jax.commands.flags import add_sampling_flags, row_defaults
+from ferrum_jax.commands.job_llm import job_llm, loading_of
 from ferrum_jax.commands.machine_pace import MachinePace
 from ferrum_jax.commands.model import (
     adapters_of,
@@ -27,7 +28,6 @@ from ferrum_jax.commands.model import (
     chosen_config,
     job_config,
     named_adapters,
-    open_llm,
 )
 from ferrum_jax.commands.model_names import model_names
 from ferrum_jax.commands.parsers import new_command
@@ -37,9 +37,7 @@ from ferrum_jax.paths import require_free
 
 if TYPE_CHECKING:
     from ferrum_jax.batch.job import JobStart
-    from ferrum_jax.embeddings.texts import TextIds
     from ferrum_jax.llm import LLM
-    from ferrum_jax.sizes.engine_sizes import Reach
 
 
 def add(commands: Any) -> None:
@@ -162,7 +160,8 @@ def _run(args: argparse.Namespace) -> int:
     with tempfile.NamedTemporaryFile(suffix=".jsonl") as rows:
         rows.write(rows_of_folder(args.input))
         rows.flush()
-        args.input, args.image_root = rows.name, os.path.abspath(args.input)
+        args.sounds = args.image_root = os.path.abspath(args.input)
+        args.input = rows.name
         return _run_rows(args)
 
 
@@ -189,27 +188,10 @@ def _run_job(
 ) -> int:
     """stack: what must end after the job."""
     from ferrum_jax.batch.job import JobOptions, JobSettings, run_batch
-    from ferrum_jax.batch.reach import reach_of
     from ferrum_jax.progress import plain_console
 
     def make_llm(start: JobStart) -> LLM:
-        def reach(ids: TextIds, max_model_len: int) -> Reach | None:
-            token_ids = functools.partial(ids, now=start.identity.started)
-            return reach_of(start.rows, token_ids, max_model_len, ids.foreseen)
-
-        commit = start.commit_of(args.model, args.revision)
-        llm = open_llm(
-            args,
-            job_config(args),
-            stack,
-            reach,
-            start.identity.check,
-            commit,
-            begun_with=start.identity.implementations(),
-        )
-        for name, path in named_adapters(args).items():
-            llm.load_adapter(name, path)
-        return llm
+        return job_llm(args, stack, start, start.identity.check)
 
     model, *names = model_names(args.model, args.served_model_name)
     return run_batch(
@@ -232,6 +214,7 @@ def _run_job(
             page_path=args.report,
             terms=terms,
             on_pace=MachinePace(args, config).keep,
+            loading=loading_of(args, getattr(args, "sounds", args.input)),
         ),
         console=plain_console(stderr=True),
         notice=notice,

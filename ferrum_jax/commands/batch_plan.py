@@ -81,7 +81,8 @@ def _print(
         "padding of token slots": f"{padding:.1%}",
     }
     computed = plan.prompt_tokens - plan.saved_tokens
-    least_s = least_time_s(layout, layout.target, tokens_in=computed, tokens_out=plan.most_output_tokens)
+    counts = {"tokens_in": computed, "tokens_out": plan.most_output_tokens, "num_clips": plan.num_windows}
+    least_s = least_time_s(layout, layout.target, **counts)
     now = time.time()
     expected = bounded_rows(least_s, terms, now) if paced is None else outlook_rows(*paced, terms, now)
     plain_console().print(plan_table(plan, engine, expected, f"{args.input} with {args.model}"))

@@ -71,7 +71,7 @@ def decoded_sound(
 
 
 def said_length(content: bytes, *, bounds: SoundBounds | None = None) -> SaidLength | None:
-    """How long a file's header says that its sound is, of which nothing is decoded; None where only decoding tells.
+    """How long a file's header says that its sound is; None where only decoding tells. Nothing is decoded.
 
     Raises ValueError as `decoded_sound` for what its header shows. What it says may not be so.
     """

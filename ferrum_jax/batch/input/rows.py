@@ -46,7 +46,7 @@ class Rows:
         adapters: Sequence[str] = (),
         in_turn: bool = False,
     ) -> None:
-        self._file, self._seed, self._names, self._defaults = file, seed, names, defaults
+        self._file, self._seed, self.names, self._defaults = file, seed, names, defaults
         self._adapters = tuple(adapters)
         self._first_lines: dict[int, int] = {}  # of a duplicate: the line that has the custom_id first
         self._ahead: ReadAhead | None = None
@@ -120,7 +120,7 @@ class Rows:
         if first_line is None:
             if isinstance(found, BadRow):
                 return found
-            return foreign_row(raw, number, found, self._names or (), self._adapters)
+            return foreign_row(raw, number, found, self.names or (), self._adapters)
         assert found.custom_id is not None, "a duplicate has a name"
         return duplicate_row(raw, number, found.custom_id, first_line)
 
@@ -132,6 +132,10 @@ class Rows:
         if zlib.crc32(raw) != self._checksums[index]:
             raise OSError(f"line {number} of the input changed while the job ran; start the job again")
         return raw, number
+
+    def line(self, index: int) -> bytes:
+        """The line as it stands in the input. Raises OSError if it is not what it was."""
+        return self._checked_line(index)[0]
 
     def digest(self, index: int) -> str:
         return self._digests[16 * index : 16 * index + 16].hex()

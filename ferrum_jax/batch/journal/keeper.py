@@ -6,7 +6,8 @@ import dataclasses
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from ferrum_jax.batch.ending.end_terms import EndTerms
 from ferrum_jax.batch.ending.ending import WorkerPace
@@ -24,7 +25,8 @@ class JobOptions:
     silent before others take it for dead. poll_s: between two looks at what other workers have left. new_run: begin
     anew, and move the job that is there aside. strict_bits: refuse to go on where equal bits are not promised.
     page_path: path or URL of an HTML report. terms: of the run's end and its cost. on_pace: told at the end what
-    the worker measured of itself. open_store: the store of a folder.
+    the worker measured of itself. loading: how the command loads the model, and its input where that is not the file
+    of rows; as JSON, for the report's record. open_store: the store of a folder.
     """
 
     max_errors: int | None = None
@@ -37,6 +39,7 @@ class JobOptions:
     page_path: str | os.PathLike[str] | None = None
     terms: EndTerms = dataclasses.field(default_factory=EndTerms)
     on_pace: Callable[[WorkerPace], None] = lambda own: None
+    loading: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     open_store: Callable[[str], Store] = open_store
 
     def is_exceeded_by(self, num_failed: int) -> bool:
