@@ -39,7 +39,8 @@ SECONDS_PER_STEP = 0.02  # from one time to the next
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class WhisperTranscriber(Transcriber):
-    """Asks Whisper. folder: of its files. max_model_len: of its decoder, half of which may be the text before."""
+    """Asks Whisper. folder: of its files. max_model_len: of its decoder; half of it may be the text
+    before."""
 
     tokens: WhisperTokens
     folder: Path
