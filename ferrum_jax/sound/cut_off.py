@@ -55,7 +55,7 @@ def _chunks(content: bytes, order: str) -> Iterator[tuple[bytes, int, int]]:
 
 
 def _check_pages(content: bytes) -> None:
-    """Reads the pages of an OGG, of which the last says that it is."""
+    """Reads the pages of an OGG: the last of them says so."""
     at, has_ended = 0, False
     while content[at : at + 4] == b"OggS":
         head = content[at : at + _OGG_HEADER]
