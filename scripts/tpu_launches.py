@@ -134,7 +134,7 @@ def _experts(model: str, form: str, *, num_experts: int, per_token: int, width: 
     def program(generation: str) -> Program:
         out, into = ((num_experts, hidden, width), (num_experts, width, hidden))
         gate, up, down = (form_weight(FORMS[form], shape, _target(generation)) for shape in (out, out, into))
-        stack = ExpertStack(gate=gate, up=up, down=down, first_expert=np.zeros((), np.int32))
+        stack = ExpertStack(gate=gate, up=up, down=down, first_expert=jnp.zeros((), jnp.int32))
         ids = (np.arange(64 * per_token, dtype=np.int32) % num_experts).reshape(64, per_token)
         return Program(
             fn=expert_mlp,
