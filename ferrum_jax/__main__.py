@@ -1,4 +1,4 @@
-"""The `ferrum-jax` command: check, generate, serve, batch, embed, bench, plan, compile, convert, cache.
+"""The `ferrum-jax` command: check, generate, serve, batch, verify, embed, bench, plan, compile, convert, cache.
 
 Flags are the fields of EngineConfig and SamplingParams under their own names; a flag that is not given keeps the
 field's default. jax is imported by the commands that need it and only once their files have been checked.
@@ -21,7 +21,7 @@ from typing import NoReturn
 
 from ferrum_jax import __version__
 from ferrum_jax.batch.notice import EXIT_INTERRUPTED, EXIT_PREEMPTED
-from ferrum_jax.commands import batch, bench, cache, check, compile, convert, embed, generate, plan, serve
+from ferrum_jax.commands import batch, bench, cache, check, compile, convert, embed, generate, plan, serve, verify
 from ferrum_jax.commands.given_paths import require_files_apart
 from ferrum_jax.commands.parsers import CommandParser
 from ferrum_jax.startup.accelerators import idle_packages
@@ -151,7 +151,7 @@ def _parser() -> argparse.ArgumentParser:
         "--version", action="version", version=_versions(), help="print the versions of ferrum-jax, jax and Python"
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for command in (check, generate, serve, batch, embed, bench, plan, compile, convert, cache):
+    for command in (check, generate, serve, batch, verify, embed, bench, plan, compile, convert, cache):
         command.add(commands)
     return parser
 

@@ -11,7 +11,6 @@ the matrix units' bfloat16 rate, which int8 by int8 may exceed.
 from __future__ import annotations
 
 import argparse
-import dataclasses
 from typing import Any
 
 from scripts import tpu_static  # isort: skip  # before jax: it sets what libtpu reads
@@ -23,8 +22,6 @@ from rich.table import Table
 
 from ferrum_jax.spec.stored_weight import WeightForm, made_form
 from pallas_kernels.quantized_matmul import QuantizedWeight, quantized_matmul
-from pallas_kernels.quantized_matmul.mosaic_tpu import form_of
-from pallas_kernels.quantized_matmul.tpu.config import FewRows, ManyRows, are_few
 from pallas_kernels.target import Target
 from scripts.tpu_static import StaticResult
 
@@ -36,11 +33,10 @@ FORMS: dict[str, WeightForm] = {
 }
 
 
-def make_weight(form: WeightForm, num_inputs: int, target: Target) -> QuantizedWeight:
-    """The shapes of a weight of 4,096 x 14,336 elements."""
+def form_weight(form: WeightForm, shape: tuple[int, ...], target: Target) -> QuantizedWeight:
+    """The shapes of a weight [.., O, I]."""
     leaves: dict[str, Any] = {
-        leaf: jax.ShapeDtypeStruct(shape, jnp.dtype(dtype))
-        for leaf, (shape, dtype) in form.leaves((_SIZE // num_inputs, num_inputs)).items()
+        leaf: jax.ShapeDtypeStruct(size, jnp.dtype(dtype)) for leaf, (size, dtype) in form.leaves(shape).items()
     }
     return QuantizedWeight(kind=form.kind, activations=form.activations, kernels=target, **leaves)
 
@@ -48,23 +44,7 @@ def make_weight(form: WeightForm, num_inputs: int, target: Target) -> QuantizedW
 def measure(weight: QuantizedWeight, num_rows: int, generation: str) -> StaticResult:
     """x [num_rows, I] bfloat16 times the weight."""
     x = jax.ShapeDtypeStruct((num_rows, weight.shape[1]), jnp.bfloat16)
-    result = tpu_static.measure(quantized_matmul, [x, weight], generation=generation, trip_counts={})
-    kernels = tuple(kernel.with_counts(_trips(kernel, num_rows, weight)) for kernel in result.kernels)
-    return dataclasses.replace(result, kernels=kernels)
-
-
-def _trips(kernel: tpu_static.KernelResult, num_rows: int, weight: QuantizedWeight) -> dict[str, float]:
-    """How often the grid's loop runs, and that of pairs of steps in it."""
-    assert weight.kernels is not None
-    form, (outputs, inputs) = form_of(weight), weight.shape
-    if are_few(num_rows, form, weight.kernels):
-        trips = {"L0": outputs // FewRows.choose(num_rows, outputs, form, weight.kernels).tile_out}
-    else:
-        config = ManyRows.choose(num_rows, outputs, form, weight.kernels)
-        steps = inputs // config.inputs * (config.tile_out // config.part_out)
-        trips = {"L0": outputs // config.tile_out * -(-num_rows // config.tile_rows), "L1": steps // 2}
-    names = {region.name for region in kernel.schedule.regions}
-    return {name: float(count) for name, count in trips.items() if name in names}
+    return tpu_static.measure(quantized_matmul, [x, weight], generation=generation)
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -93,7 +73,7 @@ def main() -> None:
 
 def _cells(form: WeightForm, inputs: int, rows: int, generation: str) -> list[str]:
     target = Target.named(f"tpu:{generation}")
-    weight = make_weight(form, inputs, target)
+    weight = form_weight(form, (_SIZE // inputs, inputs), target)
     try:
         result = measure(weight, rows, generation)
     except ValueError as error:

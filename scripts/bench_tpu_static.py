@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import argparse
 import functools
-import json
-import pathlib
 from collections.abc import Callable
 from typing import Any
 
@@ -30,7 +28,7 @@ from pallas_kernels.paged_attention.work import Work
 from pallas_kernels.target import Target
 from scripts.tpu_static import StaticResult
 
-_BASELINE_TILES_KV = (256, 2048)  # tokens; the larger is better where it fits
+BASELINE_TILES_KV = (256, 2048)  # tokens; the larger is better where it fits
 _BASELINE_TILE_Q = 32  # the same in all entries of its tuning table for these shapes
 _UNITS = ("MXU", "VALU", "XLU", "EUP", "VLOAD", "VSTORE", "SALU")
 
@@ -79,11 +77,22 @@ def has_baseline(case: Case) -> bool:
 
 def measure_baseline(case: Case, generation: str) -> StaticResult | None:
     """jax's kernel on the same shapes, the fastest of its tile sizes that fit; None where none does."""
-    results = [_measure_baseline(case, generation, tile) for tile in _BASELINE_TILES_KV]
+    results = [_measure_baseline(case, generation, tile) for tile in BASELINE_TILES_KV]
     return min((r for r in results if r is not None), key=lambda r: r.cycles, default=None)
 
 
 def _measure_baseline(case: Case, generation: str, tile_kv: int) -> StaticResult | None:
+    fn, args = baseline_launch(case, tile_kv)
+    try:
+        return tpu_static.measure(fn, args, generation=generation)
+    except jax.errors.JaxRuntimeError as error:
+        if "vmem" not in str(error):
+            raise
+        return None
+
+
+def baseline_launch(case: Case, tile_kv: int) -> tuple[Callable[..., Any], list[Any]]:
+    """jax's kernel and its arguments, as `launch` has ours."""
     shapes = make_shapes(case)
     tile_q = min(_BASELINE_TILE_Q, case.num_tokens)
     pages = min(max(1, tile_kv // case.block_size), case.max_blocks)
@@ -100,12 +109,7 @@ def _measure_baseline(case: Case, generation: str, tile_kv: int) -> StaticResult
         num_kv_pages_per_block=pages,
         num_queries_per_block=tile_q,
     )
-    try:
-        return tpu_static.measure(fn, [*args, np.array([len(case.rows)], np.int32)], generation=generation)
-    except jax.errors.JaxRuntimeError as error:
-        if "vmem" not in str(error):
-            raise
-        return None
+    return fn, [*args, np.array([len(case.rows)], np.int32)]
 
 
 def _cells(case: Case, work: Work, result: StaticResult | None) -> list[str]:
@@ -143,20 +147,12 @@ def make_table(
     return table
 
 
-def keep(path: pathlib.Path, generation: str, case: Case, result: StaticResult) -> None:
-    """Adds a case's cycles to {generation: {case: cycles}}, which `ferrum-jax check` shows beside its times."""
-    known = json.loads(path.read_text()) if path.exists() else {}
-    known.setdefault(generation, {})[case.name] = round(result.cycles)
-    path.write_text(json.dumps(known, indent=1, sort_keys=True) + "\n")
-
-
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     names = [case.name for case in REAL_CASES]
     parser.add_argument("--case", action="append", choices=names, help="may be repeated; default: all")
     parser.add_argument("--generation", action="append", choices=tpu_static.GENERATIONS, help="may be repeated")
     parser.add_argument("--no-baseline", action="store_true", help="leave out jax's kernel, which compiles longest")
-    parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="add the cycles of each case to this file")
     parser.add_argument("--regions", action="store_true", help="also print each kernel's regions and their counts")
     return parser.parse_args()
 
@@ -171,8 +167,6 @@ def main() -> None:
             if case.kv_dtype.startswith("fp8") and not Target.named(f"tpu:{generation}").has_fp8:
                 continue
             ours = measure_ours(case, generation)
-            if arguments.json is not None:
-                keep(arguments.json, generation, case, ours)
             compares = has_baseline(case) and not arguments.no_baseline
             rows.append((case, ours, measure_baseline(case, generation) if compares else None))
             if arguments.regions:

@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import concurrent.futures
 import dataclasses
-import json
 import multiprocessing
 import pathlib
 import re
@@ -31,11 +30,11 @@ from rich.table import Table
 
 from pallas_kernels.paged_attention.gpu.ceilings import CHIPS, FILE, MULTIPROCESSORS, kept, seconds_of
 from pallas_kernels.paged_attention.gpu.config import LANES
+from scripts import kept_counts
 from scripts.gpu_disassembly import disassembled, library_kernels, tool, tools
 from scripts.gpu_launch import Launch, Part
 from scripts.gpu_sass import Count, Kernel, read_kernels
 
-WORSE = 1.02
 _OPERATIONS, _MUFU, _SHARED_BYTES, _SCHEDULERS = 4096, 16, 128, 4  # a clock and multiprocessor
 _WARPS, _GROUP_THREADS = 4, 128  # of a warpgroup
 _FEW_COLUMNS = 32  # where no product has more, they are heads and its rows tokens
@@ -183,26 +182,18 @@ def _cycles(part: Part, compute: Count, arms: Count, fetch: Count | None, blocks
 
 
 def keep(counts: Mapping[str, Mapping[str, Any]]) -> None:
-    """Writes the counts of the launches that there are, a line for each kernel."""
-    launches = []
-    for launch in sorted(counts.keys() & {launch.name for launch in gpu_launches.launches()}):
-        kernels = [f'  "{name}": {json.dumps(one, sort_keys=True)}' for name, one in sorted(counts[launch].items())]
-        launches.append(f' "{launch}": {{\n' + ",\n".join(kernels) + "\n }")
-    FILE.write_text(f'{{"tools": {json.dumps(tools())}, "launches": {{\n' + ",\n".join(launches) + "\n}}\n")
+    """Writes the counts of the launches that there are."""
+    names = sorted(counts.keys() & {launch.name for launch in gpu_launches.launches()})
+    kept_counts.write(FILE, tools(), {name: dict(sorted(counts[name].items())) for name in names})
 
 
 def worse(before: Mapping[str, Any], counted: Mapping[str, Counted]) -> list[str]:
     """What is worse by more than 2 % than a launch's counts before, and kernels that had none."""
-    found = [f"{name}: nothing is kept" for name in counted if name not in before]
-    for name in counted.keys() & before.keys():
-        old, new = _columns(Counted.of(before[name])), _columns(counted[name])
-        found += [
-            f"{name}: {what} {old.get(what, 0)} -> {n}" for what, n in new.items() if n > WORSE * old.get(what, 0)
-        ]
-    return found
+    old = {name: columns(Counted.of(one)) for name, one in before.items()}
+    return kept_counts.worse(old, {name: columns(one) for name, one in counted.items()})
 
 
-def _columns(one: Counted) -> dict[str, int]:
+def columns(one: Counted) -> dict[str, int]:
     """What must not get worse."""
     return {"registers": one.registers, "spill_bytes": one.spill_bytes, **one.cycles}
 

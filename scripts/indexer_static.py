@@ -31,7 +31,7 @@ from pallas_kernels.target import Target
 from scripts.tpu_static import StaticResult
 
 HEADS, WIDTH, TOP_K, LATENT, ROPE = 64, 128, 2048, 512, 64
-_LATENT_BYTES, _KEY_BYTES, _LIMIT_BYTES = 1280, 256, 4  # of a token in HBM, padding included
+_LATENT_BYTES, KEY_BYTES, LIMIT_BYTES = 1280, 256, 4  # of a token in HBM, padding included
 _LEAST_POOL_BYTES = 2**30  # smaller ones XLA would put in vector memory
 _ROWS = {4096: 16, 32_768: 8}  # rows of a launch, by context; 8 of longer ones
 
@@ -43,7 +43,7 @@ class Step:
         T, C, max_blocks, self.generation = rows, block_size, context // block_size, generation
         shape, bf16 = jax.ShapeDtypeStruct, jnp.bfloat16
         latents = pool_shape(
-            num_blocks=max(1 + rows * max_blocks, _LEAST_POOL_BYTES // (C * _KEY_BYTES)),
+            num_blocks=max(1 + rows * max_blocks, _LEAST_POOL_BYTES // (C * KEY_BYTES)),
             block_size=C,
             num_kv_heads=1,
             head_dim=LATENT,
@@ -110,7 +110,7 @@ def row_of(generation: str, context: int, block_size: int, num_heads: int) -> li
     assert target.clock_hz is not None
     cells = [generation, f"{context:,}"]
     for result, token_bytes in zip(
-        results, (_KEY_BYTES + _LIMIT_BYTES, _LATENT_BYTES, _LATENT_BYTES + _LIMIT_BYTES), strict=True
+        results, (KEY_BYTES + LIMIT_BYTES, _LATENT_BYTES, _LATENT_BYTES + LIMIT_BYTES), strict=True
     ):
         of_hbm = context * token_bytes / target.bandwidth_bytes_per_s * target.clock_hz
         cells.append(f"{result.cycles / rows / 1000:.1f} ({of_hbm / 1000:.1f})")

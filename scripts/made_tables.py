@@ -1,4 +1,4 @@
-"""Writes the tables of the documentation that say what the program has: flags, fields, families, and names of vLLM's.
+"""Writes the tables of the documentation that say what the program has: flags, fields, families, vLLM's names, counts.
 
     python -m scripts.made_tables [--check]
 
@@ -18,11 +18,13 @@ from typing import Any
 import ferrum_jax
 from ferrum_jax import EngineConfig
 from ferrum_jax import __main__ as cli
+from ferrum_jax.device_check.estimates import TPU_CEILINGS
 from ferrum_jax.engine.calls.fields import AXES, ELSEWHERE
 from ferrum_jax.models.registry import ENCODERS, FAMILIES
 from ferrum_jax.openai.body_fields import BODIES, ROW_BODIES, fields_of
 from ferrum_jax.openai.schemas import in_words
 from ferrum_jax.setting import settings_of
+from scripts import kept_counts
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -51,7 +53,7 @@ def main() -> None:
 def with_tables(markdown: str) -> str:
     """A page with its tables made anew. Raises KeyError for one that nobody makes."""
     makers = {"config": fields_table, "commands": commands, "vllm": vllm_table, "families": families_table}
-    makers["bodies"] = bodies_table
+    makers |= {"bodies": bodies_table, "tpu": tpu_table}
 
     def made(found: re.Match[str]) -> str:
         name, *words = found[2].split()
@@ -115,6 +117,22 @@ def families_table() -> str:
     return "\n".join(
         [*table, *(f"| {', '.join(names)} | {models} | {notes} |" for (models, notes), names in rows.items())]
     )
+
+
+def tpu_table(*prefixes: str) -> str:
+    """Launches whose names begin so: cycles on each generation, the share of the bound, and what binds."""
+    generations = {"v5e": "v5e", "v6e": "v6e", "v7x": "TPU7x"}
+    rows = [f"| launch | {' | '.join(generations.values())} |", "|---" * (1 + len(generations)) + "|"]
+    for launch, kept in kept_counts.read(TPU_CEILINGS)["launches"].items():
+        if launch.startswith(prefixes):
+            cells = (_counted(kept[each]) if each in kept else "" for each in generations)
+            rows.append(f"| {launch} | {' | '.join(cells)} |")
+    return "\n".join(rows)
+
+
+def _counted(one: dict[str, Any]) -> str:
+    around = f"; XLA {one['around_cycles']:,}" if one["around_cycles"] > one["cycles"] else ""
+    return f"{one['cycles']:,}: {one['share']:.0%}, {one['binds']}{around}"
 
 
 def commands() -> str:

@@ -9,6 +9,7 @@ import jax
 import numpy as np
 from jax.extend import core
 
+NAMELESS = "kernel"  # the name of a call that has none
 _UNKNOWN = object()  # depends on an argument that is known only by its shape
 
 
@@ -35,7 +36,7 @@ def _walk(jaxpr: Any, consts: Sequence[Any], inputs: Sequence[Any], found: list)
         inner = equation.params.get("jaxpr") or equation.params.get("call_jaxpr")
         if equation.primitive.name == "pallas_call":
             scalars = operands[: equation.params["grid_mapping"].num_index_operands]
-            name = equation.params["name"] or "kernel"
+            name = equation.params["name"] or NAMELESS
             if any(value is _UNKNOWN for value in scalars):
                 raise ValueError(f"{name}: a scalar-prefetch operand depends on an argument without a value")
             found.append((name, [None if value is _UNKNOWN else np.asarray(value) for value in operands]))

@@ -13,6 +13,7 @@ Give pools of at least 1 GiB, else XLA puts them in VMEM.
 from __future__ import annotations
 
 import atexit
+import collections
 import dataclasses
 import os
 import pathlib
@@ -44,12 +45,17 @@ from jax.experimental.layout import Format, Layout  # noqa: E402
 from jax.sharding import Mesh, NamedSharding, PartitionSpec  # noqa: E402
 
 from pallas_kernels.kv_pool import KVPool  # noqa: E402
+from pallas_kernels.quantized_matmul import QuantizedWeight  # noqa: E402
 from pallas_kernels.target import Target  # noqa: E402
 from scripts import tpu_bundles, tpu_prefetch, tpu_trace  # noqa: E402
 from scripts.tpu_bundles import Schedule  # noqa: E402
 
 _TOPOLOGIES = {"v5e": "v5e:2x2", "v5p": "v5p:2x2x1", "v6e": "v6e:2x2", "v7x": "TPU7x:2x2x1"}
 GENERATIONS = tuple(_TOPOLOGIES)
+_MOST_OPERANDS = 64  # of an operation of XLA
+_CALL = re.compile(
+    r"^ *(?:ROOT )?%(\S+) = .* custom-call\(.*custom_call_target=\"tpu_custom_call\".*\"body\":\"([^\"]*)\"", re.M
+)
 _ALLOCATION = re.compile(r"space=(vmem|smem), size = 0x([0-9a-f]+).*?, scoped")
 
 
@@ -60,6 +66,7 @@ class KernelResult:
     schedule: Schedule
     vmem_bytes: int  # what the compiler allocated
     smem_bytes: int
+    num_calls: int = 1  # of equal kernels, which are compiled once
 
     def with_counts(self, counts: Mapping[str, float]) -> KernelResult:
         """The same with these regions' counts."""
@@ -67,12 +74,13 @@ class KernelResult:
 
     @property
     def region_cycles(self) -> list[float]:
-        """Cycles of each region outside its inner regions, over the whole launch."""
-        return [n * own for n, own in zip(self.schedule.executions(), self.schedule.own_bundles(), strict=True)]
+        """Cycles of each region outside its inner regions, over the whole launch and all calls."""
+        runs = self.schedule.executions()
+        return [self.num_calls * n * own for n, own in zip(runs, self.schedule.own_bundles(), strict=True)]
 
     @property
     def cycles(self) -> float:
-        """Cycles of a whole launch."""
+        """Cycles of a whole launch, of all calls."""
         return sum(self.region_cycles)
 
     @property
@@ -162,31 +170,34 @@ def measure(
     generation: str,
     donate: Sequence[int] = (),
     trip_counts: Mapping[str, float] | None = None,
+    of_xla: bool = False,
 ) -> StaticResult:
     """What fn costs on one device of a generation in GENERATIONS. args: pytrees of arrays and ShapeDtypeStructs.
 
+    of_xla: XLA's own operations are counted like kernels; those in loops of the program as if they ran once.
     Raises ValueError where a count names no region, where a scalar that a kernel reads first depends on an argument
     without a value (unless trip_counts are given), and what the compiler raises.
     """
     for path in _FOLDER.iterdir():
         path.unlink()
     compiled = compile_for(fn, args, generation=generation, donate=donate)
-    dumps = _dumps()
-    names = [name for name, passes in dumps.items() if "tpu_custom_call" in passes["schedule-analysis"]]
-    has_values = any(not isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(list(args)))
-    scalars = tpu_prefetch.known_operands(fn, args) if has_values and trip_counts is None else []
+    dumps = {name: passes for name, passes in _dumps().items() if "<" not in name}
+    names = [name for name, passes in dumps.items() if of_xla or "tpu_custom_call" in passes["schedule-analysis"]]
+    scalars = tpu_prefetch.known_operands(fn, args) if trip_counts is None else []
+    calls = _calls(compiled.as_text())
     kernels = []
     for name in names:
         short = re.sub(r"\.\d+$", "", name)
-        kernel = _kernel_result(short, dumps[name], generation)
-        operands = next((values for called, values in scalars if called == short), None)
-        if operands is not None:
+        kernel = dataclasses.replace(_kernel_result(short, dumps[name], generation), num_calls=calls.get(name, 1))
+        named = (values for called, values in scalars if called in (short, tpu_prefetch.NAMELESS))
+        operands = next(named, [None] * _MOST_OPERANDS)
+        if trip_counts is None:
             counts = kernel.schedule.counts_of(_runs(dumps[name], generation, operands))
         else:
             own = [key for key in trip_counts or {} if len(names) == 1 or key.startswith(f"{short}/")]
             counts = {key.rpartition("/")[2]: (trip_counts or {})[key] for key in own}
         kernels.append(kernel.with_counts(counts))
-    outside = {name: d["bundles"].count("\n") for name, d in dumps.items() if name not in names and "<" not in name}
+    outside = {name: d["bundles"].count("\n") for name, d in dumps.items() if name not in names}
     return StaticResult(generation=generation, compiled=compiled, kernels=tuple(kernels), outside=outside)
 
 
@@ -194,7 +205,7 @@ def compile_for(fn: Callable[..., Any], args: Sequence[Any], *, generation: str,
     """The executable of jit(fn) for one device of a generation that need not be here.
 
     Arguments and results lie as an engine's pools do, row by row, and of latents token by token: XLA would copy others
-    for a kernel.
+    for a kernel. Weights in a form lie as XLA puts them.
     """
     topology = topologies.get_topology_desc(platform="tpu", topology_name=_TOPOLOGIES[generation])
     mesh = Mesh(np.array(topology.devices[:1]), ("x",))
@@ -204,6 +215,8 @@ def compile_for(fn: Callable[..., Any], args: Sequence[Any], *, generation: str,
         latents = isinstance(given, KVPool) and given.is_latent
 
         def of_array(array: Any) -> jax.ShapeDtypeStruct:
+            if isinstance(given, QuantizedWeight):
+                return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=sharding)
             order = (0, 2, 1, 3) if latents and len(array.shape) == 4 else tuple(range(len(array.shape)))
             layout = Format(Layout(major_to_minor=order), sharding)
             return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=layout)
@@ -211,13 +224,20 @@ def compile_for(fn: Callable[..., Any], args: Sequence[Any], *, generation: str,
         return jax.tree.map(of_array, given)
 
     def placed_all(tree: Any) -> Any:
-        return jax.tree.map(place, tree, is_leaf=lambda leaf: isinstance(leaf, KVPool))
+        return jax.tree.map(place, tree, is_leaf=lambda leaf: isinstance(leaf, KVPool | QuantizedWeight))
 
     placed = placed_all(list(args))
     with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
         results = jax.tree.map(lambda array: array.format, placed_all(jax.eval_shape(fn, *args)))
         jitted = jax.jit(fn, donate_argnums=tuple(donate), out_shardings=results)
         return jitted.trace(*placed).lower(lowering_platforms=("tpu",)).compile()
+
+
+def _calls(hlo: str) -> dict[str, int]:
+    """How often the program calls each kernel or its equals, by the name of each call."""
+    bodies = dict(_CALL.findall(hlo))
+    counts = collections.Counter(bodies.values())
+    return {name: counts[body] for name, body in bodies.items()}
 
 
 def _dumps() -> dict[str, dict[str, str]]:

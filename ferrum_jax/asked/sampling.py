@@ -30,7 +30,7 @@ MAX_BAD_WORDS, MOST_WORD_CHARACTERS = 300, 256
 
 MAX_TOKEN_IDS = 1 << 18  # in a list; no fewer than the tokens of the largest vocabularies
 
-PACE = frozenset({"speculative"})  # how soon an answer comes: no part of what identifies a row or a job
+PACE = frozenset({"speculative", "priority"})  # how soon an answer comes: no part of what identifies a row or a job
 
 Made = TypeVar("Made")
 

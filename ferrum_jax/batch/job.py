@@ -26,20 +26,24 @@ from rich.text import Text
 
 from ferrum_jax.asked.sampling import PACE
 from ferrum_jax.batch.batch_llm import BatchLLM
-from ferrum_jax.batch.input.files import check_name, reading_rows
+from ferrum_jax.batch.input.files import reading_rows
 from ferrum_jax.batch.input.rows import Rows
+from ferrum_jax.batch.job_paths import check_paths
 from ferrum_jax.batch.journal.job_folder import JobFolder
 from ferrum_jax.batch.journal.job_identity import REQUIRE_VALID, JobIdentity, object_in
+from ferrum_jax.batch.journal.job_record import job_record, sealed
 from ferrum_jax.batch.journal.journal import Journal
 from ferrum_jax.batch.journal.keeper import JobOptions, Keeper
 from ferrum_jax.batch.journal.leases import LeaseLost, Leases
 from ferrum_jax.batch.notice import EXIT_INTERRUPTED, EXIT_PREEMPTED, Notice, notice_of_signals
+from ferrum_jax.batch.paces import Paces
 from ferrum_jax.batch.report.display import Display, Tally, summary_table
 from ferrum_jax.batch.report.page import page
 from ferrum_jax.batch.report.recorder import Recorder, report
+from ferrum_jax.batch.timekeeper import Timekeeper
 from ferrum_jax.batch.worker import Worker
 from ferrum_jax.files.store import open_local, open_store, split
-from ferrum_jax.paths import NamedPath, is_hub_id, is_url, kept_beside, require_apart, require_folder_of
+from ferrum_jax.paths import is_hub_id
 
 EXIT_OK, EXIT_ROWS_FAILED, EXIT_TOO_MANY_ERRORS = 0, 1, 3
 __all__ = [
@@ -133,8 +137,8 @@ def run_batch(
     notice: Notice | None = None,
 ) -> int:
     """Runs the job and returns its exit code: 0 all rows succeeded, 1 some failed, 3 more than max_errors did,
-    130 interrupted by the user, 75 by the system or because another worker took over its rows. After 3, 130 and 75 the
-    same command goes on.
+    130 interrupted by the user, 75 by the system, because another worker took over its rows, or at the end of its time
+    or budget. After 3, 130 and 75 the same command goes on.
 
     make_llm: loads the model for the rows; called only if there is one to run. input_path, output_path: local paths
     or URLs. model: the name that answers carry. console: where progress and result are shown. notice: tells the job to
@@ -144,7 +148,7 @@ def run_batch(
     settings, options, notice = settings or JobSettings(), options or JobOptions(), notice or Notice()
     source, target = os.fspath(input_path), os.fspath(output_path)
     page_at = None if options.page_path is None else os.fspath(options.page_path)
-    _check_paths(source, target, page_at)
+    check_paths(source, target, page_at)
     with open_local(source) as raw, reading_rows(raw, source) as file, notice_of_signals(notice):
         try:
             place = JobFolder(target, options.open_store)
@@ -155,14 +159,15 @@ def run_batch(
                 raise ValueError(
                     f"an adapter and the model are both called {twice[0]!r}; give the adapter another name"
                 )
-            rows = Rows(file, settings.seed, names, defaults=settings.defaults, adapters=settings.adapters)
+            how = {"defaults": settings.defaults, "adapters": settings.adapters, "in_turn": options.terms.has_end}
+            rows = Rows(file, settings.seed, names, **how)
             if options.new_run:
                 _set_aside(place, options, console)
             record = place.begin(settings.recorded(model), names, settings.now())
             job = JobIdentity(place.journal, target, record, options, lambda text: _say(console, text))
             run = _Run(place, rows, job, options, notice, console)
             code = run.to_the_end(make_llm)
-            run.report(page_at)
+            run.report(page_at, source)
             return code
         except KeyboardInterrupt:
             _say(console, f"Finished rows are kept; {_same_command(options)} goes on with the rest.")
@@ -170,28 +175,6 @@ def run_batch(
         except LeaseLost as error:  # the machine was halted, say: nobody did anything wrong
             _say(console, f"Stopped: {error}. Finished rows are kept; {_same_command(options)} goes on with the rest.")
             return EXIT_PREEMPTED
-
-
-def _check_paths(source: str, target: str, page_at: str | None) -> None:
-    check_name(target)
-    page = [] if page_at is None else [NamedPath(what="report's page", path=page_at, is_written=True)]
-    output = NamedPath(what="output", path=target, is_written=True)
-    require_apart([NamedPath(what="input", path=source), output, *page, *kept_beside(target, "output")])
-    if page_at is not None and is_url(page_at):
-        open_store(split(page_at)[0])  # raises now if its driver is not installed
-    elif page_at is not None:
-        require_folder_of(page_at, "report's page")
-        if os.path.isdir(page_at):
-            raise ValueError(f"{page_at} is not a file; name a file for the report's page")
-    if is_url(target):
-        return
-    require_folder_of(target, "output")
-    for written in (output, *kept_beside(target, "output")):
-        what, fits = ("folder", os.path.isdir) if written.is_owned else ("file", os.path.isfile)
-        if os.path.exists(written.path) and not fits(written.path):
-            raise ValueError(
-                f"{written.path}, which is to be {written.what}, is not a {what}; move it away, or name another output"
-            )
 
 
 def _set_aside(place: JobFolder, options: JobOptions, console: Console) -> None:
@@ -223,6 +206,15 @@ class _Run:
             num_rows=len(rows), num_ok=self._journal.num_ok, num_failed=rows.num_bad + self._journal.num_failed
         )
         self._recorder = Recorder(self._tally)
+        self._time = Timekeeper(
+            options.terms,
+            rows=rows,
+            journal=self._journal,
+            paces=Paces(place.journal, self._worker),
+            notice=notice,
+            say=lambda text: _say(console, text),
+        )
+        self._partial: str | None = None  # path of the lines of a job that was stopped in time
 
     def to_the_end(self, make_llm: Callable[[JobStart], BatchLLM]) -> int:
         """Runs and merges what is left; the exit code."""
@@ -233,12 +225,14 @@ class _Run:
                 "again.",
             )
         if not (self._journal.is_complete and self._place.is_merged(self._rows.layout)):
-            leases = Leases(self._place.journal, self._worker, self._rows.layout, expiry_s=self._options.expiry_s)
+            leases = Leases(self._place.journal, self._worker, self._rows.part_layout, expiry_s=self._options.expiry_s)
             try:
                 with Keeper(self._journal, leases, self._options) as keeper:
                     self._work(keeper, functools.partial(self._load, make_llm))
                     if self._journal.is_complete:
                         self._merge(leases)
+                    elif self._time.has_stopped:
+                        self._partial = self._place.merge_partial(self._rows, self._journal)
                     keeper.check()
             finally:
                 with contextlib.suppress(OSError):  # a full disk, say; others then see that the process has ended
@@ -254,8 +248,10 @@ class _Run:
 
     def _work(self, keeper: Keeper, make_llm: Callable[[], BatchLLM]) -> None:
         with self._rows.reading_ahead(), _seldom_looking_for_cycles(), Display(self._console, self._tally) as display:
+            self._time.start()
             worker = Worker(
                 rows=self._rows,
+                timekeeper=self._time,
                 job=self._job,
                 keeper=keeper,
                 notice=self._notice,
@@ -270,6 +266,8 @@ class _Run:
                 self._journal.flush()
             keeper.check()
             if llm is not None:
+                self._time.end(self._tally)
+                self._options.on_pace(self._time.ending.report())
                 why = self._notice.reason or "all done"
                 record = self._recorder.run(self._worker, why, llm.stats(), journal_s=self._journal.busy_s)
                 self._place.journal.replace(f"runs/{self._worker}.json", json.dumps(record).encode())
@@ -288,8 +286,8 @@ class _Run:
             else:
                 time.sleep(self._options.poll_s)
 
-    def report(self, page_at: str | None) -> None:
-        """Writes report.json beside the output, and the report's page if `page_at` says where."""
+    def report(self, page_at: str | None, source: str) -> None:
+        """Writes report.json beside the output, and the report's page if `page_at` says where. source: the input."""
         store = self._place.journal
         found = [object_in(store.read(f"runs/{name}")) for name in store.names("runs")]
         runs = [run for run in found if run is not None]  # rows of one that is damaged count as unrecorded
@@ -299,11 +297,14 @@ class _Run:
             self._tally,
             runs,
             num_invalid=self._rows.num_bad,
-            errors=[] if self._notice.is_given else self._failures(_MOST_REPORTED),  # after a notice time is short
+            errors=[] if self._notice.is_urgent else self._failures(_MOST_REPORTED),  # after a notice time is short
             torn_segments=self._journal.num_torn,
             rows_that_crashed_the_engine=len(self._journal.num_crashes),
+            **self._time.report(self._partial),
             **self._job.report(),
+            record=job_record(self._place, self._rows, self._job, source, self._options.loading),
         )
+        found = sealed(found)
         self._place.output.replace(f"{self._place.name}.report.json", json.dumps(found, indent=1).encode())
         if page_at is not None:
             folder, name = split(page_at)
@@ -311,7 +312,7 @@ class _Run:
 
     def _conclude(self) -> int:
         self._console.print(summary_table(self._tally, self._place.target))
-        if not self._notice.is_given:  # after a notice time is short
+        if not self._notice.is_urgent:  # otherwise time is short
             self._name_failed()
         too_many = f"more than {self._options.max_errors} rows failed"
         if self._journal.is_complete:
@@ -320,8 +321,10 @@ class _Run:
                 return EXIT_TOO_MANY_ERRORS
             return EXIT_ROWS_FAILED if self._tally.num_failed else EXIT_OK
         why = self._notice.reason or too_many
-        command = _same_command(self._options) + ("" if self._notice.reason else " with a higher --max-errors")
-        stopped = f"Stopped: {why}. Finished rows are kept; {command} goes on with the rest."
+        more = self._time.more if self._notice.reason else " with a higher --max-errors"
+        stopped = f"Stopped: {why}. Finished rows are kept; {_same_command(self._options)}{more} goes on with the rest."
+        if self._partial is not None:
+            stopped += f" {self._partial} has the lines of those that are done, in the order of the input."
         self._console.print(Text(stopped), soft_wrap=True)
         return self._notice.exit_code or EXIT_TOO_MANY_ERRORS
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -10,9 +11,12 @@ import numpy as np
 from rich.table import Table
 from rich.text import Text
 
+from ferrum_jax.batch.ending.end_terms import EndTerms
+from ferrum_jax.batch.ending.ending import Ending, Outlook, WorkerPace
+from ferrum_jax.batch.ending.phrases import seconds_phrase, terms_phrase, verdict_phrase
 from ferrum_jax.batch.input.rows import Rows
-from ferrum_jax.batch.journal.job_identity import object_in
 from ferrum_jax.batch.journal.journal import Journal
+from ferrum_jax.batch.paces import earlier_paces
 from ferrum_jax.batch.reach import Measured, measured
 from ferrum_jax.files.store import Store
 from ferrum_jax.prompt import PromptIds
@@ -21,6 +25,7 @@ if TYPE_CHECKING:
     from ferrum_jax.transcribing.foreseen import Foresee
 
 _MOST_NAMED = 5
+_OTHER_JOB_SPREAD = 0.25  # of the pace of another job
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -64,7 +69,7 @@ def make_plan(
     journal.refresh()
     counts: dict[str, int] = dict.fromkeys(("refused", "prompt", "saved", "longest", "output", "groups", "grouped"), 0)
     previous: np.ndarray = np.zeros(0, np.int64)
-    in_group, heard = False, _Heard()
+    in_group, heard = False, _CountedSounds()
     indices = journal.unfinished(rows.order).tolist()
     found = measured(rows, indices, token_ids, max_model_len, foresee)
     for ids, salt_changed, outputs in _left(heard.counted(found), counts):
@@ -95,7 +100,7 @@ def make_plan(
 
 
 @dataclasses.dataclass
-class _Heard:
+class _CountedSounds:
     """What a plan counts of sounds; see `Plan`."""
 
     num_sounds: int = 0
@@ -131,24 +136,70 @@ def _num_shared(a: np.ndarray, b: np.ndarray) -> int:
     return int(differ[0]) if len(differ) else length
 
 
-def measured_rate(store: Store, name: str) -> float | None:
-    """Tokens a second, computed and generated, of the runs that the output's report knows; None if there are none."""
-    found = object_in(store.read(f"{name}.report.json"))
-    if found is None or "wall_s" not in found:
-        return None
-    tokens = found["prompt_tokens"] - found["cached_tokens"] + found["output_tokens"]
-    return tokens / found["wall_s"] if tokens and found["wall_s"] else None
+def paced_outlook(
+    rows: Rows, store: Store, terms: EndTerms, now: float, known: WorkerPace | None = None
+) -> tuple[Outlook, str] | None:
+    """What is expected of one worker at the pace of those that the job has had, and by what; None where nothing was
+    measured.
+
+    store: of the journal. now: seconds since 1970. known: of another job, whose rows may stop sooner or later; it
+    counts where this job has had no worker.
+    """
+    journal = Journal(store, rows, "plan")
+    journal.refresh()
+    ending = Ending(
+        rows.tokens,
+        part_size=rows.part_size,
+        clock=lambda: now,
+        end_s=terms.deadline,
+        budget=terms.budget,
+        price_per_hour=terms.price_per_hour,
+    )
+    earlier, by = earlier_paces(store), "by earlier runs"
+    if known is not None and known.pace is not None and all(each.pace is None for each in earlier):
+        spread = math.hypot(known.pace.spread, _OTHER_JOB_SPREAD)
+        other = dataclasses.replace(known, pace=known.pace._replace(spread=spread), spent_s=0.0, is_alive=False)
+        earlier, by = [*earlier, other], "by another job here"
+    ending.tell(earlier)
+    outlook = ending.outlook(journal.unfinished(rows.order))
+    return None if outlook is None else (outlook, by)
 
 
-def expected_time(plan: Plan, rate: float | None, least_s: float) -> str:
-    """In words. rate: tokens a second of earlier runs of this job, None if there are none."""
-    if rate is None:
-        return f"more than {least_s:,.1f} s, by the device's own limits; a run will measure it"
-    return f"at most {plan.tokens / rate:,.1f} s, at the pace of earlier runs"
+def bounded_rows(least_s: float, terms: EndTerms, now: float) -> list[tuple[str, str]]:
+    """What is known of time and cost before anything was measured: the least, by the device's own limits."""
+    found = _asked_rows(terms, now, None)
+    found += [("expected time", f"more than {least_s:,.1f} s, by the device's own limits; a run will measure it")]
+    cost = None if terms.price_per_hour is None else least_s / 3600 * terms.price_per_hour
+    if cost is not None:
+        found.append(("expected cost", f"more than {cost:,.2f} at {terms.price_per_hour:,.2f} an hour"))
+    if terms.deadline is not None and least_s > terms.deadline - now:
+        num_workers = math.ceil(least_s / (terms.deadline - now))
+        found.append(("does not fit", f"{num_workers:,} workers would be needed at the least"))
+    if cost is not None and terms.budget is not None and cost > terms.budget:
+        found.append(("does not fit", f"it costs more than the budget of {terms.budget:,.2f}"))
+    return found
 
 
-def plan_table(plan: Plan, engine: Mapping[str, str], expected: str, title: str) -> Table:
-    """The plan as a person reads it. engine: what is known of the engine, by name."""
+def outlook_rows(outlook: Outlook, by: str, terms: EndTerms, now: float) -> list[tuple[str, str]]:
+    """Time and cost with their ranges, and whether they fit the terms. by: what they are expected."""
+    takes = seconds_phrase(outlook.low_s, outlook.seconds, outlook.high_s)
+    found = _asked_rows(terms, now, outlook.spent)
+    found += [(f"expected time of one worker, {by}", takes)]
+    if outlook.cost is not None:
+        spent = f", {outlook.spent:,.2f} of it spent" if outlook.spent else ""
+        cost = f"{outlook.cost:,.2f} ({outlook.low_cost:,.2f} to {outlook.high_cost:,.2f}){spent}"
+        found.append(("expected cost of all", cost))
+    if terms.has_end:
+        found.append(("by then", verdict_phrase(outlook, terms, now)))
+    return found
+
+
+def _asked_rows(terms: EndTerms, now: float, spent: float | None) -> list[tuple[str, str]]:
+    return [("asked for", terms_phrase(terms, now, spent))] if terms.has_end else []
+
+
+def plan_table(plan: Plan, engine: Mapping[str, str], expected: Sequence[tuple[str, str]], title: str) -> Table:
+    """The plan as a person reads it. engine: what is known of the engine, by name. expected: of time and cost."""
     table = Table(title=Text(title), show_header=False)
     table.add_column()
     table.add_column(justify="right")
@@ -166,10 +217,10 @@ def plan_table(plan: Plan, engine: Mapping[str, str], expected: str, title: str)
         ("longest prompt", f"{plan.longest_prompt:,} tokens"),
         ("tokens out, at most", f"{plan.most_output_tokens:,}"),
         *engine.items(),
-        ("expected time", expected),
+        *expected,
         *(("bad row", message) for message in plan.bad),
     ):
-        table.add_row(name, Text(value))
+        table.add_row(Text(name), Text(value))
     return table
 
 

@@ -37,11 +37,12 @@ class Notice:
         self._given = threading.Event()
         self.reason = ""
         self.exit_code = 0
+        self.is_urgent = False  # whether the process is soon killed
         self.is_orderly = False  # whether the job checks it; otherwise a signal interrupts
 
-    def give(self, reason: str, exit_code: int) -> None:
+    def give(self, reason: str, exit_code: int, *, is_urgent: bool = True) -> None:
         if not self._given.is_set():
-            self.reason, self.exit_code = reason, exit_code
+            self.reason, self.exit_code, self.is_urgent = reason, exit_code, is_urgent
             self._given.set()
 
     @property
@@ -96,7 +97,7 @@ def exit_in_time(notice: Notice, within_s: float = _MOST_EXIT_S) -> Iterator[Non
     finally:
         signal.set_wakeup_fd(before)
         mouth.close()
-        if not notice.is_given:  # otherwise the limit also holds for threads that the process joins at its end
+        if not notice.is_urgent:  # otherwise the limit also holds for threads that the process joins at its end
             ended.set()
             thread.join()
 
@@ -109,7 +110,9 @@ def _end_late(notice: Notice, ears: socket.socket, ended: threading.Event, withi
             if ended.wait(_LISTEN_S):
                 return
             heard = ears.recv(64) if select.select([ears], [], [], 0)[0] else b""
-            code = notice.exit_code or next((_EXIT_CODES[number] for number in heard if number in _EXIT_CODES), 0)
+            code = notice.exit_code * notice.is_urgent or next(
+                (_EXIT_CODES[number] for number in heard if number in _EXIT_CODES), 0
+            )
     if not ended.wait(within_s):
         sys.stderr.write(f"ferrum-jax: still busy {within_s:.0f} s after the notice; finished rows are kept\n")
         os._exit(code)

@@ -29,6 +29,8 @@ from ferrum_jax.batch.report.display import Display
 from ferrum_jax.batch.report.recorder import Recorder
 from ferrum_jax.batch.row_answers import Answer, Answers
 from ferrum_jax.batch.row_sounds import READ_AHEAD, RowSounds
+from ferrum_jax.batch.structure_cuts import cut_off
+from ferrum_jax.batch.timekeeper import Timekeeper
 from ferrum_jax.outputs import NOT_FINITE_REASON, CompletionOutput, RequestOutput
 from ferrum_jax.prompt import take_apart
 
@@ -43,10 +45,18 @@ class Worker:
     """Runs rows until none is left, notice is given or too many have failed."""
 
     def __init__(
-        self, *, rows: Rows, job: JobIdentity, keeper: Keeper, notice: Notice, display: Display, recorder: Recorder
+        self,
+        *,
+        rows: Rows,
+        job: JobIdentity,
+        keeper: Keeper,
+        timekeeper: Timekeeper,
+        notice: Notice,
+        display: Display,
+        recorder: Recorder,
     ) -> None:
         """keeper: of the worker's journal and leases, which makes durable what this loop adds."""
-        self._rows, self._job, self._notice, self._display = rows, job, notice, display
+        self._rows, self._job, self._notice, self._display, self._time = rows, job, notice, display, timekeeper
         self._journal, self._leases, self._options = keeper.journal, keeper.leases, keeper.options
         self._check, self._recorder, self._tally = keeper.check, recorder, display.tally
         self._stats: Callable[[], Mapping[str, Any]] | None = None
@@ -68,6 +78,7 @@ class Worker:
 
     @property
     def is_over(self) -> bool:
+        self._time.keep()
         return self._notice.is_given or self.has_too_many_errors
 
     @property
@@ -78,7 +89,9 @@ class Worker:
         """To the end. Raises OSError if files fail, and what the engine raises if it is not one row's fault."""
         llm: BatchLLM | None = None
         while not self._journal.is_complete and not self.is_over:
-            if not (self._queue or self._suspects or self._take()):
+            if self._time.is_closed or not (self._queue or self._suspects or self._take()):
+                if self._time.leave():
+                    break
                 self._notice.wait(self._options.poll_s)  # other workers have the rest
                 self._check()
                 self._journal.refresh()
@@ -139,12 +152,16 @@ class Worker:
         All are of one kind: they end where rows of another begin.
         """
         kind = self._kind_next()
-        while not self.is_over and (self._queue or self._take()) and self._kind_next() == kind:
+        while self._may_begin and (self._queue or self._take()) and self._kind_next() == kind:
             index, epoch = self._queue.popleft()
             if index in self._journal.num_crashes:
                 self._suspect(index, epoch)
-            else:
+            elif self._time.admits(index):
                 yield index, epoch
+
+    @property
+    def _may_begin(self) -> bool:
+        return not (self.is_over or self._time.is_closed)
 
     def _kind_next(self) -> int:
         return self._kind_of(self._queue[0]) if self._queue else GENERATES
@@ -176,6 +193,7 @@ class Worker:
                         self._fail(index, _bad_row(row, str(error)), epoch)
                         continue
                 self._running[index], self._began_s[index] = (row, epoch), time.monotonic()
+                self._time.ending.begin(index)
                 answers = self._answers[index] = Answers(
                     row, self._journal.partial(index) if row.kind in _WITH_TOKENS else ()
                 )
@@ -224,6 +242,7 @@ class Worker:
         now_s = time.monotonic()
         if self._stats is not None:
             self._recorder.sample(self._stats)
+            self._time.update(self._tally)
         if self.is_over:
             asks, self._asked_last = not self._asked_last, True
             if asks:
@@ -265,7 +284,7 @@ class Worker:
             self._set_aside(index, row, epoch)
         elif error is not None:
             self._fail(index, _bad_row(row, str(error)), epoch)
-        elif self._job.requires_valid and (cut := _cut_off(row, answers)) is not None:
+        elif self._job.requires_valid and (cut := cut_off(row, answers)) is not None:
             self._fail(index, cut, epoch)
         else:
             self._answer(index, row, answers, epoch)
@@ -285,9 +304,11 @@ class Worker:
             return
         self._journal.append(OK, index, line[:-1], epoch)
         self._tally.count(answers)
+        self._time.ending.end(index)
 
     def _fail(self, index: int, bad: BadRow, epoch: int) -> None:
         self._journal.append(FAILED, index, failed_line(bad)[:-1], epoch)
+        self._time.ending.meter.drop(index)
         self._tally.num_own += 1
         if self._options.max_errors is not None:
             self._journal.flush()  # so that it is counted
@@ -303,6 +324,7 @@ class Worker:
             raise error
         self._display.say(f"the engine crashed with {error!r}; each row that it had is run again by itself")
         for index, (_, epoch) in sorted(self._running.items()):
+            self._time.ending.meter.drop(index)
             self._suspect(index, epoch)
         self._running.clear()
         self._began_s.clear()
@@ -316,6 +338,7 @@ class Worker:
         self._tally.num_failed = self._rows.num_bad + self._journal.num_failed
         if self._stats is not None:
             self._recorder.sample(self._stats)
+        self._time.update(self._tally)
         self._display.update()
 
 
@@ -324,17 +347,3 @@ def _bad_row(row: Row, why: str) -> BadRow:
     if why == NOT_FINITE_REASON:
         return BadRow(id=row.id, custom_id=row.custom_id, code="logits_not_finite", message=why)
     return BadRow(id=row.id, custom_id=row.custom_id, code="invalid_request", message=why)
-
-
-def _cut_off(row: Row, answers: Sequence[Answer]) -> BadRow | None:
-    """What is said of a row with a structure that one of its choices did not come to the end of; else None."""
-    if row.asked.structured_outputs is None:
-        return None
-    choices = [choice for answer in answers if isinstance(answer, RequestOutput) for choice in answer.outputs]
-    for number, choice in enumerate(choices):
-        if choice.finish_reason == "stop" and choice.stop_reason is None:
-            continue
-        what = "max_tokens" if choice.finish_reason == "length" else f"the stop {choice.stop_reason!r}"
-        why = f"{what} cut choice {number} off after {len(choice.token_ids)} tokens, before its structure was whole"
-        return BadRow(id=row.id, custom_id=row.custom_id, code="structure_cut_off", message=why)
-    return None

@@ -12,10 +12,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ferrum_jax.batch.ending.end_terms import EndTerms
 from ferrum_jax.batch.input.sound_folder import rows_of_folder
 from ferrum_jax.batch.notice import ENDPOINTS, Notice, exit_in_time, notice_of_cloud
 from ferrum_jax.commands.batch_plan import show_plan
+from ferrum_jax.commands.end_flags import add_end, end_terms
 from ferrum_jax.commands.flags import add_sampling_flags, row_defaults
+from ferrum_jax.commands.job_llm import job_llm, loading_of
+from ferrum_jax.commands.machine_pace import MachinePace
 from ferrum_jax.commands.model import (
     adapters_of,
     add_adapters,
@@ -24,7 +28,6 @@ from ferrum_jax.commands.model import (
     chosen_config,
     job_config,
     named_adapters,
-    open_llm,
 )
 from ferrum_jax.commands.model_names import model_names
 from ferrum_jax.commands.parsers import new_command
@@ -34,9 +37,7 @@ from ferrum_jax.paths import require_free
 
 if TYPE_CHECKING:
     from ferrum_jax.batch.job import JobStart
-    from ferrum_jax.embeddings.texts import TextIds
     from ferrum_jax.llm import LLM
-    from ferrum_jax.sizes.engine_sizes import Reach
 
 
 def add(commands: Any) -> None:
@@ -84,7 +85,7 @@ def add(commands: Any) -> None:
     batch.add_argument(
         "--plan",
         action="store_true",
-        help="print rows, tokens, shared prefixes, executables, memory and expected time; run and write nothing",
+        help="print rows, tokens, shared prefixes, executables, memory, expected time and cost; run and write nothing",
     )
     batch.add_argument(
         "--schema", action=_Schema, help="print the JSON schema (2020-12) of a row of the input, and end"
@@ -95,6 +96,7 @@ def add(commands: Any) -> None:
         help="write a page with plots over time, to a path or URL; OUTPUT.report.json is written anyway",
     )
     _add_leaving(batch)
+    add_end(batch)
     add_model(batch)
     add_load(batch)
     add_sampling_flags(batch, title="sampling, for rows that do not give the field", note="")
@@ -158,51 +160,38 @@ def _run(args: argparse.Namespace) -> int:
     with tempfile.NamedTemporaryFile(suffix=".jsonl") as rows:
         rows.write(rows_of_folder(args.input))
         rows.flush()
-        args.input, args.image_root = rows.name, os.path.abspath(args.input)
+        args.sounds = args.image_root = os.path.abspath(args.input)
+        args.input = rows.name
         return _run_rows(args)
 
 
 def _run_rows(args: argparse.Namespace) -> int:
     config = chosen_config(args)
     row_defaults(args)  # before anything is read
+    terms = end_terms(args)
     adapters_of(args, config)
     if args.plan and args.coordinator is not None:  # process 0 alone would look at devices, and wait for the others
         raise ValueError("--plan plans for the devices of one process; leave --coordinator out")
     if args.plan:
-        return show_plan(args, job_config(args))
+        return show_plan(args, job_config(args), terms, MachinePace(args, config).find())
     if args.save_prefixes_at_notice is not None:
         require_free(args.save_prefixes_at_notice)
     notice = Notice(functools.partial(_save_prefixes, args.save_prefixes_at_notice))
     with contextlib.ExitStack() as stack:
         stack.enter_context(exit_in_time(notice))
         stack.enter_context(notice_of_cloud(notice, args.preemption_notice))
-        return _run_job(args, config, notice, stack)
+        return _run_job(args, config, terms, notice, stack)
 
 
-def _run_job(args: argparse.Namespace, config: EngineConfig, notice: Notice, stack: contextlib.ExitStack) -> int:
+def _run_job(
+    args: argparse.Namespace, config: EngineConfig, terms: EndTerms, notice: Notice, stack: contextlib.ExitStack
+) -> int:
     """stack: what must end after the job."""
     from ferrum_jax.batch.job import JobOptions, JobSettings, run_batch
-    from ferrum_jax.batch.reach import reach_of
     from ferrum_jax.progress import plain_console
 
     def make_llm(start: JobStart) -> LLM:
-        def reach(ids: TextIds, max_model_len: int) -> Reach | None:
-            token_ids = functools.partial(ids, now=start.identity.started)
-            return reach_of(start.rows, token_ids, max_model_len, ids.foreseen)
-
-        commit = start.commit_of(args.model, args.revision)
-        llm = open_llm(
-            args,
-            job_config(args),
-            stack,
-            reach,
-            start.identity.check,
-            commit,
-            begun_with=start.identity.implementations(),
-        )
-        for name, path in named_adapters(args).items():
-            llm.load_adapter(name, path)
-        return llm
+        return job_llm(args, stack, start, start.identity.check)
 
     model, *names = model_names(args.model, args.served_model_name)
     return run_batch(
@@ -223,6 +212,9 @@ def _run_job(args: argparse.Namespace, config: EngineConfig, notice: Notice, sta
             new_run=args.new_run,
             strict_bits=args.strict_bits,
             page_path=args.report,
+            loading=loading_of(args, getattr(args, "sounds", args.input)),
+            terms=terms,
+            on_pace=MachinePace(args, config).keep,
         ),
         console=plain_console(stderr=True),
         notice=notice,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import time
 from typing import TYPE_CHECKING
 
 from ferrum_jax.commands.flags import row_defaults
@@ -12,15 +13,20 @@ from ferrum_jax.commands.model_names import model_names
 from ferrum_jax.config import EngineConfig
 
 if TYPE_CHECKING:
+    from ferrum_jax.batch.ending.end_terms import EndTerms
+    from ferrum_jax.batch.ending.ending import Outlook, WorkerPace
     from ferrum_jax.batch.job_plan import Plan
     from ferrum_jax.runtime.layout import Layout
 
 
-def show_plan(args: argparse.Namespace, config: EngineConfig) -> int:
-    """Prints the plan; 1 if rows are bad already, else 0. Reads no weight, compiles and writes nothing."""
+def show_plan(args: argparse.Namespace, config: EngineConfig, terms: EndTerms, known: WorkerPace | None) -> int:
+    """Prints the plan, and whether it fits the terms; 1 if rows are bad already, else 0. known: of another job.
+
+    Reads no weight, compiles and writes nothing.
+    """
     from ferrum_jax.batch.input.files import reading_rows
     from ferrum_jax.batch.input.rows import Rows
-    from ferrum_jax.batch.job_plan import make_plan
+    from ferrum_jax.batch.job_plan import make_plan, paced_outlook
     from ferrum_jax.batch.journal.job_folder import JobFolder
     from ferrum_jax.batch.journal.job_identity import begun_with, started_of
     from ferrum_jax.batch.reach import as_logged, reach_of
@@ -40,7 +46,8 @@ def show_plan(args: argparse.Namespace, config: EngineConfig) -> int:
         record = JobFolder(args.output, open_store).record()
         names = *model_names(args.model, args.served_model_name), *([] if record is None else record["names"])
         adapters = tuple(named_adapters(args))
-        rows = Rows(file, config.seed, names, defaults=row_defaults(args), adapters=adapters)
+        how = {"defaults": row_defaults(args), "adapters": adapters, "in_turn": terms.has_end}
+        rows = Rows(file, config.seed, names, **how)
         texts, most = order.texts(), order.max_model_len
         ids = texts.token_ids(most - 1)
         token_ids, foresee = functools.partial(ids, now=started_of(record)), functools.cache(ids.foreseen)
@@ -48,17 +55,24 @@ def show_plan(args: argparse.Namespace, config: EngineConfig) -> int:
         size = layout.ledger.block_size
         plan = make_plan(rows, journal, token_ids, foresee, block_size=size, max_model_len=layout.max_model_len)
         padding = expected_padding(as_logged(rows, token_ids, layout.max_model_len, foresee), layout)
-    _print(args, plan, layout, padding)
+        paced = paced_outlook(rows, journal, terms, time.time(), known)
+    _print(args, plan, layout, padding, paced, terms)
     return 1 if plan.num_bad or plan.num_refused else 0
 
 
-def _print(args: argparse.Namespace, plan: Plan, layout: Layout, padding: float) -> None:
-    from ferrum_jax.batch.job_plan import expected_time, measured_rate, plan_table
-    from ferrum_jax.files.store import open_store, split
+def _print(
+    args: argparse.Namespace,
+    plan: Plan,
+    layout: Layout,
+    padding: float,
+    paced: tuple[Outlook, str] | None,
+    terms: EndTerms,
+) -> None:
+    from ferrum_jax.batch.job_plan import bounded_rows, outlook_rows, plan_table
     from ferrum_jax.meshes.forecast import least_time_s
     from ferrum_jax.progress import plain_console
 
-    ledger, (folder, name) = layout.ledger, split(args.output)
+    ledger = layout.ledger
     engine = {
         "executables": "\n".join(str(bucket) for bucket in layout.ladder.buckets),
         "weights": f"{ledger.weights_bytes / 2**20:,.1f} MiB a device",
@@ -67,6 +81,8 @@ def _print(args: argparse.Namespace, plan: Plan, layout: Layout, padding: float)
         "padding of token slots": f"{padding:.1%}",
     }
     computed = plan.prompt_tokens - plan.saved_tokens
-    least_s = least_time_s(layout, layout.target, tokens_in=computed, tokens_out=plan.most_output_tokens)
-    expected = expected_time(plan, measured_rate(open_store(folder), name), least_s)
+    counts = {"tokens_in": computed, "tokens_out": plan.most_output_tokens, "num_clips": plan.num_windows}
+    least_s = least_time_s(layout, layout.target, **counts)
+    now = time.time()
+    expected = bounded_rows(least_s, terms, now) if paced is None else outlook_rows(*paced, terms, now)
     plain_console().print(plan_table(plan, engine, expected, f"{args.input} with {args.model}"))

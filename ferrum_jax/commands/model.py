@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from ferrum_jax.spec.identity import ModelIdentity
 
 
-def add_model(parser: argparse.ArgumentParser) -> None:
-    add_source(parser, "Hugging Face folder or Orbax checkpoint, its URL, or a model of the hub as ORG/NAME")
+def add_model(parser: argparse.ArgumentParser, *, needed: bool = True) -> None:
+    add_source(parser, "Hugging Face folder or Orbax checkpoint, its URL, or a model of the hub as ORG/NAME", needed)
     parser.add_argument("--tokenizer", metavar="DIR", help="folder whose tokenizer to use instead of the model's own")
     parser.add_argument("--profile", type=Path, metavar="DIR", help="write a profile of the run")
     parser.add_argument(
@@ -32,9 +32,10 @@ def add_model(parser: argparse.ArgumentParser) -> None:
     add_engine_flags(parser)
 
 
-def add_source(parser: argparse.ArgumentParser, text: str) -> None:
+def add_source(parser: argparse.ArgumentParser, text: str, needed: bool = True) -> None:
     """The model, and its revision. text: the help of --model."""
-    parser.add_argument("--model", required=True, metavar="DIR", help=text)
+    text = text if needed else f"{text} (default: the one that the report names)"
+    parser.add_argument("--model", required=needed, metavar="DIR", help=text)
     add_revision(parser)
 
 

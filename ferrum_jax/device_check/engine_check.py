@@ -1,24 +1,31 @@
 """The engine on this device: greedy tokens by "xla" and by the kernels, on one device and on the widest mesh.
 
-Runs in a child process. Tokens are to be equal; where they first differ, the log-probabilities of both say how near.
+A model that sees or hears is also given images or sounds: together, alone, and from the cache. One that only
+transcribes is given nothing else. Runs in a child process. Tokens are to be equal; where they first differ, the
+log-probabilities of both say how near.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import time
 import traceback
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
+from ferrum_jax.asked.options import RequestOptions
 from ferrum_jax.asked.sampling import SamplingParams
 from ferrum_jax.config import EngineConfig
+from ferrum_jax.device_check.media_requests import media_requests, with_room
 from ferrum_jax.device_check.problem import kernel_of
 from ferrum_jax.device_check.rates import target_of
+from ferrum_jax.engine.shared import Ask
 from ferrum_jax.llm import LLM
 from ferrum_jax.outputs import RequestOutput
 from ferrum_jax.processes.child import Send, first_line
 from ferrum_jax.startup.faults import open_devices
+from ferrum_jax.startup.open import Opening, Show
 
 _NEAR = {"float32": 1e-3, "bfloat16": 0.1}  # log-probabilities of a tie, which rounding may decide either way
 _MAX_TOKENS = 32
@@ -32,8 +39,8 @@ _CONFIG = EngineConfig(
     max_model_len=512,
 )
 _ON_CPU = {"max_num_seqs": 2, "max_num_batched_tokens": 16, "max_model_len": 256}  # which compiles few steps
-_AGAIN = "{}, from the cache"
-
+_AGAIN, _MEDIA, _ALONE = ", from the cache", ", media", ", media alone"
+_BESIDE = {_AGAIN: "", _ALONE: _MEDIA, _MEDIA + _AGAIN: _MEDIA}  # of the same run
 
 Outputs = list[RequestOutput]
 
@@ -71,27 +78,38 @@ def check_engine(order: EngineOrder, send: Send) -> None:
     kernel = None if devices[0].platform == "cpu" else kernel
     small = _ON_CPU if devices[0].platform == "cpu" else {}
     base = dataclasses.replace(_CONFIG, compilation_cache_dir=order.compilation_cache_dir, **small)
+    with contextlib.suppress(ValueError, OSError):  # of a model that cannot be opened, which each run says
+        base = with_room(base, Opening.of_checkpoint(order.model, base, on_progress=_telling(send)).source.spec)
     found: dict[str, Outputs] = {}
     for run in runs(base, kernel, len(devices), full=order.full):
         if time.monotonic() > until:
             send({"left_out": run.name})
             continue
         send({"begins": run.name})
-        line: dict[str, Any] = {"run": run.name, "beside": run.beside, "of": len(order.prompts), "difference": None}
         try:
-            found[run.name], again, seconds, near = _generate(order, run.config, send)
+            parts, near = _generate(order, run.config, send)
         except Exception as error:  # of the start or of a step: the next run may do
             problem = f"{type(error).__name__}: {first_line(str(error))}"
+            line = {"run": run.name, "beside": run.beside, "of": len(order.prompts), "difference": None}
             send(line | {"equal": 0, "problem": problem, "words": traceback.format_exc()})
             continue
-        tokens = sum(len(output.token_ids) for output in found[run.name])
-        line |= {"tokens_per_s": tokens / seconds, "equal": len(order.prompts), "problem": None}
-        if run.beside in found:
-            line |= compare(found[run.name], found[run.beside], near)
-        send(line)
-        if run.beside is None:
-            cached = {"run": _AGAIN.format(run.name), "beside": run.name, "of": len(order.prompts)}
-            send(cached | compare(again, found[run.name], near))
+        for name, part in parts.items():
+            found[run.name + name] = part.outputs
+            if name in _BESIDE and run.beside is not None:
+                continue
+            send(_line(run, name, part, found, near))
+
+
+def _line(run: EngineRun, name: str, part: Part, found: Mapping[str, Outputs], near: float) -> dict[str, Any]:
+    """What became of a part of a run, whose name is the run's with `name` behind it."""
+    beside = run.name + _BESIDE[name] if name in _BESIDE else None if run.beside is None else run.beside + name
+    line = {"run": run.name + name, "beside": beside, "of": len(part.outputs)}
+    if name not in _BESIDE:
+        tokens = sum(len(output.token_ids) for output in part.outputs)
+        line |= {"tokens_per_s": tokens / part.seconds}
+    if beside is not None and beside in found:
+        return line | compare(part.outputs, found[beside], near)
+    return line | {"equal": len(part.outputs), "difference": None, "problem": None}
 
 
 def runs(base: EngineConfig, kernel: str | None, num_devices: int, *, full: bool) -> Iterator[EngineRun]:
@@ -117,27 +135,46 @@ def runs(base: EngineConfig, kernel: str | None, num_devices: int, *, full: bool
             yield EngineRun(name=f"{kernel}, {kv_dtype}", config=config, beside=plain)
 
 
-def _generate(order: EngineOrder, config: EngineConfig, send: Send) -> tuple[Outputs, Outputs, float, float]:
-    """Outputs, those of a second time, which finds its prompts cached, the seconds that the first took, and how near
-    log-probabilities of a tie are in this dtype."""
-    llm = LLM(order.model, config, on_progress=lambda what, done, total: send({"so_far": f"{what} {done} of {total}"}))
-    most = llm.max_model_len - _MAX_TOKENS
-    prompts = [list(prompt)[:most] for prompt in order.prompts]
+class Part(NamedTuple):
+    """Outputs of what a run was asked together, and the seconds that they took."""
+
+    outputs: Outputs
+    seconds: float
+
+
+def _telling(send: Send) -> Show:
+    """Sends how far something is."""
+    return lambda what, done, total: send({"so_far": f"{what} {done} of {total}"})
+
+
+def _generate(order: EngineOrder, config: EngineConfig, send: Send) -> tuple[dict[str, Part], float]:
+    """Outputs by what was asked, and how near log-probabilities of a tie are in this dtype. A second time prompts are
+    found cached; media alone are encoded again, and hit nothing."""
+    llm = LLM(order.model, config, on_progress=_telling(send))
     params = SamplingParams(max_tokens=_MAX_TOKENS, temperature=0.0, logprobs=2, ignore_eos=True)
+    parts: dict[str, Part] = {}
 
-    def generate(note: str) -> Outputs:
+    def generate(name: str, asks: Sequence[Ask[int]], *, alone: bool = False) -> None:
         found: dict[int, RequestOutput] = {}
-        for key, output in llm.as_completed((key, prompt, params) for key, prompt in enumerate(prompts)):
-            if isinstance(output, ValueError):
-                raise output
-            found[key] = output
-            send({"so_far": f"{len(found)} of {len(prompts)} prompts{note}"})
-        return [found[key] for key in range(len(prompts))]
+        started = time.perf_counter()
+        for together in [[ask] for ask in asks] if alone else [asks]:
+            for key, output in llm.model.run(together):
+                if isinstance(output, ValueError):
+                    raise output
+                found[key] = output
+                send({"so_far": f"{len(found)} of {len(asks)} prompts{name}"})
+        parts[name] = Part([found[key] for key in range(len(asks))], time.perf_counter() - started)
 
-    started = time.perf_counter()
-    outputs = generate("")
-    seconds = time.perf_counter() - started
-    return outputs, generate(", from the cache"), seconds, _NEAR[llm.loaded.layout.dtype.name]
+    if not llm.loaded.layout.spec.cross_layers:
+        most = llm.max_model_len - _MAX_TOKENS
+        asks = [llm.model.ask(key, list(ids)[:most], params, RequestOptions()) for key, ids in enumerate(order.prompts)]
+        generate("", asks)
+        generate(_AGAIN, asks)
+    if asks := media_requests(llm, params):
+        generate(_MEDIA, asks)
+        generate(_ALONE, media_requests(llm, params, salt=1), alone=True)
+        generate(_MEDIA + _AGAIN, asks)
+    return parts, _NEAR[llm.loaded.layout.dtype.name]
 
 
 def compare(found: Sequence[RequestOutput], expected: Sequence[RequestOutput], near: float) -> dict[str, Any]:

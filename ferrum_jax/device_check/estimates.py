@@ -1,7 +1,7 @@
 """Counted times, to set beside a chip's and kept as data: of the TPU's kernels the cycles of their compiled schedules,
 of Hopper's the least that a launch takes. None of them ran on a chip.
 
-`python -m scripts.bench_tpu_static --json` and `python -m scripts.gpu_ceiling --write` write the files.
+`python -m scripts.tpu_ceiling --write` and `python -m scripts.gpu_ceiling --write` write the files.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pallas_kernels.paged_attention.work import Work
 from pallas_kernels.target import Target
 
 NO_CACHE_BYTES = 2**28  # fewer may come from a cache, faster than from memory
-_FILE = Path(pallas_kernels.__file__).parent / "paged_attention" / "tpu" / "static_cycles.json"
+TPU_CEILINGS = Path(pallas_kernels.__file__).parent / "paged_attention" / "tpu" / "ceilings.json"
 
 
 def with_estimates(lines: Iterable[dict[str, Any]], generation: str | None) -> list[dict[str, Any]]:
@@ -87,4 +87,8 @@ def estimates(generation: str) -> list[dict[str, Any]]:
 @functools.cache
 def _cycles() -> dict[str, dict[str, int]]:
     """By generation and case."""
-    return json.loads(_FILE.read_text()) if _FILE.is_file() else {}
+    found: dict[str, dict[str, int]] = {}
+    for launch, generations in json.loads(TPU_CEILINGS.read_text())["launches"].items():
+        for generation, one in generations.items():
+            found.setdefault(generation, {})[launch] = one["cycles"]
+    return found

@@ -22,7 +22,7 @@ from ferrum_jax.executables.remote_folder import local_folder
 
 _FOLDER = "verdicts"  # beside that of the executables
 _COMPILERS = ("libtpu", "jax-cuda13-plugin", "jax-cuda12-plugin")  # of Mosaic kernels, as packages
-_NOT_KERNELS = ("cases.py", "oracle.py", "run_case.py", "work.py", "fastest_tiles.py", "static_cycles.json")
+_NOT_KERNELS = ("cases.py", "oracle.py", "run_case.py", "work.py", "fastest_tiles.py", "ceilings.json")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -142,15 +142,16 @@ def _limit(decode: StepTime, tokens_out: int, prefill_s: float, *, fills_rows: b
     return max(found, key=lambda name: found[name])
 
 
-def least_time_s(layout: Layout, target: Target, *, tokens_in: int, tokens_out: int) -> float:
+def least_time_s(layout: Layout, target: Target, *, tokens_in: int, tokens_out: int, num_clips: int = 0) -> float:
     """The least seconds of a job that computes `tokens_in` and generates `tokens_out` tokens, whatever its rows are.
 
     The bounds of `forecast` over contexts of no token, which leave out attention and the KV cache, with all rows in
-    every decode step.
+    every decode step. num_clips: windows of sounds that layers attend to; each device encodes all of them.
     """
     bound, rows, shards = _Bound(layout=layout, target=target), layout.num_rows, layout.ledger.num_shards
     prefill_s = tokens_in * (bound.token_s(context=0) + bound.token_sent_s) / shards
-    return prefill_s + tokens_out / rows * bound.decode_step(rows // shards, context=0).total_s
+    decode_s = tokens_out / rows * bound.decode_step(rows // shards, context=0).total_s
+    return prefill_s + decode_s + num_clips * _clip_operations(layout) / target.flops_per_s
 
 
 def refuse_length(tokens_in: int, tokens_out: int, max_model_len: int) -> None:
@@ -240,6 +241,16 @@ def _active_weights(layout: Layout) -> float:
 def _only_looked_up(name: str, spec: ModelSpec) -> bool:
     """Whether a step reads some rows of a weight, and not all of it."""
     return name == "layer_inputs.embed" or (name == "embed.weight" and not spec.tie_word_embeddings)
+
+
+def _clip_operations(layout: Layout) -> float:
+    """Operations of a clip's encoder on one device: two at each position for each weight of a product."""
+    sound = layout.spec.sound
+    if layout.images is None or sound is None:
+        return 0.0
+    weights = layout.images.weights.items()
+    products = [w for name, w in weights if w.ndim > 1 and not name.endswith("positions.weight")]
+    return 2.0 * sound.num_positions * sum(local_bytes(weight) / weight.dtype.itemsize for weight in products)
 
 
 def _attention_operations(local: ModelSpec, context: int) -> float:

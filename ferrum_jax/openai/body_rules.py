@@ -39,7 +39,6 @@ REFUSED: Refused = {
     "include_reasoning": ((True,), _WITH_MESSAGES),
     "request_id": ((), "a row's name is its custom_id; leave it out"),
     "store": ((False,), "nothing is stored but the output file; leave it out"),
-    "priority": ((0,), "put urgent rows into a job of their own"),
     "chat_template": ((), "change the template in the checkpoint's folder"),
     "documents": (([],), "put them into a message, as the model's template would"),
     "logprob_token_ids": (([],), "read them out of logprobs, whose count may be 20"),

@@ -1,7 +1,6 @@
 """MediaBook: which images have their embeddings on the device, and which are encoded in the next step.
 
 A sound, or a group of a video's frames, is an image here, and counted by its kind.
-
 The device keeps embeddings in runs of RUN tokens. A run is an id of an `IdPool`, keyed by its image's digest and its
 number: held while a request's prompt needs it, then cached, least recently used first. What stands beside a prompt,
 as a clip that its layers attend to, is one run, which all of its tokens need. A request becomes a row once all
@@ -48,12 +47,12 @@ class MediaCounts:
 
     @property
     def num_encoded(self) -> int:
-        """Of all kinds."""
+        """All kinds together."""
         return self.images_encoded + self.sounds_encoded + self.video_groups_encoded
 
     @property
     def num_hits(self) -> int:
-        """Of all kinds."""
+        """All kinds together."""
         return self.image_hits + self.sound_hits + self.video_group_hits
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import ClassVar
 
 import numpy as np
 
@@ -30,13 +29,16 @@ class ProcessedClip:
     num_tokens: int
     seconds: float
     digest: bytes
-    kind: ClassVar[str] = "audio"
 
     def __post_init__(self) -> None:
         assert self.features.dtype == np.float32, f"features are float32, not {self.features.dtype}"
         assert self.features.ndim == 2, "features are [frames, mels]"
         assert len(self.features) == math.prod(self.grid), f"{len(self.features)} frames do not fill {self.grid}"
         assert 0 < self.num_frames <= len(self.features), f"{self.num_frames} of {len(self.features)} frames have sound"
+
+    @property
+    def kind(self) -> str:
+        return "audio"
 
     @property
     def patches(self) -> np.ndarray:

@@ -61,7 +61,7 @@ def said_bytes(content: bytes, order: dict[str, Any]) -> bytes:
             said = _length(stream, Fraction(container.duration, av.time_base))
         if said is not None:
             SoundBounds(**order["bounds"]).check(said.rate, stream.codec_context.channels, said.num_samples)
-    is_told = order["kind"] != "AAC"  # of which FFmpeg guesses a length from the bits of its first second
+    is_told = order["kind"] != "AAC"  # it has no header: FFmpeg guesses from the bits of its first second
     return json.dumps(said if is_told else None).encode()
 
 

@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 
 from ferrum_jax.confined.in_child import ChildBounds, NoAnswer, in_child
+from ferrum_jax.sound.cut_off import COUNTED, check_whole
 from ferrum_jax.sound.plain_files import said_of_file, waveform_of_file
 from ferrum_jax.sound.waveform import Look, SaidLength, SoundBounds, SoundRefused, Waveform, do_not_look, library
-from ferrum_jax.sound.whole_files import COUNTED, check_whole
 
 _PLAIN = ("WAV", "AIFF", "FLAC")
 CONTAINERS = ("MP4", "WEBM", "AAC")
@@ -71,7 +71,7 @@ def decoded_sound(
 
 
 def said_length(content: bytes, *, bounds: SoundBounds | None = None) -> SaidLength | None:
-    """How long a file's header says that its sound is, of which nothing is decoded; None where only decoding tells.
+    """How long a file's header says that its sound is; None where only decoding tells. Nothing is decoded.
 
     Raises ValueError as `decoded_sound` for what its header shows. What it says may not be so.
     """

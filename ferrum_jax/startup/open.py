@@ -256,7 +256,7 @@ class Opening:
         """How the model writes down sounds, where it does and its folder says how."""
         if self.source.folder is None or not self.source.hears_beside:
             return PromptTranscriber.of_prompts(prompts)
-        return WhisperTranscriber.of_folder(self.source.folder, prompts.tokenizer, SoundSources.of_config(self.config))
+        return WhisperTranscriber.of_folder(self.source.folder, prompts, SoundSources.of_config(self.config))
 
     def _identity(
         self, texts: Texts, config: EngineConfig, layout: ModelLayout, fingerprint: bytes | None

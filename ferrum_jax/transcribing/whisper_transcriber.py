@@ -22,7 +22,7 @@ from ferrum_jax.sound.features import WhisperSounds
 from ferrum_jax.sound.sound_processor_files import read_sound_processor
 from ferrum_jax.sound.sound_sources import SoundSources
 from ferrum_jax.spec.identity import digest_of
-from ferrum_jax.text.tokenizer import Tokenizer
+from ferrum_jax.text.prompts import PromptEncoder
 from ferrum_jax.transcribing.generation_file import FILE, WhisperTokens, read_whisper_tokens
 from ferrum_jax.transcribing.transcriber import (
     SoundWindow,
@@ -33,31 +33,38 @@ from ferrum_jax.transcribing.transcriber import (
     mean,
 )
 
-MOST_PROMPT_TOKENS = 223  # of the text before: half of what Whisper's decoder reads
+MOST_PROMPT_TOKENS = 223  # of the text before: half of what Whisper's decoder reads, or less where that is shorter
 SECONDS_PER_STEP = 0.02  # from one time to the next
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class WhisperTranscriber(Transcriber):
-    """Asks Whisper. folder: of its files."""
+    """Asks Whisper. folder: of its files. max_model_len: of its decoder; half of it may be the text
+    before."""
 
     tokens: WhisperTokens
     folder: Path
+    max_model_len: int | None
 
     spaced: ClassVar[bool] = True
 
     @classmethod
-    def of_folder(
-        cls, folder: str | Path, tokenizer: Tokenizer | None, sources: SoundSources
-    ) -> WhisperTranscriber | None:
-        """That of a checkpoint's folder; None where it lacks one of the files that say how.
+    def of_folder(cls, folder: str | Path, prompts: PromptEncoder, sources: SoundSources) -> WhisperTranscriber | None:
+        """That of a checkpoint's folder; None where it lacks one of the files that say how. prompts: of its model.
 
         Raises ValueError naming the file and what is wrong with it.
         """
         tokens, processor = read_whisper_tokens(folder), read_sound_processor(folder)
-        if tokens is None or not isinstance(processor, WhisperSounds) or tokenizer is None:
+        if tokens is None or not isinstance(processor, WhisperSounds) or prompts.tokenizer is None:
             return None
-        return cls(tokens=tokens, processor=processor, tokenizer=tokenizer, folder=Path(folder), sources=sources)
+        return cls(
+            tokens=tokens,
+            processor=processor,
+            tokenizer=prompts.tokenizer,
+            folder=Path(folder),
+            sources=sources,
+            max_model_len=prompts.max_model_len,
+        )
 
     @property
     def digest(self) -> str:
@@ -106,7 +113,10 @@ class WhisperTranscriber(Transcriber):
         if special is not None:
             name = self.tokenizer.token(special)
             raise ValueError(f"prompt has the token {name!r}, which is no text; leave it out")
-        return [self.tokens.before, *ids[-MOST_PROMPT_TOKENS:]]
+        most = MOST_PROMPT_TOKENS
+        if self.max_model_len is not None:
+            most = max(1, min(most, self.max_model_len // 2 - 1))
+        return [self.tokens.before, *ids[-most:]]
 
     def words(self, params: TranscriptionParams) -> WhisperWords:
         _, rules = self.tokens.asked(params)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import ClassVar
 
 import numpy as np
 
@@ -55,7 +54,6 @@ class ProcessedImage:
     token_rows: int = 1
     digest: bytes
     kind: str = "image"
-    seconds: ClassVar[float] = 0.0
 
     def __post_init__(self) -> None:
         t, h, w = self.grid
@@ -63,6 +61,11 @@ class ProcessedImage:
         assert self.pixels.ndim in (4, 5) and self.pixels.shape[1] == 3, "pixels of patches are [patches, 3, .., y, x]"
         assert self.pixels.ndim == 4 or self.pixels.shape[2] == self.temporal, "patches have each frame once"
         assert len(self.pixels) == t * h * w, f"{len(self.pixels)} patches do not fill a grid of {self.grid}"
+
+    @property
+    def seconds(self) -> float:
+        """Sounds alone have some."""
+        return 0.0
 
     @property
     def patches(self) -> np.ndarray:

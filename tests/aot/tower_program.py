@@ -91,7 +91,8 @@ def _lengths(slots: ImageSlots | ClipSlots, num_patches: int) -> set[int]:
         return {num_patches, slots.tower.num_positions}
     if isinstance(slots.tower, SoundSpec):
         positions = slots.embeddings_of_call(num_patches)
-        return {positions, tile_of(positions), _TILE_CHUNKS * slots.tower.num_positions}
+        of_tower = slots.tower.num_positions
+        return {positions, tile_of(positions), of_tower, _TILE_CHUNKS * of_tower}
     per_token = slots.tower.patches_per_token
     sizes = (num_patches, tile_of(num_patches, per_token))
     return {length for size in sizes for length in (size, size // per_token)}

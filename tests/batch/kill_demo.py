@@ -144,10 +144,10 @@ def _texts(line: dict) -> list[str]:
 
 
 def _without_start(content: bytes) -> list[dict]:
-    """Lines but for `created`, which is the time of day at which each of the two jobs began."""
+    """Lines but for `created`, the time of day at which each of the two jobs began, and the digest that covers it."""
     lines = [json.loads(line) for line in content.splitlines()]
     for line in lines:
-        del line["response"]["body"]["created"]
+        del line["response"]["body"]["created"], line["response"]["record"]["line"]
     return lines
 
 

@@ -20,6 +20,7 @@ from ferrum_jax.batch.journal.partials import decode_partial, encode_partial
 from ferrum_jax.batch.notice import Notice
 from ferrum_jax.outputs import CompletionOutput
 from tests.batch.stopping import num_starts, stopping
+from tests.batch.verify.planted import verified
 from tests.engine.image_folder import picture, write_folder
 from tests.engine.test_images import CONFIG
 from tests.vision.hostile import saved
@@ -126,3 +127,13 @@ def test_a_row_whose_image_changed_begins_anew_and_others_go_on(job, monkeypatch
     assert found == {**whole, "file": changed["file"]}
     said = job.said.getvalue()[len(before) :]
     assert said.count("an image is not what it was") == 1 and "file: an image" in said
+
+
+@pytest.mark.slow
+def test_a_replaced_image_is_found_by_answering_again(job):
+    assert job.run() == EXIT_OK
+    assert verified(job.folder, lambda: job.llm).is_right
+    (job.folder / "photo.png").write_bytes(png(4))
+    (row,) = verified(job.folder, lambda: job.llm).differing
+    assert row.custom_id == "file"
+    assert "response.record.images" in [difference.where for difference in row.compared.differences]

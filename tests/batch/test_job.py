@@ -715,6 +715,7 @@ def test_a_full_or_read_only_disk_is_a_clear_error_and_loses_nothing(tmp_path, e
         assert job.run() == EXIT_OK and job.output.read_bytes() == expected
         job.forget()
     places = {"job.json", "model.json", "environments", "workers", "leases", "segments", "runs", "merged.json"}
+    places |= {"paces"}  # which says less than the journal: that it was not written stops nothing
     assert failed == places | {"out.jsonl.report.json"}
 
 

@@ -1,20 +1,29 @@
 """The dry run counts what a job would do, writes nothing, and knows what is done."""
 
+import argparse
+import dataclasses
 import io
 import json
 import math
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
 
 from ferrum_jax.asked.transcription_params import TranscriptionParams
 from ferrum_jax.batch import reach
+from ferrum_jax.batch.ending.end_terms import EndTerms
+from ferrum_jax.batch.ending.ending import Outlook, WorkerPace
+from ferrum_jax.batch.ending.row_meter import TokenPace
 from ferrum_jax.batch.input.rows import Rows
-from ferrum_jax.batch.job import run_batch
-from ferrum_jax.batch.job_plan import expected_time, make_plan, measured_rate, plan_table
+from ferrum_jax.batch.job import JobOptions, run_batch
+from ferrum_jax.batch.job_plan import bounded_rows, make_plan, outlook_rows, paced_outlook, plan_table
 from ferrum_jax.batch.reach import as_logged, reach_of
 from ferrum_jax.batch.report.recorder import padding_waste
+from ferrum_jax.commands.machine_pace import MachinePace
+from ferrum_jax.config import EngineConfig
 from ferrum_jax.files.store import LocalStore
 from ferrum_jax.sizes.engine_sizes import Reach
 from ferrum_jax.transcribing.foreseen import ForeseenSound
@@ -70,24 +79,63 @@ def test_a_plan_counts_rows_tokens_and_shared_prefixes(folder):
     assert [path.name for path in folder.iterdir()] == ["in.jsonl"]
 
 
-def test_a_plan_of_a_job_that_is_done_has_nothing_left_and_knows_the_pace(folder):
+def outlook_of(folder: Path, terms: EndTerms, known: WorkerPace | None = None) -> tuple[Outlook, str] | None:
+    with open(folder / "in.jsonl", "rb") as file:
+        return paced_outlook(Rows(file), LocalStore(folder / "out.jsonl.journal"), terms, 0.0, known)
+
+
+def test_a_plan_before_the_first_run_goes_by_another_job_with_a_wide_range(folder):
+    pace = TokenPace(0.01, 0.1, 0.03, 500)
+    known = WorkerPace(pace=pace, begun=(0.0, 0.0), row_s=2.0, spent_s=9.0, price_per_hour=None)
+    outlook, by = outlook_of(folder, EndTerms(price_per_hour=3600.0), known)
+    reads, writes = 10 * 65 + 3 * 40 + 95, 10 * 2 * 5 + 3 * 1024 + 6
+    assert by == "by another job here" and outlook.spent == 0.0
+    assert outlook.seconds == pytest.approx(0.01 * reads + 0.1 * (writes + 1024) + 1.0, rel=0.01)
+    assert outlook.high_s / outlook.seconds > 1.5 and outlook.cost == pytest.approx(outlook.seconds)
+
+
+def test_a_plan_of_a_job_that_is_done_has_nothing_left_and_knows_its_cost(folder):
+    terms = EndTerms(price_per_hour=3600.0)
+    options = JobOptions(terms=terms)
     console = Console(file=io.StringIO())
-    run_batch(FakeLLM, folder / "in.jsonl", folder / "out.jsonl", model="m", console=console)
+    assert outlook_of(folder, terms) is None
+    run_batch(FakeLLM, folder / "in.jsonl", folder / "out.jsonl", model="m", console=console, options=options)
     plan = plan_of(folder)
     assert plan.num_done == 15 and plan.prompt_tokens == plan.most_output_tokens == 0
-    assert measured_rate(LocalStore(folder), "out.jsonl") > 0
-    assert measured_rate(LocalStore(folder), "other.jsonl") is None
-    for content in ("", "[]", "{}"):
-        (folder / "damaged.jsonl.report.json").write_text(content)
-        assert measured_rate(LocalStore(folder), "damaged.jsonl") is None
+    outlook, by = outlook_of(folder, terms)
+    assert (
+        by == "by earlier runs"
+        and outlook.seconds < 1e-6
+        and outlook.cost == pytest.approx(outlook.spent)
+        and outlook.spent > 0
+    )
+    (pace,) = (folder / "out.jsonl.journal/paces").iterdir()
+    for content in ("", "[]", "{}", '{"pace": 1}', pace.read_text().replace('"row_s": ', '"row_s": -')):
+        pace.write_text(content)
+        assert outlook_of(folder, terms) is None
 
 
 def test_the_table_says_all_of_it(folder):
-    shown = Console(file=io.StringIO(), width=120)
-    plan = plan_of(folder)
-    shown.print(plan_table(plan, {"KV pool": "1 MiB"}, expected_time(plan, 100.0, 1.0), "in.jsonl"))
-    text = shown.file.getvalue()
-    for part in ("576 (74.8%)", "1 of 10 rows", "at most 4.7 s, at the pace of earlier runs", "1 MiB", "line 16"):
+    shown = Console(file=io.StringIO(), width=200)
+    outlook = Outlook(
+        seconds=7200.0, spread=0.1, low_s=6000.0, high_s=8640.0, cost=9.5, low_cost=8.0, high_cost=11.0, spent=1.5
+    )
+    terms = EndTerms(deadline=3600.0, price_per_hour=4.0)
+    late = dataclasses.replace(outlook, fits=False, share=0.5, num_workers=3)
+    shown.print(
+        plan_table(plan_of(folder), {"KV pool": "1 MiB"}, outlook_rows(late, "by earlier runs", terms, 0.0), "in.jsonl")
+    )
+    text = re.sub(r"[│\s]+", " ", shown.file.getvalue())
+    for part in (
+        *("576 (74.8%)", "1 of 10 rows", "1 MiB", "line 16", "2:00:00 (1:40:00 to 2:24:00)"),
+        *(
+            "9.50 (8.00 to 11.00), 1.50 of it spent",
+            "Ends by 1970-01-01 ",
+            ", in 1:00:00.",
+            "about 50% of it will be done",
+        ),
+        "3 workers like this one would do it",
+    ):
         assert part in text
 
 
@@ -95,12 +143,19 @@ def test_the_table_shows_text_of_users_as_it_is(tmp_path):
     odd = "[/INST] [red]x[/red] :warning:"
     (tmp_path / "in.jsonl").write_text(json.dumps({"custom_id": "a", "prompt": "x", odd: 1}) + "\n")
     shown = Console(file=io.StringIO(), width=400)
-    shown.print(plan_table(plan_of(tmp_path), {"executables": odd}, odd, odd))
-    assert shown.file.getvalue().count(odd) == 4
+    shown.print(plan_table(plan_of(tmp_path), {"executables": odd}, [(odd, odd)], odd))
+    assert shown.file.getvalue().count(odd) == 5
 
 
-def test_without_an_earlier_run_the_time_is_bounded_by_the_device(folder):
-    assert expected_time(plan_of(folder), None, 222.0).startswith("more than 222.0 s, by the device's own limits")
+def test_without_an_earlier_run_time_and_cost_are_bounded_by_the_device():
+    def said(**terms: float) -> str:
+        return "; ".join(f"{name}: {value}" for name, value in bounded_rows(7200.0, EndTerms(**terms), 1000.0))
+
+    assert said() == "expected time: more than 7,200.0 s, by the device's own limits; a run will measure it"
+    assert "expected cost: more than 8.00 at 4.00 an hour" in said(price_per_hour=4.0)
+    assert "does not fit: 3 workers would be needed at the least" in said(deadline=4000.0)
+    assert "does not fit: it costs more than the budget of 7.00" in said(price_per_hour=4.0, budget=7.0)
+    assert "does not fit" not in said(deadline=9000.0, price_per_hour=4.0, budget=9.0)
 
 
 def test_a_job_s_reach_is_that_of_all_its_rows_but_those_refused(folder):
@@ -154,7 +209,7 @@ def test_each_window_of_a_sound_is_planned_as_a_row(tmp_path):
     assert plan.most_output_tokens == 10 + 2 * 10 + 4 * 96 + 96
     assert plan.saved_tokens == 0  # windows begin alike, and what they hear differs
     shown = Console(file=io.StringIO(), width=120)
-    shown.print(plan_table(plan, {}, "soon", "sounds"))
+    shown.print(plan_table(plan, {}, [("expected time", "soon")], "sounds"))
     assert "4 of 127 s, in 8 windows" in shown.file.getvalue()
     assert "sounds of unknown length, each counted as one window" in shown.file.getvalue()
 
@@ -178,3 +233,26 @@ def test_a_job_with_a_sound_of_unknown_length_may_reach_anything(tmp_path, named
 def test_the_report_says_how_much_of_all_runs_was_padding():
     runs = [{"computed_tokens": 30, "padded_tokens": 40}, {"computed_tokens": 10, "padded_tokens": 60}]
     assert padding_waste(*runs) == 0.6 and padding_waste() == 0.0
+
+
+def machine_pace(folder: Path, model: str = "m", **config: Any) -> MachinePace:
+    args = argparse.Namespace(model=model, revision=None)
+    return MachinePace(args, EngineConfig(**{"compilation_cache_dir": str(folder / "executables"), **config}))
+
+
+def test_a_machine_keeps_the_pace_of_a_model_and_its_settings(tmp_path):
+    own = WorkerPace(pace=TokenPace(0.01, 0.1, 0.03, 500), begun=(7.0, 8.0), row_s=2.0, spent_s=9.0, price_per_hour=4.0)
+    assert machine_pace(tmp_path).find() is None
+    machine_pace(tmp_path).keep(own)
+    found = machine_pace(tmp_path, seed=3).find()
+    assert found is not None and found.pace == own.pace and (found.spent_s, found.begun) == (0.0, (0.0, 0.0))
+    assert machine_pace(tmp_path, max_num_seqs=8).find() is None and machine_pace(tmp_path, "other").find() is None
+    (file,) = (tmp_path / "paces").iterdir()
+    file.write_text("{}")
+    assert machine_pace(tmp_path).find() is None
+    machine_pace(tmp_path, "few").keep(dataclasses.replace(own, pace=own.pace._replace(num_rows=9)))
+    machine_pace(tmp_path, "none").keep(dataclasses.replace(own, pace=None))
+    assert machine_pace(tmp_path, "few").find() is None and machine_pace(tmp_path, "none").find() is None
+    nowhere = machine_pace(tmp_path, compilation_cache_dir=None)
+    nowhere.keep(own)
+    assert nowhere.find() is None and len(list((tmp_path / "paces").iterdir())) == 1

@@ -142,6 +142,17 @@ def test_a_job_s_least_time_counts_the_experts_that_its_tokens_choose():
     assert found == pytest.approx(1000 * 2 * active / target.flops_per_s)
 
 
+def test_a_job_that_hears_takes_at_least_the_products_of_its_encoder_for_each_window():
+    layout = BundleOrder(model=str(GOLDENS / "whisper_words"), target="cpu", config=EngineConfig()).laid_out().layout
+    target, sound = Target.named("cpu"), layout.spec.sound
+    width, inner = sound.hidden_size, sound.intermediate_size
+    each_layer = 4 * width**2 + 2 * width * inner
+    whole = 3 * width * (sound.num_mels + width) + sound.num_layers * each_layer
+    whole += sound.num_readers * 2 * width * sound.out_size
+    found = least_time_s(layout, target, tokens_in=0, tokens_out=0, num_clips=10)
+    assert found == pytest.approx(10 * 2 * sound.num_positions * whole / target.flops_per_s)
+
+
 def test_meshes_are_parts_of_the_devices_along_tp_and_all_of_them_as_data_shards():
     dense, routed = (
         BundleOrder(model=str(GOLDENS / name), target="cpu", config=SMALL).subject.spec for name in FAMILIES

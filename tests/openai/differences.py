@@ -23,9 +23,9 @@ ANSWERED_ELSEWHERE: Mapping[str, BySection] = {
         "chats": ("log-probabilities of the prompt",),
     },
     "every log-probability of a prompt is too much for HTTP": {"completions": ("every log-probability of the prompt",)},
-    "a row has no urgency, no id and no server of its own": {
+    "a row has no id, no timeout and no server of its own": {
         "completions": ("when it is to run", "a name of its own", "labels of a server"),
-        "completions_refused": ("priority = 2", "service_tier = 5"),
+        "completions_refused": ("service_tier = 5",),
         "chats": ("when it is to run",),
         "chats_refused": ("service_tier = flex",),
         **dict.fromkeys(("embeddings", "scores", "rankings"), ("urgent",)),
@@ -62,7 +62,7 @@ ANSWERED_ELSEWHERE: Mapping[str, BySection] = {
 # Refused by a row and over HTTP, in other words: a limit, a name or advice that is of one of them.
 OTHER_WORDS: BySection = {
     "completions_refused": (
-        *("adapter = poet", "adapter = 5", "model = other", "priority = high", "prompt = None", "store = True"),
+        *("adapter = poet", "adapter = 5", "model = other", "prompt = None", "store = True"),
         *(
             "max_tokens = 10000",
             "prompt = " + "x " * 35,
@@ -77,7 +77,7 @@ OTHER_WORDS: BySection = {
         *("messages = [{'role': 'user', 'content': '" + "x " * 20, "stream_options = {'include_usage': 'yes'}"),
     ),
     "embeddings_refused": (
-        *("input = None", "prompt = x", "model = other", "priority = high", "timeout = 0", "unknown = 1"),
+        *("input = None", "prompt = x", "model = other", "timeout = 0", "unknown = 1"),
         *(
             "adapter = poet",
             "request_id = r",

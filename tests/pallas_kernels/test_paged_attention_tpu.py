@@ -69,12 +69,10 @@ def _config(case: Case, arguments: Arguments, items: int = 1) -> TpuConfig:
     return dataclasses.replace(config, decode=dataclasses.replace(config.decode, items=items), prefill=prefill)
 
 
-def _attend(
-    case: Case, arguments: Arguments, items: int = 1, *, is_resident: bool | None = None
-) -> tuple[np.ndarray, KVPool]:
+def _attend(case: Case, arguments: Arguments, items: int = 1, **decode: Any) -> tuple[np.ndarray, KVPool]:
+    """decode: fields of the decode kernel's config in place of those chosen."""
     config = _config(case, arguments, items)
-    if is_resident is not None:
-        config = dataclasses.replace(config, decode=dataclasses.replace(config.decode, is_resident=is_resident))
+    config = dataclasses.replace(config, decode=dataclasses.replace(config.decode, **decode))
 
     def step(q, k, v, pool, batch, sinks) -> tuple[jax.Array, KVPool]:
         schedule = make_schedule(batch, **case.step, config=config, implementation="mosaic_tpu")
@@ -114,6 +112,16 @@ def _expected_pool(case: Case, a: Arguments, before: KVPool) -> tuple[np.ndarray
 @pytest.mark.parametrize("case", _by_cost(TINY_CASES), ids=lambda case: case.name)
 def test_every_tiny_case_equals_the_float64_oracle_and_leaves_its_tokens_in_the_pool(case: Case) -> None:
     _check(case)
+
+
+def test_both_ways_of_widening_int8_give_the_same_bits() -> None:
+    """v5e and v5p have one, and the other generations the other."""
+    case = next(case for case in TINY_CASES if case.name == "decode_int8")
+    one, other = (
+        _attend(case, make_arguments(case, implementation="mosaic_tpu"), widens_words=widens)[0]
+        for widens in (True, False)
+    )
+    np.testing.assert_array_equal(one, other)
 
 
 @pytest.mark.parametrize("case", _by_cost(WIDE_CASES), ids=lambda case: case.name)

@@ -19,3 +19,5 @@ def test_the_shipped_model_reads_the_shipped_sound_and_again_from_what_it_keeps(
     (segment,) = timed.segments
     assert segment.text.strip() == SAID
     assert 0 <= segment.start_s < segment.end_s <= timed.duration_s + 0.1
+    (told,) = llm.transcribe(SOUND, language="en", prompt="seven " * 200)
+    assert told.duration_s == timed.duration_s, "of a long text before, half of what the decoder reads is left"

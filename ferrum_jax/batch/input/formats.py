@@ -45,6 +45,8 @@ _CONTENT_OF = {url: field for field, url in reversed(CONTENTS.items())} | {"/v1/
 GENERATES, EMBEDS, SCORES, TRANSCRIBES = range(4)  # what an engine is asked for
 _KINDS = {AskedText: GENERATES, AskedVectors: EMBEDS, AskedScores: SCORES, AskedSound: TRANSCRIBES}
 NO_DEFAULTS: Mapping[str, Any] = MappingProxyType({})
+_PACE_TYPES = {"speculative": (bool, type(None)), "priority": (int, type(None))}
+_OF_ROWS = LABELS | {"seed", "priority"}  # fields in which rows that ask alike may differ
 
 
 class Row(NamedTuple):
@@ -54,7 +56,7 @@ class Row(NamedTuple):
     lists all choices of the first, then those of the next. how: it is asked, one object for rows that ask alike.
     A sound is named by its URL, or by a path below the root, until it is read; then its prompts are its windows.
     seeds: one for each prompt; none if nothing is generated. model: that the row asks for; None accepts the job's.
-    adapter: that its prompts name.
+    adapter: that its prompts name. priority: lower runs first.
     """
 
     id: str
@@ -65,6 +67,7 @@ class Row(NamedTuple):
     url: str
     model: str | None = None
     adapter: str | None = None
+    priority: int = 0
 
     @property
     def prompt(self) -> Prompt:
@@ -174,7 +177,7 @@ def parse_line(
         seeds = _seeds(seed, digest, rest.get("seed"), len(prompts)) if generates or kind in SOUNDS else ()
         if seeds:
             how.params.with_seed(seeds[0])  # raises for what is not a seed
-        row = Row(digest, custom_id, prompts, how, seeds, url, given(rest, "model"), None)
+        row = Row(digest, custom_id, prompts, how, seeds, url, given(rest, "model"), None, given(rest, "priority") or 0)
         adapter = given(rest, "adapter")
     except ValueError as error:
         return _bad_line(digest, custom_id, line_number, error, code="invalid_request")
@@ -246,7 +249,7 @@ def _that_answers(line: Mapping[str, Any]) -> Mapping[str, Any]:
 def _without_pace(fields: Mapping[str, Any]) -> Mapping[str, Any]:
     if PACE.isdisjoint(fields):
         return fields
-    return {name: value for name, value in fields.items() if name not in PACE or not isinstance(value, bool | None)}
+    return {name: value for name, value in fields.items() if name not in PACE or type(value) not in _PACE_TYPES[name]}
 
 
 def _digest(content: bytes) -> str:
@@ -266,7 +269,7 @@ def _row_seed(content: str) -> int:
 
 def _how(kind: str, rest: Mapping[str, Any]) -> Any:
     """How these fields ask; the same object for equal plain fields, since most rows of a job ask for the same."""
-    fields = tuple([(key, value) for key, value in rest.items() if key != "seed" and key not in LABELS])
+    fields = tuple([(key, value) for key, value in rest.items() if key not in _OF_ROWS])
     types = tuple([type(value) for _, value in fields])
     try:
         return _known(kind, fields, types)

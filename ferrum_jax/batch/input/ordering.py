@@ -6,6 +6,9 @@ prefixes still hits each but once. A key that only one row has is no shared pref
 share nothing are sorted by length alone, so that rows which run together end together. Rows of one adapter are
 neighbours, so that few slots do, and few are read in a step. Rows that ask for a vector come last, since an engine does
 one or the other. A row of several prompts stands where its first one does.
+
+Where rows have priorities, or the job may be stopped before it is done, parts of the job come by priority, then in the
+order of the input, and only the rows of one part lie as above.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from ferrum_jax.batch.input.formats import BadRow, Row
+from ferrum_jax.batch.input.formats import GENERATES, TRANSCRIBES, BadRow, Row
 from ferrum_jax.prompt import Prompt, PromptParts, take_apart
 
 DEPTHS = tuple(128 << k for k in range(8))  # bytes of a prompt; a token id counts for four
@@ -30,31 +33,50 @@ class Features:
     def __init__(self) -> None:
         self._keys = array("I")  # [rows, depths]; keys that are equal by chance only make a worse order
         self._lengths = array("I")
+        self._reads, self._writes = array("I"), array("I")
+        self._priorities = array("i")
         self._kinds = bytearray()
 
     def add(self, row: Row | BadRow) -> None:
         if isinstance(row, BadRow):
             self._keys.extend([0] * len(DEPTHS))
-            self._lengths.append(0)
-            self._kinds.append(0)
+            for column in (self._lengths, self._reads, self._writes, self._priorities, self._kinds):
+                column.append(0)
             return
         contents = [_content(prompt) for prompt in row.prompts]
         self._keys.extend(_chain(*contents[0]))
         max_tokens = _UNLIMITED_TOKENS if row.asked.max_tokens is None else row.asked.max_tokens
         length = sum(len(content) // 4 + max_tokens for _, content in contents)
         self._lengths.append(min(length, _MOST_LENGTH))
+        choices = row.asked.n if row.kind == GENERATES else int(row.kind == TRANSCRIBES)
+        self._reads.append(min(sum(len(content) // 4 for _, content in contents) or 1, _MOST_LENGTH))
+        self._writes.append(min(max_tokens * len(contents) * choices, _MOST_LENGTH))
+        self._priorities.append(row.priority)
         self._kinds.append(row.kind)
 
     def extend(self, other: Features) -> None:
         """Append the features of the rows that follow."""
         self._keys.extend(other._keys)
         self._lengths.extend(other._lengths)
+        self._reads.extend(other._reads)
+        self._writes.extend(other._writes)
+        self._priorities.extend(other._priorities)
         self._kinds.extend(other._kinds)
 
     @property
     def kinds(self) -> np.ndarray:
         """[rows] uint8: `Row.kind`, 0 of bad rows."""
         return np.frombuffer(self._kinds, np.uint8)
+
+    @property
+    def priorities(self) -> np.ndarray:
+        """[rows] int32: lower runs first; 0 of bad rows."""
+        return np.frombuffer(self._priorities, np.int32)
+
+    @property
+    def tokens(self) -> np.ndarray:
+        """[rows, 2] uint32: about how many tokens a row reads, and how many it may write; 0 of bad rows."""
+        return np.stack([np.frombuffer(each, np.uint32) for each in (self._reads, self._writes)], axis=1)
 
     def order(self, adapters: np.ndarray) -> np.ndarray:
         """[rows] uint32: the indices in the order in which rows should run. adapters: [rows] uint64, 0 for none."""
@@ -65,6 +87,17 @@ class Features:
         columns = [np.frombuffer(self._lengths, np.uint32), *(keys[:, depth] for depth in reversed(range(len(DEPTHS))))]
         columns += [adapters, self.kinds]
         return np.lexsort(columns).astype(np.uint32)
+
+
+def by_priority(order: np.ndarray, priorities: np.ndarray, size: int, *, in_turn: bool) -> np.ndarray:
+    """[rows to run]: the rows by priority, in parts of `size` rows; those of a part lie as they are best run.
+
+    order: [rows to run], as they are best run. priorities: [rows]. in_turn: the parts come in the order of the input.
+    """
+    places = np.lexsort((order, priorities[order])) if in_turn else np.argsort(priorities[order], kind="stable")
+    parts = np.arange(len(order)) // size
+    found = places[np.lexsort((places, priorities[order[places]], parts))]
+    return order[found]
 
 
 def _content(content: Prompt) -> tuple[bytes, bytes]:

@@ -16,6 +16,7 @@ from typing import Any, BinaryIO, NoReturn
 import numpy as np
 
 from ferrum_jax.batch.input.formats import GENERATES, NO_DEFAULTS, BadRow, Row, duplicate_row, foreign_row, parse_line
+from ferrum_jax.batch.input.ordering import by_priority
 from ferrum_jax.batch.input.parsing import Line, name_digest, num_worthwhile, parse_file, parser
 from ferrum_jax.batch.input.read_ahead import ReadAhead
 from ferrum_jax.ints import ceil_div
@@ -29,7 +30,10 @@ class Rows:
 
     file: JSONL, open for reading and seeking; it must not change while the job runs. seed, defaults: the job's, as
     `parse_line` takes them. names: of the model, the one that answers carry first; None takes rows that ask for any.
-    adapters: names that a row may give as its model or as its adapter. Raises ValueError if all ask for others.
+    adapters: names that a row may give as its model or as its adapter. in_turn: parts come in the order of the
+    input. Raises ValueError if all ask for others.
+
+    layout: names these rows. part_layout: names their parts. tokens: [rows, 2] that each reads and may write, about.
     """
 
     def __init__(
@@ -40,8 +44,9 @@ class Rows:
         *,
         defaults: Mapping[str, Any] = NO_DEFAULTS,
         adapters: Sequence[str] = (),
+        in_turn: bool = False,
     ) -> None:
-        self._file, self._seed, self._names, self._defaults = file, seed, names, defaults
+        self._file, self._seed, self.names, self._defaults = file, seed, names, defaults
         self._adapters = tuple(adapters)
         self._first_lines: dict[int, int] = {}  # of a duplicate: the line that has the custom_id first
         self._ahead: ReadAhead | None = None
@@ -63,17 +68,26 @@ class Rows:
         heads = np.frombuffer(self._digests, ">u8")[::2].astype(np.uint64)
         self._by_digest = np.argsort(heads, kind="stable").astype(np.uint32)
         self._heads = heads[self._by_digest]  # sorted
+        self.tokens = columns.features.tokens
+        self.layout = self.part_layout = hashlib.blake2b(self._digests, digest_size=8).hexdigest()
         order = columns.features.order(asked)
-        self.order = order[~self.is_bad[order]]  # rows to run, as they are best run
-        self.layout = hashlib.blake2b(self._digests, digest_size=8).hexdigest()
+        self.order = order[~self.is_bad[order]]  # rows to run, in the order in which they should
+        priorities = columns.features.priorities
+        if in_turn or priorities.any():
+            self.order = by_priority(self.order, priorities, self.part_size, in_turn=in_turn)
+            self.part_layout = hashlib.blake2b(self._digests + self.order.tobytes(), digest_size=8).hexdigest()
 
     def __len__(self) -> int:
         return len(self._offsets)
 
     def parts(self) -> list[np.ndarray]:
         """The rows to run in parts that workers take: a function of the input alone, near rows together."""
-        size = max(_LEAST_ROWS_IN_PART, min(_MOST_ROWS_IN_PART, ceil_div(len(self.order), _PARTS)))
-        return [self.order[start : start + size] for start in range(0, len(self.order), size)]
+        return [self.order[start : start + self.part_size] for start in range(0, len(self.order), self.part_size)]
+
+    @property
+    def part_size(self) -> int:
+        """Most rows of a part."""
+        return max(_LEAST_ROWS_IN_PART, min(_MOST_ROWS_IN_PART, ceil_div(len(self.order), _PARTS)))
 
     @contextlib.contextmanager
     def reading_ahead(self) -> Iterator[None]:
@@ -106,7 +120,7 @@ class Rows:
         if first_line is None:
             if isinstance(found, BadRow):
                 return found
-            return foreign_row(raw, number, found, self._names or (), self._adapters)
+            return foreign_row(raw, number, found, self.names or (), self._adapters)
         assert found.custom_id is not None, "a duplicate has a name"
         return duplicate_row(raw, number, found.custom_id, first_line)
 
@@ -118,6 +132,10 @@ class Rows:
         if zlib.crc32(raw) != self._checksums[index]:
             raise OSError(f"line {number} of the input changed while the job ran; start the job again")
         return raw, number
+
+    def line(self, index: int) -> bytes:
+        """The line as it stands in the input. Raises OSError if it is not what it was."""
+        return self._checked_line(index)[0]
 
     def digest(self, index: int) -> str:
         return self._digests[16 * index : 16 * index + 16].hex()

@@ -89,14 +89,33 @@ class JobFolder:
 
     def is_merged(self, layout: str) -> bool:
         """Whether the output is there and holds a line for each of these rows."""
+        merged = self._merged()
+        return merged is not None and merged["layout"] == layout and self.output.size(self.name) == merged["bytes"]
+
+    def digest(self, layout: str) -> str | None:
+        """The digest of the output of these rows; None before it is there, and where an older version wrote it."""
+        merged = self._merged()
+        return merged.get("digest") if merged is not None and merged["layout"] == layout else None
+
+    def _merged(self) -> dict[str, Any] | None:
         found = self.journal.read("merged.json")
-        if found is None:
-            return False
-        merged = json.loads(found)
-        return merged["layout"] == layout and self.output.size(self.name) == merged["bytes"]
+        return None if found is None else json.loads(found)
+
+    def merge_partial(self, rows: Rows, journal: Journal) -> str | None:
+        """Writes the lines that are there, in the order of the input, to a file of the journal; its path.
+
+        None where there is no line.
+        """
+        journal.refresh()
+        if not journal.num_ok + journal.num_failed + rows.num_bad:
+            return None
+        name = f"partial.{self.name}"
+        with self.journal.writing(name) as output, writing_rows(output, name) as lines:
+            merge(rows, journal, self.journal, lines)
+        return f"{self.target}.journal/{name}"
 
     def merge(self, rows: Rows, journal: Journal) -> None:
         with self.output.writing(self.name) as output, writing_rows(output, self.name) as lines:
-            merge(rows, journal, self.journal, lines)
-        merged = {"layout": rows.layout, "bytes": self.output.size(self.name)}
+            digest = merge(rows, journal, self.journal, lines)
+        merged = {"layout": rows.layout, "bytes": self.output.size(self.name), "digest": digest}
         self.journal.replace("merged.json", json.dumps(merged).encode())

@@ -112,8 +112,8 @@ class JobIdentity:
     @functools.cached_property
     def label(self) -> JobLabel:
         """The label that every line has. Asked for once a model answers."""
-        digest = digest_of(self._settings, self._read(_MODEL))
-        return JobLabel(model=self._settings["model"], created=self.created, fingerprint=f"fp_{digest[:16]}")
+        fingerprint = fingerprint_of(self._settings, self._read(_MODEL))
+        return JobLabel(model=self._settings["model"], created=self.created, fingerprint=fingerprint)
 
     def differing_bits(self) -> list[str]:
         """How the environments of an invariant job differ, each difference a phrase; none if bits are equal or were
@@ -122,7 +122,7 @@ class JobIdentity:
         if model is None or not model["invariant"]:
             return []
         first, *others = self._environments() or [{}]
-        return list(dict.fromkeys(phrase for other in others for phrase in _environment_changes(first, other)))
+        return list(dict.fromkeys(phrase for other in others for phrase in environment_changes(first, other)))
 
     def implementations(self) -> dict[str, str]:
         """The attention, with its tiles, that answered rows on each kind of device, where it was only one."""
@@ -142,6 +142,17 @@ class JobIdentity:
         }
         return {"identity": identity, "environments": self._environments(), "differing_bits": self.differing_bits()}
 
+    def record(self) -> dict[str, Any]:
+        """What the report's record says of the job: its settings, the model that answered, the lines' fingerprint."""
+        model, hub = self._read(_MODEL), self._read(_HUB)
+        return {
+            "created": self.created,
+            "settings": dict(self._settings),
+            "model": model,
+            "commit": None if hub is None else hub["commit"],
+            "fingerprint": None if model is None else fingerprint_of(self._settings, model),
+        }
+
     def _require_bits(self, identity: ModelIdentity) -> None:
         if not identity.invariant:
             raise JobRefused(
@@ -149,7 +160,7 @@ class JobIdentity:
                 "the CPU in float32), or leave --strict-bits out"
             )
         here = {name: str(value) for name, value in identity.environment.items()}
-        changes = [phrase for other in self._environments() for phrase in _environment_changes(other, here)]
+        changes = [phrase for other in self._environments() for phrase in environment_changes(other, here)]
         if changes:
             raise JobRefused(
                 f"rows of {self._target} were answered in another environment: {'; '.join(dict.fromkeys(changes))}; "
@@ -170,6 +181,11 @@ class JobIdentity:
                 f"{self._target}.journal cannot be continued: its {name} is damaged; begin anew with --new-run"
             )
         return recorded
+
+
+def fingerprint_of(settings: Mapping[str, Any], model: Mapping[str, Any] | None) -> str:
+    """What the lines of a job carry of its settings and its model's identity."""
+    return f"fp_{digest_of(settings, model)[:16]}"
 
 
 def object_in(content: bytes | None) -> dict[str, Any] | None:
@@ -220,16 +236,21 @@ def _moment(seconds: float) -> datetime.datetime:
 
 def refuse_changes(target: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     """Raises JobRefused, naming each value that has changed."""
-    names = [name for name in (*before, *now) if before.get(name) != now.get(name)]
-    if names:
-        changes = [f"{_phrase(name)} {_shown(before, name)}, now {_shown(now, name)}" for name in dict.fromkeys(names)]
+    if changes := changed_values(before, now):
         raise JobRefused(
             f"{target} was begun with other settings: {'; '.join(changes)}. Use those of its first start, or "
             "begin anew with --new-run, which moves the old job aside"
         )
 
 
-def _environment_changes(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+def changed_values(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """A phrase for each value that is not what it was."""
+    names = [name for name in dict.fromkeys((*before, *now)) if before.get(name) != now.get(name)]
+    return [f"{_phrase(name)} {_shown(before, name)}, now {_shown(now, name)}" for name in names]
+
+
+def environment_changes(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+    """A phrase for each value that differs."""
     return [
         f"{_phrase(name)} {_differing(before.get(name, ''), now.get(name, ''))}"
         for name in dict.fromkeys((*before, *now))

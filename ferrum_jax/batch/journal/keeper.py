@@ -6,8 +6,11 @@ import dataclasses
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
+from ferrum_jax.batch.ending.end_terms import EndTerms
+from ferrum_jax.batch.ending.ending import WorkerPace
 from ferrum_jax.batch.journal.journal import Journal
 from ferrum_jax.batch.journal.leases import Leases
 from ferrum_jax.files.store import Store, open_store
@@ -21,7 +24,9 @@ class JobOptions:
     segments of the journal. partials_s: between two records of rows in progress. expiry_s: how long a worker may be
     silent before others take it for dead. poll_s: between two looks at what other workers have left. new_run: begin
     anew, and move the job that is there aside. strict_bits: refuse to go on where equal bits are not promised.
-    page_path: path or URL of an HTML report. open_store: the store of a folder.
+    page_path: path or URL of an HTML report. loading: how the command loads the model, and its input where that is
+    not the file of rows; as JSON, for the report's record. terms: of the run's end and its cost. on_pace: told at the
+    end what the worker measured of itself. open_store: the store of a folder.
     """
 
     max_errors: int | None = None
@@ -32,6 +37,9 @@ class JobOptions:
     new_run: bool = False
     strict_bits: bool = False
     page_path: str | os.PathLike[str] | None = None
+    loading: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    terms: EndTerms = dataclasses.field(default_factory=EndTerms)
+    on_pace: Callable[[WorkerPace], None] = lambda own: None
     open_store: Callable[[str], Store] = open_store
 
     def is_exceeded_by(self, num_failed: int) -> bool:

@@ -11,27 +11,31 @@ import numpy as np
 
 from ferrum_jax.batch.input.rows import Rows
 from ferrum_jax.batch.journal.journal import Journal
+from ferrum_jax.batch.journal.line_record import OutputDigest
 from ferrum_jax.batch.journal.responses import failed_line
 from ferrum_jax.files.store import Store
 
 
-def merge(rows: Rows, journal: Journal, store: Store, output: BinaryIO) -> None:
-    """Writes one line for each row. Raises OSError if a segment is not there."""
-    lengths = journal.lengths()
+def merge(rows: Rows, journal: Journal, store: Store, output: BinaryIO) -> str:
+    """Writes one line for each row and returns the digest of them all. Raises OSError if a segment is not there."""
+    lengths, digest = journal.lengths(), OutputDigest()
     for index, bad in rows.bad_rows():
         lengths[index] = len(failed_line(bad))
     starts = np.cumsum(lengths) - lengths
+
+    def write(index: int, line: bytes) -> None:
+        digest.add(index, line)
+        start = int(starts[index])
+        if output.tell() != start:
+            output.seek(start)
+        output.write(line)
+
     for index, bad in rows.bad_rows():
-        _write(output, int(starts[index]), failed_line(bad))
+        write(index, failed_line(bad))
     for name, indices, offsets, sizes in journal.lines():
         content = store.read(name)
         if content is None:
             raise OSError(f"{name} of the journal has vanished; start the job again")
         for index, offset, size in zip(indices, offsets.tolist(), sizes.tolist(), strict=True):
-            _write(output, int(starts[index]), content[offset : offset + size])
-
-
-def _write(output: BinaryIO, start: int, line: bytes) -> None:
-    if output.tell() != start:
-        output.seek(start)
-    output.write(line)
+            write(index, content[offset : offset + size])
+    return digest.text

@@ -2,8 +2,9 @@
 
 A line is a function of the row, its tokens and the job: ids are digests, `created` is the job's recorded
 start, and floats follow one rule, so an interrupted job writes the same lines as one that was not. What
-depends on the run (cached tokens, times) is not in a line. A row that failed has `response: null` and an
-`error` with code and message. If the input was refused, the error has its line number, for lack of a custom_id.
+depends on the run (cached tokens, times) is not in a line. Beside an answer's body stands the line's record
+(`line_record`). A row that failed has `response: null` and an `error` with code and message. If the input was refused,
+the error has its line number, for lack of a custom_id.
 """
 
 from __future__ import annotations
@@ -15,14 +16,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ferrum_jax.batch.input.formats import EMBEDS, GENERATES, SCORE_URL, BadRow, Row
+from ferrum_jax.batch.journal.line_record import images_digest, json_of, line_of, recorded_response, tokens_digest
 from ferrum_jax.openai.answers import TextForm, ranking, read_usage, text_answer, vectors_answer
 from ferrum_jax.openai.logprob_forms import number
 from ferrum_jax.outputs import EmbeddingOutput, RequestOutput, ScoreOutput, Transcription
 from ferrum_jax.prompt import take_apart
 from ferrum_jax.transcribing.forms import as_object
-
-_json = json.JSONEncoder(allow_nan=False).encode  # of a string alone it is fast; of an object it makes an encoder first
-_LINE = '{"id": "batch_req_%s", "custom_id": %s, "response": %s, "error": %s}\n'
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -58,7 +57,10 @@ def completed_line(row: Row, outputs: Sequence[RequestOutput], job: JobLabel) ->
         returns_token_ids=row.returns_token_ids,
     )
     head = {"id": f"{form.kind}-{row.id}", "object": form.object, **job.fields_of(row)}
-    return _answer(row, text_answer(form, outputs, head))
+    choices = [choice.token_ids for output in outputs for choice in output.outputs]
+    images = [digest for output in outputs for digest in output.outputs[0].image_digests]
+    digests = {"tokens": tokens_digest(choices)} | ({"images": images_digest(images)} if images else {})
+    return _answer(row, text_answer(form, outputs, head), **digests)
 
 
 def texts_of(line: bytes) -> list[str]:
@@ -105,7 +107,8 @@ def score_line(row: Row, outputs: Sequence[ScoreOutput], job: JobLabel) -> bytes
 def transcribed_line(row: Row, found: Transcription) -> bytes:
     """The line of a sound that was written down, with its newline. A form that is a text stands in the field text."""
     body = as_object(found, row.how.response_format, row.how.how.temperature)
-    return _answer(row, {"text": body} if isinstance(body, str) else body)
+    answer = {"text": body} if isinstance(body, str) else body
+    return _answer(row, answer, tokens=tokens_digest([found.token_ids]))
 
 
 def _num_tokens(outputs: Sequence[EmbeddingOutput | ScoreOutput]) -> int:
@@ -115,9 +118,11 @@ def _num_tokens(outputs: Sequence[EmbeddingOutput | ScoreOutput]) -> int:
 def failed_line(bad: BadRow) -> bytes:
     """The line of a row that could not be run, with its newline."""
     error = {"code": bad.code, "message": bad.message} | ({} if bad.line is None else {"line": bad.line})
-    return (_LINE % (bad.id, _json(bad.name), "null", _json(error))).encode()
+    return line_of(bad.id, bad.name, "null", json_of(error))
 
 
-def _answer(row: Row, body: Mapping[str, Any]) -> bytes:
-    response = f'{{"status_code": 200, "request_id": "req_{row.id}", "body": {_json(body)}}}'
-    return (_LINE % (row.id, _json(row.custom_id), response, "null")).encode()
+def _answer(row: Row, body: Mapping[str, Any], **digests: str) -> bytes:
+    """digests: of what was generated."""
+    seeds = row.seeds[0] if len(set(row.seeds)) == 1 else list(row.seeds)
+    said = {**({"seed": seeds} if row.seeds else {}), **digests}
+    return line_of(row.id, row.custom_id, recorded_response(row.id, row.custom_id, body, said), "null")

@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -30,6 +30,9 @@ class Tally:
     num_output_tokens: int = 0
     pool_use: float = 0.0  # share of KV blocks that are held
     padding_waste: float = 0.0  # share of computed positions that were padding
+    left_s: float | None = None  # expected until the end; None before it is known
+    outlook: str = ""  # what is expected, in words
+    cost: float | None = None  # of all workers and runs
     started_s: float = dataclasses.field(default_factory=time.monotonic)
 
     def count(self, outputs: Sequence[RequestOutput | EmbeddingOutput | ScoreOutput]) -> None:
@@ -78,12 +81,13 @@ class Display:
             MofNCompleteColumn(),
             TimeElapsedColumn(),
             TextColumn("gone,"),
-            TimeRemainingColumn(),
-            TextColumn("left"),
+            TextColumn("{task.fields[left]} left"),
             console=console,
             disable=not console.is_terminal,
         )
-        self._task = self._bar.add_task("rows", start=False, total=tally.num_rows, completed=tally.num_done)
+        self._task = self._bar.add_task(
+            "rows", start=False, total=tally.num_rows, completed=tally.num_done, left="-:--:--"
+        )
         self._shown_s = time.monotonic()
         self._first_rows = tally.num_done
         self._has_lines = False
@@ -118,12 +122,14 @@ class Display:
             if self._bar.tasks[0].start_time is None:
                 self._bar.start_task(self._task)
                 self._bar.tasks[0].start_time = tally.started_s  # the clock of the table at the end
-            self._bar.rates = rates
-            self._bar.update(self._task, completed=tally.num_done)
+            self._bar.rates = "\n".join([rates, *tally.outlook.split("; ")]).rstrip()  # a line has 80 columns
+            left = "-:--:--" if (left_s := self._left_s()) is None else clock(left_s)
+            self._bar.update(self._task, completed=tally.num_done, left=left)
             self._bar.start()  # does nothing if it has started
         else:
             self._has_lines = True
             line = f"{tally.num_done}/{tally.num_rows} rows, {rates}, {self._left()}"
+            line += f", {tally.outlook}" if tally.outlook and tally.num_done < tally.num_rows else ""
             self._console.print(line, highlight=False, soft_wrap=True)  # a log has lines of any width
 
     def _left(self) -> str:
@@ -131,10 +137,16 @@ class Display:
         tally = self.tally
         if tally.num_done == tally.num_rows:
             return f"done in {clock(tally.wall_s)}"
+        left_s = self._left_s()
+        return "time left unknown" if left_s is None else f"{clock(left_s)} left"
+
+    def _left_s(self) -> float | None:
+        """As it is expected, else at the pace of rows in this run; None where neither is known."""
+        tally = self.tally
+        if tally.left_s is not None:
+            return tally.left_s
         pace = (tally.num_done - self._first_rows) / max(tally.wall_s, 1e-9)
-        if not pace:
-            return "time left unknown"
-        return f"{clock((tally.num_rows - tally.num_done) / pace)} left"
+        return (tally.num_rows - tally.num_done) / pace if pace else None
 
 
 def summary_table(tally: Tally, title: str) -> Table:
@@ -154,4 +166,6 @@ def summary_table(tally: Tally, title: str) -> Table:
         ("output speed", f"{tally.output_tokens_per_s:,.1f} tok/s"),
     ):
         table.add_row(name, value)
+    if tally.cost is not None:
+        table.add_row("cost of all runs", f"{tally.cost:,.2f}")
     return table

@@ -136,6 +136,8 @@ def _facts(report: Mapping[str, Any]) -> str:
     cards = [("Job", report.get("identity", {}))]
     for number, environment in enumerate(environments, start=1):
         cards.append(("Environment" if len(environments) == 1 else f"Environment {number}", environment))
+    if "ending" in report:
+        cards.append(("End", report["ending"]))
     if report["runs"]:
         engine = report["runs"][-1]["engine"]
         found = {name: _with_unit(key, engine[key]) for key, name in _ENGINE.items() if key in engine}

@@ -135,7 +135,7 @@ def read_transcriber(prompts: PromptEncoder, sounds: Mapping[str, Any] | None) -
     if sounds is None:
         return PromptTranscriber.of_prompts(prompts)
     sources = SoundSources(hosts=tuple(sounds["hosts"]), root=sounds["root"])
-    return WhisperTranscriber.of_folder(sounds["folder"], prompts.tokenizer, sources)
+    return WhisperTranscriber.of_folder(sounds["folder"], prompts, sources)
 
 
 def read_prompt_sounds(heard: Mapping[str, Any] | None) -> PromptSounds | None:

@@ -13,6 +13,8 @@ from ferrum_jax.prompt import EncodableImage, MediaSpan
 from ferrum_jax.sound.clip import ProcessedClip
 from ferrum_jax.vision.image import Normalising, ProcessedImage
 
+_PLAIN = ("temporal", "grid", "num_tokens", "token_rows", "kind")  # of an image: what JSON holds as it is
+
 
 def wire_images(images: Sequence[EncodableImage], media: Sequence[MediaSpan]) -> dict[str, Any]:
     """A prompt's images, or its clip, as options of its request; empty without one."""
@@ -26,13 +28,9 @@ def wire_images(images: Sequence[EncodableImage], media: Sequence[MediaSpan]) ->
             [
                 base64.b64encode(image.pixels.tobytes()).decode(),
                 list(image.pixels.shape),
-                image.temporal,
                 dataclasses.asdict(image.normalising),
-                list(image.grid),
-                image.num_tokens,
-                image.token_rows,
                 image.digest.hex(),
-                image.kind,
+                {name: getattr(image, name) for name in _PLAIN},
             ]
             for image in images
             if isinstance(image, ProcessedImage)
@@ -85,25 +83,12 @@ def with_images(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _image(
-    content: str,
-    shape: Sequence[int],
-    temporal: int,
-    normalising: Mapping[str, Any],
-    grid: Sequence[int],
-    num_tokens: int,
-    token_rows: int,
-    digest: str,
-    kind: str,
+    content: str, shape: Sequence[int], normalising: Mapping[str, Any], digest: str, plain: Mapping[str, Any]
 ) -> ProcessedImage:
-    frames, rows, columns = grid
     mean, std = (tuple(normalising[name]) for name in ("mean", "std"))
     return ProcessedImage(
         pixels=np.frombuffer(base64.b64decode(content), np.uint8).reshape(shape),
         normalising=Normalising(scale=normalising["scale"], mean=mean, std=std),
-        temporal=temporal,
-        grid=(frames, rows, columns),
-        num_tokens=num_tokens,
-        token_rows=token_rows,
         digest=bytes.fromhex(digest),
-        kind=kind,
+        **{**plain, "grid": tuple(plain["grid"])},
     )

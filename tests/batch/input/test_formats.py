@@ -186,6 +186,16 @@ def test_whether_a_row_is_drafted_for_changes_neither_its_id_nor_its_seed():
     assert parse(short(speculative=1)).id != row(short()).id
 
 
+def test_a_rows_priority_changes_neither_its_id_nor_its_seed():
+    for form in (short, openai, chat):
+        plain, late, none = (row(form(**given)) for given in ({}, {"priority": 7}, {"priority": None}))
+        assert (plain.priority, late.priority, none.priority) == (0, 7, 0)
+        assert (late.id, late.seeds, late.how) == (plain.id, plain.seeds, plain.how) and none.id == plain.id
+    assert "priority is 1.5; it must be a whole number" in error(short(priority=1.5))
+    assert "priority is 2147483648;" in error(short(priority=2**31))
+    assert "priority is True;" in error(short(priority=True))
+
+
 @pytest.mark.parametrize(
     ("raw", "code", "message"),
     [

@@ -101,3 +101,49 @@ def test_order_and_parts_follow_from_the_input_and_hold_each_good_row_once():
     taken = [index for part in first.parts() for index in part.tolist()]
     assert sorted(taken) == [i for i in range(700) if i % 300]  # an empty prompt is a bad row
     assert {len(part) for part in first.parts()[:-1]} == {11} and first.num_bad == 3
+
+
+def ran(content: list[dict], **how) -> list[int]:
+    rows = Rows(io.BytesIO(json_lines({"custom_id": str(i), **line} for i, line in enumerate(content))), **how)
+    assert sorted(rows.order.tolist()) == list(range(len(content)))
+    assert [index for part in rows.parts() for index in part.tolist()] == rows.order.tolist()
+    return rows.order.tolist()
+
+
+def test_rows_of_lower_priority_numbers_come_first_each_as_they_are_best_run():
+    lines = [{"prompt": "x" * (1 + i * 7 % 50), "priority": (-1, 0, 5)[i % 3]} for i in range(60)]
+    order = ran(lines)
+    assert [lines[i]["priority"] for i in order] == [-1] * 20 + [0] * 20 + [5] * 20
+    assert all(
+        sorted(each, key=lambda i: len(lines[i]["prompt"]) // 4) == each
+        for each in (order[:20], order[20:40], order[40:])
+    )
+
+
+def test_in_turn_the_parts_follow_priority_and_then_the_input():
+    lines = [{"prompt": "x" * (1 + i * 7 % 50), "priority": int(i >= 60)} for i in reversed(range(80))]
+    order = ran(lines, in_turn=True)
+    urgent = [i for i in order if lines[i]["priority"] == 0]
+    assert order[:60] == urgent
+    assert [set(order[start : start + 8]) for start in (0, 8, 48)] == [
+        {*range(start + 20, start + 28)} for start in (0, 8, 48)
+    ]
+    assert all(len(lines[a]["prompt"]) // 4 <= len(lines[b]["prompt"]) // 4 for a, b in itertools.pairwise(order[:8]))
+
+
+def test_parts_in_another_order_have_leases_of_their_own_and_rows_the_same_layout():
+    lines = [{"prompt": "x" * (20 - i)} for i in range(20)]
+    plain, in_turn = (
+        Rows(io.BytesIO(json_lines({"custom_id": str(i), **line} for i, line in enumerate(lines))), in_turn=t)
+        for t in (False, True)
+    )
+    assert plain.layout == plain.part_layout == in_turn.layout != in_turn.part_layout
+
+
+def test_what_rows_read_and_may_write_is_about_their_tokens():
+    rows = rows_of(
+        {"prompt": "x" * 400, "max_tokens": 30, "n": 2},
+        {"prompt_token_ids": [1] * 50, "max_tokens": 7},
+        {"input": "x" * 40},
+    )
+    assert rows.tokens.tolist() == [[100, 60], [50, 7], [10, 0]]

@@ -52,11 +52,20 @@ def words_of(tiles: Any, shape: DecodeShape) -> Any:
 
 
 def load_vectors(
-    tiles: Any, words: Any, buffer: Any, token: int, width: int, shape: DecodeShape, vector: int
+    tiles: Any,
+    words: Any,
+    buffer: Any,
+    token: int,
+    width: int,
+    shape: DecodeShape,
+    vector: int,
+    *,
+    widens_words: bool,
 ) -> jax.Array:
     """Vectors vector, vector + V, ... of chunk's tokens, V of them a word (two with 32 bits: K, V): [width, Hp].
 
-    The interpreter has no views of references: there a value is cast instead.
+    They have the pool's dtype, or with widens_words float32 in place of int8. The interpreter has no views of
+    references: there a value is cast instead.
     """
     stride = shape.stride
     if words is None:
@@ -70,5 +79,8 @@ def load_vectors(
     else:
         rows = words[buffer, pl.ds(token * shape.words, width), :]
     bits = 8 * shape.itemsize
+    if widens_words and shape.pool_dtype == jnp.int8:
+        signed = (pltpu.bitcast(rows, jnp.int32) << (32 - (vector + 1) * bits)) >> (32 - bits)
+        return signed.astype(jnp.float32)
     rows = rows >> (vector * bits) if vector else rows
     return pltpu.bitcast(rows.astype(jnp.dtype(f"uint{bits}")), shape.pool_dtype)

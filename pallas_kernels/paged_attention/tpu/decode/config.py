@@ -138,7 +138,7 @@ class DecodeConfig:
     """tile_kv: tokens of an item, cut at absolute positions. items: of a step. chunk: columns of one dot.
 
     ahead: steps whose blocks are fetched while one is computed. buffers: steps held in VMEM. is_resident: see
-    `records.py`.
+    `records.py`. widens_words: int8 becomes float32 in words of 32 bits, not by way of 8-bit tiles.
     """
 
     tile_kv: int
@@ -147,6 +147,7 @@ class DecodeConfig:
     chunk: int = _CHUNK
     ahead: int = _AHEAD
     is_resident: bool = False
+    widens_words: bool = False
 
     @property
     def buffers(self) -> int:
@@ -182,7 +183,12 @@ class DecodeConfig:
             tile *= 2
         items = max(1, _STEP_COLUMNS // (tile * shape.num_kv_heads))
         assert target.vmem_bytes is not None, "a TPU target has VMEM"
-        return cls(tile_kv=tile, items=items, vmem_limit_bytes=int(target.vmem_bytes * _VMEM_SHARE))
+        return cls(
+            tile_kv=tile,
+            items=items,
+            vmem_limit_bytes=int(target.vmem_bytes * _VMEM_SHARE),
+            widens_words=target.mxu_columns == LANES,  # v5e and v5p compute with 32 bits alone
+        )
 
     @property
     def tiles(self) -> dict[str, int]:

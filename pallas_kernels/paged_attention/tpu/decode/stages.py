@@ -211,7 +211,16 @@ class Stages:
         words = None if self.interpret else words_of(self.scratch.tiles, self.shape)
         buffer = t & self.config.buffers - 1
         token = s * self.config.tile_kv + chunk.token
-        vectors = load_vectors(self.scratch.tiles, words, buffer, token, self.config.chunk, self.shape, vector)
+        vectors = load_vectors(
+            self.scratch.tiles,
+            words,
+            buffer,
+            token,
+            self.config.chunk,
+            self.shape,
+            vector,
+            widens_words=self.config.widens_words,
+        )
         return vectors.astype(self.shape.compute_dtype)
 
     def _dot(self, a: jax.Array, b: jax.Array, contracted: int) -> jax.Array:

@@ -31,7 +31,7 @@ def check_whole(content: bytes, kind: str) -> None:
 
 
 def _check_chunks(content: bytes) -> None:
-    """By the size of the chunk that holds the samples."""
+    """Reads the size of the chunk that holds the samples."""
     order = ">" if content[:4] in (b"FORM", b"RIFX") else "<"
     long_size = None  # of the samples of an RF64, whose chunks are too long for 32 bits
     for name, start, size in _chunks(content, order):
@@ -55,7 +55,7 @@ def _chunks(content: bytes, order: str) -> Iterator[tuple[bytes, int, int]]:
 
 
 def _check_pages(content: bytes) -> None:
-    """By the pages of an OGG, of which the last says that it is."""
+    """Reads the pages of an OGG: the last of them says so."""
     at, has_ended = 0, False
     while content[at : at + 4] == b"OggS":
         head = content[at : at + _OGG_HEADER]
@@ -74,7 +74,7 @@ def _check_pages(content: bytes) -> None:
 
 
 def _check_frames(content: bytes) -> None:
-    """By an MP3's first frame, where it says how many bytes there are."""
+    """Reads an MP3's first frame, where it says how many bytes there are."""
     start = _after_id3(content, 0)
     said = _said_by_first_frame(content, start)
     if said is None:

@@ -1,0 +1,270 @@
+"""The ending: when a job is done and what it costs, whether that fits, and what a worker does about it.
+
+    rows that nobody has begun  /  the paces of all workers  +  the last row of all  =  seconds to the end
+
+What is asked of it is answered from what it was told: which rows began and ended here, which rows are left, and what
+other workers wrote of their own paces. It reads no file and no clock but the one that it was given.
+
+A row is begun only where it may end in time, so towards the end fewer rows run together and each of them ends sooner.
+A row that no run of this length could finish is begun all the same, because its tokens are kept.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from ferrum_jax.batch.ending.row_meter import RowMeter, TokenPace
+
+_SIGMAS = 2.0
+_STRANGE_SPREAD = 0.2  # of rows e times as long as those that were measured
+_LAST_SHARE = 0.5  # of a row's time, in which the last rows end: they run alone, and so faster
+_LAST_SPREAD = 0.5
+_HASTE = 0.7  # a row may take this share of the time that is expected
+_MOST_PASSED = 64  # rows that would not end in time, one after the other
+_CLOSING_S, _ROW_CLOSING_S = 2.0, 40e-6  # what is written at the end, for a job and for each of its rows
+_MOST_CLOSING = 0.1  # of the whole time
+TIME, BUDGET = "time", "budget"
+_EARLIER_SPREAD = 0.1  # of a pace that another run measured
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class WorkerPace:
+    """What a worker says of itself, for others and for later runs.
+
+    pace: None before it was measured. begun: tokens, read and written, of rows that it has begun and not ended. row_s:
+    how long its rows take. spent_s: since it started. is_alive: whether it is at work now.
+    """
+
+    pace: TokenPace | None
+    begun: tuple[float, float]
+    row_s: float
+    spent_s: float
+    price_per_hour: float | None
+    is_alive: bool = False
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Outlook:
+    """What is expected: seconds to the end of the job, and what it has cost by then, each with a range.
+
+    spread: the standard error of the seconds, as a share. cost: of all workers and runs; None without a price. fits:
+    None where the range says neither. share: of what is left, done when time or money ends. num_workers: how many like
+    this one would be done in time; None where that is not asked or none would.
+    """
+
+    seconds: float
+    spread: float
+    low_s: float
+    high_s: float
+    cost: float | None = None
+    low_cost: float | None = None
+    high_cost: float | None = None
+    spent: float | None = None
+    fits: bool | None = None
+    share: float = 1.0
+    num_workers: int | None = None
+    num_alive: int = 1
+
+
+class Ending:
+    """The ending of one worker's run. All seconds are those of `clock`."""
+
+    def __init__(
+        self,
+        tokens: np.ndarray,
+        *,
+        part_size: int,
+        clock: Callable[[], float],
+        end_s: float | None = None,
+        budget: float | None = None,
+        price_per_hour: float | None = None,
+    ) -> None:
+        """tokens: [rows, 2] as of `Rows`. end_s: when the process has ended. part_size: rows that a worker takes."""
+        self._tokens, self._part_size, self._clock = tokens, part_size, clock
+        self._budget, self._price = budget, price_per_hour
+        self._began_s = clock()
+        self._closing_s = _CLOSING_S + _ROW_CLOSING_S * len(tokens)
+        self._end_s = end_s
+        self._others: Sequence[WorkerPace] = ()
+        self._others_s = self._began_s  # when they were told
+        self.meter = RowMeter(tokens)
+        self._mean = _mean(_sum(tokens), len(tokens))
+        self.num_passed = 0  # rows that were not begun
+        self._passed_in_turn = 0
+
+    # -- what happens ------------------------------------------------------------------------------------
+
+    def begin(self, index: int) -> None:
+        """A row is given to the engine."""
+        self.meter.begin(index, self._clock())
+
+    def end(self, index: int) -> None:
+        """A row is answered."""
+        self.meter.end(index, self._clock())
+
+    def tell(self, others: Sequence[WorkerPace]) -> None:
+        """What other workers and earlier runs say of themselves."""
+        self._others, self._others_s = others, self._clock()
+
+    # -- what a worker asks ------------------------------------------------------------------------------
+
+    @property
+    def spent_s(self) -> float:
+        """Seconds of this worker."""
+        return self._clock() - self._began_s
+
+    @property
+    def spent(self) -> float | None:
+        """What all workers and runs have cost."""
+        return None if self._price is None else self.spent_s * self._price / 3600 + self.spent_elsewhere
+
+    @property
+    def spent_elsewhere(self) -> float:
+        """What other workers and earlier runs have cost."""
+        since = self._clock() - self._others_s
+        return sum(self._price_of(each) * (each.spent_s + since * each.is_alive) for each in self._others) / 3600
+
+    @property
+    def left_s(self) -> float | None:
+        """Seconds until the worker must stop, so that it has ended in time and within budget; None without an end."""
+        return min(self._left().values(), default=None)
+
+    @property
+    def over(self) -> str:
+        """TIME or BUDGET if one is at an end; "" if none is."""
+        return next((what for what, left_s in self._left().items() if left_s <= 0.0), "")
+
+    def _left(self) -> dict[str, float]:
+        """Seconds until each end, less those that the last writing takes."""
+        found = {}
+        if self._end_s is not None:
+            found[TIME] = self._end_s - self._clock()
+        if self._budget is not None:
+            found[BUDGET] = (self._budget - (self.spent or 0.0)) * 3600 / self._rate
+        return {what: each - self._closing(each + self.spent_s) for what, each in found.items()}
+
+    def _closing(self, whole_s: float) -> float:
+        return min(self._closing_s, _MOST_CLOSING * max(whole_s, 0.0))
+
+    def admits(self, index: int) -> bool:
+        """Whether the row should be begun."""
+        left_s, now = self.left_s, self._clock()
+        need_s = _HASTE * self.meter.row_s(index, now)
+        if left_s is None or need_s <= left_s or need_s > left_s + self.spent_s:
+            self._passed_in_turn = 0
+            return True
+        self.num_passed += 1
+        self._passed_in_turn += 1
+        return False
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether rows that may end in time are no longer looked for."""
+        return self._passed_in_turn >= _MOST_PASSED
+
+    # -- what is expected --------------------------------------------------------------------------------
+
+    @property
+    def pace(self) -> TokenPace | None:
+        """The worker's own, or the mean of other workers and earlier runs where that is surer."""
+        found = (self.meter.pace(self._clock()), mean_pace(self._others))
+        return min((each for each in found if each is not None), key=lambda each: each.spread, default=None)
+
+    def report(self) -> WorkerPace:
+        """What the worker says of itself."""
+        now = self._clock()
+        return WorkerPace(
+            pace=self.meter.pace(now),
+            begun=_sum(self._tokens[self.meter.running]),
+            row_s=self.meter.like_row_s(self._mean, now),
+            spent_s=self.spent_s,
+            price_per_hour=self._price,
+            is_alive=True,
+        )
+
+    def outlook(self, undone: np.ndarray) -> Outlook | None:
+        """What is expected where these rows have no answer; None before anything was measured. Takes a sample."""
+        now = self._clock()
+        self.meter.look(now)
+        pace = self.pace
+        if pace is None:
+            return None
+        alive = [each for each in self._others if each.is_alive]
+        paces = [pace, *(each.pace for each in alive if each.pace is not None)]
+        begun = [_sum(self._tokens[self.meter.running]), *(each.begun for each in alive)]
+        left = _sum(self._tokens[undone])
+        reads, writes = np.maximum(np.array(left) - np.sum(begun, axis=0), 0.0).tolist()
+        one_s, *others_s = (max(each.seconds(reads, writes), 1e-9) for each in paces)
+        queue_s = 1 / sum(1 / each for each in (one_s, *others_s))
+        last_s = 0.0
+        if reads + writes > 0:
+            own_s = self.meter.like_row_s(_mean(left, len(undone)), now)
+            last_s = _LAST_SHARE * max([own_s, *(each.row_s for each in (alive if own_s else self._others))])
+        if alive and len(undone):  # a worker may begin its last part when the others have none left
+            part = min(self._part_size / len(undone), 1.0)
+            last_s += 0.5 * len(alive) / (1 + len(alive)) * part * max(one_s, *others_s, 0.0)
+        seconds = max(queue_s + last_s, self.meter.rest_s(now))
+        strange = _STRANGE_SPREAD * self.meter.strangeness(_mean(left, len(undone))) + _LAST_SPREAD * last_s / max(
+            seconds, 1e-9
+        )
+        spread = math.hypot(max(each.spread for each in paces), strange)
+        return self._judged(seconds, one_s=one_s, last_s=last_s, spread=spread, num_alive=1 + len(alive))
+
+    def _judged(self, seconds: float, *, one_s: float, last_s: float, spread: float, num_alive: int) -> Outlook:
+        """one_s: what one worker like this one needs for the rows that nobody has begun."""
+        factor = 1 + _SIGMAS * spread
+        low_s, high_s = seconds / factor, seconds * factor
+        spent, left_s = self.spent, self.left_s
+        costs = [None] * 3 if spent is None else [spent + each * self._rate / 3600 for each in (seconds, low_s, high_s)]
+        fits, num_workers, share = None, None, 1.0
+        if left_s is not None:
+            fits = True if high_s <= left_s else False if low_s > left_s else None
+            share = min(max(left_s, 0.0) / max(seconds, 1e-9), 1.0)
+            room_s = self._left().get(TIME, 0.0) - last_s
+            if room_s > 0:
+                num_workers = max(math.ceil(one_s / room_s), 1)
+        return Outlook(
+            seconds=seconds,
+            spread=spread,
+            low_s=low_s,
+            high_s=high_s,
+            cost=costs[0],
+            low_cost=costs[1],
+            high_cost=costs[2],
+            spent=spent,
+            fits=fits,
+            share=share,
+            num_workers=num_workers,
+            num_alive=num_alive,
+        )
+
+    @property
+    def _rate(self) -> float:
+        """What an hour of all workers that are at work costs."""
+        assert self._price is not None, "a budget has a price"
+        return self._price + sum(self._price_of(each) for each in self._others if each.is_alive)
+
+    def _price_of(self, other: WorkerPace) -> float:
+        return (self._price or 0.0) if other.price_per_hour is None else other.price_per_hour
+
+
+def mean_pace(workers: Sequence[WorkerPace]) -> TokenPace | None:
+    """The pace of a worker that is as these were on average; None without any."""
+    paces = np.array([each.pace for each in workers if each.pace is not None])  # [workers, 4]
+    if not len(paces):
+        return None
+    counts = np.maximum(paces[:, 3], 1.0)
+    read_s, write_s, spread = np.average(paces[:, :3], axis=0, weights=counts).tolist()
+    return TokenPace(read_s, write_s, math.hypot(spread, _EARLIER_SPREAD), int(counts.sum()))
+
+
+def _sum(tokens: np.ndarray) -> tuple[float, float]:
+    return float(tokens[:, 0].sum(dtype=np.uint64)), float(tokens[:, 1].sum(dtype=np.uint64))
+
+
+def _mean(tokens: tuple[float, float], num_rows: int) -> tuple[float, float]:
+    return tokens[0] / max(num_rows, 1), tokens[1] / max(num_rows, 1)

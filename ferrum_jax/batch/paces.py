@@ -1,0 +1,92 @@
+"""The paces of a job's workers, in its journal: a file `paces/WORKER.json` that each worker writes as it goes.
+
+Others read it for their forecasts, later runs and `--plan` begin with it, and it says what the job has cost so far,
+also of a worker that was killed. A file that changes while it is watched is of a worker that is at work.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ferrum_jax.batch.ending.ending import WorkerPace
+from ferrum_jax.batch.ending.row_meter import TokenPace
+from ferrum_jax.batch.journal.job_identity import object_in
+from ferrum_jax.files.store import Store
+
+_FOLDER = "paces"
+
+
+class Paces:
+    """The paces of a job, for one of its workers."""
+
+    def __init__(self, store: Store, worker: str) -> None:
+        self._store, self._worker = store, worker
+        self._seen: dict[str, bytes] = {}
+        self._moved: dict[str, int] = {}  # the look at which a file was seen to have changed
+        self._num_looks = 0
+
+    def write(self, own: WorkerPace, *, ended: bool = False) -> None:
+        """Says what this worker knows of itself."""
+        pace = None if own.pace is None else own.pace._asdict()
+        found = {**dataclasses.asdict(own), "pace": pace, "is_alive": not ended}
+        with contextlib.suppress(OSError):  # of a full disk the journal says more
+            self._store.replace(f"{_FOLDER}/{self._worker}.json", json.dumps(found).encode())
+
+    def own(self) -> WorkerPace | None:
+        """What this worker said of itself last."""
+        said = object_in(self._store.read(f"{_FOLDER}/{self._worker}.json"))
+        return None if said is None else _pace_in(said)
+
+    def others(self) -> list[WorkerPace]:
+        """What the other workers, those of earlier runs too, say of themselves. A damaged file says nothing."""
+        self._num_looks += 1
+        found = []
+        for name in sorted(self._store.names(_FOLDER)):
+            content = self._store.read(f"{_FOLDER}/{name}") if name != f"{self._worker}.json" else None
+            said = object_in(content)
+            pace = None if said is None else _pace_in(said)
+            if content is None or pace is None:
+                continue
+            if self._seen.setdefault(name, content) != content:
+                self._seen[name], self._moved[name] = content, self._num_looks
+            moves = self._num_looks - self._moved.get(name, -3) < 3
+            found.append(dataclasses.replace(pace, is_alive=pace.is_alive and moves))
+        return found
+
+
+def earlier_paces(store: Store) -> Sequence[WorkerPace]:
+    """What is known of a job's workers, as if none were at work."""
+    return Paces(store, "").others()
+
+
+def _pace_in(said: dict[str, Any]) -> WorkerPace | None:
+    """The pace that a file says; None where it is damaged."""
+    try:
+        reads, writes = (_number(each) for each in said["begun"])
+        pace, price = said["pace"], said["price_per_hour"]
+        return WorkerPace(
+            pace=None if pace is None else _token_pace(pace),
+            begun=(reads, writes),
+            row_s=_number(said["row_s"]),
+            spent_s=_number(said["spent_s"]),
+            price_per_hour=None if price is None else _number(price),
+            is_alive=said["is_alive"] is True,
+        )
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
+def _token_pace(said: Mapping[str, Any]) -> TokenPace:
+    read_s, write_s, spread, num_rows = (_number(said[name]) for name in TokenPace._fields)
+    return TokenPace(read_s, write_s, spread, int(num_rows))
+
+
+def _number(value: Any) -> float:
+    if type(value) not in (int, float) or not 0 <= value < math.inf:
+        raise ValueError("not a number of this file")
+    return float(value)

@@ -1,0 +1,158 @@
+"""The timekeeper: tells a worker's ending what happens in the job, and the user, the journal and the notice what
+follows from it.
+
+The worker's loop calls it; nothing here has a thread of its own.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from ferrum_jax.batch.ending.end_terms import EndTerms, said
+from ferrum_jax.batch.ending.ending import BUDGET, TIME, Ending, Outlook
+from ferrum_jax.batch.ending.phrases import progress_phrase, terms_phrase, verdict_phrase
+from ferrum_jax.batch.input.rows import Rows
+from ferrum_jax.batch.journal.journal import Journal
+from ferrum_jax.batch.notice import EXIT_PREEMPTED, Notice
+from ferrum_jax.batch.paces import Paces
+from ferrum_jax.batch.report.display import Tally
+
+_LOOK_S, _TELL_S = 1.0, 10.0  # between two forecasts; between two looks at other workers
+_MOST_LOOKING = 100  # a look takes at most one part in so many of the time
+_SURE_SPREAD = 0.2  # of a forecast that is said once and for all
+
+
+class Timekeeper:
+    """Keeps the time and the budget of one worker's run."""
+
+    def __init__(
+        self,
+        terms: EndTerms,
+        *,
+        rows: Rows,
+        journal: Journal,
+        paces: Paces,
+        notice: Notice,
+        say: Callable[[str], None],
+        clock: Callable[[], float] = time.monotonic,
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        """paces: of the job, for this worker. now: seconds since 1970. say: shows the user a line."""
+        self._terms, self._rows, self._journal, self._notice, self._say = terms, rows, journal, notice, say
+        self._paces, self._clock, self._now = paces, clock, now
+        self.ending = Ending(
+            rows.tokens,
+            part_size=rows.part_size,
+            clock=clock,
+            end_s=None if terms.deadline is None else clock() + terms.deadline - now(),
+            budget=terms.budget,
+            price_per_hour=terms.price_per_hour,
+        )
+        self._said: bool | None = None  # whether it fits, as it was last said
+        self._look_s = self._told_s = clock()
+        self.outlook: Outlook | None = None
+        self.has_stopped = False  # for time or money
+
+    def start(self) -> None:
+        """Says what the run was told of its end, and whether that fits where earlier runs were measured.
+
+        Raises ValueError for a budget that is spent.
+        """
+        self.ending.tell(self._paces.others())
+        if self.ending.over == BUDGET:
+            raise ValueError(
+                f"the job has cost {self.ending.spent_elsewhere:,.2f} of its budget of {self._terms.budget:,.2f}, and "
+                "what is left is no time to answer a row; give a higher --budget"
+            )
+        if self._terms.has_end:
+            self._say(terms_phrase(self._terms, self._now(), self.ending.spent_elsewhere))
+        self._look()
+        self.keep()
+
+    def keep(self) -> None:
+        """Stops the run where its time or budget is at an end."""
+        over = self.ending.over
+        if over == TIME and self._terms.deadline is not None:
+            self._stop(f"the time of this run ends, {said(self._terms.deadline)}")
+        elif over == BUDGET:
+            self._stop(f"the job's budget of {self._terms.budget:,.2f} is spent")
+
+    def admits(self, index: int) -> bool:
+        """Whether the row should be begun."""
+        return not self._terms.has_end or self.ending.admits(index)
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether no more rows are begun."""
+        return self._terms.has_end and self.ending.is_closed
+
+    def leave(self) -> bool:
+        """Stops the run if rows are left that would not end in time; whether it did."""
+        if not self.ending.num_passed:
+            return False
+        what = "time of this run" if self._terms.deadline is not None else "job's budget"
+        self._stop(f"the {what} ends before the rows that are left would")
+        return True
+
+    def _stop(self, why: str) -> None:
+        self.has_stopped = self.has_stopped or not self._notice.is_given
+        self._notice.give(why, EXIT_PREEMPTED, is_urgent=False)
+
+    def update(self, tally: Tally) -> None:
+        """Looks at the clock, and now and then at the job; puts what is expected into the tally."""
+        self.keep()
+        started_s = self._clock()
+        if started_s < self._look_s:
+            return
+        if started_s - self._told_s >= _TELL_S:
+            self._tell()
+        self._look()
+        self._look_s = started_s + max(_LOOK_S, _MOST_LOOKING * (self._clock() - started_s))
+        if self.outlook is not None:
+            tally.left_s = self.outlook.seconds
+            tally.outlook = progress_phrase(self.outlook, self._terms, self._now())
+
+    @property
+    def more(self) -> str:
+        """What is to be given beside the same command so that it goes on."""
+        is_spent = self.has_stopped and self.ending.over == BUDGET
+        return " with a higher --budget" if is_spent else ""
+
+    def report(self, partial: str | None) -> dict[str, Any]:
+        """The job's entry of report.json; none where the run was told nothing. partial: path of the lines so far."""
+        terms = self._terms
+        if terms == EndTerms():
+            return {}
+        return {
+            "ending": {
+                "deadline": None if terms.deadline is None else said(terms.deadline),
+                "budget": terms.budget,
+                "price_per_hour": terms.price_per_hour,
+                "cost": None if self.ending.spent is None else round(self.ending.spent, 4),
+                "partial": partial,
+            }
+        }
+
+    def end(self, tally: Tally) -> None:
+        """Writes what this worker knows of itself, for those that come later."""
+        tally.cost = self.ending.spent
+        self._paces.write(self.ending.report(), ended=True)
+
+    def _tell(self) -> None:
+        self._told_s = self._clock()
+        self._paces.write(self.ending.report())
+        others = self._paces.others()
+        if any(each.is_alive for each in others):
+            self._journal.refresh()
+        self.ending.tell(others)
+
+    def _look(self) -> None:
+        self.outlook = self.ending.outlook(self._journal.unfinished(self._rows.order))
+        if self.outlook is None or not self._terms.has_end:
+            return
+        fits = self.outlook.fits
+        if fits is not None and fits != self._said and self.outlook.spread <= _SURE_SPREAD:
+            self._say(verdict_phrase(self.outlook, self._terms, self._now()))
+            self._said = fits

@@ -1,0 +1,116 @@
+"""Two lines of one row, the one that was written and the one of the answer given again, compared value by value."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import dataclasses
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ferrum_jax.batch.journal.line_record import LINE, RECORD
+from ferrum_jax.batch.verify.output_lines import Line
+
+BITS, TEXT, TIE, DIFFERENT = "equal to the bit", "equal in text", "different at a near tie", "different"
+_ALTERNATIVES = ("top_logprobs", "prompt_logprobs")
+_FINGERPRINT = ("response", "body", "system_fingerprint")
+_DIGEST = ("response", RECORD, LINE)
+_TOKENS = ("response", RECORD, "tokens")
+_MISSING = object()
+
+Path = tuple[str | int, ...]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ValueDifference:
+    """A value that is not what it was. written, here: None where the other has no such value."""
+
+    path: Path
+    written: Any
+    here: Any
+
+    @property
+    def where(self) -> str:
+        """As in response.body.choices[0].text."""
+        return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in self.path).removeprefix(".")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Compared:
+    """How two lines compare. gap: between numbers that differ, at most; 0 where none do."""
+
+    verdict: str
+    differences: Sequence[ValueDifference] = ()
+    gap: float = 0.0
+
+    @property
+    def is_of_text(self) -> bool:
+        """Whether other tokens were generated."""
+        return any(each.path == _TOKENS for each in self.differences)
+
+
+def compare(written: Line, here: Line, *, bits: bool, margin: float, same_model: bool) -> Compared:
+    """bits: whether equal ones are promised. margin: by which numbers may differ where they are not.
+
+    same_model: the fingerprints are to be equal too.
+    """
+    every = list(_differences(written.as_json, here.as_json, ()))
+    found = [each for each in every if each.path not in (_DIGEST, _FINGERPRINT)]  # the digest follows from the others
+    if same_model:
+        found += [each for each in every if each.path == _FINGERPRINT or (each.path == _DIGEST and not found)]
+    numbers = [each for each in found if _gap(each) is not None]
+    gap = max((_gap(each) or 0.0 for each in numbers), default=0.0)
+    rounded = [] if bits else [each for each in found if _is_alternative(each) or (each in numbers and gap <= margin)]
+    if not found:
+        return Compared(verdict=BITS)
+    if len(rounded) == len(found):
+        return Compared(verdict=TEXT, differences=found, gap=gap)
+    return Compared(verdict=DIFFERENT, differences=[each for each in found if each not in rounded], gap=gap)
+
+
+def _is_alternative(difference: ValueDifference) -> bool:
+    """Whether it is one of the likeliest tokens of a place, which may be others where numbers differ a little."""
+    return _gap(difference) is None and any(name in difference.path for name in _ALTERNATIVES)
+
+
+def _differences(written: Any, here: Any, path: Path) -> Iterator[ValueDifference]:
+    if isinstance(written, dict) and isinstance(here, dict):
+        for name in dict.fromkeys((*written, *here)):
+            yield from _differences(written.get(name, _MISSING), here.get(name, _MISSING), (*path, name))
+    elif isinstance(written, list) and isinstance(here, list):
+        for place in range(max(len(written), len(here))):
+            one, other = (each[place] if place < len(each) else _MISSING for each in (written, here))
+            yield from _differences(one, other, (*path, place))
+    elif type(written) is not type(here) or written != here:
+        one, other = (None if each is _MISSING else each for each in (written, here))
+        yield ValueDifference(path=path, written=one, here=other)
+
+
+def _gap(difference: ValueDifference) -> float | None:
+    """By how much two numbers differ, or two vectors at most; None where something else differs."""
+    written, here = difference.written, difference.here
+    if isinstance(written, float) and isinstance(here, float):
+        return abs(written - here)
+    if difference.path[-1] == "embedding" and isinstance(written, str) and isinstance(here, str):
+        one, other = _vector(written), _vector(here)
+        if one is not None and other is not None and one.shape == other.shape:
+            gap = float(np.max(np.abs(one - other), initial=0.0))
+            return gap if math.isfinite(gap) else None
+    return None
+
+
+def _vector(text: str) -> np.ndarray | None:  # [D] float32
+    try:
+        return np.frombuffer(base64.b64decode(text, validate=True), "<f4")
+    except (binascii.Error, ValueError):
+        return None
+
+
+def texts_of_choices(line: Line) -> list[Mapping[str, Any]]:
+    """The choices of an answered line; none where it has none."""
+    body = (line.response or {}).get("body")
+    choices = body.get("choices") if isinstance(body, dict) else None
+    return [choice if isinstance(choice, dict) else {} for choice in choices] if isinstance(choices, list) else []

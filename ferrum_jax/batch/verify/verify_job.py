@@ -1,0 +1,247 @@
+"""A job's output verified: all its lines are read, and some rows are answered again by a job of their own.
+
+That job is `run_batch` over the chosen rows alone, in a folder that is deleted, with the settings, names and start of
+the first one. A line is a function of row, tokens and job, so in invariant mode it has the bytes of the line that was
+written; where it has not, `line_difference` and `margins` say what is another, where and by how much.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import datetime
+import io
+import os
+import random
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from ferrum_jax.batch.batch_llm import BatchLLM
+from ferrum_jax.batch.input.files import check_name, reading_rows
+from ferrum_jax.batch.input.formats import Row
+from ferrum_jax.batch.input.rows import Rows
+from ferrum_jax.batch.input.sound_folder import rows_of_folder
+from ferrum_jax.batch.job import EXIT_OK, EXIT_ROWS_FAILED, JobSettings, JobStart, run_batch
+from ferrum_jax.batch.verify.counted_llm import CountedLLM
+from ferrum_jax.batch.verify.findings import Findings
+from ferrum_jax.batch.verify.line_difference import BITS, DIFFERENT, TEXT, TIE, Compared, compare
+from ferrum_jax.batch.verify.margins import Parting, parting_of
+from ferrum_jax.batch.verify.output_lines import Line, OutputLines, line_in
+from ferrum_jax.batch.verify.promise import Promise, other_model, promise_of
+from ferrum_jax.batch.verify.said import JobSaid, said_of
+from ferrum_jax.files.store import open_local, open_store, split
+
+NOT_ANSWERED = "cannot be answered again"
+VERDICTS = (BITS, TEXT, TIE, DIFFERENT, NOT_ANSWERED)
+_ENGINE_CRASH = "engine_crash"
+_MOST_SHOWN = 20  # rows that differ, which are looked into
+EXIT_DIFFERS = EXIT_ROWS_FAILED
+
+
+class OtherModel(ValueError):
+    """The model here is not the one that answered."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options:
+    """report_path, input_path: None are beside the output, and what the report names. sample: rows to answer again;
+    None takes all. seed: of the choice of rows. margin: None takes what suits the dtypes."""
+
+    report_path: str | None = None
+    input_path: str | None = None
+    sample: int | None = 100
+    seed: int = 0
+    margin: float | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RowVerdict:
+    """A row that was answered again and differs. compared: None of one that could not be."""
+
+    custom_id: str
+    verdict: str
+    compared: Compared
+    parting: Parting | None = None
+
+
+@dataclasses.dataclass(kw_only=True)
+class Verified:
+    """What was found. counts: of rows by verdict. differing: the first of those that differ."""
+
+    output: str
+    input: str
+    num_lines: int
+    findings: Findings
+    promise: Promise | None = None
+    counts: Counter[str] = dataclasses.field(default_factory=Counter)
+    differing: list[RowVerdict] = dataclasses.field(default_factory=list)
+
+    @property
+    def num_answered(self) -> int:
+        return sum(self.counts[verdict] for verdict in VERDICTS if verdict != NOT_ANSWERED)
+
+    @property
+    def is_right(self) -> bool:
+        return not self.findings.counts.total() and not self.counts[DIFFERENT]
+
+
+class VerifyStopped(Exception):
+    """The rows were not all answered again. code: the exit code of the job that did it."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__(f"stopped with code {code}")
+        self.code = code
+
+
+def read_said(output: str, options: Options, findings: Findings) -> JobSaid:
+    """What the report says. Raises ValueError where there is none that can be used."""
+    path = options.report_path or f"{output}.report.json"
+    folder, name = split(path)
+    return said_of(open_store(folder).read(name), path, findings)
+
+
+def verify_job(
+    make_llm: Callable[[JobStart, Callable[[Any], None]], BatchLLM],
+    output: str,
+    said: JobSaid,
+    findings: Findings,
+    options: Options,
+    tell: Callable[[str], None] = lambda how_far: None,
+) -> Verified:
+    """make_llm: as of `run_batch`; called with a check, which it may give the model's identity as soon as it is known.
+
+    said, findings: of `read_said`. tell: told how far it is. Raises VerifyStopped, and ValueError or OSError for files
+    that cannot be read.
+    """
+    source = options.input_path or said.input_path
+    check_name(output)
+    with contextlib.ExitStack() as stack:
+        rows = Rows(
+            stack.enter_context(_opened(source)),
+            said.settings["seed"],
+            tuple(said.names) or (said.name,),
+            defaults=said.defaults,
+            adapters=said.adapters,
+        )
+        tell("reading the output")
+        lines = OutputLines(stack.enter_context(_opened(output)), rows, said, findings)
+        found = Verified(output=output, input=source, num_lines=lines.num_lines, findings=findings)
+        chosen = _chosen(rows, lines, options, found)
+        if chosen:
+            _Again(rows, lines, said, options, found, tell).answer(make_llm, chosen)
+        return found
+
+
+@contextlib.contextmanager
+def _opened(path: str) -> Iterator[Any]:
+    if os.path.isdir(path):  # of sounds
+        yield io.BytesIO(rows_of_folder(path))
+        return
+    with open_local(path) as raw, reading_rows(raw, path) as file:
+        yield file
+
+
+def _chosen(rows: Rows, lines: OutputLines, options: Options, found: Verified) -> list[int]:
+    """The rows to answer again, in the order of the input: those found wrong, and others by chance."""
+    able = [index for index in rows.order.tolist() if lines.has(index)]
+    count = len(able) if options.sample is None else min(options.sample, len(able))
+    chosen = set(lines.suspects[:count])
+    rest = [index for index in able if index not in chosen]
+    chosen.update(random.Random(options.seed).sample(rest, max(count - len(chosen), 0)))
+    crashed = {index for index in chosen if (lines.line(index).error or {}).get("code") == _ENGINE_CRASH}
+    found.counts[NOT_ANSWERED] = len(crashed)
+    return sorted(chosen - crashed)
+
+
+class _Again:
+    """The rows answered again, and compared."""
+
+    def __init__(
+        self,
+        rows: Rows,
+        lines: OutputLines,
+        said: JobSaid,
+        options: Options,
+        found: Verified,
+        tell: Callable[[str], None],
+    ) -> None:
+        self._rows, self._lines, self._said, self._options = rows, lines, said, options
+        self._found, self._tell = found, tell
+        self._llm: BatchLLM | None = None
+        self._same_model = True
+
+    def answer(self, make_llm: Callable[[JobStart, Callable[[Any], None]], BatchLLM], chosen: Sequence[int]) -> None:
+        def make(start: JobStart) -> BatchLLM:
+            llm = make_llm(start, self._check)
+            self._begin(llm)
+            self._llm = llm
+            return CountedLLM(llm, lambda count: self._tell(f"answered {count:,} of {len(chosen):,} rows again"))
+
+        with tempfile.TemporaryDirectory(prefix="ferrum-jax-verify-") as folder:
+            source, target = Path(folder, "in.jsonl"), Path(folder, "out.jsonl")
+            with open(source, "wb") as file:
+                file.writelines(self._rows.line(index).rstrip(b"\r\n") + b"\n" for index in chosen)
+            try:
+                code = run_batch(
+                    make, source, target, model=self._said.name, settings=self._settings(), console=Console(quiet=True)
+                )
+            except OtherModel as error:
+                self._found.findings.add("other_model", str(error))
+                return
+            if code not in (EXIT_OK, EXIT_ROWS_FAILED):
+                raise VerifyStopped(code)
+            with open(target, "rb") as file:
+                self._compare(zip(chosen, map(line_in, file), strict=True))
+
+    def _settings(self) -> JobSettings:
+        said = self._said
+        return JobSettings(
+            names=[name for name in said.names if name != said.name],
+            adapters=said.adapters,
+            seed=said.settings["seed"],
+            defaults=said.defaults,
+            require_valid=bool(said.settings.get("require_valid")),
+            others=said.others,
+            now=lambda: said.created,
+        )
+
+    def _check(self, identity: Any) -> None:
+        """Raises OtherModel unless the model that answered is the one here."""
+        if changes := other_model(self._said, identity):
+            raise OtherModel(f"another model answered: {'; '.join(changes)}; name the one that did with --model")
+
+    def _begin(self, llm: BatchLLM) -> None:
+        identity = llm.identity
+        assert identity is not None, "a model that is loaded is known"
+        self._check(identity)
+        self._same_model = identity.values() == dict(self._said.model or {})
+        self._found.promise = promise_of(self._said, identity, self._options.margin)
+
+    def _compare(self, pairs: Iterable[tuple[int, Line]]) -> None:
+        promise = self._found.promise
+        assert promise is not None, "rows were answered"
+        for index, here in pairs:
+            written = self._lines.line(index)
+            compared = compare(written, here, bits=promise.bits, margin=promise.margin, same_model=self._same_model)
+            verdict, parting = compared.verdict, None
+            if verdict == DIFFERENT and len(self._found.differing) < _MOST_SHOWN:
+                parting = self._parting(index, written, here)
+                if compared.is_of_text and not promise.bits and parting is not None and parting.is_tie(promise.margin):
+                    verdict = TIE
+            self._found.counts[verdict] += 1
+            if verdict in (TIE, DIFFERENT) and len(self._found.differing) < _MOST_SHOWN:
+                name = self._rows.read(index).custom_id or ""
+                self._found.differing.append(
+                    RowVerdict(custom_id=name, verdict=verdict, compared=compared, parting=parting)
+                )
+
+    def _parting(self, index: int, written: Line, here: Line) -> Parting | None:
+        row, llm = self._rows.read(index), self._llm
+        assert isinstance(row, Row) and llm is not None, "the row was answered"
+        now = datetime.datetime.fromtimestamp(self._said.created, datetime.UTC)
+        return parting_of(llm, row, written, here, now)

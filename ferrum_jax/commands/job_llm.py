@@ -1,0 +1,96 @@
+"""The model of a job: loaded for its rows, and said so in its report that `verify` loads it again."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import functools
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from ferrum_jax.commands.flags import given_fields
+from ferrum_jax.commands.model import job_config, named_adapters, open_llm
+from ferrum_jax.config import EngineConfig
+from ferrum_jax.paths import is_hub_id, is_url
+from ferrum_jax.quoting import quoted
+
+if TYPE_CHECKING:
+    from ferrum_jax.batch.job import JobStart
+    from ferrum_jax.batch.verify.said import JobSaid
+    from ferrum_jax.embeddings.texts import TextIds
+    from ferrum_jax.llm import LLM
+    from ferrum_jax.sizes.engine_sizes import Reach
+    from ferrum_jax.spec.identity import ModelIdentity
+
+# Fields of EngineConfig that belong to a machine or a run; seed is among the job's settings.
+_OF_HERE = ("devices", "request_log", "compilation_cache_dir", "on_recompile", "ready", "seed")
+_OPENED = ("image_root", "allow_image_hosts")  # what rows may read, which a report alone does not open
+
+
+def job_llm(
+    args: argparse.Namespace,
+    stack: contextlib.ExitStack,
+    start: JobStart,
+    on_identity: Callable[[ModelIdentity], None],
+) -> LLM:
+    """The model that the flags name, with its adapters, for the rows of a job. stack: what must end after the job."""
+    from ferrum_jax.batch.reach import reach_of
+
+    def reach(ids: TextIds, max_model_len: int) -> Reach | None:
+        token_ids = functools.partial(ids, now=start.identity.started)
+        return reach_of(start.rows, token_ids, max_model_len, ids.foreseen)
+
+    commit = start.commit_of(args.model, args.revision)
+    begun_with = start.identity.implementations()
+    llm = open_llm(args, job_config(args), stack, reach, on_identity, commit, begun_with=begun_with)
+    for name, path in named_adapters(args).items():
+        llm.load_adapter(name, path)
+    return llm
+
+
+def loading_of(args: argparse.Namespace, input_path: str) -> dict[str, Any]:
+    """What the flags say of how the model is loaded, for the report. input_path: as the user gave it."""
+    config = {name: value for name, value in given_fields(args, EngineConfig).items() if name not in _OF_HERE}
+    if config.get("image_root") is not None:
+        config["image_root"] = os.path.abspath(config["image_root"])
+    return {
+        "input": _whole(input_path),
+        "model": args.model if is_hub_id(args.model) else _whole(args.model),
+        "revision": args.revision,
+        "tokenizer": None if args.tokenizer is None else _whole(args.tokenizer),
+        "adapters": {name: _whole(path) for name, path in named_adapters(args).items()},
+        "config": config,
+    }
+
+
+def take_loading(args: argparse.Namespace, said: JobSaid) -> None:
+    """Sets what the flags leave open as the report has it.
+
+    Raises ValueError where neither names a model, and where rows read what the flags do not open.
+    """
+    loading, config = said.loading, said.loading.get("config") or {}
+    if os.path.isdir(folder := args.input or said.input_path) and "image_root" not in args:
+        args.image_root = folder
+    for name in _OPENED:
+        if config.get(name) and name not in args:
+            flag = f"--{name.replace('_', '-')}"
+            raise ValueError(
+                f"the job was run with {flag} {quoted(config[name])}, and what rows may read is for you to say; give "
+                f"{flag} again"
+            )
+    if args.model is None:
+        if not loading.get("model"):
+            raise ValueError("the report does not say where the model is; name it with --model")
+        args.model, args.revision = loading["model"], args.revision or said.commit or loading.get("revision")
+        args.tokenizer = args.tokenizer or loading.get("tokenizer")
+    args.adapter = args.adapter or [f"{name}={path}" for name, path in (loading.get("adapters") or {}).items()]
+    fields = EngineConfig.__dataclass_fields__
+    own = {name: (said.model or {}).get(name) for name in ("dtype", "max_model_len")}
+    for name, value in {**own, **config}.items():
+        if name in fields and name not in (*_OF_HERE, *_OPENED) and name not in args and value is not None:
+            setattr(args, name, tuple(value) if isinstance(value, list) else value)
+
+
+def _whole(path: str) -> str:
+    return path if is_url(path) else os.path.abspath(path)

@@ -1,0 +1,194 @@
+"""Ends and prices on simulated clocks and workers: forecasts hold, deadlines that can be kept are kept."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from ferrum_jax.batch.ending.ending import Ending, WorkerPace, mean_pace
+from ferrum_jax.batch.ending.row_meter import TokenPace
+from tests.batch.ending.simulated_job import SimulatedJob
+from tests.histories import seeded
+
+UNEQUAL = ((16, 1.0), (16, 0.5), (32, 1.0), (8, 0.7))
+KINDS = {
+    "one worker": {},
+    "rows that write all they may": {"rows_stop": False},
+    "prompts that cost as much as answers": {"read_s": 2e-3},
+    "four unequal workers": {"workers": UNEQUAL, "num_rows": 3000},
+}
+
+
+def by_length(tokens: np.ndarray) -> np.ndarray:
+    return np.argsort(tokens.sum(axis=1), kind="stable")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_after_a_tenth_of_a_job_its_end_is_known_within_10_percent(kind):
+    """After a fifth where four workers share it, because each has done a twentieth by then."""
+    errors, inside = [], []
+    for seed in range(5):
+        job = SimulatedJob(seeded(seed), **KINDS[kind])
+        assert job.done.all()
+        early = job.forecast_at(0.1 if len(job.workers) == 1 else 0.2)
+        errors.append(abs(early.end_s / job.end_s - 1))
+        for share in (0.05, 0.1, 0.25, 0.5, 0.9):
+            at_s, outlook = job.forecast_at(share)
+            inside.append(at_s + outlook.low_s <= job.end_s <= at_s + outlook.high_s)
+    assert np.median(errors) < 0.06 and max(errors) < 0.10
+    assert np.mean(inside) >= 0.85
+
+
+@pytest.mark.parametrize("rows_stop", [True, False])
+def test_of_rows_by_length_the_end_is_known_within_10_percent_from_a_quarter_on(rows_stop):
+    for seed in range(3):
+        job = SimulatedJob(seeded(seed), order=by_length, rows_stop=rows_stop)
+        assert all(abs(job.forecast_at(share).end_s / job.end_s - 1) < 0.10 for share in (0.25, 0.5, 0.9))
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if "workers" not in KINDS[kind]])
+def test_a_plan_by_what_an_earlier_run_measured_holds_within_10_percent(kind):
+    for seed in range(3):
+        whole_s = SimulatedJob(seeded(seed), **KINDS[kind]).end_s
+        first = SimulatedJob(seeded(seed), within_s=whole_s / 4, **KINDS[kind])
+        rest = SimulatedJob(seeded(seed), goes_on=first, **KINDS[kind])
+        assert rest.done.all() and 0.2 < first.done.mean() < 0.3
+        plan = Ending(first.tokens, part_size=24, clock=lambda: 0.0, price_per_hour=36.0)
+        plan.tell([dataclasses.replace(worker.ending.report(), is_alive=False) for worker in first.workers])
+        outlook = plan.outlook(np.flatnonzero(~first.done))
+        assert outlook is not None and abs(outlook.seconds / rest.end_s - 1) < 0.10
+        spent = first.workers[0].ending.spent_s / 100
+        assert outlook.spent == pytest.approx(spent) and outlook.cost == pytest.approx(spent + outlook.seconds / 100)
+        assert outlook.low_s < rest.end_s < outlook.high_s
+
+
+@pytest.mark.slow
+def test_at_least_95_percent_of_the_deadlines_that_can_be_kept_are_kept():
+    """Each deadline is 2 to 40 % later than the job would end without one."""
+    random = np.random.default_rng(seeded(1))
+    kept = []
+    for seed in range(40):
+        kind = KINDS[list(KINDS)[seed % len(KINDS)]]
+        within_s = SimulatedJob(seeded(seed), **kind).end_s * random.uniform(1.02, 1.4)
+        job = SimulatedJob(seeded(seed), within_s=within_s, **kind)
+        kept.append(bool(job.done.all()) and job.end_s <= within_s)
+    assert np.mean(kept) >= 0.95
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_job_that_does_not_fit_stops_in_time_having_done_what_comes_first(kind):
+    random = np.random.default_rng(seeded(2))
+    for seed in range(2):
+        share = random.uniform(0.3, 0.8)
+        whole_s = SimulatedJob(seeded(seed), **KINDS[kind]).end_s
+        job = SimulatedJob(seeded(seed), within_s=share * whole_s, **KINDS[kind])
+        stopped_s = max(worker.ending.spent_s for worker in job.workers)
+        assert job.end_s <= stopped_s <= share * whole_s
+        assert job.done.mean() > 0.85 * share
+        assert job.done[: int(0.6 * share * len(job.done))].all()
+
+
+def test_that_it_does_not_fit_is_known_early_and_with_workers_that_would_do():
+    for seed in range(3):
+        whole_s = SimulatedJob(seeded(seed)).end_s
+        job = SimulatedJob(seeded(seed), within_s=0.5 * whole_s)
+        at_s, outlook = next(each for each in job.forecasts if each.outlook.fits is False)
+        assert at_s < 0.1 * whole_s and outlook.num_workers is not None
+        at_s, outlook = job.forecast_at(0.2)
+        assert outlook.fits is False and 0.3 < outlook.share < 0.6
+        many = [(16, 1.0)] * outlook.num_workers
+        helped = SimulatedJob(seeded(seed), within_s=0.5 * whole_s, workers=many)
+        assert helped.done.all() and helped.end_s < 0.5 * whole_s and len(many) <= 4
+
+
+def test_a_deadline_with_room_is_said_to_fit_and_never_not_to():
+    for seed in range(3):
+        job = SimulatedJob(seeded(seed), within_s=1.6 * SimulatedJob(seeded(seed)).end_s)
+        found = [each.outlook.fits for each in job.forecasts if each.at_s > 0.1 * job.end_s]
+        assert False not in found and found.count(True) > 0.9 * len(found)
+
+
+def test_a_budget_ends_the_job_whatever_workers_share_it():
+    """An hour costs 36, so a second of a worker costs a hundredth."""
+    for workers in (((16, 1.0),), ((16, 1.0), (16, 1.0), (16, 1.0))):
+        job = SimulatedJob(seeded(3), workers=workers, budget=1.2, price_per_hour=36.0, num_rows=3000)
+        spent = sum(worker.ending.spent_s for worker in job.workers) / 100
+        stopped = max(worker.ending.spent_s for worker in job.workers)
+        assert not job.done.all() and 0.8 < stopped * len(workers) / 100 <= 1.2 and spent >= stopped / 100
+        outlook = job.forecast_at(0.5).outlook
+        assert outlook.fits is False and outlook.cost > 1.2 > outlook.spent and outlook.num_workers is None
+
+
+def test_where_only_the_budget_is_short_no_more_workers_are_asked_for():
+    job = SimulatedJob(seeded(3), within_s=1e5, budget=1.2, price_per_hour=36.0)
+    outlook = job.forecast_at(0.5).outlook
+    assert outlook.fits is False and outlook.num_workers == outlook.num_alive == 1
+
+
+def clocked(tokens: list[tuple[int, int]], **terms) -> tuple[Ending, list[float]]:
+    """An ending and its clock."""
+    now = [0.0]
+    return Ending(np.array(tokens, np.uint32), part_size=8, clock=lambda: now[0], **terms), now
+
+
+def test_a_row_that_would_not_end_in_time_is_not_begun_but_one_that_never_would_is():
+    ending, now = clocked([(0, 10)] * 8 + [(0, 40), (0, 1000)], end_s=100.0)
+    for index in range(8):
+        assert ending.admits(index)
+        ending.begin(index)
+    now[0] = 10.0
+    for index in range(8):
+        ending.end(index)
+    assert ending.admits(8)  # which takes 40 s
+    now[0] = 75.0
+    assert not ending.admits(8) and ending.num_passed == 1
+    assert ending.admits(0)
+    assert ending.admits(9)  # whose tokens are kept
+    for _ in range(64):
+        assert not ending.is_closed
+        assert not ending.admits(8)
+    assert ending.is_closed
+
+
+def test_nothing_is_foreseen_before_rows_have_ended_and_what_never_ends_has_no_end():
+    ending, now = clocked([(5, 10)] * 20)
+    assert ending.outlook(np.arange(20)) is None and ending.left_s is None and ending.over == ""
+    ending.begin(0)
+    now[0] = 5.0
+    assert ending.outlook(np.arange(20)) is None
+    ending.end(0)
+    assert ending.outlook(np.arange(1, 20)) is None and ending.pace is None
+
+
+def test_a_row_that_failed_or_was_never_begun_counts_for_nothing():
+    ending, now = clocked([(5, 10)] * 20)
+    for index in range(6):
+        ending.begin(index)
+    now[0] = 10.0
+    ending.meter.drop(5)
+    ending.end(9)
+    assert ending.meter.num_ended == 0 and ending.meter.running == [0, 1, 2, 3, 4]
+
+
+def test_rows_that_write_nothing_have_a_pace_too():
+    ending, now = clocked([(100, 0)] * 40)
+    for index in range(20):
+        ending.begin(index)
+        now[0] += 1.0
+        ending.end(index)
+        ending.outlook(np.arange(index + 1, 40))
+    outlook = ending.outlook(np.arange(20, 40))
+    assert outlook is not None and outlook.seconds == pytest.approx(20.0, rel=0.1)
+
+
+def test_the_pace_of_several_workers_is_their_mean_by_what_they_measured():
+    def worker(write_s: float, num_rows: int) -> WorkerPace:
+        pace = TokenPace(0.0, write_s, 0.05, num_rows)
+        return WorkerPace(pace=pace, begun=(0.0, 0.0), row_s=1.0, spent_s=1.0, price_per_hour=None)
+
+    unmeasured = dataclasses.replace(worker(9.0, 9), pace=None)
+    found = mean_pace([worker(1.0, 300), worker(2.0, 100), unmeasured])
+    assert found is not None and found.write_s == pytest.approx(1.25) and found.num_rows == 400
+    assert mean_pace([unmeasured]) is None and mean_pace([]) is None

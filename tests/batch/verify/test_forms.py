@@ -1,0 +1,98 @@
+"""Outputs and inputs of every form are verified, and reports that were damaged are refused by name."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from ferrum_jax.batch.job import JobOptions
+from ferrum_jax.batch.verify.findings import Findings
+from ferrum_jax.batch.verify.line_difference import BITS
+from ferrum_jax.batch.verify.said import said_of
+from ferrum_jax.batch.verify.verify_job import NOT_ANSWERED, VerifyStopped
+from tests.batch.fake_llm import FakeLLM
+from tests.batch.verify.planted import Written, verified, write_job
+from tests.batch.verify.test_many_rows import many_rows
+
+
+@pytest.mark.parametrize("output", ["out.csv", "out.parquet", "out.jsonl.gz", "out.csv.gz"])
+def test_an_output_of_any_form_is_verified(tmp_path, output):
+    rows = [*many_rows(12), {"custom_id": "vector", "input": "abc"}, {"custom_id": "typo", "prompt": "x", "tempo": 1}]
+    assert write_job(tmp_path, rows, lambda start: FakeLLM(), output=output) == 1
+    found = verified(tmp_path, FakeLLM, output=output)
+    assert found.is_right, found.findings.sentences
+    assert found.counts[BITS] == 13 and found.num_lines == 14
+
+
+def test_an_edited_cell_is_found(tmp_path):
+    write_job(tmp_path, many_rows(12), lambda start: FakeLLM(), output="out.csv")
+    path = tmp_path / "out.csv"
+    content = path.read_text()
+    path.write_text(content.replace('""finish_reason"": ""length""', '""finish_reason"": ""stop""', 1))
+    assert path.read_text() != content
+    found = verified(tmp_path, FakeLLM, output="out.csv")
+    assert found.findings.counts["line_changed"] == 1 and found.counts["different"] == 1
+
+
+def test_defaults_names_and_structures_that_must_be_whole_are_those_of_the_job(tmp_path):
+    rows = [{"custom_id": "a", "prompt": "x", "model": "mine"}, {"custom_id": "b", "prompt": "y", "temperature": 0}]
+    settings = {"defaults": {"max_tokens": 3, "temperature": 0.5}, "names": ["mine"], "require_valid": True, "seed": 9}
+    assert write_job(tmp_path, rows, lambda start: FakeLLM(), **settings) == 0
+    found = verified(tmp_path, FakeLLM)
+    assert found.is_right and found.counts[BITS] == 2
+
+
+def test_a_row_that_crashed_the_engine_is_not_answered_again(tmp_path):
+    class Crashing(FakeLLM):
+        def _step(self):
+            if any(row.prompt == "poison" for row in self.running):
+                raise RuntimeError("the device failed")
+            yield from super()._step()
+
+    rows = [*many_rows(6), {"custom_id": "p", "prompt": "poison", "max_tokens": 2}]
+    assert write_job(tmp_path, rows, lambda start: Crashing()) == 1
+    found = verified(tmp_path, FakeLLM)
+    assert found.is_right and found.counts[NOT_ANSWERED] == 1 and found.counts[BITS] == 6
+
+
+def test_a_job_that_has_not_ended_has_no_output_to_verify(tmp_path):
+    rows = [{"custom_id": str(i), "prompt": "x", "max_tokens": 4, "tempo": 1} for i in range(4)] + many_rows(8)
+    assert write_job(tmp_path, rows, lambda start: FakeLLM(), JobOptions(max_errors=1)) == 3
+    with pytest.raises(OSError, match=r"out\.jsonl"):
+        verified(tmp_path, FakeLLM)
+
+
+def test_what_stops_the_answering_gives_its_code(tmp_path):
+    write_job(tmp_path, many_rows(6), lambda start: FakeLLM())
+
+    class Interrupted(FakeLLM):
+        def _step(self):
+            raise KeyboardInterrupt
+
+    with pytest.raises(VerifyStopped) as stopped:
+        verified(tmp_path, Interrupted)
+    assert stopped.value.code == 130
+
+
+DAMAGE = {
+    "its record has format 7": lambda record: record.update(format=7),
+    "input.layout of its record": lambda record: record["input"].update(layout=None),
+    "settings.seed of its record": lambda record: record["settings"].update(seed="x"),
+    "settings.defaults of its record": lambda record: record["settings"].update(defaults=[1]),
+    "names of its record": lambda record: record.update(names="tiny"),
+    "model of its record": lambda record: record.update(model=[]),
+    "created of its record": lambda record: record.update(created=10**14),
+    "loading.adapters of its record": lambda record: record["loading"].update(adapters={"poet": 1}),
+}
+
+
+@pytest.mark.parametrize("sentence", DAMAGE)
+def test_a_damaged_record_is_refused_by_name(tmp_path, sentence):
+    write_job(tmp_path, many_rows(3), lambda start: FakeLLM())
+    written = Written.read(tmp_path)
+    DAMAGE[sentence](written.record)
+    content = json.dumps(written.report).encode()
+    with pytest.raises(ValueError, match=sentence):
+        said_of(content, str(Path("r.json")), Findings())

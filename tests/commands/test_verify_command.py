@@ -1,0 +1,129 @@
+"""`ferrum-jax verify` as a user sees it: what it prints, what it needs to be told, and its exit codes."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from ferrum_jax.__main__ import main
+from tests.commands.test_every_command import ENGINE
+from tests.support import COMPILED, GOLDENS
+
+ROWS = [
+    {"custom_id": "a", "prompt": "Once upon a time", "max_tokens": 4, "temperature": 0},
+    {"custom_id": "b", "prompt": "The sea", "max_tokens": 4, "seed": 3},
+]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("whole")
+    (folder / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    files = f"--input {folder}/in.jsonl --output {folder}/out.jsonl"
+    engine = f"--no-invariant {ENGINE} --compilation-cache-dir {COMPILED}"
+    assert main(f"batch --model {GOLDENS / 'qwen3'} {files} {engine}".split()) == 0
+    return folder
+
+
+@pytest.fixture
+def job(whole, tmp_path) -> Path:
+    for path in whole.glob("*.json*"):
+        if path.is_file():
+            shutil.copy(path, tmp_path / path.name)
+    return tmp_path
+
+
+def verify(job: Path, capsys, flags: str = "") -> tuple[int, str, str]:
+    """Exit code, what was printed, and what was said on stderr, each with its lines joined."""
+    capsys.readouterr()
+    code = main(f"verify {job}/out.jsonl --compilation-cache-dir {COMPILED} {flags}".split())
+    said = capsys.readouterr()
+    return code, " ".join(said.out.split()), " ".join(said.err.split())
+
+
+def test_the_report_alone_tells_how_the_rows_are_answered_again(job, capsys):
+    code, shown, _ = verify(job, capsys)
+    assert code == 0, shown
+    assert "│ rows answered again │ 2 │" in shown and "│ different │ 0 │" in shown
+    assert "Equal bits are not promised, because the job did not run in invariant mode." in shown
+    assert "The output is what this model gives, within rounding" in shown
+
+
+def test_an_edited_text_gives_code_1_and_is_named_with_its_token(job, capsys):
+    content = (job / "out.jsonl").read_text()
+    text = json.loads(content.splitlines()[0])["response"]["body"]["choices"][0]["text"]
+    (job / "out.jsonl").write_text(content.replace(json.dumps(text), json.dumps("#" + text), 1))
+    code, shown, _ = verify(job, capsys)
+    assert code == 1
+    assert "- 'a' was edited: its digest is not that of what it says" in shown
+    assert "Rows that differ" in shown and "choice 0, token 0" in shown
+    assert "The output is not what its report says: 2 findings of what was read, and 1 of 2 rows" in shown
+    code, shown, _ = verify(job, capsys, "--json")
+    found = json.loads(shown)
+    assert code == 1 and not found["is_right"] and found["verdicts"]["different"] == 1
+    assert found["differing"][0]["custom_id"] == "a" and found["differing"][0]["parting"]["token"] == 0
+    assert {each["code"] for each in found["findings"]} == {"line_changed", "output_changed"}
+
+
+def test_an_edited_prompt_gives_code_1(job, capsys):
+    (job / "in.jsonl").write_text((job / "in.jsonl").read_text().replace("upon a", "upon the"))
+    code, shown, _ = verify(job, capsys, f"--input {job}/in.jsonl")
+    assert code == 1
+    assert "'a' was answered to another request than the input has now: its prompt or a parameter was edited" in shown
+
+
+def test_another_model_gives_code_1_and_says_what_is_another(job, capsys):
+    folder = job / "other"
+    shutil.copytree(GOLDENS / "qwen3", folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"rms_norm_eps": 0.5}))
+    code, shown, _ = verify(job, capsys, f"--model {folder} --sample 1")
+    assert code == 1
+    assert "- another model answered: weights " in shown and "name the one that did with --model" in shown
+
+
+def test_rows_chosen_with_the_same_seed_are_the_same(job, capsys):
+    _, first, _ = verify(job, capsys, "--sample 1 --sample-seed 4 --json")
+    _, second, _ = verify(job, capsys, "--sample 1 --sample-seed 4 --json")
+    assert json.loads(first) == json.loads(second) and json.loads(first)["answered_again"] == 1
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        ("--report {job}/none.json", "none.json is not there, and without the job's report it is not known what"),
+        ("--report {job}/out.jsonl", "is no report: it holds no JSON object; name the job's own with --report"),
+        ("--input {job}/none.jsonl", "none.jsonl: No such file or directory"),
+        ("--model {job}", "is not a checkpoint"),
+    ],
+)
+def test_what_is_missing_is_named_with_code_2(job, capsys, flags, sentence):
+    code, shown, said = verify(job, capsys, flags.format(job=job))
+    assert code == 2 and not shown
+    assert sentence in said and "Traceback" not in said
+
+
+def test_a_report_of_an_older_version_is_told_how_to_be_made_anew(job, capsys):
+    report = json.loads((job / "out.jsonl.report.json").read_text())
+    del report["record"]
+    (job / "out.jsonl.report.json").write_text(json.dumps(report))
+    code, _, said = verify(job, capsys)
+    assert code == 2 and "has no record of the job" in said and "start the job's command once more" in said
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "some"])
+def test_a_sample_is_a_count_or_all(job, capsys, value):
+    with pytest.raises(SystemExit):
+        verify(job, capsys, f"--sample {value}")
+    assert "is not a whole number above 0, or all" in capsys.readouterr().err
+
+
+def test_a_line_keeps_the_body_that_clients_read(whole):
+    for line in map(json.loads, (whole / "out.jsonl").read_text().splitlines()):
+        assert line.keys() == {"id", "custom_id", "response", "error"}
+        assert line["response"].keys() == {"status_code", "request_id", "body", "record"}
+        assert line["response"]["record"].keys() == {"seed", "tokens", "line"}
+        assert "record" not in line["response"]["body"]

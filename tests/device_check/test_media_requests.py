@@ -1,0 +1,113 @@
+"""A model that sees or hears is checked with media of its own tower: of every tower, and found wrong where it is."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ferrum_jax.asked.sampling import SamplingParams
+from ferrum_jax.config import EngineConfig
+from ferrum_jax.device_check import engine_check
+from ferrum_jax.device_check.engine_check import EngineOrder, check_engine
+from ferrum_jax.device_check.media_requests import _ask, _seen, media_requests, with_room
+from ferrum_jax.engine.image_intake import ImageLimits, placed_images
+from ferrum_jax.models import registry
+from ferrum_jax.prompt import MediaSpan
+from ferrum_jax.spec import VisionSpec
+from scripts.published import PUBLISHED
+from tests.support import COMPILED, GOLDENS
+
+SMALL_CONFIG = EngineConfig(max_num_seqs=2, max_num_batched_tokens=16, max_model_len=256)
+ENGINES = ("hearing/whisper", "hearing/qwen3_asr", "vision/qwen3_vl", "whisper_words")
+PARAMS = SamplingParams(max_tokens=4)
+
+
+def with_towers() -> dict[str, Any]:
+    """A published spec of each tower, by the tower's name."""
+    specs = (registry.spec_of(config) for config, _ in PUBLISHED.values())
+    return {spec.tower.tower: spec for spec in specs if spec.tower is not None}
+
+
+def limits_of(spec: Any, config: EngineConfig) -> ImageLimits:
+    """What an engine of this config has room for."""
+    tower = spec.tower
+    return ImageLimits(
+        noun="image" if isinstance(tower, VisionSpec) else "sound",
+        max_tokens=config.max_image_tokens,
+        max_patches=config.max_image_patches,
+        merge=tower.merge,
+        chunk=tower.chunk,
+        grid=tower.grid_of_all,
+        sees_both_ways=tower.sees_both_ways,
+        max_whole_tokens=config.max_num_batched_tokens - config.max_num_seqs + 1,
+        breaks_rows=tower.breaks_rows,
+        is_beside=bool(spec.cross_layers),
+    )
+
+
+@pytest.mark.parametrize("name", ["qwen", "siglip", "gemma4", "pixtral", "glm4v", "whisper", "qwen_sound", "voxtral"])
+def test_media_of_every_tower_are_such_as_its_engine_takes(name):
+    spec = with_towers()[name]
+    config = with_room(SMALL_CONFIG, spec)
+    requests = _seen(spec, PARAMS)
+    assert len(requests) == 3
+    for ids, start, medium, _ in requests:
+        span = MediaSpan(kind=medium.kind, digest=medium.digest, start=start, length=max(medium.num_tokens, 1))
+        ((placed,), _) = placed_images([medium], [span], limits_of(spec, config))
+        assert placed.end <= len(ids) and len(ids) + 32 <= config.max_model_len <= spec.max_position_embeddings
+        assert max(ids) < spec.vocab_size and np.isfinite(medium.patches).all()
+
+
+def test_a_model_of_text_alone_is_given_no_media():
+    spec = registry.spec_of(PUBLISHED["Qwen3-0.6B"][0])
+    assert with_room(SMALL_CONFIG, spec) is SMALL_CONFIG and _seen(spec, PARAMS) == []
+
+
+def test_the_same_media_under_another_salt_count_as_others():
+    request = _seen(with_towers()["whisper"], PARAMS)[0]
+    one, other = (_ask(0, *request, salt).prepare() for salt in (0, 1))
+    assert one[0] == other[0] and one[1].media[0].digest != other[1].media[0].digest
+    np.testing.assert_array_equal(one[1].images[0].patches, other[1].images[0].patches)
+
+
+def lines_of(model: str) -> dict[str, dict[str, Any]]:
+    """The lines of the runs of a check, by name."""
+    sent: list[dict[str, Any]] = []
+    order = EngineOrder(
+        model=str(GOLDENS / model), prompts=((5, 6, 7),), full=False, compilation_cache_dir=str(COMPILED)
+    )
+    check_engine(order, sent.append)
+    return {line["run"]: line for line in sent if "run" in line}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", ENGINES)
+def test_media_together_alone_and_from_the_cache_have_the_same_tokens(model):
+    found = lines_of(model)
+    of_text = set() if "whisper" in model else {"xla", "xla, from the cache"}
+    assert set(found) == of_text | {"xla, media", "xla, media alone", "xla, media, from the cache"}
+    assert all(line["problem"] is None for line in found.values())
+    assert found["xla, media alone"]["equal"] == found["xla, media"]["of"] == 3
+    assert found["xla, media alone"]["beside"] == found["xla, media, from the cache"]["beside"] == "xla, media"
+
+
+@pytest.mark.slow
+def test_a_tower_that_gives_something_else_alone_is_found(monkeypatch):
+    def brighter(llm, params, *, salt=0):
+        asks = media_requests(llm, params, salt=salt)
+        return [ask._replace(prepare=lambda ask=ask: _brighter(ask, salt)) for ask in asks]
+
+    monkeypatch.setattr(engine_check, "media_requests", brighter)
+    found = lines_of("hearing/whisper")
+    assert found["xla, media"]["problem"] is None and found["xla, media, from the cache"]["problem"] is None
+    assert "is expected" in found["xla, media alone"]["problem"]
+
+
+def _brighter(ask, salt):
+    ids, options = ask.prepare()
+    (medium,) = options.images
+    other = dataclasses.replace(medium, patches=medium.patches * (1 + 4 * salt))
+    return ids, dataclasses.replace(options, images=[other])
