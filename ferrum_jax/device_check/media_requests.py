@@ -47,12 +47,12 @@ class MadeMedium:
 
 def with_room(config: EngineConfig, spec: ModelSpec | EncoderSpec) -> EngineConfig:
     """The config with room for the media of a model that sees or hears; unchanged for another."""
-    if isinstance(spec, EncoderSpec) or (tower := spec.tower) is None:
+    if isinstance(spec, EncoderSpec) or not spec.towers:
         return config
-    media = list(_media(tower, spec))
+    media = [medium for tower in spec.towers for medium in _media(tower, spec)]
     tokens, patches = max(each.num_tokens for each in media), max(len(each.patches) for each in media)
     longest = max(config.max_model_len or 0, round_up(tokens + _ROOM, 128))
-    whole = round_up(tokens, 16) if tower.sees_both_ways else 0  # which one step computes
+    whole = round_up(tokens, 16) if any(tower.sees_both_ways for tower in spec.towers) else 0  # which one step computes
     return dataclasses.replace(
         config,
         max_model_len=min(longest, spec.max_position_embeddings),
@@ -86,10 +86,9 @@ _Request = tuple[Sequence[int], int, MadeMedium, SamplingParams]  # token ids, w
 
 def _seen(spec: ModelSpec, params: SamplingParams) -> list[_Request]:
     """Media among made tokens, or beside them."""
-    if spec.tower is None:
-        return []
     found = []
-    for number, medium in enumerate(_media(spec.tower, spec)):
+    media = (medium for tower in spec.towers for medium in _media(tower, spec))
+    for number, medium in enumerate(media):
         before, behind = (_text(spec, count, number + count) for count in (_BEFORE + number, _BEHIND))
         start = 0 if spec.cross_layers else len(before)
         count = 0 if spec.cross_layers else medium.num_tokens

@@ -18,7 +18,7 @@ class ImageLimits:
     grid: of each image, where all have the same. is_beside: a prompt has one, a clip without tokens, to which layers
     attend. counts_places: rotary positions count rows and columns of tokens. sees_both_ways: tokens of an image attend
     to all of it, and so stand in one step, which has max_whole_tokens beside those of other rows. breaks_rows: a token
-    of text stands between two rows of an image's."""
+    of text stands between two rows of an image's. ends_anywhere: frames do not fill the last chunk of a sound."""
 
     noun: str = "image"
     max_tokens: int = 0
@@ -31,6 +31,7 @@ class ImageLimits:
     max_whole_tokens: int = 0
     breaks_rows: bool = False
     is_beside: bool = False
+    ends_anywhere: bool = False
 
     @property
     def kind(self) -> str:
@@ -42,11 +43,17 @@ class ImageLimits:
             return image.num_tokens
         return math.prod(image.grid) // self.chunk[0]
 
+    def num_room(self, images: Sequence[EncodableImage]) -> int:
+        """Tokens that different images take, each in runs of its own."""
+        different = {image.digest: self.num_embeddings(image) for image in images}
+        return sum(IMAGE_RUN * ceil_div(count, IMAGE_RUN) for count in different.values())
+
     def is_of_the_model(self, image: EncodableImage) -> bool:
         """Whether it has as many tokens in a prompt as the tower makes of it, with those between its rows."""
         chunks, rest = divmod(math.prod(image.grid), self.chunk[0])
         if self.noun == "sound":
-            return not rest and ceil_div(image.num_tokens, self.chunk[1]) == chunks
+            chunks += self.ends_anywhere and rest > 0
+            return (self.ends_anywhere or not rest) and ceil_div(image.num_tokens, self.chunk[1]) == chunks
         return not rest and image.num_tokens == chunks + (image.grid[1] // self.merge - 1 if self.breaks_rows else 0)
 
     @property
@@ -60,6 +67,33 @@ class ImageLimits:
 NO_IMAGES = ImageLimits()
 _BETWEEN = ", with one more between rows"
 _AS_IN_FILE = "process it as the checkpoint's processor file says"
+
+
+def placed_media(
+    images: Sequence[EncodableImage], media: Sequence[MediaSpan], limits: Sequence[ImageLimits]
+) -> tuple[tuple[PlacedImage, ...], tuple[EncodableImage, ...]]:
+    """The same of a model that may see and hear. limits: of images and of sounds, where it takes both."""
+    if len(limits) == 1:
+        return placed_images(images, media, limits[0])
+    found = []
+    for own in limits:
+        there = [image for image in images if (image.kind == "audio") == (own.kind == "audio")]
+        found += zip(*placed_images(there, media, own), strict=True)
+    total = sum(each.num_room(kept) for each, kept in zip(limits, _by_limits(found, limits), strict=True))
+    if total > limits[0].max_tokens:
+        raise ValueError(
+            f"the prompt's images and sounds take {total} tokens, and the engine keeps those of "
+            f"{limits[0].max_tokens}; give fewer or smaller ones, or raise max_image_tokens"
+        )
+    found.sort(key=lambda pair: pair[0].start)
+    return tuple(placed for placed, _ in found), tuple(image for _, image in found)
+
+
+def _by_limits(
+    found: Sequence[tuple[PlacedImage, EncodableImage]], limits: Sequence[ImageLimits]
+) -> list[list[EncodableImage]]:
+    """The images that each of the limits is of."""
+    return [[image for _, image in found if (image.kind == "audio") == (own.kind == "audio")] for own in limits]
 
 
 def placed_images(
@@ -95,7 +129,7 @@ def placed_images(
         )
     for number, image in enumerate(kept):
         _check(number, image, limits)
-    if (total := _room(kept, limits)) > limits.max_tokens:
+    if (total := limits.num_room(kept)) > limits.max_tokens:
         less = "shorter sounds" if kind == "audio" else "smaller images, shorter videos"
         raise ValueError(
             f"the prompt's {nouns} take {total} tokens, and the engine keeps those of {limits.max_tokens}; give fewer "
@@ -151,12 +185,6 @@ def _beside(
         start=0, length=0, digest=clip.digest, grid=clip.grid, is_beside=True, kind=clip.kind, seconds=clip.seconds
     )
     return (whole,), tuple(clips)
-
-
-def _room(images: Sequence[EncodableImage], limits: ImageLimits) -> int:
-    """Tokens that different images take, each in runs of its own."""
-    different = {image.digest: limits.num_embeddings(image) for image in images}
-    return sum(IMAGE_RUN * ceil_div(count, IMAGE_RUN) for count in different.values())
 
 
 def _placed(span: MediaSpan, image: EncodableImage, limits: ImageLimits) -> PlacedImage:

@@ -18,7 +18,7 @@ from ferrum_jax.asked.options import RequestOptions
 from ferrum_jax.asked.sampling import SamplingParams
 from ferrum_jax.delta import Entry, entry_of
 from ferrum_jax.engine.adapters import LoadedAdapter
-from ferrum_jax.engine.image_intake import NO_IMAGES, ImageLimits, placed_images
+from ferrum_jax.engine.image_intake import NO_IMAGES, ImageLimits, placed_media
 from ferrum_jax.engine.of_tokens.prompt_scores import PromptScores
 from ferrum_jax.engine.of_tokens.routed_experts import RoutedExperts
 from ferrum_jax.executables.deferred import DeferredExecutable
@@ -103,7 +103,7 @@ class Intake:
         seed: int,
         grammar: Callable[[SamplingParams], Grammar | None],
         adapter: Callable[[str], LoadedAdapter],
-        images: ImageLimits = NO_IMAGES,
+        images: Sequence[ImageLimits] = (NO_IMAGES,),
         num_routed_layers: int = 0,
     ) -> None:
         """end_ids: the model's end tokens. max_request_tokens: for which the executables' block tables have room.
@@ -135,7 +135,7 @@ class Intake:
             prompt_token_ids = _all_but_last(whole, options.scores.start)
         token_ids = self._check(prompt_token_ids, sampling)
         spans = _check_media(options.media, len(prompt_token_ids), len(prompt_token_ids) - len(token_ids))
-        placed, images = placed_images(options.images, spans, self._images)
+        placed, images = placed_media(options.images, spans, self._images)
         submission = Submission(
             id=next(self._ids),
             prompt_token_ids=tuple(token_ids if options.scores is None else whole),

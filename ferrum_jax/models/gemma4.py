@@ -1,10 +1,10 @@
-"""Gemma4ForCausalLM and Gemma4ForConditionalGeneration, which sees images.
+"""Gemma4ForCausalLM and Gemma4ForConditionalGeneration, which sees images and may hear sounds.
 
 Gemma 3's decoder, whose norms multiply by their weight. Full layers have heads of another size and number, may make V
 of the key's projection, and turn the first pairs of a head. Late layers attend to the keys and values of the last layer
 of their kind that has some. The E models give each layer an input of its own; the 26B-A4B has experts beside its MLPs,
-each half with norms of its own. Tokens of images have the embeddings of a tower; in the large
-models they attend to all of their image in layers with a window.
+each half with norms of its own. Tokens of images and sounds have the embeddings of a tower; in the
+large models those of images attend to all of their image in layers with a window.
 Source: Gemma Team 2026 (Gemma 4); keys and defaults as in Hugging Face's Gemma4TextConfig.
 """
 
@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from checkpoints.rules import Rule
-from ferrum_jax.models import gemma4_vision, tensors
+from ferrum_jax.models import gemma4_sound, gemma4_vision, tensors
 from ferrum_jax.models.bounds import check_number, shown
 from ferrum_jax.models.config_reader import ConfigReader
 from ferrum_jax.models.family import Family
@@ -215,13 +215,15 @@ def _with_ropes(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _whole(reader: ConfigReader) -> ModelSpec:
-    """A Gemma 4 that sees images, and hears sounds, which are refused; its text part without a `vision_config`."""
+    """A Gemma 4 that sees images with a `vision_config`, and hears sounds with an `audio_config`."""
     spec, config = text_part_from(reader, _OF_OTHERS, _TEXT), reader.config
-    if not config.get("vision_config"):
-        return spec
-    both_ways = config["text_config"].get("use_bidirectional_attention") == "vision"
-    vision = gemma4_vision.vision_spec_from(config["vision_config"], spec.hidden_size, windows_see_whole=both_ways)
-    return dataclasses.replace(spec, vision=vision)
+    vision = sound = None
+    if config.get("vision_config"):
+        both_ways = config["text_config"].get("use_bidirectional_attention") == "vision"
+        vision = gemma4_vision.vision_spec_from(config["vision_config"], spec.hidden_size, windows_see_whole=both_ways)
+    if config.get("audio_config"):
+        sound = gemma4_sound.sound_spec_from(config["audio_config"], spec.hidden_size)
+    return dataclasses.replace(spec, vision=vision, sound=sound)
 
 
 _SAID = "Gemma 4: E2B, E4B, 31B, 26B-A4B"
@@ -247,8 +249,10 @@ FAMILIES = {
         _whole,
         gemma4_vision.tower_rules,
         of_tower=("model.vision_tower.*", "model.embed_vision.*"),
-        unserved=("model.audio_tower.*", "model.embed_audio.*"),
+        sound_rules=gemma4_sound.tower_rules,
+        of_sounds=("model.audio_tower.*", "model.embed_audio.*"),
         models=_SAID,
-        notes="[images of any size and videos](../guides/images.md), on TPUs by XLA; sounds are refused",
+        notes="[images of any size and videos](../guides/images.md), on TPUs by XLA; E2B and E4B "
+        "[with sounds](../guides/sounds.md#sounds-in-prompts)",
     ),
 }

@@ -13,6 +13,7 @@ Source: Zhang et al. 2023 (USM); Gulati et al. 2020 (Conformer); Dai et al. 2019
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping
 
@@ -157,7 +158,7 @@ class ConformerEncoder(nnx.Module):
 
     def __init__(self, spec: SoundSpec, *, dtype: jnp.dtype | str = jnp.float32) -> None:
         dtype, D, channels = jnp.dtype(dtype), spec.hidden_size, (1, spec.num_mels, spec.conv_channels)
-        pairs = list(zip(channels, channels[1:], strict=False))
+        pairs = list(itertools.pairwise(channels))
         self.convolutions = nnx.List([HalvingConvolution(*pair, bias=False, dtype=dtype) for pair in pairs])
         self.convolution_norms = nnx.List([LayerNorm(out, eps=_EPS, bias=False, dtype=dtype) for _, out in pairs])
         self.convolved = Linear(spec.num_mels // 4 * spec.conv_channels, D, dtype=dtype, rngs=None)

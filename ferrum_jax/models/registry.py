@@ -199,7 +199,7 @@ def abstract_model(spec: ModelSpec, dtype: jnp.dtype | str = jnp.float32) -> Dec
 
 
 def abstract_parts(spec: ModelSpec, dtype: jnp.dtype | str = jnp.float32) -> tuple[nnx.GraphDef, dict[str, Any]]:
-    """The structure of a model and its parameters as structs; those of its towers, if it has some, are among the latter.
+    """The structure of a model and its parameters as structs; those of its towers are among the latter.
 
     They are traced once however often they are asked for.
     """

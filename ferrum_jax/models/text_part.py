@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from checkpoints.rules import Rule
 from ferrum_jax.models.config_reader import ConfigReader
 from ferrum_jax.models.family import Family
-from ferrum_jax.spec import ModelSpec, VisionSpec
+from ferrum_jax.spec import ModelSpec, SoundSpec, VisionSpec
 
 IMAGES = ("vision_tower.*", "multi_modal_projector.*", "mm_projector.*")  # tensors that concern images alone
 _INHERITED = ("dtype", "torch_dtype", "eos_token_id", "tie_word_embeddings")
@@ -63,23 +63,27 @@ def seeing(
     tower_rules: Callable[[VisionSpec], tuple[Rule, ...]],
     *,
     of_tower: tuple[str, ...],
-    unserved: tuple[str, ...] = (),
+    sound_rules: Callable[[SoundSpec], tuple[Rule, ...]] | None = None,
+    of_sounds: tuple[str, ...] = (),
     beside_tower: tuple[str, ...] = (),
     rename: Callable[[str], str] = beside_a_tower,
     models: str,
     notes: str,
 ) -> Family:
-    """The architecture that sees images by a tower, if its spec has one. read: the spec of the whole.
+    """The architecture that sees images by a tower, if its spec has one, and may hear by another. read: the spec of
+    the whole.
 
-    of_tower: patterns of the tower's tensors, which a model that is served for text alone leaves over. unserved,
-    beside_tower: what all leave over, and those that have a tower. rename: from a name in the text model.
+    of_tower, of_sounds: patterns of the towers' tensors, which a model that is served without them leaves over.
+    beside_tower: what those that have a tower leave over. rename: from a name in the text model.
     """
 
     def rules(spec: ModelSpec) -> tuple[Rule, ...]:
-        own = tuple(rule.renamed(rename) for rule in text.weight_rules(spec))
-        return own if spec.vision is None else (*own, *tower_rules(spec.vision))
+        seen = () if spec.vision is None else tower_rules(spec.vision)
+        heard = () if spec.sound is None or sound_rules is None else sound_rules(spec.sound)
+        return (*(rule.renamed(rename) for rule in text.weight_rules(spec)), *seen, *heard)
 
     def harmless(spec: ModelSpec) -> tuple[str, ...]:
-        return (*map(rename, text.harmless(spec)), *unserved, *(of_tower if spec.vision is None else beside_tower))
+        left = (*(of_tower if spec.vision is None else beside_tower), *(of_sounds if spec.sound is None else ()))
+        return (*map(rename, text.harmless(spec)), *left)
 
     return Family(read=read, weight_rules=rules, harmless=harmless, mtp=text.mtp, models=models, notes=notes)

@@ -164,7 +164,7 @@ class Layout(ModelLayout):
             state_bytes=ledger.state_bytes,
             num_shards=ledger.num_shards,
             num_image_runs=0 if self.images is None else self.images.num_runs,
-            max_image_patches=0 if self.images is None else self.images.sizes[-1],
+            max_image_patches=0 if self.images is None else self.images.max_patches,
             speculative_config=config.speculative_config,
             num_places=self.ladder.row_buckets[-1].num_rows,
         )

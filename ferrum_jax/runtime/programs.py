@@ -37,6 +37,7 @@ from ferrum_jax.runtime.step_options import compiler_options
 from ferrum_jax.sharding import describe
 from ferrum_jax.towers.clip_slots import ClipSlots, trace_encode_clip
 from ferrum_jax.towers.image_slots import ImageSlots, trace_encode, trace_fresh_images
+from ferrum_jax.towers.packing import call_name
 
 StepPart = Bucket | RowBucket | DraftBucket
 Part = StepPart | str
@@ -180,19 +181,21 @@ def _programs_of_tower(
 ) -> dict[Part, Program]:
     if slots is None:
         return {}
-    kept = slots.pools if isinstance(slots, ClipSlots) else slots.pool
-    shapes = f"{describe((slots.weights, kept))} {text}"
 
-    def trace(size: int) -> jax.stages.Traced:
-        return trace_encode_clip(slots, mesh) if isinstance(slots, ClipSlots) else trace_encode(slots, size, mesh)
+    def encoder(part: str, size: int, arrays: Any, trace: Callable[[], jax.stages.Traced]) -> dict[Part, Program]:
+        return {part: program(part, f"{describe(arrays)} {text}", trace, _FORWARD_EFFORT + size // _EFFORT_TOKENS)}
 
-    def encoder(size: int) -> Program:
-        effort = _FORWARD_EFFORT + size // _EFFORT_TOKENS
-        return program(encoder_name(size), shapes, functools.partial(trace, size), effort)
-
-    parts: dict[Part, Program] = {encoder_name(size): encoder(size) for size in slots.sizes}
-    if isinstance(slots, ImageSlots):  # pools of clips are made with those of other layers
-        parts[OF_IMAGES] = program("fresh images", shapes, lambda: trace_fresh_images(slots))
+    if isinstance(slots, ClipSlots):  # its pools are made with those of other layers
+        arrays = (slots.weights, slots.pools)
+        return encoder(slots.parts[0], slots.max_patches, arrays, lambda: trace_encode_clip(slots, mesh))
+    shapes = f"{describe((slots.weights, slots.pool))} {text}"
+    parts: dict[Part, Program] = {
+        OF_IMAGES: program("fresh images", shapes, lambda: trace_fresh_images(slots)),
+    }
+    for own in slots.encoders:
+        for size in own.sizes:
+            trace = functools.partial(trace_encode, slots, own, size, mesh)
+            parts |= encoder(call_name(own.tower, size), size, (own.weights, slots.pool), trace)
     return parts
 
 
@@ -201,12 +204,7 @@ def parts_of_tower(layout: Layout) -> tuple[str, ...]:
     if layout.images is None:
         return ()
     fresh = () if isinstance(layout.images, ClipSlots) else (OF_IMAGES,)
-    return (*fresh, *map(encoder_name, layout.images.sizes))
-
-
-def encoder_name(num_patches: int) -> str:
-    """The part that encodes images of so many patches."""
-    return f"encode {num_patches} patches"
+    return (*fresh, *layout.images.parts)
 
 
 def _layers_together(layout: Layout, bucket: Bucket) -> int | None:
@@ -316,7 +314,7 @@ def _weights_of_layers(layout: Layout) -> list[jax.ShapeDtypeStruct]:
 
 def _first_tokens(layout: Layout) -> int:
     """Tokens of the first forward: an image whose tokens see each other is computed in one step, beside all rows."""
-    vision = None if layout.images is None else layout.images.tower
+    vision = None if layout.images is None else layout.spec.vision
     if vision is None or not vision.sees_both_ways:
         return FIRST_TOKENS
     if vision.tokens_of_all is None:  # images of any size that a step holds

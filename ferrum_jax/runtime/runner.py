@@ -39,7 +39,7 @@ from ferrum_jax.runtime.inputs import (
     place_words,
     sample_words,
 )
-from ferrum_jax.runtime.programs import Executables, encoder_name
+from ferrum_jax.runtime.programs import Executables
 from ferrum_jax.runtime.sample import MASKS_AT_ONCE, SCORE_TILE, Head
 from ferrum_jax.towers.clip_slots import ClipSlots
 from ferrum_jax.towers.image_slots import ImageSlots
@@ -99,9 +99,9 @@ class Runner:
 
     def take_weights(self, weights: tuple[jax.Array, ...]) -> None:
         """Steps from now on run with these."""
-        self._weights = self._tower = weights
+        self._weights, self._towers = weights, ()
         if self._image_slots is not None:
-            self._tower = self._image_slots.pick(self._names, weights)
+            self._towers = self._image_slots.pick(self._names, weights)
             self._weights = tuple(
                 array for name, array in zip(self._names, weights, strict=True) if name not in self._image_slots.weights
             )
@@ -219,16 +219,16 @@ class Runner:
         return () if draft is None else (self._draft(draft, blob, pack_places(shards, draft.num_places)),)
 
     def encode(self, images: Sequence[tuple[EncodableImage, Sequence[int]]]) -> None:
-        """Starts the tower over images or clips, each into its runs, for the steps that are dispatched from now on."""
+        """Starts towers over images or clips, each into its runs, for the steps that are dispatched from now on."""
         assert self._image_slots is not None, "the model has a tower"
-        for num_patches, arguments in self._image_slots.calls(images):
-            encode = self._executables[encoder_name(num_patches)]
+        for part, place, arguments in self._image_slots.calls(images):
+            encode, tower = self._executables[part], self._towers[place]
             if self._clips:
-                filled = encode(self._tower, tuple(self._caches[i] for i in self._clips), *arguments)
+                filled = encode(tower, tuple(self._caches[i] for i in self._clips), *arguments)
                 there = dict(zip(self._clips, filled, strict=True))
                 self._caches = tuple(there.get(i, array) for i, array in enumerate(self._caches))
             else:
-                self._images = (encode(self._tower, *self._images, *arguments),)
+                self._images = (encode(tower, *self._images, *arguments),)
             self.num_encoder_calls += 1
 
     def write_adapter(self, slot: int, staged: tuple[jax.Array, ...]) -> None:

@@ -221,7 +221,7 @@ class Gemma4Sounds:
         how = {"power": 1, "dtype": np.float32, "look": look}  # in float32, as the reference
         features = np.log(mel_power(padded, htk_filters(*bands), **sizes, **how) + self.mel_floor)
         own = self.num_frames(len(waveform))
-        features[own:] = 0.0
+        features = features[:own]  # what is behind them is no sound
         return ProcessedClip(
             features=features.astype(np.float32),
             grid=(1, len(features), 1),

@@ -25,9 +25,11 @@ from ferrum_jax.scheduling.drafting import drafting_of
 from ferrum_jax.scheduling.request_log import RequestLogWriter
 from ferrum_jax.scheduling.scheduler import Scheduler
 from ferrum_jax.sizes.engine_sizes import EngineSizes
+from ferrum_jax.spec import SoundSpec
 from ferrum_jax.startup.load import Loaded
 from ferrum_jax.structured.reading.message_parser import NO_FORMS, MessageForms
 from ferrum_jax.text.tokenizer import Tokenizer
+from ferrum_jax.towers.clip_slots import ClipSlots
 
 
 def build_engine(
@@ -117,22 +119,29 @@ def _intake(
     )
 
 
-def _image_limits(layout: Layout, sizes: EngineSizes) -> ImageLimits:
+def _image_limits(layout: Layout, sizes: EngineSizes) -> tuple[ImageLimits, ...]:
+    """Those of each tower."""
     images, rope = layout.images, layout.spec.attention.rope
     if images is None:
-        return NO_IMAGES
-    return ImageLimits(
-        noun="image" if layout.spec.vision is not None else "sound",
-        max_tokens=images.num_tokens,
-        max_patches=sizes.max_image_patches,
-        merge=images.tower.merge,
-        chunk=images.tower.chunk,
-        grid=images.tower.grid_of_all,
-        sees_both_ways=images.tower.sees_both_ways,
-        max_whole_tokens=sizes.max_num_batched_tokens - sizes.max_num_seqs + 1,
-        counts_places=rope is not None and bool(rope.sections),
-        breaks_rows=images.tower.breaks_rows,
-        is_beside=bool(layout.spec.cross_layers),
+        return (NO_IMAGES,)
+    towers = layout.spec.towers
+    most = (images.max_patches,) if isinstance(images, ClipSlots) else [each.max_patches for each in images.encoders]
+    return tuple(
+        ImageLimits(
+            noun="sound" if isinstance(tower, SoundSpec) else "image",
+            max_tokens=images.num_tokens,
+            max_patches=max_patches,
+            merge=tower.merge,
+            chunk=tower.chunk,
+            grid=tower.grid_of_all,
+            sees_both_ways=tower.sees_both_ways,
+            max_whole_tokens=sizes.max_num_batched_tokens - sizes.max_num_seqs + 1,
+            counts_places=rope is not None and bool(rope.sections),
+            breaks_rows=tower.breaks_rows,
+            is_beside=bool(layout.spec.cross_layers),
+            ends_anywhere=isinstance(tower, SoundSpec) and not tower.window_chunks,
+        )
+        for tower, max_patches in zip(towers, most, strict=True)
     )
 
 

@@ -23,6 +23,7 @@ from ferrum_jax.prompt import EncodableImage
 from ferrum_jax.sharding import formats, local_bytes, partitions, whole
 from ferrum_jax.sharding.shards import TENSOR
 from ferrum_jax.spec import ModelSpec, SoundSpec
+from ferrum_jax.towers.packing import call_name
 from pallas_kernels.kv_pool import KVPool
 from pallas_kernels.kv_write import kv_write
 
@@ -64,21 +65,26 @@ class ClipSlots:
         return self.num_clips * self.sound.num_positions
 
     @property
-    def sizes(self) -> tuple[int, ...]:
+    def max_patches(self) -> int:
         """Frames of a call: one window, whatever the clip."""
-        return (self.sound.window_frames,)
+        return self.sound.window_frames
 
     @property
-    def tower(self) -> SoundSpec:
-        return self.sound
+    def parts(self) -> tuple[str, ...]:
+        """The name of the call."""
+        return (call_name(self.sound, self.max_patches),)
+
+    @property
+    def largest_parts(self) -> tuple[str, ...]:
+        return self.parts
 
     @property
     def blocks_per_clip(self) -> int:
         return ceil_div(self.sound.num_positions, self.block_size)
 
-    def pick(self, names: Sequence[str], weights: Sequence[jax.Array]) -> tuple[jax.Array, ...]:
+    def pick(self, names: Sequence[str], weights: Sequence[jax.Array]) -> tuple[tuple[jax.Array, ...], ...]:
         """The encoder's weights among those of the model."""
-        return tuple(array for name, array in zip(names, weights, strict=True) if name in self.weights)
+        return (tuple(array for name, array in zip(names, weights, strict=True) if name in self.weights),)
 
     def places(self, pools: Pools) -> tuple[int, ...]:
         """Where its arrays are among `Pools.flat_caches`."""
@@ -89,9 +95,9 @@ class ClipSlots:
             first += count
         return tuple(found)
 
-    def calls(self, clips: Sequence[tuple[EncodableImage, Sequence[int]]]) -> list[tuple[int, tuple[Any, ...]]]:
-        """(frames, arguments) of the calls that encode clips into their slots."""
-        return [(self.sizes[0], (clip.patches, np.array(slots, np.int32))) for clip, slots in clips]
+    def calls(self, clips: Sequence[tuple[EncodableImage, Sequence[int]]]) -> list[tuple[str, int, tuple[Any, ...]]]:
+        """(part, place of its encoder, arguments) of the calls that encode clips into their slots."""
+        return [(self.parts[0], 0, (clip.patches, np.array(slots, np.int32))) for clip, slots in clips]
 
 
 def clip_slots(

@@ -20,12 +20,16 @@ from ferrum_jax.spec import SoundSpec, VisionSpec
 _PLACES = ("rows", "columns", "heights", "widths", "segments")
 
 
+def call_name(tower: VisionSpec | SoundSpec, size: int) -> str:
+    """What a call of so many patches or frames is called."""
+    return f"encode {size} {'frames' if isinstance(tower, SoundSpec) else 'patches'}"
+
+
 def places_shape(tower: VisionSpec | SoundSpec, size: int) -> tuple[int, int]:
     """[what places say, patches or positions] of a call of so many patches or frames."""
     if isinstance(tower, VisionSpec):
         return len(_PLACES), size
-    frames, positions = tower.chunk
-    return 1, size // frames * positions
+    return 1, size // tower.chunk[0] * tower.places_of_chunk
 
 
 def num_embeddings(tower: VisionSpec | SoundSpec, item: EncodableImage) -> int:
@@ -47,11 +51,11 @@ def packed(
     for item, own in zip(items, _each_places(tower, items), strict=True):
         count = math.prod(item.grid)
         values[at : at + count] = item.patches
-        first = at if isinstance(tower, VisionSpec) else at // patches * tokens
+        first = at // patches * tower.places_of_chunk
         places[:, first : first + own.shape[1]] = own
         first = at // patches * tokens
         found.append(slice(first, first + num_embeddings(tower, item)))
-        at += count
+        at += tower.patches_in_call(count)
     return values, places, found
 
 
@@ -76,7 +80,12 @@ def _places(grid: tuple[int, int, int], merge: int, segment: int) -> np.ndarray:
 
 
 def _windows(tower: SoundSpec, clip: EncodableImage, segment: int) -> np.ndarray:
-    """[positions] int32: a segment for each window of a clip, and one for what fills its last chunk."""
+    """[positions] int32: a segment for each window of a clip, and one for what fills its last chunk.
+
+    Without windows it is [frames]: one segment.
+    """
+    if not tower.window_chunks:
+        return np.full(math.prod(clip.grid), segment, np.int32)
     frames, positions = tower.chunk
     all_of = np.arange(math.prod(clip.grid) // frames * positions)
     windows = segment + all_of // (tower.window_chunks * positions)

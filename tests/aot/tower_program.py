@@ -26,7 +26,7 @@ from ferrum_jax.sharding import make_mesh, whole
 from ferrum_jax.sizes.mesh_shape import MeshShape
 from ferrum_jax.spec import SoundSpec
 from ferrum_jax.towers.clip_slots import ClipSlots, trace_encode_clip
-from ferrum_jax.towers.image_slots import ImageSlots, image_slots, trace_encode
+from ferrum_jax.towers.image_slots import Encoder, ImageSlots, image_slots, trace_encode
 from scripts.published import PUBLISHED
 from tests.aot.program_text import large_constants, ops_of, wide_weights
 
@@ -54,28 +54,35 @@ def slots_of(model: str, target: str) -> tuple[ImageSlots | ClipSlots, Any]:
     spec = dataclasses.replace(spec, vision=vision, sound=sound)
     targets = {
         name: jax.ShapeDtypeStruct(struct.shape, dtype, sharding=whole(mesh))
-        for name, struct in registry.abstract_tower(*spec.towers, dtype)[1].items()
+        for tower in spec.towers
+        for name, struct in registry.abstract_tower(tower, dtype)[1].items()
     }
     slots = image_slots(EngineConfig(), spec, targets, jnp.dtype(dtype), mesh)
     assert slots is not None, "a tower has slots"
     return slots, mesh
 
 
-def describe(slots: ImageSlots | ClipSlots, num_patches: int, mesh: Any, target: str) -> dict[str, Any]:
-    """What the program of a call of so many patches contains."""
+def describe(
+    slots: ImageSlots | ClipSlots, encoder: Encoder | ClipSlots, num_patches: int, mesh: Any, target: str
+) -> dict[str, Any]:
+    """What the program of a call of so many patches contains. encoder: of the slots; they themselves where of clips."""
     started = time.process_time()
-    is_clip = isinstance(slots, ClipSlots)
-    traced = trace_encode_clip(slots, mesh) if is_clip else trace_encode(slots, num_patches, mesh)
+    if isinstance(encoder, ClipSlots):
+        traced, tower = trace_encode_clip(encoder, mesh), encoder.sound
+    else:
+        assert isinstance(slots, ImageSlots), "encoders are of these"
+        traced, tower = trace_encode(slots, encoder, num_patches, mesh), encoder.tower
     lowered = traced.lower(lowering_platforms=(_PLATFORMS[target.partition(":")[0]],))
     compiled = lowered.compile()
     memory, text = compiled.memory_analysis(), compiled.as_text() or ""
     assert memory is not None, "the compiler says what its program takes"
-    matrices = [w.shape for w in slots.weights.values() if len(w.shape) == 2 and w.size >= _LEAST_WEIGHT]
-    lengths = _lengths(slots, num_patches)  # activations may look like weights
+    matrices = [w.shape for w in encoder.weights.values() if len(w.shape) == 2 and w.size >= _LEAST_WEIGHT]
+    lengths = _lengths(encoder, num_patches)  # activations may look like weights
     weights = {shape for shape in matrices if not lengths.intersection(shape)}
     return {
         "patches": num_patches,
-        "head_dim": slots.tower.head_dim,
+        "tower": tower.tower,
+        "head_dim": tower.head_dim,
         "compile_s": round(time.process_time() - started, 1),
         "temp_bytes": memory.temp_size_in_bytes,
         "aliased_bytes": memory.alias_size_in_bytes,
@@ -85,28 +92,30 @@ def describe(slots: ImageSlots | ClipSlots, num_patches: int, mesh: Any, target:
     }
 
 
-def _lengths(slots: ImageSlots | ClipSlots, num_patches: int) -> set[int]:
+def _lengths(encoder: Encoder | ClipSlots, num_patches: int) -> set[int]:
     """Rows that activations of a call and of its tiles have."""
-    if isinstance(slots, ClipSlots):
-        return {num_patches, slots.tower.num_positions}
-    if isinstance(slots.tower, SoundSpec):
-        positions = slots.embeddings_of_call(num_patches)
-        of_tower = slots.tower.num_positions
+    if isinstance(encoder, ClipSlots):
+        return {num_patches, encoder.sound.num_positions}
+    if isinstance(encoder.tower, SoundSpec):
+        positions = encoder.embeddings_of_call(num_patches)
+        of_tower = encoder.tower.num_positions
         return {positions, tile_of(positions), of_tower, _TILE_CHUNKS * of_tower}
-    per_token = slots.tower.patches_per_token
+    per_token = encoder.tower.patches_per_token
     sizes = (num_patches, tile_of(num_patches, per_token))
     return {length for size in sizes for length in (size, size // per_token)}
 
 
 def main(target: str, model: str) -> list[dict[str, Any]]:
-    """The smallest and the largest call; one that does not compile has its error instead."""
+    """The smallest and the largest call of each tower; one that does not compile has its error instead."""
     slots, mesh = slots_of(model, target)
     found: list[dict[str, Any]] = []
-    for num_patches in dict.fromkeys((slots.sizes[0], slots.sizes[-1])):
-        try:
-            found.append(describe(slots, num_patches, mesh, target))
-        except Exception as error:  # whatever the compiler raises is what the test reports
-            found.append({"patches": num_patches, "error": f"{type(error).__name__}: {str(error)[:2000]}"})
+    for encoder in (slots,) if isinstance(slots, ClipSlots) else slots.encoders:
+        sizes = (encoder.max_patches,) if isinstance(encoder, ClipSlots) else (encoder.sizes[0], encoder.sizes[-1])
+        for num_patches in dict.fromkeys(sizes):
+            try:
+                found.append(describe(slots, encoder, num_patches, mesh, target))
+            except Exception as error:  # whatever the compiler raises is what the test reports
+                found.append({"patches": num_patches, "error": f"{type(error).__name__}: {str(error)[:2000]}"})
     return found
 
 

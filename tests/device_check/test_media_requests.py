@@ -28,12 +28,12 @@ PARAMS = SamplingParams(max_tokens=4)
 def with_towers() -> dict[str, Any]:
     """A published spec of each tower, by the tower's name."""
     specs = (registry.spec_of(config) for config, _ in PUBLISHED.values())
-    return {spec.tower.tower: spec for spec in specs if spec.tower is not None}
+    return {tower.tower: spec for spec in specs for tower in spec.towers}
 
 
-def limits_of(spec: Any, config: EngineConfig) -> ImageLimits:
-    """What an engine of this config has room for."""
-    tower = spec.tower
+def limits_of(spec: Any, config: EngineConfig, kind: str) -> ImageLimits:
+    """What an engine of this config has room for. kind: of a medium."""
+    tower = spec.sound if kind == "audio" else spec.vision
     return ImageLimits(
         noun="image" if isinstance(tower, VisionSpec) else "sound",
         max_tokens=config.max_image_tokens,
@@ -45,6 +45,7 @@ def limits_of(spec: Any, config: EngineConfig) -> ImageLimits:
         max_whole_tokens=config.max_num_batched_tokens - config.max_num_seqs + 1,
         breaks_rows=tower.breaks_rows,
         is_beside=bool(spec.cross_layers),
+        ends_anywhere=kind == "audio" and not tower.window_chunks,
     )
 
 
@@ -53,10 +54,10 @@ def test_media_of_every_tower_are_such_as_its_engine_takes(name):
     spec = with_towers()[name]
     config = with_room(SMALL_CONFIG, spec)
     requests = _seen(spec, PARAMS)
-    assert len(requests) == 3
+    assert len(requests) == 3 * len(spec.towers)
     for ids, start, medium, _ in requests:
         span = MediaSpan(kind=medium.kind, digest=medium.digest, start=start, length=max(medium.num_tokens, 1))
-        ((placed,), _) = placed_images([medium], [span], limits_of(spec, config))
+        ((placed,), _) = placed_images([medium], [span], limits_of(spec, config, medium.kind))
         assert placed.end <= len(ids) and len(ids) + 32 <= config.max_model_len <= spec.max_position_embeddings
         assert max(ids) < spec.vocab_size and np.isfinite(medium.patches).all()
 

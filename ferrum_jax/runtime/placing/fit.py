@@ -21,7 +21,7 @@ from ferrum_jax.ints import ceil_div
 from ferrum_jax.pools.budget import RESERVED_BYTES
 from ferrum_jax.processes.processes import own_device, smallest
 from ferrum_jax.runtime.layout import Layout, lay_out
-from ferrum_jax.runtime.programs import Part, encoder_name, programs_of
+from ferrum_jax.runtime.programs import Part, programs_of
 from ferrum_jax.runtime.sample import SCORE_TILE
 from ferrum_jax.runtime.settled import Room
 from ferrum_jax.runtime.step_options import attention_config
@@ -189,7 +189,7 @@ def temporaries_bytes(layout: Layout, executable_cache: ExecutableCache | None) 
     parts: list[Part] = [*layout.ladder.largest_parts]
     rows = ceil_div(layout.ladder.row_buckets[-1].num_rows, layout.options.shards.size)
     parts += ["score"] if rows < SCORE_TILE else []
-    parts += [] if layout.images is None else [encoder_name(layout.images.sizes[-1])]
+    parts += [] if layout.images is None else [*layout.images.largest_parts]
     return max(temporaries_in(programs[part].get(executable_cache).result()) for part in parts)
 
 
