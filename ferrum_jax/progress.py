@@ -34,9 +34,12 @@ class Heard(Protocol):
 PLAIN_INTERVAL_S = 5.0  # between two lines if there is no terminal
 
 
-def plain_console(*, stderr: bool = False) -> Console:
-    """A console that shows text as it is: it reads neither [/INST] as markup nor :warning: as a picture."""
-    return Console(stderr=stderr, markup=False, emoji=False)
+def plain_console(*, stderr: bool = False, quiet: bool = False) -> Console:
+    """A console that shows text as it is: it reads neither [/INST] as markup nor :warning: as a picture.
+
+    quiet: it shows nothing.
+    """
+    return Console(stderr=stderr, markup=False, emoji=False, quiet=quiet)
 
 
 def clock(seconds: float) -> str:

@@ -16,7 +16,11 @@ COUNTED = ("WAV", "AIFF", "OGG", "MP3")  # that libsndfile decodes though they a
 _NO_COUNT = 0x7FFF0000  # and more, or 0: sizes that recorders write before they know it
 _OGG_HEADER = 27
 _BEGINS, _ENDS = 2, 4  # flags of an OGG page
-_MOST_MP3_FRAME = 2881  # bytes; writers differ in whether the frame that counts is counted
+_KBITS = {  # a second of an MP3's frame, by its version
+    True: (0, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320),
+    False: (0, 8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160),
+}
+_RATES, _SLOWER = (44_100, 48_000, 32_000), {3: 1, 2: 2, 0: 4}  # samples a second, and a version's part of them
 _ID3V1 = 128
 
 
@@ -76,11 +80,11 @@ def _check_pages(content: bytes) -> None:
 def _check_frames(content: bytes) -> None:
     """Reads an MP3's first frame, where it says how many bytes there are."""
     start = _after_id3(content, 0)
-    said = _said_by_first_frame(content, start)
+    said, own = _said_by_first_frame(content, start), _frame_bytes(content[start : start + 4])
     if said is None:
         return
     there = len(content) - start
-    if said > there + _MOST_MP3_FRAME:
+    if said > there + own:  # writers differ in whether the frame that counts is counted
         raise _cut_off(f"it has {said:,} bytes by its first frame, and {there:,} are there")
     behind = start + said
     behind += _ID3V1 if content[behind : behind + 3] == b"TAG" else 0
@@ -101,12 +105,23 @@ def _after_id3(content: bytes, at: int) -> int:
 
 def _said_by_first_frame(content: bytes, start: int) -> int | None:
     """Bytes of the sound, from its first frame on; None where that frame says nothing of them."""
+    if content[start + 36 : start + 40] == b"VBRI" and len(content) >= start + 50:
+        return struct.unpack_from(">I", content, start + 46)[0] or None
     for beside in (13, 21, 36):  # bytes of the header and of what is beside the coded bands
         name, flags = content[start + beside : start + beside + 4], content[start + beside + 4 : start + beside + 8]
         if name in (b"Xing", b"Info") and len(flags) == 4 and flags[3] & 2:
             place = start + beside + 8 + (4 if flags[3] & 1 else 0)
             return struct.unpack_from(">I", content, place)[0] or None if place + 4 <= len(content) else None
     return None
+
+
+def _frame_bytes(head: bytes) -> int:
+    """How long a frame of layer III is by its header; 0 where that is none."""
+    if len(head) < 4 or (head[2] >> 2 & 3) == 3 or head[2] >> 4 == 15 or (head[1] >> 3 & 3) == 1:
+        return 0
+    version = head[1] >> 3 & 3
+    rate = _RATES[head[2] >> 2 & 3] // _SLOWER[version]
+    return (144 if version == 3 else 72) * 1000 * _KBITS[version == 3][head[2] >> 4] // rate + (head[2] >> 1 & 1)
 
 
 def _cut_off(how: str) -> SoundRefused:

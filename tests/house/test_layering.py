@@ -205,6 +205,7 @@ MAY_IMPORT = {
         "ferrum_jax.batch.input",
         "ferrum_jax.batch.journal",
         "ferrum_jax.files",
+        "ferrum_jax.progress",
         "ferrum_jax.quoting",
         "ferrum_jax.sampling",
         "ferrum_jax.transcribing",

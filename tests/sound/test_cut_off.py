@@ -33,6 +33,13 @@ def test_a_file_that_was_cut_off_is_refused(kind, subtype, share):
         decoded_sound(content[: int(share * len(content))], RATE)
 
 
+def test_an_mp3_may_lack_a_frame_and_no_more():
+    content = file_of("MP3")
+    decoded_sound(content[:-10], RATE)
+    with pytest.raises(ValueError, match=r"the sound is cut off: it has .* bytes by its first frame, and .* are there"):
+        decoded_sound(content[: -3 * 1152 // 2], RATE)
+
+
 def test_an_ogg_without_its_last_page_is_refused():
     content = file_of("OGG")
     with pytest.raises(ValueError, match=r"the sound is cut off: none of its pages, up to byte .*, is its last"):

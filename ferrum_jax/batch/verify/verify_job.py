@@ -19,8 +19,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from ferrum_jax.batch.batch_llm import BatchLLM
 from ferrum_jax.batch.input.files import check_name, reading_rows
 from ferrum_jax.batch.input.formats import Row
@@ -35,6 +33,7 @@ from ferrum_jax.batch.verify.output_lines import Line, OutputLines, line_in
 from ferrum_jax.batch.verify.promise import Promise, other_model, promise_of
 from ferrum_jax.batch.verify.said import JobSaid, said_of
 from ferrum_jax.files.store import open_local, open_store, split
+from ferrum_jax.progress import plain_console
 
 NOT_ANSWERED = "cannot be answered again"
 VERDICTS = (BITS, TEXT, TIE, DIFFERENT, NOT_ANSWERED)
@@ -188,7 +187,12 @@ class _Again:
                 file.writelines(self._rows.line(index).rstrip(b"\r\n") + b"\n" for index in chosen)
             try:
                 code = run_batch(
-                    make, source, target, model=self._said.name, settings=self._settings(), console=Console(quiet=True)
+                    make,
+                    source,
+                    target,
+                    model=self._said.name,
+                    settings=self._settings(),
+                    console=plain_console(quiet=True),
                 )
             except OtherModel as error:
                 self._found.findings.add("other_model", str(error))
