@@ -2,6 +2,7 @@
 
     Qwen      <|audio_start|> <|audio_pad|> <|audio_end|>      one pad becomes as many as the sound has
     Voxtral   [BEGIN_AUDIO] [AUDIO]                            likewise
+    Gemma 4   <|audio|>                                        becomes <|audio>, as many <|audio|> and <audio|>
 
 Sounds are read one by one. Before the features of one are made, its tokens are counted, with those of all before it.
 """
@@ -18,7 +19,7 @@ import numpy as np
 
 from ferrum_jax.prompt import MediaSpan
 from ferrum_jax.sound.clip import ProcessedClip
-from ferrum_jax.sound.features import QwenSounds, VoxtralSounds
+from ferrum_jax.sound.features import Gemma4Sounds, QwenSounds, VoxtralSounds
 from ferrum_jax.sound.sound_processor_files import read_sound_processor
 from ferrum_jax.sound.sound_sources import SoundSources
 from ferrum_jax.sound.waveform import Look, do_not_look
@@ -27,7 +28,9 @@ from ferrum_jax.spec.identity import digest_of
 _PLACEHOLDERS = {
     "qwen": "<|audio_pad|>",
     "voxtral": "[AUDIO]",
+    "gemma4": "<|audio|>",
 }  # by the processor's kind: what stands for each token of a sound
+_AROUND = {"gemma4": ("<|audio>", "<audio|>")}  # tokens that a sound gets before and behind its own
 Encode = Callable[[str, bool], Sequence[int]]  # a text to ids, with special tokens or without
 
 
@@ -48,7 +51,7 @@ class PromptSounds:
     refused before all of them is decoded.
     """
 
-    processor: QwenSounds | VoxtralSounds
+    processor: QwenSounds | VoxtralSounds | Gemma4Sounds
     folder: Path
     sources: SoundSources
     max_frames: int
@@ -60,7 +63,7 @@ class PromptSounds:
         Raises ValueError for unknown settings.
         """
         processor = read_sound_processor(folder)
-        if not isinstance(processor, QwenSounds | VoxtralSounds):
+        if not isinstance(processor, QwenSounds | VoxtralSounds | Gemma4Sounds):
             return None
         return cls(processor=processor, folder=Path(folder), sources=sources, max_frames=max_frames)
 
@@ -90,8 +93,22 @@ class PromptSounds:
         between steps; what it raises ends the work. Raises ValueError for sounds that cannot be read, for more than a
         prompt may have, and for others than the prompt has places for.
         """
+        filled, clips = self.filled(content, sounds, encode, most=most, look=look)
+        ids = encode(filled, adds) if isinstance(filled, str) else filled
+        return HeardPrompt(token_ids=ids, spans=self.spans(ids, clips, encode), clips=clips)
+
+    def filled(
+        self,
+        content: str | Sequence[int],
+        sounds: Sequence[Any],
+        encode: Encode,
+        *,
+        most: int | None = None,
+        look: Look = do_not_look,
+    ) -> tuple[str | Sequence[int], tuple[ProcessedClip, ...]]:
+        """The text or the ids with all tokens of each sound in the place of its placeholder. Raises as `expanded`."""
         name = self.placeholder
-        pad = self._id(encode)
+        pad = self._id(name, encode)
         places = content.count(name) if isinstance(content, str) else sum(each == pad for each in content)
         if places != len(sounds):
             raise ValueError(
@@ -99,14 +116,15 @@ class PromptSounds:
                 f"sound{'s' * (len(sounds) != 1)}; write one for each sound, and keep the word out of texts"
             )
         clips = self._clips(sounds, most, look)
+        around = _AROUND.get(self.processor.kind)
         if isinstance(content, str):
+            before, behind = around or ("", "")
             first, *others = content.split(name)
-            runs = (name * clip.num_tokens + text for clip, text in zip(clips, others, strict=True))
-            ids = encode("".join((first, *runs)), adds)
-        else:
-            counts = iter(clip.num_tokens for clip in clips)
-            ids = [each for one in content for each in ([pad] * next(counts) if one == pad else [one])]
-        return HeardPrompt(token_ids=ids, spans=self._spans(ids, pad, clips), clips=clips)
+            runs = [f"{before}{name * clip.num_tokens}{behind}" for clip in clips]
+            return "".join((first, *(run + text for run, text in zip(runs, others, strict=True)))), clips
+        ends = [[self._id(token, encode)] for token in around] if around else [[], []]
+        full = iter([[*ends[0], *[pad] * clip.num_tokens, *ends[1]] for clip in clips])
+        return [each for one in content for each in (next(full) if one == pad else [one])], clips
 
     def _clips(self, sounds: Sequence[Any], most: int | None, look: Look) -> tuple[ProcessedClip, ...]:
         clips, total = [], 0
@@ -130,8 +148,9 @@ class PromptSounds:
         bounds = dataclasses.replace(self.sources.bounds, max_seconds=min(self.sources.bounds.max_seconds, most))
         return dataclasses.replace(self.sources, bounds=bounds).waveform(sound, self.processor.sampling_rate, look)
 
-    def _spans(self, ids: Sequence[int], pad: int, clips: Sequence[ProcessedClip]) -> tuple[MediaSpan, ...]:
+    def spans(self, ids: Sequence[int], clips: Sequence[ProcessedClip], encode: Encode) -> tuple[MediaSpan, ...]:
         """Where the runs of tokens stand. Raises ValueError where two sounds have nothing between them."""
+        pad = self._id(self.placeholder, encode)
         found = np.flatnonzero(np.asarray(ids, np.int64) == pad)
         runs = np.split(found, np.flatnonzero(np.diff(found) != 1) + 1) if len(found) else []
         lengths, expected = [len(run) for run in runs], [clip.num_tokens for clip in clips]
@@ -145,10 +164,10 @@ class PromptSounds:
             for run, clip in zip(runs, clips, strict=True)
         )
 
-    def _id(self, encode: Encode) -> int:
-        ids = encode(self.placeholder, False)
+    def _id(self, token: str, encode: Encode) -> int:
+        ids = encode(token, False)
         if len(ids) != 1:
-            raise ValueError(f"the tokenizer has no token {self.placeholder}, which stands for sounds of this model")
+            raise ValueError(f"the tokenizer has no token {token}, which stands for sounds of this model")
         return ids[0]
 
 

@@ -75,7 +75,7 @@ class SoundSpec:
 
     @property
     def places_of_chunk(self) -> int:
-        """Places by which a call says what of a chunk is a clip's: its tokens, or frames where a chunk may end early."""
+        """Places that say what of a chunk is a clip's: its tokens, or its frames where one may end early."""
         return self.chunk_frames if self.tower == "gemma4_sound" else self.chunk[1]
 
     def patches_in_call(self, count: int) -> int:

@@ -21,7 +21,8 @@ from ferrum_jax.prompt import (
     media_parts,
     take_apart,
 )
-from ferrum_jax.sound.prompt_sounds import PromptSounds
+from ferrum_jax.sound.clip import ProcessedClip
+from ferrum_jax.sound.prompt_sounds import Encode, PromptSounds
 from ferrum_jax.text.chat import ChatTemplate
 from ferrum_jax.text.long_texts import TextTooLong
 from ferrum_jax.text.tokenizer import Tokenizer
@@ -108,13 +109,42 @@ class PromptEncoder:
             return EncodedPrompt(token_ids=ids, media=parts.media)
         if parts.media:
             raise ValueError(f"the prompt has {parts.seen} and media; their spans are found, leave media out")
-        if self.images is None:
-            assert self.sounds is not None, "what a prompt has is refused where nothing reads it"
-            heard = self.sounds.expanded(content, parts.sounds, encode, adds=adds, most=most, look=look)
-            return EncodedPrompt(token_ids=heard.token_ids, media=heard.spans, images=heard.clips)
-        given = {"videos": parts.videos, "adds": adds, "most": most, "look": look}
-        found = self.images.expanded(content, parts.images, encode, **given)  # type: ignore[arg-type]
-        return EncodedPrompt(token_ids=found.token_ids, media=found.spans, images=found.parts)
+        return self._with_media(parts, content, encode, adds=adds, most=most, look=look)
+
+    def _with_media(
+        self,
+        parts: PromptParts,
+        content: str | Sequence[int],
+        encode: Encode,
+        *,
+        adds: bool,
+        most: int | None,
+        look: Look,
+    ) -> EncodedPrompt:
+        """Sounds have their tokens first, since images are placed among the ids of the whole."""
+        clips: tuple[ProcessedClip, ...] = ()
+        if parts.sounds:
+            assert self.sounds is not None, "sounds are refused where nothing hears them"
+            content, clips = self.sounds.filled(content, parts.sounds, encode, most=most, look=look)
+            most = None if most is None else most - sum(clip.num_tokens for clip in clips)
+        ids = content
+        found: list[tuple[MediaSpan, EncodableImage]] = []
+        if parts.images or parts.videos:
+            assert self.images is not None, "images are refused where nothing sees them"
+            given = {"videos": parts.videos, "adds": adds, "most": most, "look": look}
+            seen = self.images.expanded(content, parts.images, encode, **given)  # type: ignore[arg-type]
+            ids = seen.token_ids
+            found += zip(seen.spans, seen.parts, strict=True)
+        elif isinstance(content, str):
+            ids = encode(content, adds)
+        assert not isinstance(ids, str), "a text is encoded by now"
+        if clips:
+            assert self.sounds is not None, "it has made them"
+            found += zip(self.sounds.spans(ids, clips, encode), clips, strict=True)
+        found.sort(key=lambda pair: pair[0].start)
+        return EncodedPrompt(
+            token_ids=ids, media=tuple(span for span, _ in found), images=tuple(image for _, image in found)
+        )
 
     def _heard(self, parts: PromptParts) -> EncodedPrompt:
         """Token ids with a sound beside them. Raises ValueError where there is another content, or nothing hears it."""

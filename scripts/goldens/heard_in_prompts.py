@@ -151,7 +151,7 @@ def _drawn_beside_images(
             patches.append(rng.uniform(-1, 1, (math.prod(each), 48)).astype(np.float32))
             run = [IMAGE] * (math.prod(each) // 9)
         else:
-            made = extractor(sound(each, len(seconds)), sampling_rate=RATE, return_tensors="np")
+            made = extractor([sound(each, len(seconds))], sampling_rate=RATE, return_tensors="np")
             own = made["input_features"][0][made["input_features_mask"][0]]
             seconds.append(each)
             lengths.append(len(own))
