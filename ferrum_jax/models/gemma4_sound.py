@@ -70,7 +70,7 @@ class ConformerLayer(nnx.Module):
         self.attention_norm, self.attention_out_norm = norm_of_tower(D, dtype), norm_of_tower(D, dtype)
         self.q, self.k, self.v, self.o = (ClippedLinear(D, D, spec, dtype=dtype) for _ in range(4))
         self.distances = Linear(D, D, dtype=dtype, rngs=None)
-        self.scales = nnx.Param(jnp.zeros((H,), dtype))
+        self.head_scale = nnx.Param(jnp.zeros((H,), dtype))
         self.gate_norm, self.taps_norm, self.norm = (norm_of_tower(D, dtype) for _ in range(3))
         self.gated = ClippedLinear(D, 2 * D, spec, dtype=dtype)
         self.taps = nnx.Param(jnp.zeros((D, 1, _TAPS), dtype))
@@ -90,7 +90,7 @@ class ConformerLayer(nnx.Module):
         heads = [
             part(normed).astype(jnp.float32).reshape(len(x), self.num_heads, -1) for part in (self.q, self.k, self.v)
         ]
-        scale = jax.nn.softplus(self.scales[...].astype(jnp.float32)) / (math.log(2) * math.sqrt(heads[0].shape[-1]))
+        scale = jax.nn.softplus(self.head_scale[...].astype(jnp.float32)) / (math.log(2) * math.sqrt(heads[0].shape[-1]))
         return x, heads[0] * scale, heads[1] * (math.log1p(math.e) / math.log(2)), heads[2]
 
     def _attended(
@@ -260,7 +260,7 @@ def tower_rules(spec: SoundSpec) -> tuple[Rule, ...]:
         products |= {f"{theirs}.ffw_layer_1": f"{ours}.up", f"{theirs}.ffw_layer_2": f"{ours}.down"}
         weights |= {f"{theirs}.pre_layer_norm": f"{ours}.norm", f"{theirs}.post_layer_norm": f"{ours}.out_norm"}
     inside = {f"{theirs}.weight": f"{ours}.weight" for theirs, ours in weights.items()}
-    inside |= {"self_attn.per_dim_scale": "scales", "lconv1d.depthwise_conv1d.weight": "taps"}
+    inside |= {"self_attn.per_dim_scale": "head_scale", "lconv1d.depthwise_conv1d.weight": "taps"}
     of_products = ("linear.weight", *(BOUNDS if spec.clipped else ()))
     inside |= {f"{theirs}.{part}": f"{ours}.{part}" for theirs, ours in products.items() for part in of_products}
     start = {f"layer{i}.conv.weight": f"convolutions.{i}.weight" for i in range(2)}

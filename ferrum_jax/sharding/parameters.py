@@ -79,6 +79,11 @@ PARAMETERS: tuple[tuple[str, tuple[str | None, ...]], ...] = (
     ("sound.narrow.weight", (None,) * 3),
     ("sound.wide.weight", (None,) * 3),
     ("sound.convolutions.*.weight", (None,) * 4),
+    ("sound.convolution_norms.*.weight", (None,)),
+    ("sound.layers.*.taps", (None,) * 3),
+    ("sound.layers.*.head_scale", (None,)),
+    ("sound.layers.*_min", ()),
+    ("sound.layers.*_max", ()),
     ("sound.*.weight", (None, None)),
     ("sound.*.bias", (None,)),
     # of encoders
