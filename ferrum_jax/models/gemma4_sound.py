@@ -90,7 +90,9 @@ class ConformerLayer(nnx.Module):
         heads = [
             part(normed).astype(jnp.float32).reshape(len(x), self.num_heads, -1) for part in (self.q, self.k, self.v)
         ]
-        scale = jax.nn.softplus(self.head_scale[...].astype(jnp.float32)) / (math.log(2) * math.sqrt(heads[0].shape[-1]))
+        scale = jax.nn.softplus(self.head_scale[...].astype(jnp.float32)) / (
+            math.log(2) * math.sqrt(heads[0].shape[-1])
+        )
         return x, heads[0] * scale, heads[1] * (math.log1p(math.e) / math.log(2)), heads[2]
 
     def _attended(

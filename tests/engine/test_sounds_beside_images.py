@@ -12,9 +12,9 @@ import pytest
 from ferrum_jax.asked.options import RequestOptions
 from ferrum_jax.asked.sampling import SamplingParams
 from ferrum_jax.prompt import MediaSpan
-from ferrum_jax.sound.clip import ProcessedClip
 from tests.engine import test_images as images
 from tests.engine.test_images import Picture, engine_of, golden, run
+from tests.models.sound_goldens import GEMMA, clips_of
 
 FOLDER = "hearing/gemma4_sound"
 AUDIO, IMAGE = 150, 151
@@ -28,24 +28,6 @@ GREEDY = SamplingParams(
     max_tokens=64, temperature=0.0, ignore_eos=True, logit_bias=dict.fromkeys(range(AUDIO, 154), float("-inf"))
 )
 PROMPTS = range(6)
-
-
-def clips_of(arrays: dict[str, np.ndarray], prompt: int, louder: float) -> list[ProcessedClip]:
-    found, at = [], 0
-    for length in arrays[f"lengths_{prompt}"].tolist():
-        features = arrays[f"frames_{prompt}"][at : at + length] + np.float32(louder)
-        found.append(
-            ProcessedClip(
-                features=features,
-                grid=(1, length, 1),
-                num_frames=length,
-                num_tokens=-(-length // 4),
-                seconds=length / 100,
-                digest=hashlib.blake2b(features.tobytes()).digest(),
-            )
-        )
-        at += length
-    return found
 
 
 def pictures_of(arrays: dict[str, np.ndarray], prompt: int) -> list[Picture]:
@@ -63,7 +45,7 @@ def asked(prompt: int, *, louder: float = 0.0, **options: Any) -> tuple[list[int
     """A golden prompt with its sounds and images. louder: than the golden's, which makes others of its sounds."""
     arrays = golden(FOLDER)
     ids = arrays[f"prompt_{prompt}"].tolist()
-    kinds = {AUDIO: iter(clips_of(arrays, prompt, louder)), IMAGE: iter(pictures_of(arrays, prompt))}
+    kinds = {AUDIO: iter(clips_of(prompt, louder=louder, name=GEMMA)), IMAGE: iter(pictures_of(arrays, prompt))}
     given, media, start = [], [], 0
     while start < len(ids):
         if (token := ids[start]) not in kinds:

@@ -17,7 +17,7 @@ from tests.golden_table import GOLDENS
 from tests.models.vision_goldens import parameters_of
 
 HEARING = GOLDENS / "hearing"
-QWEN, VOXTRAL = "qwen3_asr", "voxtral"
+QWEN, VOXTRAL, GEMMA = "qwen3_asr", "voxtral", "gemma4_sound"
 
 
 @functools.cache
@@ -33,7 +33,8 @@ def clips_of(prompt: int, *, louder: float = 0.0, name: str = QWEN) -> list[Proc
     frames, tokens = spec.sound.chunk
     clips, at = [], 0
     for length in golden[f"lengths_{prompt}"].tolist():
-        whole = ceil_div(length, frames) * frames
+        ends_anywhere = not spec.sound.window_chunks
+        whole = length if ends_anywhere else ceil_div(length, frames) * frames
         features = golden[f"frames_{prompt}"][at : at + whole].copy()
         features[:length] += np.float32(louder)
         clips.append(
@@ -41,7 +42,7 @@ def clips_of(prompt: int, *, louder: float = 0.0, name: str = QWEN) -> list[Proc
                 features=features,
                 grid=(1, whole, 1),
                 num_frames=length,
-                num_tokens=length // frames * tokens + ceil_div(length % frames, 8),
+                num_tokens=length // frames * tokens + ceil_div(length % frames, frames if ends_anywhere else 8),
                 seconds=length / 100,
                 digest=hashlib.blake2b(features).digest(),
             )

@@ -12,14 +12,19 @@ from safetensors.numpy import load_file, save_file
 from checkpoints import open_checkpoint
 from ferrum_jax.models import registry
 from scripts.goldens.weights import make
-from tests.models.sound_goldens import HEARING, QWEN, VOXTRAL, clips_of, encoded, load
+from tests.models.sound_goldens import GEMMA, HEARING, QWEN, VOXTRAL, clips_of, encoded, load
 from tests.models.test_goldens import assert_close
 from tests.models.vision_goldens import parameters_of
 
 
 # Frames of a call; tiles and windows of padding are not computed.
 @pytest.mark.parametrize(
-    ("name", "num_frames"), [*((QWEN, size) for size in (400, 700, 2300)), *((VOXTRAL, size) for size in (104, 260))]
+    ("name", "num_frames"),
+    [
+        *((QWEN, size) for size in (400, 700, 2300)),
+        *((VOXTRAL, size) for size in (104, 260)),
+        *((GEMMA, size) for size in (144, 1024)),
+    ],
 )
 @pytest.mark.parametrize("prompt", [1, 2])
 def test_embeddings_are_the_reference_s_whatever_stands_behind(name, num_frames, prompt):
@@ -41,6 +46,14 @@ def test_a_clip_s_embeddings_do_not_depend_on_the_others_of_a_call():
     alone = encoded([clip], 700)[0]
     beside = encoded([*clips_of(2), clip], 700)[-1]
     np.testing.assert_allclose(beside, alone, rtol=1e-4, atol=1e-5)
+
+
+def test_a_sound_that_ends_anywhere_hears_nothing_of_the_one_behind_it():
+    (clip,) = clips_of(1, name=GEMMA)
+    others = clips_of(2, name=GEMMA)
+    alone = encoded([clip], 1024, GEMMA)[0]
+    np.testing.assert_allclose(encoded([*others, clip], 1024, GEMMA)[-1], alone, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(encoded([clip, *others], 1024, GEMMA)[0], alone, rtol=1e-4, atol=1e-5)
 
 
 def test_positions_of_one_window_do_not_hear_those_of_another():
