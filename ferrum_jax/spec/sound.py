@@ -22,8 +22,8 @@ class SoundSpec:
     num_readers: layers of the text model that attend to the encoder's states, the "cross" group; the encoder makes
     their keys and values, once for a clip. Without one, tokens of a prompt have the states as their embeddings.
     chunk_frames: of a chunk; window_chunks: chunks of a window; conv_channels: of the convolutions; all 0 of "whisper".
-    Of "gemma4_sound" a chunk is the frames of a position, there are no windows, and conv_channels are of the second of
-    two; the first has one for each mel.
+    "gemma4_sound" has as chunks the frames of a position, no windows, and conv_channels in the second of two
+    convolutions; the first has one for each mel.
     stacked: positions that make one token; 1 but of "voxtral". state_size: of a state as it is projected to the text
     model's width, 0 where it is as in layers. clipped: products have bounds of their inputs and outputs.
     out_size: the text model's width.

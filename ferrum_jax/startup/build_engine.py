@@ -29,7 +29,6 @@ from ferrum_jax.spec import SoundSpec
 from ferrum_jax.startup.load import Loaded
 from ferrum_jax.structured.reading.message_parser import NO_FORMS, MessageForms
 from ferrum_jax.text.tokenizer import Tokenizer
-from ferrum_jax.towers.clip_slots import ClipSlots
 
 
 def build_engine(
@@ -120,12 +119,10 @@ def _intake(
 
 
 def _image_limits(layout: Layout, sizes: EngineSizes) -> tuple[ImageLimits, ...]:
-    """Those of each tower."""
+    """What there is room for, of each tower."""
     images, rope = layout.images, layout.spec.attention.rope
     if images is None:
         return (NO_IMAGES,)
-    towers = layout.spec.towers
-    most = (images.max_patches,) if isinstance(images, ClipSlots) else [each.max_patches for each in images.encoders]
     return tuple(
         ImageLimits(
             noun="sound" if isinstance(tower, SoundSpec) else "image",
@@ -141,7 +138,7 @@ def _image_limits(layout: Layout, sizes: EngineSizes) -> tuple[ImageLimits, ...]
             is_beside=bool(layout.spec.cross_layers),
             ends_anywhere=isinstance(tower, SoundSpec) and not tower.window_chunks,
         )
-        for tower, max_patches in zip(towers, most, strict=True)
+        for tower, max_patches in zip(layout.spec.towers, images.max_patches_of_each, strict=True)
     )
 
 

@@ -70,6 +70,10 @@ class ClipSlots:
         return self.sound.window_frames
 
     @property
+    def max_patches_of_each(self) -> tuple[int, ...]:
+        return (self.max_patches,)
+
+    @property
     def parts(self) -> tuple[str, ...]:
         """The name of the call."""
         return (call_name(self.sound, self.max_patches),)

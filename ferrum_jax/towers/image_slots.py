@@ -32,7 +32,7 @@ _GROWTH = 4  # from one number of patches to the next
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Encoder:
+class SlotEncoder:
     """One tower. weights: by their names in the model. sizes: patches of a call, the smallest first."""
 
     tower: VisionSpec | SoundSpec
@@ -46,7 +46,7 @@ class Encoder:
 
     @property
     def max_patches(self) -> int:
-        """Of an image or clip that a call has room for."""
+        """How many an image or clip may have that a call has room for."""
         return self.sizes[-1] - self.tower.patches_in_call(0)
 
     def embeddings_of_call(self, size: int) -> int:
@@ -62,13 +62,13 @@ class ImageSlots:
     one_by_one: a call encodes one image, so that its bits do not depend on others.
     """
 
-    encoders: tuple[Encoder, ...]
+    encoders: tuple[SlotEncoder, ...]
     pool: jax.ShapeDtypeStruct
     one_by_one: bool
 
     @property
     def weights(self) -> Mapping[str, jax.ShapeDtypeStruct]:
-        """Of all towers, by their names in the model."""
+        """The weights of all towers, by their names in the model."""
         return {name: weight for encoder in self.encoders for name, weight in encoder.weights.items()}
 
     @property
@@ -98,8 +98,13 @@ class ImageSlots:
 
     @property
     def max_patches(self) -> int:
-        """Of the largest call."""
+        """How many the largest call has."""
         return max(encoder.sizes[-1] for encoder in self.encoders)
+
+    @property
+    def max_patches_of_each(self) -> tuple[int, ...]:
+        """How many one image or clip of each encoder may have."""
+        return tuple(encoder.max_patches for encoder in self.encoders)
 
     @property
     def parts(self) -> tuple[str, ...]:
@@ -125,7 +130,7 @@ class ImageSlots:
         return found
 
     def _calls_of(
-        self, encoder: Encoder, images: Sequence[tuple[EncodableImage, Sequence[int]]]
+        self, encoder: SlotEncoder, images: Sequence[tuple[EncodableImage, Sequence[int]]]
     ) -> list[tuple[str, tuple[Any, ...]]]:
         groups: list[list[tuple[EncodableImage, Sequence[int]]]] = []
         room = 0
@@ -139,7 +144,7 @@ class ImageSlots:
         return [self._packed(encoder, group) for group in groups]
 
     def _packed(
-        self, encoder: Encoder, images: Sequence[tuple[EncodableImage, Sequence[int]]]
+        self, encoder: SlotEncoder, images: Sequence[tuple[EncodableImage, Sequence[int]]]
     ) -> tuple[str, tuple[Any, ...]]:
         """The smallest call that holds these images."""
         tower = encoder.tower
@@ -168,10 +173,10 @@ def image_slots(
 
 def _encoder(
     config: EngineConfig, tower: VisionSpec | SoundSpec, targets: Mapping[str, jax.ShapeDtypeStruct], dtype: jnp.dtype
-) -> Encoder:
+) -> SlotEncoder:
     graph, names = registry.abstract_tower(tower, dtype)
     weights = {name: targets[name] for name in targets if name in names}
-    return Encoder(tower=tower, graph=graph, weights=weights, sizes=_sizes(config, tower))
+    return SlotEncoder(tower=tower, graph=graph, weights=weights, sizes=_sizes(config, tower))
 
 
 def _sizes(config: EngineConfig, tower: VisionSpec | SoundSpec) -> tuple[int, ...]:
@@ -196,7 +201,7 @@ def trace_fresh_images(slots: ImageSlots) -> jax.stages.Traced:
     return jax.jit(lambda: jnp.zeros(slots.pool.shape, slots.pool.dtype), out_shardings=slots.pool.sharding).trace()
 
 
-def trace_encode(slots: ImageSlots, encoder: Encoder, num_patches: int, mesh: Mesh) -> jax.stages.Traced:
+def trace_encode(slots: ImageSlots, encoder: SlotEncoder, num_patches: int, mesh: Mesh) -> jax.stages.Traced:
     """(weights, pool, which is donated, pixels, places, slots) -> the pool with the images' embeddings."""
     tower = encoder.tower
     names = [name.removeprefix(registry.prefix_of(tower)) for name in encoder.weights]

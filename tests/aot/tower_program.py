@@ -26,7 +26,7 @@ from ferrum_jax.sharding import make_mesh, whole
 from ferrum_jax.sizes.mesh_shape import MeshShape
 from ferrum_jax.spec import SoundSpec
 from ferrum_jax.towers.clip_slots import ClipSlots, trace_encode_clip
-from ferrum_jax.towers.image_slots import Encoder, ImageSlots, image_slots, trace_encode
+from ferrum_jax.towers.image_slots import ImageSlots, SlotEncoder, image_slots, trace_encode
 from scripts.published import PUBLISHED
 from tests.aot.program_text import large_constants, ops_of, wide_weights
 
@@ -63,7 +63,7 @@ def slots_of(model: str, target: str) -> tuple[ImageSlots | ClipSlots, Any]:
 
 
 def describe(
-    slots: ImageSlots | ClipSlots, encoder: Encoder | ClipSlots, num_patches: int, mesh: Any, target: str
+    slots: ImageSlots | ClipSlots, encoder: SlotEncoder | ClipSlots, num_patches: int, mesh: Any, target: str
 ) -> dict[str, Any]:
     """What the program of a call of so many patches contains. encoder: of the slots; they themselves where of clips."""
     started = time.process_time()
@@ -92,7 +92,7 @@ def describe(
     }
 
 
-def _lengths(encoder: Encoder | ClipSlots, num_patches: int) -> set[int]:
+def _lengths(encoder: SlotEncoder | ClipSlots, num_patches: int) -> set[int]:
     """Rows that activations of a call and of its tiles have."""
     if isinstance(encoder, ClipSlots):
         return {num_patches, encoder.sound.num_positions}
