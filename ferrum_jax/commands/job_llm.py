@@ -8,6 +8,7 @@ import functools
 import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from ferrum_jax.commands.flags import given_fields
 from ferrum_jax.commands.model import job_config, named_adapters, open_llm
@@ -79,11 +80,18 @@ def take_loading(args: argparse.Namespace, said: JobSaid) -> None:
                 f"the job was run with {flag} {quoted(config[name])}, and what rows may read is for you to say; give "
                 f"{flag} again"
             )
+    if args.input is None:
+        _require_near(said.input_path, args.output, "--input")
     if args.model is None:
         if not loading.get("model"):
             raise ValueError("the report does not say where the model is; name it with --model")
+        _require_near(loading["model"], args.output, "--model")
+        _require_near(loading.get("tokenizer") if args.tokenizer is None else None, args.output, "--tokenizer")
         args.model, args.revision = loading["model"], args.revision or said.commit or loading.get("revision")
         args.tokenizer = args.tokenizer or loading.get("tokenizer")
+    if not args.adapter:
+        for name, path in (loading.get("adapters") or {}).items():
+            _require_near(path, args.output, f"--adapter {name}=URL")
     args.adapter = args.adapter or [f"{name}={path}" for name, path in (loading.get("adapters") or {}).items()]
     fields = EngineConfig.__dataclass_fields__
     own = {name: (said.model or {}).get(name) for name in ("dtype", "max_model_len")}
@@ -94,3 +102,9 @@ def take_loading(args: argparse.Namespace, said: JobSaid) -> None:
 
 def _whole(path: str) -> str:
     return path if is_url(path) else os.path.abspath(path)
+
+
+def _require_near(place: object, output: str, flag: str) -> None:
+    """Raises ValueError for a URL of another host or bucket than the output's, which a report alone does not open."""
+    if isinstance(place, str) and is_url(place) and urlsplit(place)[:2] != urlsplit(output)[:2]:
+        raise ValueError(f"the report names {quoted(place)}, and what is fetched is for you to say; give {flag}")

@@ -106,6 +106,17 @@ def test_what_is_missing_is_named_with_code_2(job, capsys, flags, sentence):
     assert sentence in said and "Traceback" not in said
 
 
+@pytest.mark.parametrize("what", ["model", "input"])
+def test_a_report_has_nothing_fetched_from_elsewhere(job, capsys, what):
+    report, url = json.loads((job / "out.jsonl.report.json").read_text()), "https://example.org/a"
+    place = report["record"]["loading" if what == "model" else "input"]
+    place["model" if what == "model" else "path"] = url
+    (job / "out.jsonl.report.json").write_text(json.dumps(report))
+    code, shown, said = verify(job, capsys)
+    assert code == 2 and not shown
+    assert f"the report names '{url}', and what is fetched is for you to say; give --{what}" in said
+
+
 def test_a_report_of_an_older_version_is_told_how_to_be_made_anew(job, capsys):
     report = json.loads((job / "out.jsonl.report.json").read_text())
     del report["record"]
