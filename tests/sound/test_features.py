@@ -40,7 +40,8 @@ def test_features_are_the_reference_s(name):
     assert clip.features.dtype == np.float32 and clip.patches is clip.features
     assert clip.grid == (case.get("windows", 1), len(clip.features) // case.get("windows", 1), 1)
     assert clip.features.shape[1] == mels and not np.any(clip.features[frames:])
-    np.testing.assert_allclose(sampled(clip.features[:frames]), golden()[name], rtol=0, atol=ROUNDING)
+    whole = np.pad(clip.features[:frames], ((0, max(0, frames - len(clip.features))), (0, 0)))  # Gemma's reference pads
+    np.testing.assert_allclose(sampled(whole), golden()[name], rtol=0, atol=ROUNDING)
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if name.startswith("whole")])
