@@ -72,28 +72,22 @@ _AS_IN_FILE = "process it as the checkpoint's processor file says"
 def placed_media(
     images: Sequence[EncodableImage], media: Sequence[MediaSpan], limits: Sequence[ImageLimits]
 ) -> tuple[tuple[PlacedImage, ...], tuple[EncodableImage, ...]]:
-    """The same of a model that may see and hear. limits: of images and of sounds, where it takes both."""
+    """`placed_images` of a model that may see and hear. limits: of images and of sounds, where it takes both."""
     if len(limits) == 1:
         return placed_images(images, media, limits[0])
-    found = []
+    found, total = [], 0
     for own in limits:
         there = [image for image in images if (image.kind == "audio") == (own.kind == "audio")]
-        found += zip(*placed_images(there, media, own), strict=True)
-    total = sum(each.num_room(kept) for each, kept in zip(limits, _by_limits(found, limits), strict=True))
+        placed, kept = placed_images(there, media, own)
+        found += zip(placed, kept, strict=True)
+        total += own.num_room(kept)
     if total > limits[0].max_tokens:
         raise ValueError(
             f"the prompt's images and sounds take {total} tokens, and the engine keeps those of "
             f"{limits[0].max_tokens}; give fewer or smaller ones, or raise max_image_tokens"
         )
     found.sort(key=lambda pair: pair[0].start)
-    return tuple(placed for placed, _ in found), tuple(image for _, image in found)
-
-
-def _by_limits(
-    found: Sequence[tuple[PlacedImage, EncodableImage]], limits: Sequence[ImageLimits]
-) -> list[list[EncodableImage]]:
-    """The images that each of the limits is of."""
-    return [[image for _, image in found if (image.kind == "audio") == (own.kind == "audio")] for own in limits]
+    return tuple(place for place, _ in found), tuple(image for _, image in found)
 
 
 def placed_images(

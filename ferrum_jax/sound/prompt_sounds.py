@@ -35,15 +35,6 @@ Encode = Callable[[str, bool], Sequence[int]]  # a text to ids, with special tok
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class HeardPrompt:
-    """A prompt's token ids with their sounds: spans[i] stands for clips[i], in the order of the prompt."""
-
-    token_ids: Sequence[int]
-    spans: tuple[MediaSpan, ...]
-    clips: tuple[ProcessedClip, ...]
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class PromptSounds:
     """How prompts of a model have sounds.
 
@@ -77,26 +68,6 @@ class PromptSounds:
         """What stands in a prompt for a sound, and for each of its tokens."""
         return _PLACEHOLDERS[self.processor.kind]
 
-    def expanded(
-        self,
-        content: str | Sequence[int],
-        sounds: Sequence[Any],
-        encode: Encode,
-        *,
-        adds: bool,
-        most: int | None = None,
-        look: Look = do_not_look,
-    ) -> HeardPrompt:
-        """The ids of a text or of ids with a placeholder for each sound, with its tokens in its place.
-
-        adds: a text gets special tokens. most: tokens that sounds may have together, None for any number. look: called
-        between steps; what it raises ends the work. Raises ValueError for sounds that cannot be read, for more than a
-        prompt may have, and for others than the prompt has places for.
-        """
-        filled, clips = self.filled(content, sounds, encode, most=most, look=look)
-        ids = encode(filled, adds) if isinstance(filled, str) else filled
-        return HeardPrompt(token_ids=ids, spans=self.spans(ids, clips, encode), clips=clips)
-
     def filled(
         self,
         content: str | Sequence[int],
@@ -106,7 +77,12 @@ class PromptSounds:
         most: int | None = None,
         look: Look = do_not_look,
     ) -> tuple[str | Sequence[int], tuple[ProcessedClip, ...]]:
-        """The text or the ids with all tokens of each sound in the place of its placeholder. Raises as `expanded`."""
+        """The text or the ids with all tokens of each sound in the place of its placeholder.
+
+        most: tokens that sounds may have together, None for any number. look: called between steps; what it raises ends
+        the work. Raises ValueError for sounds that cannot be read, for more than a prompt may have, and for others than
+        the prompt has places for.
+        """
         name = self.placeholder
         pad = self._id(name, encode)
         places = content.count(name) if isinstance(content, str) else sum(each == pad for each in content)

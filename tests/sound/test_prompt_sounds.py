@@ -30,17 +30,19 @@ def test_a_sound_of_two_windows_has_their_tokens_and_one_span(tmp_path, as_ids):
     sounds, text = of_folder(tmp_path, "VoxtralProcessor"), "a[AUDIO]b[AUDIO]c"
     content = encode(text, False) if as_ids else text
     given = [(sound(30.5, 1), RATE), (sound(0.2, 2), RATE)]
-    found = sounds.expanded(content, given, encode, adds=False)
-    assert found.token_ids == [197, *[AUDIO] * 750, 198, *[AUDIO] * 375, 199]
-    assert [(span.kind, span.start, span.length) for span in found.spans] == [("audio", 1, 750), ("audio", 752, 375)]
-    assert [clip.grid for clip in found.clips] == [(2, 3000, 1), (1, 3000, 1)]
-    assert [span.digest for span in found.spans] == [clip.digest for clip in found.clips]
+    filled, clips = sounds.filled(content, given, encode)
+    ids = encode(filled, False) if isinstance(filled, str) else filled
+    spans = sounds.spans(ids, clips, encode)
+    assert ids == [197, *[AUDIO] * 750, 198, *[AUDIO] * 375, 199]
+    assert [(span.kind, span.start, span.length) for span in spans] == [("audio", 1, 750), ("audio", 752, 375)]
+    assert [clip.grid for clip in clips] == [(2, 3000, 1), (1, 3000, 1)]
+    assert [span.digest for span in spans] == [clip.digest for clip in clips]
 
 
 def test_a_sound_longer_than_a_tower_takes_is_refused_before_all_is_decoded(tmp_path):
     sounds = of_folder(tmp_path, "VoxtralProcessor", max_frames=3000)
     with pytest.raises(ValueError, match=r"sound 0: the sound is 30.2 s long or more; at most 30 s are taken"):
-        sounds.expanded("[AUDIO]", [(sound(30.2, 1), RATE)], encode, adds=True)
+        sounds.filled("[AUDIO]", [(sound(30.2, 1), RATE)], encode)
 
 
 def test_sounds_of_one_window_beside_a_prompt_have_no_tokens_in_it(tmp_path):
@@ -52,4 +54,4 @@ def test_sounds_of_one_window_beside_a_prompt_have_no_tokens_in_it(tmp_path):
 def test_a_tokenizer_without_the_placeholder_is_refused(tmp_path):
     sounds = of_folder(tmp_path, "VoxtralProcessor")
     with pytest.raises(ValueError, match=r"the tokenizer has no token \[AUDIO\]"):
-        sounds.expanded("[AUDIO]", [(sound(1, 1), RATE)], lambda text, adds: [ord(c) for c in text], adds=True)
+        sounds.filled("[AUDIO]", [(sound(1, 1), RATE)], lambda text, adds: [ord(c) for c in text])

@@ -92,7 +92,7 @@ def span_of(text: str) -> float:
     except ValueError:  # 1.2.3h
         seconds = 0.0
     if not 1.0 <= seconds <= _MOST_S:
-        raise ValueError(f"the time is {text!r}; give it with its unit, from 1s to 366d, as 2h, 90m or 1h30m")
+        raise ValueError(f"--within is {text!r}; give it with its unit, from 1s to 366d, as 2h, 90m or 1h30m")
     return seconds
 
 

@@ -190,8 +190,8 @@ class OutputLines:
         if (len(self._rows), self._rows.layout) != (said.rows, said.layout):
             add(
                 "input_changed",
-                f"the input is not the one that was answered: it has {len(self._rows):,} rows, of which some are "
-                f"others, and the report tells of {said.rows:,}",
+                f"the input is not the one that was answered: it has {len(self._rows):,} rows, the report tells of "
+                f"{said.rows:,}, and some of them are others",
             )
         if said.output is None:
             add("unfinished", "the report knows no finished output: end the job first, or give its last report")
