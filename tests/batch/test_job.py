@@ -619,6 +619,27 @@ def test_rows_of_a_journal_whose_record_was_deleted_are_not_those_of_another_job
     assert job.run(seed=7) == EXIT_OK
 
 
+@pytest.mark.parametrize("step", [3, None])
+def test_a_worker_that_slept_while_others_began_the_job_and_went_on_joins_it(tmp_path, step):
+    (tmp_path / "alone").mkdir()
+    job, alone = Job(tmp_path), Job(tmp_path / "alone")
+    next(alone.clock)  # it begins when the second worker does
+    looked = []
+
+    class Sleepy(LocalStore):
+        def read(self, name: str, *args) -> bytes | None:
+            found = super().read(name, *args)
+            if name == "job.json":
+                looked.append(found)
+            if looked == [None, None]:  # it is about to begin the job itself
+                looked.append(b"slept")
+                assert job.run_to_step(step) == EXIT_PREEMPTED if step else job.run() == EXIT_OK
+            return found
+
+    assert job.run(store=lambda path: Sleepy(Path(path))) == alone.run()
+    assert job.output.read_bytes() == alone.output.read_bytes()
+
+
 def test_an_output_without_its_journal_is_refused_and_left_as_it_was(tmp_path):
     job = Job(tmp_path)
     job.output.write_bytes(b"my thesis")

@@ -37,16 +37,13 @@ class JobFolder:
         """
         found = self.journal.read(RECORD)
         if found is None:
-            if self.output.size(self.name) is not None:
-                raise ValueError(
-                    f"{self.target} is there without its journal, {self.target}.journal, so it is not known what it "
-                    "holds; move it away, name another output, or have it moved aside with --new-run"
-                )
-            if self.journal.names("segments"):  # the folder was deleted under a worker, which then wrote on
-                raise ValueError(
-                    f"{self.target}.journal has rows of a job and not that job's record, {RECORD}, so it is not known "
-                    "what answered them; put the record back, move the folder away, or name another output"
-                )
+            orphans = self._orphans()
+            found = self.journal.read(
+                RECORD
+            )  # another worker may have begun the job, and gone on, since the first look
+            if found is None and orphans is not None:
+                raise ValueError(orphans)
+        if found is None:
             self.journal.create(RECORD, new_record(settings, names, now))
             found = self.journal.read(RECORD)  # another worker may have been first
             assert found is not None, "the job's record is gone"
@@ -54,6 +51,20 @@ class JobFolder:
         record = read_record(found, self.target)
         refuse_changes(self.target, record["settings"], settings)
         return record
+
+    def _orphans(self) -> str | None:
+        """Says what is there of a job that needs the job's record; None without anything."""
+        if self.output.size(self.name) is not None:
+            return (
+                f"{self.target} is there without its journal, {self.target}.journal, so it is not known what it "
+                "holds; move it away, name another output, or have it moved aside with --new-run"
+            )
+        if self.journal.names("segments"):  # the folder was deleted under a worker, which then wrote on
+            return (
+                f"{self.target}.journal has rows of a job and not that job's record, {RECORD}, so it is not known "
+                "what answered them; put the record back, move the folder away, or name another output"
+            )
+        return None
 
     def set_aside(self, *, expiry_s: float, poll_s: float) -> str | None:
         """Moves output, report and journal to the first free `old-N.NAME`; that path, None where nothing is there.
