@@ -48,14 +48,14 @@ class GramBook:
         """Adds places, oldest first, at one gram length: `add` for each, done at once."""
         if not len(places):
             return
-        buckets = (hashes ^ np.uint64(seed)) >> np.uint64(self._shift)
+        buckets = ((hashes ^ np.uint64(seed)) >> np.uint64(self._shift)).astype(np.int64)
         order = np.argsort(buckets, kind="stable")
         buckets, places = buckets[order], places[order]
         heads, before = np.asarray(self._heads[level]), np.asarray(self.before[level])
-        is_first = np.append(True, buckets[1:] != buckets[:-1])
-        before[places] = np.where(is_first, heads[buckets], np.roll(places, 1))
-        is_last = np.append(is_first[1:], True)
-        heads[buckets[is_last]] = places[is_last]
+        behind = heads[buckets]
+        np.copyto(behind[1:], places[:-1], where=buckets[1:] == buckets[:-1])
+        before[places] = behind
+        heads[buckets] = places  # of equal buckets the last one stays
 
     def newest(self, buckets: Sequence[int]) -> list[int]:
         """The newest place in each of these buckets, shortest grams first; 0 where there is none."""
