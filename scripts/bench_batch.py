@@ -2,15 +2,19 @@
 
     python -m scripts.bench_batch --rows 1000000
     python -m scripts.bench_batch --rows 1000000 --no-scheduler     the job's own part alone
+    python -m scripts.bench_batch --rows 1000000 --drafts --restart with drafts, and stopped after half of the rows
 
-The engine is the real scheduler and cache manager with recorded tokens in place of a device. Prints one line of JSON.
+The engine is the real scheduler and cache manager with made tokens in place of a device. Prints one line of JSON.
+`restart_s` is from the command to the first new answer, without a model; `host_ms` what the host takes for a step with
+all its rows, median and 99th percentile.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import datetime
-import io
+import functools
 import itertools
 import json
 import os
@@ -25,39 +29,54 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.console import Console
 
 from ferrum_jax.asked.sampling import SamplingParams
 from ferrum_jax.asked.transcription_params import TranscriptionParams
-from ferrum_jax.batch.job import JobOptions, run_batch
+from ferrum_jax.batch.job import EXIT_PREEMPTED, JobOptions, JobStart, run_batch
+from ferrum_jax.batch.notice import Notice
 from ferrum_jax.outputs import CompletionOutput, EmbeddingOutput, RequestOutput, ScoreOutput
 from ferrum_jax.plan import StepPlan
 from ferrum_jax.prefix_cache.cache_manager import CacheManager
+from ferrum_jax.progress import plain_console
 from ferrum_jax.prompt import Prompt
 from ferrum_jax.request import Request
+from ferrum_jax.scheduling.drafting import StepCosts, drafting_of
 from ferrum_jax.scheduling.in_flight import StepsInFlight
 from ferrum_jax.scheduling.scheduler import Scheduler
 from ferrum_jax.sizes.engine_sizes import EngineSizes
+from ferrum_jax.sizes.speculative import SpeculativeConfig
 from ferrum_jax.transcribing.heard_sound import HeardSound
 from scripts.git_state import git_state
 
 TOKENS_IN, TOKENS_OUT, ROWS_AT_ONCE = 100, 10, 256
 _TEXT = "x" * TOKENS_OUT
+_KINDS = 200  # of answers
+_DRAFTS: Mapping[str, Any] = {"speculative_config": SpeculativeConfig(method="suffix"), "num_places": 2 * ROWS_AT_ONCE}
 
 
 class HostLLM:
-    """An LLM without its device's part: every token is 1."""
+    """An LLM without its device's part. Answers repeat each other's, as those of a job do that drafts help."""
 
-    def __init__(self, *, schedules: bool) -> None:
+    def __init__(self, *, schedules: bool, drafts: bool = False, on_answer: Callable[[int], None] = lambda num: None):
+        """on_answer: told the number of answers, before each is given."""
         sizes = EngineSizes(
             block_size=16,
             group_blocks=[16383],
             max_num_seqs=ROWS_AT_ONCE,
             max_num_batched_tokens=8192,
             max_model_len=1024,
+            **_DRAFTS if drafts else {},
         )
-        self._scheduler = Scheduler([CacheManager(sizes)])
-        self._schedules = schedules
+        drafting = drafting_of(sizes)
+        if drafting is not None:
+            drafting.costs = [StepCosts(num_rows=ROWS_AT_ONCE, bare=1.0, sizes=((2 * ROWS_AT_ONCE, 1.0), (8192, 4.0)))]
+        self.drafting = drafting
+        self._scheduler = Scheduler([CacheManager(sizes)], drafting)
+        self._schedules, self.on_answer = schedules, on_answer
+        self._running: dict[int, Request] = {}
+        self._by_slot: dict[int, Request] = {}
+        self.num_answers = 0
+        self.step_s = array("d")  # of the host, for steps of all rows
 
     def as_completed(
         self,
@@ -72,24 +91,60 @@ class HostLLM:
             for key, prompt, _ in source:
                 resume(key)
                 ids = array("i", [*prompt, *[1] * TOKENS_OUT])  # type: ignore[misc]
-                yield key, _output(Request(id=key, token_ids=ids, num_prompt_tokens=TOKENS_IN, max_total_tokens=0))
+                yield self._answer(Request(id=key, token_ids=ids, num_prompt_tokens=TOKENS_IN, max_total_tokens=0))
             return
-        in_flight: StepsInFlight[StepPlan] = StepsInFlight()
-        running: dict[int, Request] = {}
+        in_flight: StepsInFlight[tuple[StepPlan, np.ndarray]] = StepsInFlight()
         while True:
-            for key, prompt, params in itertools.islice(source, 2 * ROWS_AT_ONCE - len(running)):
+            for key, prompt, params in itertools.islice(source, 2 * ROWS_AT_ONCE - len(self._running)):
                 resume(key)
-                running[key] = self._add(key, array("i", prompt), params)  # type: ignore[arg-type]
-            if not running:
+                self._running[key] = self._add(key, array("i", prompt), params)  # type: ignore[arg-type]
+            if not self._running:
                 return
             if wants_partials():
-                yield from [(request.id, _output(request, finished=False)) for request in running.values()]
-            due = in_flight.advance(self._scheduler.schedule())
-            if due is not None:
-                tokens = np.ones(due.shards[0].num_rows, np.int32)
-                for request, _ in self._scheduler.commit(due, tokens):
-                    if request.finish_reason is not None:
-                        yield request.id, _output(running.pop(request.id))
+                yield from [(request.id, _output(request, finished=False)) for request in self._running.values()]
+            begun, is_full = time.perf_counter(), self._scheduler.num_running == ROWS_AT_ONCE
+            ended = self._step(in_flight)
+            if is_full:
+                self.step_s.append(time.perf_counter() - begun)
+            for request in ended:
+                yield self._answer(self._running.pop(request.id))
+
+    def _step(self, in_flight: StepsInFlight[tuple[StepPlan, np.ndarray]]) -> list[Request]:
+        """Those that ended."""
+        ended: list[Request] = []
+        if self._scheduler.waits_for_commit:
+            self._commit(*in_flight.popleft(), ended)
+        plan = self._scheduler.schedule()
+        due = in_flight.advance(None if plan is None else (plan, self._tokens(plan)))
+        if due is not None:
+            self._commit(*due, ended)
+        return ended
+
+    def _tokens(self, plan: StepPlan) -> np.ndarray:
+        """[places] int32: what a model would draw."""
+        for _, slot, id in plan.admitted:
+            self._by_slot[slot] = self._running[id]
+        shard = plan.shards[0]
+        tokens = np.zeros(shard.num_places, np.int32)
+        num_drafts, places = shard.num_drafts, shard.first_places
+        firsts = shard.starts + shard.counts - num_drafts
+        for row in np.flatnonzero(shard.samples).tolist():
+            request, place = self._by_slot[int(shard.slots[row])], int(places[row])
+            position = int(firsts[row]) - request.num_prompt_tokens
+            for depth in range(1 + int(num_drafts[row])):
+                tokens[place + depth] = request.id % _KINDS * 100 + position + depth
+        return tokens
+
+    def _commit(self, plan: StepPlan, tokens: np.ndarray, ended: list[Request]) -> None:
+        got: Sequence[tuple[Request, int]] | None = self._scheduler.commit(plan, tokens)
+        while got is not None:
+            ended += [request for request, _ in got if request.finish_reason is not None]
+            got = self._scheduler.commit_accepted()
+
+    def _answer(self, request: Request) -> tuple[int, RequestOutput]:
+        self.num_answers += 1
+        self.on_answer(self.num_answers)
+        return request.id, _output(request)
 
     def _add(self, key: int, token_ids: array[int], params: SamplingParams) -> Request:
         most = len(token_ids) + (params.max_tokens or 1)
@@ -98,7 +153,10 @@ class HostLLM:
         return request
 
     def learn(self, texts: Iterable[str], *, cache_salt: str) -> None:
-        """Nothing is drafted."""
+        """Takes them in as tokens, as a tokenizer of bytes would."""
+        if self.drafting is not None:
+            for text in texts:
+                self.drafting.source.learn(list(text.encode()), 0, cache_salt.encode())
 
     def hear(self, sound: str, params: TranscriptionParams) -> HeardSound:
         raise AssertionError("no row is a sound")
@@ -166,39 +224,96 @@ def _cpu_s() -> float:
     return sum(os.times()[:4])
 
 
-def _peak_bytes() -> int:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+def _peak_bytes(who: int = resource.RUSAGE_SELF) -> int:
+    return resource.getrusage(who).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
-def measure(folder: Path, num_rows: int, *, schedules: bool) -> dict[str, Any]:
+def _run(folder: Path, name: str, make_llm: Callable[[], HostLLM], notice: Notice | None = None) -> dict[str, Any]:
+    """The job's exit code, the time it took, until its first answer as well, and the LLM that it had."""
+    made: list[HostLLM] = []
+    first: list[float] = []
+
+    def start(rows: JobStart) -> HostLLM:
+        made.append(make_llm())
+        tell = made[0].on_answer
+
+        def on_answer(num_answers: int) -> None:
+            if num_answers == 1:
+                first.append(time.perf_counter() - wall)
+            tell(num_answers)
+
+        made[0].on_answer = on_answer
+        return made[0]
+
+    wall, cpu = time.perf_counter(), _cpu_s()
+    code = run_batch(
+        start,
+        folder / f"{name}.jsonl",
+        folder / f"{name}.out.jsonl",
+        model="none",
+        console=plain_console(quiet=True),
+        options=JobOptions(),
+        notice=notice,
+    )
+    times = {"wall_s": time.perf_counter() - wall, "cpu_s": _cpu_s() - cpu, "first_s": first[0]}
+    return {"code": code, "llm": made[0], **times}
+
+
+def _host_ms(llm: HostLLM) -> list[float]:
+    """Median and 99th percentile of the host's time for a step of all rows."""
+    return [round(1000 * float(found), 2) for found in np.percentile(llm.step_s, (50, 99))] if llm.step_s else []
+
+
+def _require_answers(folder: Path, name: str, count: int) -> None:
+    """Each row once and in its place. Raises AssertionError."""
+    with open(folder / f"{name}.out.jsonl", "rb") as file:
+        found = 0
+        for index, line in enumerate(file):
+            assert f'"custom_id": "row-{index}"'.encode() in line, f"line {index} is another row's"
+            found += _TEXT.encode() in line
+    assert found == count, f"{found} of {count} rows have their answer"
+
+
+def measure(folder: Path, num_rows: int, *, schedules: bool, drafts: bool, restarts: bool) -> dict[str, Any]:
     """Runs a small job to warm up, then this one; correctness is asserted."""
-    times: dict[str, float] = {}
+    make_llm = functools.partial(HostLLM, schedules=schedules, drafts=drafts)
     before_us = _json_loads_us()
-    for name, count in (("warm", 1000), ("all", num_rows)):
-        write_input(folder / f"{name}.jsonl", count)
-        before_bytes = _peak_bytes()
-        wall, cpu = time.perf_counter(), _cpu_s()
-        code = run_batch(
-            lambda rows: HostLLM(schedules=schedules),
-            folder / f"{name}.jsonl",
-            folder / f"{name}.out.jsonl",
-            model="none",
-            console=Console(file=io.StringIO()),
-            options=JobOptions(),
-        )
-        times = {"wall_s": time.perf_counter() - wall, "cpu_s": _cpu_s() - cpu}
-        report = json.loads((folder / f"{name}.out.jsonl.report.json").read_bytes())
-        with open(folder / f"{name}.out.jsonl", "rb") as file:
-            found = sum(_TEXT.encode() in line for line in file)
-        assert code == 0 and found == count, f"{found} of {count} rows have their answer"
-    json_loads_us = round((before_us + _json_loads_us()) / 2, 2)
+    write_input(folder / "warm.jsonl", 1000)
+    small = _run(folder, "warm", make_llm)
+    assert small["code"] == 0
+    _require_answers(folder, "warm", 1000)
+    write_input(folder / "all.jsonl", num_rows)
+    before_bytes = _peak_bytes()
+    restarted: dict[str, Any] = {}
+    if restarts:
+        notice = Notice()
+
+        def stop(num_answers: int) -> None:
+            if num_answers == num_rows // 2:
+                notice.give("the benchmark", EXIT_PREEMPTED)
+
+        half = _run(folder, "all", lambda: make_llm(on_answer=stop), notice)
+        assert half["code"] == EXIT_PREEMPTED
+    whole = _run(folder, "all", make_llm)
+    assert whole["code"] == 0
+    _require_answers(folder, "all", num_rows)
+    if restarts:
+        restarted = {"restart_s": round(whole["first_s"], 1), "rows_before": half["llm"].num_answers}
+        whole["wall_s"], whole["cpu_s"] = (whole[name] + half[name] for name in ("wall_s", "cpu_s"))
+    report = json.loads((folder / "all.out.jsonl.report.json").read_bytes())
+    counts = whole["llm"].drafting and whole["llm"].drafting.counts
     return {
         "rows": num_rows,
         "scheduler": schedules,
-        "rows_per_s": round(num_rows / times["wall_s"]),
-        "rows_per_cpu_s": round(num_rows / times["cpu_s"]),
-        "json_loads_us": json_loads_us,
-        "journal_share": round(report["runs"][0]["journal_s"] / times["wall_s"], 4),
+        "rows_per_s": round(num_rows / whole["wall_s"]),
+        "rows_per_cpu_s": round(num_rows / whole["cpu_s"]),
+        "json_loads_us": round((before_us + _json_loads_us()) / 2, 2),
+        "journal_share": round(sum(run["journal_s"] for run in report["runs"]) / whole["wall_s"], 4),
+        "host_ms": {"1000 rows": _host_ms(small["llm"]), f"{num_rows} rows": _host_ms(whole["llm"])},
+        **restarted,
+        **({"drafts": dataclasses.asdict(counts)} if counts else {}),
+        "peak_mib": round(_peak_bytes() / 2**20),
+        "peak_mib_of_a_process_beside": round(_peak_bytes(resource.RUSAGE_CHILDREN) / 2**20),
         "peak_bytes_a_row_above_a_small_job": round((_peak_bytes() - before_bytes) / num_rows),
     }
 
@@ -207,10 +322,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=100_000, help="of the job")
     parser.add_argument("--no-scheduler", action="store_true", help="answer rows without scheduling them")
+    parser.add_argument("--drafts", action="store_true", help="draft tokens from the answers of other rows")
+    parser.add_argument("--restart", action="store_true", help="stop the job after half of its rows, and go on")
     parser.add_argument("--folder", help="where files go; a new temporary folder if not given")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=args.folder) as folder:
-        found = measure(Path(folder), args.rows, schedules=not args.no_scheduler)
+        schedules = not args.no_scheduler
+        found = measure(Path(folder), args.rows, schedules=schedules, drafts=args.drafts, restarts=args.restart)
     print(json.dumps({**found, "python": platform.python_version(), **git_state()}))
 
 
