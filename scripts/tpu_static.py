@@ -178,11 +178,10 @@ def measure(
     Raises ValueError where a count names no region, where a scalar that a kernel reads first depends on an argument
     without a value (unless trip_counts are given), and what the compiler raises.
     """
-    for path in _FOLDER.iterdir():
-        path.unlink()
+    forget()
     compiled = compile_for(fn, args, generation=generation, donate=donate)
     dumps = {name: passes for name, passes in _dumps().items() if "<" not in name}
-    names = [name for name, passes in dumps.items() if of_xla or "tpu_custom_call" in passes["schedule-analysis"]]
+    names = [name for name, passes in dumps.items() if of_xla or _is_kernel(passes)]
     scalars = tpu_prefetch.known_operands(fn, args) if trip_counts is None else []
     calls = _calls(compiled.as_text())
     kernels = []
@@ -199,6 +198,30 @@ def measure(
         kernels.append(kernel.with_counts(counts))
     outside = {name: d["bundles"].count("\n") for name, d in dumps.items() if name not in names}
     return StaticResult(generation=generation, compiled=compiled, kernels=tuple(kernels), outside=outside)
+
+
+def forget() -> None:
+    """Before a compile: what the last one printed is no longer of interest."""
+    for path in _FOLDER.iterdir():
+        path.unlink()
+
+
+def printed_kernels(
+    generation: str, operands: Callable[[str], Sequence[np.ndarray | None] | None]
+) -> dict[str, KernelResult]:
+    """The kernels of what was compiled since `forget`, by the name of the call of the first of equal ones.
+
+    operands: of a kernel by its name, None where no scalar decides a loop. A kernel that the process compiled before is
+    not printed again.
+    """
+    found = {}
+    for name, passes in _dumps().items():
+        if _is_kernel(passes):
+            short = re.sub(r"\.\d+$", "", name)
+            kernel = _kernel_result(short, passes, generation)
+            runs = _runs(passes, generation, operands(short) or [None] * _MOST_OPERANDS)
+            found[name] = kernel.with_counts(kernel.schedule.counts_of(runs))
+    return found
 
 
 def compile_for(fn: Callable[..., Any], args: Sequence[Any], *, generation: str, donate: Sequence[int] = ()) -> Any:
@@ -238,6 +261,10 @@ def _calls(hlo: str) -> dict[str, int]:
     bodies = dict(_CALL.findall(hlo))
     counts = collections.Counter(bodies.values())
     return {name: counts[body] for name, body in bodies.items()}
+
+
+def _is_kernel(passes: Mapping[str, str]) -> bool:
+    return "tpu_custom_call" in passes["schedule-analysis"]
 
 
 def _dumps() -> dict[str, dict[str, str]]:

@@ -1,0 +1,134 @@
+"""The decode steps of published models whose time is estimated, each compiled with few of its layers for a slice that is
+not here. A step more is an entry more."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ferrum_jax.config import EngineConfig
+from ferrum_jax.executables.topology import target_devices
+from ferrum_jax.models.registry import spec_of
+from ferrum_jax.runtime.buckets import Bucket
+from ferrum_jax.runtime.layout import Layout, lay_out
+from ferrum_jax.runtime.programs import StepPart
+from ferrum_jax.sharding import make_mesh
+from ferrum_jax.sizes.mesh_shape import MeshShape
+from ferrum_jax.spec.model_spec import ModelSpec
+from pallas_kernels.target import Target
+from scripts.published import PUBLISHED
+
+FP8_BLOCKS = {"quant_method": "fp8", "weight_block_size": [128, 128], "activation_scheme": "dynamic"}
+_KV_SHARE = 0.8  # of what the weights leave
+_MODEL_LEN = 4096
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Step:
+    """A decode step. rows: of each data shard, which have `context` tokens. layers: two depths, both with all kinds of
+    layers: what the second has more is what the model has more.
+
+    published: tokens a second that somebody measured of the model on the slice, and who; in whatever workload.
+    """
+
+    name: str
+    model: str
+    target: str
+    mesh: str = "tp=1"
+    rows: int = 64
+    context: int = 2048
+    layers: tuple[int, int] = (2, 3)
+    blocks: bool = False
+    published: tuple[int, str] | None = None
+
+    @property
+    def config(self) -> dict[str, Any]:
+        return PUBLISHED[self.model][0] | ({"quantization_config": FP8_BLOCKS} if self.blocks else {})
+
+    @property
+    def num_layers(self) -> int:
+        return spec_of(self.config).num_hidden_layers
+
+    @property
+    def tokens(self) -> int:
+        """That a step draws, one for each row of all shards."""
+        return self.rows * MeshShape.parse(self.mesh).dp
+
+
+STEPS = (
+    Step(name="llama_8b_v6e_1", model="Llama-3-8B", target="v6e-1"),
+    Step(name="llama_8b_v6e_4", model="Llama-3-8B", target="v6e-4", mesh="tp=4"),
+    Step(
+        name="llama_70b_v6e_8",
+        model="Llama-3-70B",
+        target="v6e-8",
+        mesh="tp=8",
+        rows=128,
+        published=(2495, "Llama-70B"),
+    ),
+    Step(
+        name="qwen3_8b_v6e_4",
+        model="Qwen3-8B",
+        target="v6e-4",
+        mesh="tp=4",
+        rows=128,
+        published=(7572, "sglang-jax"),
+    ),
+    Step(
+        name="qwen3_32b_fp8_tpu7x_1",
+        model="Qwen3-32B",
+        target="tpu7x-2",
+        mesh="tp=2",
+        rows=128,
+        blocks=True,
+        published=(6557, "tpu-inference"),
+    ),
+    Step(name="qwen3_30b_v6e_4", model="Qwen3-30B-A3B", target="v6e-4", mesh="tp=4"),
+    Step(
+        name="deepseek_v3_v6e_64",
+        model="DeepSeek-V3",
+        target="v6e-64",
+        mesh="dp=4,tp=16",
+        layers=(4, 5),
+        blocks=True,
+    ),
+)
+
+
+def shortened(spec: ModelSpec, layers: int) -> ModelSpec:
+    """The same model with its first layers."""
+    moe = tuple(layer for layer in spec.moe_layers if layer < layers)
+    experts = dataclasses.replace(spec.experts, layers=moe) if moe else None
+    forms = tuple((name, form) for name, form in spec.forms if int(name.split(".")[1]) < layers)
+    return dataclasses.replace(spec, num_hidden_layers=layers, experts=experts, cache_groups=(), forms=forms)
+
+
+def laid_out(step: Step, layers: int) -> Layout:
+    """The step's engine with so many layers, and the memory that their weights leave."""
+    devices = target_devices(step.target)
+    mesh = make_mesh(MeshShape.parse(step.mesh), devices)
+    spec = shortened(spec_of(step.config), layers)
+    config = EngineConfig(
+        max_num_seqs=step.rows,
+        max_num_batched_tokens=max(512, step.rows),
+        max_model_len=_MODEL_LEN,
+        kv_memory_bytes=1 << 30,
+        dtype="bfloat16",
+        implementation="mosaic_tpu",
+        product_implementation="mosaic_tpu",
+    )
+    free = Target.of_device(devices[0]).memory_bytes - lay_out(spec, config, mesh).ledger.weights_bytes
+    return lay_out(spec, dataclasses.replace(config, kv_memory_bytes=int(free * _KV_SHARE)), mesh)
+
+
+def parts_of(layout: Layout, step: Step) -> tuple[StepPart, StepPart]:
+    """What a decode step of all rows runs: its forward and what samples."""
+    (forward,) = (
+        part for part in layout.ladder.buckets if part.decode_only and part.num_tokens == part.num_rows == step.rows
+    )
+    assert isinstance(forward, Bucket)
+    return forward, layout.ladder.row_buckets[-1]
