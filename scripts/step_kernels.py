@@ -95,14 +95,27 @@ class StepKernels:
             **given,
         )
 
-    def _tiles(self, each: Instruction) -> tuple[TilesOfExperts, int]:
-        """Where the pairs of all tokens stand that choose all experts evenly, and how many experts here have one."""
+    @property
+    def turns(self) -> int:
+        """Of XLA's loop over experts: one for each that has a pair, as few pairs as a decode step gives it."""
+        return 1 if self.layout.options.spec.experts is None else len(self._used(self._pairs()))
+
+    def _pairs(self) -> np.ndarray:
+        """The experts that all tokens choose, evenly: [tokens, X]."""
         experts = self.layout.options.spec.experts
-        assert experts is not None, each.name
+        assert experts is not None, f"{self.step.name} has no experts"
         pairs = np.arange(self.step.tokens * experts.num_experts_per_tok, dtype=np.int32) % experts.num_experts
-        ids = np.minimum(pairs, self.experts_here).reshape(self.step.tokens, -1)
-        tiles = tiles_of_experts(jnp.asarray(ids), num_here=self.experts_here, rows=sizes_of(each.shape)[1])
-        return tiles, len(set(pairs.tolist()) & set(range(self.experts_here)))
+        return pairs.reshape(self.step.tokens, -1)
+
+    def _used(self, pairs: np.ndarray) -> set[int]:
+        return set(pairs.ravel().tolist()) & set(range(self.experts_here))
+
+    def _tiles(self, each: Instruction) -> tuple[TilesOfExperts, int]:
+        """Where the pairs stand whose experts are here, and how many experts here have one."""
+        pairs = self._pairs()
+        ids = jnp.asarray(np.minimum(pairs, self.experts_here))
+        tiles = tiles_of_experts(ids, num_here=self.experts_here, rows=sizes_of(each.shape)[1])
+        return tiles, len(self._used(pairs))
 
     @property
     def experts_here(self) -> int:

@@ -75,19 +75,19 @@ class Line:
     @property
     def lost(self) -> float:
         """Seconds in which nothing binds."""
-        return self.seconds - self.bound
+        return self.seconds - min(max(self.bound, 0.0), self.seconds)
 
 
 @dataclasses.dataclass(kw_only=True)
 class Walk:
-    """A program walked through. kernel: the work of a call, by the types of its operands. turns: of loops whose end is data, others once.
+    """A program walked through. kernel: the work of a call, by the types of its operands. turns: of every loop whose end is data.
 
     unknown: operations on arrays for which XLA has no estimate. hbm_bytes, flops: of all that ran.
     """
 
     target: Target
     kernel: Callable[[Instruction, Mapping[str, str]], Work]
-    turns: Sequence[int] = ()
+    turns: int = 1
     lines: dict[str, Line] = dataclasses.field(default_factory=dict)
     hbm_bytes: float = 0
     flops: float = 0
@@ -98,7 +98,7 @@ class Walk:
         """Itself, once all of a program has run."""
         bodies, entry = computations(hlo)
         parsed = {name: [each for line in body if (each := parse(line))] for name, body in bodies.items()}
-        self._run(parsed, entry, loop_trips(hlo, bodies, self.turns, others=1))
+        self._run(parsed, entry, loop_trips(hlo, bodies, others=self.turns))
         return self
 
     @property
@@ -124,7 +124,7 @@ class Walk:
 
     def _run_quickest(self, names: list[str], bodies: Bodies, trips: Mapping[str, int]) -> None:
         def alone(name: str) -> float:
-            walk = Walk(target=self.target, kernel=self.kernel)
+            walk = Walk(target=self.target, kernel=self.kernel, turns=self.turns)
             walk._run(bodies, name, trips)
             return walk.seconds
 

@@ -7,7 +7,7 @@
 
 Two depths of the model are compiled, forward and sampling; each layer that the model has more takes what the second has
 more. Operations are estimated by `step_ops`, kernels by the bundles that libtpu made for this step. The bound is the
-time of all bytes over HBM, or of all operations of the matrix units. Left out: the host, gaps between programs, waits
+time of weights, keys and values over HBM, or of all operations of the matrix units. Left out: the host, gaps between programs, waits
 of links for each other and how long a message takes to begin, clocks, and operations that XLA does not estimate, but for
 their bytes. Needs the `aot` extra.
 """
@@ -18,10 +18,10 @@ import argparse
 import dataclasses
 import pathlib
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-from scripts import step_kernels, tpu_static  # isort: skip  # before jax: they set what libtpu reads
+from scripts import tpu_static  # isort: skip  # before jax: they set what libtpu reads
 
 from rich.console import Console
 from rich.table import Table
@@ -32,7 +32,7 @@ from scripts import kept_counts
 from scripts.step_kernels import StepKernels
 from scripts.step_ops import Line, Walk, instructions_of
 from scripts.tpu_ceiling import tools
-from scripts.tpu_steps import STEPS, Step, laid_out, parts_of
+from scripts.tpu_steps import STEPS, Step, laid_out, needed_bytes, parts_of
 
 FILE = pathlib.Path(__file__).parent / "tpu_steps.json"
 _SHOWN = 12
@@ -105,14 +105,14 @@ def _walk(step: Step, layers: int, *, samples: bool) -> tuple[Walked, Walked]:
         tpu_static.forget()
         hlo = programs_of(layout)[part].compile().as_text()
         kernels.learn(instructions_of(hlo))
-        return Walked.of(Walk(target=target, kernel=kernels.work).through(hlo))
+        return Walked.of(Walk(target=target, kernel=kernels.work, turns=kernels.turns).through(hlo))
 
     return walked(forward), walked(sample) if samples else Walked.of(Walk(target=target, kernel=kernels.work))
 
 
 def estimate(step: Step, walked: Walked) -> Estimate:
     target = Target.of_device(laid_out(step, step.layers[0]).mesh.devices.flat[0])
-    bound = max(walked.hbm_bytes / target.bandwidth_bytes_per_s, walked.flops / target.flops_per_s)
+    bound = max(needed_bytes(step) / target.bandwidth_bytes_per_s, walked.flops / target.flops_per_s)
     largest = sorted(walked.lines.items(), key=lambda item: -item[1].lost)[:3]
     return Estimate(
         step_us=round(walked.seconds * 1e6),
@@ -120,7 +120,7 @@ def estimate(step: Step, walked: Walked) -> Estimate:
         hbm_mb=round(walked.hbm_bytes / 1e6),
         tokens_per_s=round(step.tokens / walked.seconds),
         unknown=round(walked.unknown),
-        largest={label: (round(line.seconds * 1e6), round(line.bound / line.seconds, 2)) for label, line in largest},
+        largest={label: (round(line.seconds * 1e6), round(1 - line.lost / line.seconds, 2)) for label, line in largest},
     )
 
 
@@ -136,7 +136,7 @@ def operations(step: Step, walked: Walked, shown: int) -> Table:
     for name in ("operation", "times", "us", "of the step", "bound", "lost us"):
         table.add_column(name, justify="left" if name == "operation" else "right")
     for label, line in sorted(walked.lines.items(), key=lambda item: -item[1].seconds)[:shown]:
-        share = line.bound / line.seconds if line.seconds else 1.0
+        share = 1 - line.lost / line.seconds if line.seconds else 1.0
         numbers = f"{line.count:.0f}", f"{line.seconds * 1e6:,.0f}", f"{line.seconds / walked.seconds:.1%}"
         table.add_row(label, *numbers, f"{share:.0%}", f"{line.lost * 1e6:,.0f}")
     return table

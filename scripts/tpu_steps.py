@@ -6,17 +6,13 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-import jax
-import jax.numpy as jnp
-import numpy as np
-
 from ferrum_jax.config import EngineConfig
 from ferrum_jax.executables.topology import target_devices
 from ferrum_jax.models.registry import spec_of
 from ferrum_jax.runtime.buckets import Bucket
 from ferrum_jax.runtime.layout import Layout, lay_out
 from ferrum_jax.runtime.programs import StepPart
-from ferrum_jax.sharding import make_mesh
+from ferrum_jax.sharding import local_bytes, make_mesh
 from ferrum_jax.sizes.mesh_shape import MeshShape
 from ferrum_jax.spec.model_spec import ModelSpec
 from pallas_kernels.target import Target
@@ -132,3 +128,12 @@ def parts_of(layout: Layout, step: Step) -> tuple[StepPart, StepPart]:
     )
     assert isinstance(forward, Bucket)
     return forward, layout.ladder.row_buckets[-1]
+
+
+def needed_bytes(step: Step) -> int:
+    """What must cross HBM of a device in a step: its weights but for the embedding's other rows, and keys and values."""
+    layout = laid_out(step, step.num_layers)
+    ledger, targets = layout.ledger, layout.targets
+    unread = local_bytes(targets["embed.weight"]) if "head.weight" in targets else 0
+    of_token = sum(group.block_bytes for group in ledger.groups) / ledger.block_size
+    return round(ledger.weights_bytes - unread + of_token * step.context * step.rows)

@@ -96,6 +96,6 @@ def _look(column: str, cell: str | None) -> str:
     """The class of a cell: texts are not numbers, and what is wrong is red."""
     is_bad = cell is not None and (
         (column == "result" and cell != "right" and not cell.startswith("a tie"))
-        or (column == STOOD and "the ruler is wrong" in cell)
+        or (column == STOOD and ("the ruler is wrong" in cell or cell.startswith("wrong: ")))
     )
     return (f"text {column}" if column in _TEXTS else "") + (" bad" if is_bad else "")

@@ -16,8 +16,12 @@ import pallas_kernels
 from pallas_kernels.paged_attention.cases import REAL_CASES
 from pallas_kernels.paged_attention.gpu.ceilings import Ceiling, ceilings
 from pallas_kernels.paged_attention.work import Work
+from pallas_kernels.quantized_matmul.cases import REAL_CASES as PRODUCT_CASES
 from pallas_kernels.target import Target
 
+_RIGHT = 1.25  # times an estimate, or one over it
+_FORMS = {"w8a16": "int8_a16", "w8a8": "int8", "w4a16": "int4_g128", "fp8_weights": "fp8_a16"}  # of a check, as counted
+_COUNTED_WEIGHTS = 14336 * 4096  # of a product that was counted
 NO_CACHE_BYTES = 2**28  # fewer may come from a cache, faster than from memory
 TPU_CEILINGS = Path(pallas_kernels.__file__).parent / "paged_attention" / "tpu" / "ceilings.json"
 
@@ -26,6 +30,7 @@ def with_estimates(lines: Iterable[dict[str, Any]], generation: str | None) -> l
     """The lines of a check; those of kernels that were counted for the generation with "predicted_s" on a TPU, and on a
     GPU with "ceiling_s", the "ceiling_unit" that is busy so long, and "of_ceiling" where a time was measured."""
     known = {point["case"]: point["predicted_s"] for point in estimates(generation)} if generation else {}
+    known |= _of_products(generation) if generation else {}
     least = ceilings(generation, cached_bytes=NO_CACHE_BYTES) if generation else {}
     found = []
     for line in lines:
@@ -65,30 +70,77 @@ def said_of_ceilings(lines: Iterable[dict[str, Any]]) -> list[tuple[str, str]]:
     ]
 
 
+def beside_estimates(lines: Iterable[dict[str, Any]]) -> list[tuple[str, str, str, str, str]]:
+    """(case, measured, estimate, times, how it stood) of each time that an estimate stands beside, the furthest first,
+    below a row that counts them; [] without any. Times are in microseconds; an estimate is right within a quarter."""
+    found = {
+        line["case"]: (line["median_s"], line["predicted_s"])
+        for line in lines
+        if line.get("predicted_s") and line.get("median_s")
+    }
+    if not found:
+        return []
+    times = {case: measured / predicted for case, (measured, predicted) in found.items()}
+    ordered = sorted(times, key=lambda case: -max(times[case], 1 / times[case]))
+    wrong = [case for case in ordered if not 1 / _RIGHT <= times[case] <= _RIGHT]
+    far = f"; {ordered[0]} is the furthest, {times[ordered[0]]:.2f} times" if wrong else ""
+    rows = [("all", "", "", "", f"{len(found) - len(wrong)} of {len(found)} estimates right within a quarter{far}")]
+    for case in ordered:
+        measured, predicted = (f"{seconds * 1e6:,.1f} us" for seconds in found[case])
+        rows.append((case, measured, predicted, f"{times[case]:.2f}", _stood(times[case])))
+    return rows
+
+
+def _stood(times: float) -> str:
+    if times > _RIGHT:
+        return f"wrong: it takes {times:.2f} times as long as was counted"
+    if times < 1 / _RIGHT:
+        return f"wrong: it takes {times:.2f} of what was counted, so please report the ruler"
+    return "right"
+
+
+def _of_products(generation: str) -> dict[str, float]:
+    """Seconds of the products that a check times, by case: of what was counted the share that their outputs are."""
+    found, counted = {}, _launches().get(generation, {})
+    if not counted:
+        return {}
+    clock_hz = Target.named(f"tpu:{generation}").clock_hz
+    assert clock_hz is not None, generation
+    for case in PRODUCT_CASES:
+        form = case.name.removesuffix(f"_{case.num_tokens}_rows")
+        one = counted.get(f"product_{_FORMS.get(form)}_{case.num_tokens}")
+        if one is not None:
+            share = case.num_outputs * case.num_inputs / _COUNTED_WEIGHTS
+            found[case.name] = share * (max(one["cycles"], one["hbm_cycles"]) + one["around_cycles"]) / clock_hz
+    return found
+
+
 def estimates(generation: str) -> list[dict[str, Any]]:
     """{"case", "num_bytes", "flops", "predicted_s"} of each real case counted for a generation, [] where none was.
 
-    A launch takes its cycles or, where that is longer, the time in which its K and V come from memory.
+    A launch takes its cycles or, where that is longer, the time in which its K and V come from memory; and what XLA does
+    around it.
     """
-    cycles = _cycles().get(generation, {})
-    if not cycles:
+    counted = _launches().get(generation, {})
+    if not counted:
         return []
     target = Target.named(f"tpu:{generation}")
     assert target.clock_hz is not None, generation
     found = []
     for case in REAL_CASES:
-        if case.name in cycles:
+        if (one := counted.get(case.name)) is not None:
             work = Work.of(case)
-            seconds = max(cycles[case.name] / target.clock_hz, work.kv_bytes / target.bandwidth_bytes_per_s)
+            seconds = max(one["cycles"] / target.clock_hz, work.kv_bytes / target.bandwidth_bytes_per_s)
+            seconds += one["around_cycles"] / target.clock_hz
             found.append({"case": case.name, "num_bytes": work.kv_bytes, "flops": work.flops, "predicted_s": seconds})
     return found
 
 
 @functools.cache
-def _cycles() -> dict[str, dict[str, int]]:
-    """By generation and case."""
-    found: dict[str, dict[str, int]] = {}
+def _launches() -> dict[str, dict[str, dict[str, Any]]]:
+    """The counts of each launch by generation and name."""
+    found: dict[str, dict[str, dict[str, Any]]] = {}
     for launch, generations in json.loads(TPU_CEILINGS.read_text())["launches"].items():
         for generation, one in generations.items():
-            found.setdefault(generation, {})[launch] = one["cycles"]
+            found.setdefault(generation, {})[launch] = one
     return found

@@ -13,7 +13,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from ferrum_jax.device_check.estimates import said_of_ceilings
+from ferrum_jax.device_check.estimates import beside_estimates, said_of_ceilings
 
 _ROOT = Path(__file__).parents[2]
 # from the root, from home or of a store, but no page of the web; a slash within words, as in tokens/s, begins none
@@ -127,6 +127,7 @@ def tables(report: dict[str, Any], *, wide: bool = True) -> Iterable[tuple[str, 
         ("What it reaches", ("", "measured", "data sheet", "share", "result"), list(map(_reached, report["rates"]))),
         ("Kernels", tuple(shown), kernels),
         ("Ceilings", ("case", STOOD), said_of_ceilings(report["kernels"])),
+        ("Estimates", ("case", "measured", "estimate", "times", STOOD), beside_estimates(report["kernels"])),
         ("Tiles of decode", ("tiles", "case", "time", "result"), list(map(_tried, report.get("tiles", ())))),
         ("Engine", ("run", "beside", "equal", "tok/s", "result"), list(map(_run, report["engine"]))),
         ("Benches", _BENCH, benched(report.get("benches", ())) if wide else []),

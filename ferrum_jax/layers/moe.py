@@ -9,6 +9,8 @@ weights of the chosen made to sum to one, that is softmax over the top-k, as in 
 from __future__ import annotations
 
 import dataclasses
+import functools
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -17,18 +19,21 @@ from flax import nnx
 
 from ferrum_jax.layers.adapted_weight import Adapted
 from ferrum_jax.layers.attention import LayerContext
-from ferrum_jax.layers.formed_weight import FormedWeight
+from ferrum_jax.layers.formed_weight import FormedWeight, step_into
 from ferrum_jax.layers.linear import Linear, project, random_weight
 from ferrum_jax.layers.mlp import MLP, LimitedGated, activation_of, gating_of
 from ferrum_jax.layers.norm import norm_of, unit_rms
 from ferrum_jax.spec import ExpertsSpec, MlpSpec, NormSpec
 from pallas_kernels.grouped_matmul import ExpertAdapters, ExpertStack, expert_mlp
+from pallas_kernels.grouped_matmul.dense_support import dense_refusals
+from pallas_kernels.target import Target
 
 
 class Experts(nnx.Module):
     """The experts' weights, stacked, dense or in a form: gate, up [E, F, D]; down [E, D, F].
 
-    Biases are [E, F], [E, F], [E, D], or None. gate is None of experts without one.
+    Biases are [E, F], [E, F], [E, D], or None. gate is None of experts without one. kernels: whose kernels multiply
+    them where they are dense, None for XLA.
     """
 
     def __init__(self, hidden_size: int, spec: ExpertsSpec, *, dtype: jnp.dtype, rngs: nnx.Rngs | None) -> None:
@@ -39,6 +44,7 @@ class Experts(nnx.Module):
         self.gate_bias = nnx.Param(jnp.zeros((E, F), dtype)) if spec.bias else None
         self.up_bias = nnx.Param(jnp.zeros((E, F), dtype)) if spec.bias else None
         self.down_bias = nnx.Param(jnp.zeros((E, D), dtype)) if spec.bias else None
+        self.kernels: Target | None = None
 
     @property
     def biases(self) -> tuple[jax.Array, jax.Array, jax.Array] | None:
@@ -73,7 +79,29 @@ class Experts(nnx.Module):
             adapters=adapters,
             first_expert=device * up.shape[0],
             num_experts=num_experts,
+            kernels=self.kernels,
         )
+
+
+def give_kernels_to_experts(
+    model: nnx.Module, local: Mapping[str, jax.ShapeDtypeStruct], dtype: jnp.dtype, target: Target
+) -> dict[str, str]:
+    """Lets the kernels of a TPU multiply the model's dense experts; {weight: why not} of those that they do not.
+
+    local: the shapes of parameters on one device, by name. dtype: of activations.
+    """
+    found = {}
+    for path in (name.rpartition(".")[0] for name in local if name.endswith(".experts.up")):
+        reasons = {
+            f"{path}.{part}": dense_refusals(local[f"{path}.{part}"], dtype, target)
+            for part in ("gate", "up", "down")
+            if f"{path}.{part}" in local
+        }
+        refused = {name: "; ".join(each) for name, each in reasons.items() if each}
+        if len(reasons) == 3 and not refused:
+            functools.reduce(step_into, path.split("."), model).kernels = target
+        found |= refused
+    return found
 
 
 class MoE(nnx.Module):

@@ -21,6 +21,7 @@ from ferrum_jax.adapters.adapter_slots import AdapterSlots, adapter_slots
 from ferrum_jax.config import EngineConfig
 from ferrum_jax.ints import ceil_div, pool_blocks
 from ferrum_jax.layers.formed_weight import give_kernels
+from ferrum_jax.layers.moe import give_kernels_to_experts
 from ferrum_jax.models import registry
 from ferrum_jax.models.encoder_spec import EncoderSpec
 from ferrum_jax.pools.budget import GroupBlocks, Ledger, choose_num_blocks, choose_num_host_blocks, cpu_pool_bytes
@@ -216,9 +217,11 @@ def _shard(settled: Settled) -> tuple[nnx.GraphDef, ShardedModel, dict[str, str]
     graph, parameters = registry.abstract_parts(spec, dtype)
     model = shard_model(spec.attention_of, parameters, settled.mesh, settled.shape)
     refused: dict[str, str] = {}
-    if settled.options.products != "xla" and spec.forms:
+    if settled.options.products != "xla" and (spec.forms or spec.experts is not None):
         abstract = registry.abstract_model(spec, dtype)
         refused = give_kernels(abstract, spec.forms, model.local_shapes, dtype, settled.target)
+        if settled.options.products == "mosaic_tpu":
+            refused |= give_kernels_to_experts(abstract, model.local_shapes, dtype, settled.target)
         graph, _ = registry.unbind(abstract)
     return graph, model, refused
 

@@ -41,8 +41,11 @@ def read_parameters(slots: jax.Array, row_slots: jax.Array) -> jax.Array:
 
 
 def read_words(slots: jax.Array, row_slots: jax.Array, start: int, count: int) -> jax.Array:
-    """Words [start, start + count) of each row's record: [R, count] int32."""
-    return slots.at[row_slots, start : start + count].get(mode="clip")
+    """Words [start, start + count) of each row's record: [R, count] int32.
+
+    The words first, then the rows: of the whole pool XLA takes parts of rows one by one, in a loop on TPUs.
+    """
+    return slots[:, start : start + count].at[row_slots].get(mode="clip")
 
 
 def read_adapters(slots: jax.Array, row_slots: jax.Array) -> jax.Array:

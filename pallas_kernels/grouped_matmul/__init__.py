@@ -38,7 +38,7 @@ def expert_mlp(
     choose_tile's. With a fixed tile of two or more, a token's bits depend on its own row alone. Products and biases are
     summed in float32, and `activation` is computed in it; its result and that of down are each rounded once, to the
     dtype of x. implementation: None is "mosaic_tpu" or "mosaic_gpu" where all three matrices are codes that name such a
-    device and there are no adapters, and else "xla". Raises ValueError for shapes or a tile that do not fit, for an
+    device, or arrays whose stack names a TPU, and there are no adapters, and else "xla". Raises ValueError for shapes or a tile that do not fit, for an
     unknown implementation and for what that one does not take.
     """
     sizes = check_shapes(
@@ -66,7 +66,7 @@ def expert_mlp(
     if implementation != kernels:
         raise ValueError(
             f"implementation is {implementation!r}, which takes gate, up and down as codes that name their Target, "
-            "without adapters; take 'xla'"
+            "or as arrays of a stack that names a TPU, without adapters; take 'xla'"
         )
     run = _runner(kernels)
     return run(x, own_ids, expert_weights, experts, num_experts=num_experts or E, activation=activation)
@@ -86,5 +86,8 @@ def _runner(kernels: str) -> Callable[..., jax.Array]:
 def kernels_of(experts: ExpertStack) -> str:
     """The implementation whose kernels multiply all of a stack, or "xla"."""
     parts = (experts.gate, experts.up, experts.down)
-    named = [implementation_of(p.kernels) if isinstance(p, QuantizedWeight) else "xla" for p in parts]
+    named = [
+        implementation_of(p.kernels if isinstance(p, QuantizedWeight) else None if p is None else experts.kernels)
+        for p in parts
+    ]
     return named[0] if experts.adapters is None and len(set(named)) == 1 else "xla"

@@ -38,7 +38,7 @@ def expert_mlp(
     rows = choose_rows(expert_ids.size, num_experts)
     tiles = tiles_of_experts(expert_ids, num_here=stacks_of(experts)[0].shape[0], rows=rows)
 
-    def product(given: jax.Array, stack: QuantizedWeight) -> jax.Array:
+    def product(given: jax.Array, stack: QuantizedWeight, _: Any) -> jax.Array:
         return grouped_product(given, stack, tiles, sharers=sharers, interpret=interpret)
 
     return mlp_over_tiles(x, expert_weights, experts, tiles, activation=activation, product=product)

@@ -8,6 +8,7 @@ import jax
 
 from pallas_kernels.low_rank import ExpertSlots
 from pallas_kernels.quantized_matmul import QuantizedWeight
+from pallas_kernels.target import Target
 
 
 @jax.tree_util.register_dataclass
@@ -31,7 +32,7 @@ class ExpertStack:
     """Experts first_expert to first_expert + E - 1 of num_experts (None: E), in the layout of checkpoints.
 
     Matrices are arrays, or codes with scales; gate is None of experts without one. biases: added to what gate, up and
-    down give. adapters: likewise, by token.
+    down give. adapters: likewise, by token. kernels: whose kernels multiply matrices that are arrays, None for XLA.
     """
 
     gate: jax.Array | QuantizedWeight | None  # [E, F, D]
@@ -41,3 +42,4 @@ class ExpertStack:
     adapters: ExpertAdapters | None = None
     first_expert: jax.Array | int = 0
     num_experts: int | None = dataclasses.field(default=None, metadata={"static": True})
+    kernels: Target | None = dataclasses.field(default=None, metadata={"static": True})

@@ -1,4 +1,4 @@
-"""Tiles of (token, choice) pairs of one expert each, for kernels that multiply experts kept as codes.
+"""Tiles of (token, choice) pairs of one expert each, for kernels that multiply experts.
 
 A pair has a place in the tiles; an expert's pairs begin a tile of their own. The number of tiles that are run is
 data, their room is for the worst case: every expert's last tile is nearly empty.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -26,11 +27,21 @@ class TilesOfExperts:
     places: jax.Array  # [T, X] int32: of each pair, beyond the last where its expert is elsewhere
     rows: int
 
+    def in_room(self, room: int) -> TilesOfExperts:
+        """The same where no more than so many tiles are run."""
+        return dataclasses.replace(self, expert_ids=self.expert_ids[:room], tokens=self.tokens[: room * self.rows])
 
-def stacks_of(experts: ExpertStack) -> list[QuantizedWeight]:
-    """Gate, up and down, which are codes."""
-    stacks = [stack for stack in (experts.gate, experts.up, experts.down) if isinstance(stack, QuantizedWeight)]
-    assert len(stacks) == 3, "experts that are not codes are multiplied in XLA"
+
+def stacks_of(experts: ExpertStack) -> list[jax.Array | QuantizedWeight]:
+    """Gate, up and down; kernels take no experts without gates."""
+    assert experts.gate is not None, "experts without gates are multiplied in XLA"
+    return [experts.gate, experts.up, experts.down]
+
+
+def codes_of(experts: ExpertStack) -> list[QuantizedWeight]:
+    """The same of experts that are codes."""
+    stacks = [stack for stack in stacks_of(experts) if isinstance(stack, QuantizedWeight)]
+    assert len(stacks) == 3, "gate, up and down are codes, or none is"
     return stacks
 
 
@@ -41,24 +52,31 @@ def mlp_over_tiles(
     tiles: TilesOfExperts,
     *,
     activation: Callable[[jax.Array, jax.Array], jax.Array],
-    product: Callable[[jax.Array, QuantizedWeight], jax.Array],
+    product: Callable[[jax.Array, Any, jnp.dtype], jax.Array],
 ) -> jax.Array:  # [T, D]
-    """See the package's expert_mlp. product: of [tiles rows, I] with each tile's expert, [tiles, rows, O] float32."""
+    """See the package's expert_mlp.
+
+    product: of [tiles rows, I] with each tile's expert, [tiles, rows, O] in float32, or rounded to the dtype that it is
+    given where its kernel can.
+    """
     stacks = stacks_of(experts)
 
-    def biased(given: jax.Array, stack: QuantizedWeight, bias: jax.Array | None) -> jax.Array:
-        out = product(given, stack)
-        return out if bias is None else out + bias[tiles.expert_ids][:, None, :].astype(jnp.float32)
+    def biased(given: jax.Array, stack: Any, bias: jax.Array | None, dtype: Any) -> jax.Array:
+        if bias is None:
+            return product(given, stack, dtype)
+        return product(given, stack, jnp.dtype("float32")) + bias[tiles.expert_ids][:, None, :].astype(jnp.float32)
 
     biases = (None, None, None) if experts.biases is None else experts.biases
     rows = x[tiles.tokens]  # [tiles rows, D]
-    gate, up = (biased(rows, stack, bias) for stack, bias in zip(stacks[:2], biases[:2], strict=True))
+    gate, up = (biased(rows, stack, bias, jnp.float32) for stack, bias in zip(stacks[:2], biases[:2], strict=True))
     hidden = activation(gate, up).astype(x.dtype)
-    down = biased(hidden.reshape(-1, hidden.shape[-1]), stacks[2], biases[2]).astype(x.dtype)
+    down = biased(hidden.reshape(-1, hidden.shape[-1]), stacks[2], biases[2], x.dtype).astype(x.dtype)
     outputs, is_here = down.reshape(-1, x.shape[1]), tiles.places < tiles.tokens.shape[0]
+    places = jnp.minimum(tiles.places, len(outputs) - 1)  # once: XLA would do it for each choice
     total = jnp.zeros(x.shape, jnp.float32)
     for choice in range(expert_weights.shape[1]):
-        given = jnp.where(is_here[:, choice, None], outputs[tiles.places[:, choice]].astype(jnp.float32), 0.0)
+        chosen = outputs.at[places[:, choice]].get(mode="promise_in_bounds", wrap_negative_indices=False)
+        given = jnp.where(is_here[:, choice, None], chosen.astype(jnp.float32), 0.0)
         total += expert_weights[:, choice, None] * given
     return total.astype(x.dtype)
 

@@ -18,7 +18,7 @@ import ferrum_jax
 from ferrum_jax.__main__ import main
 from ferrum_jax.device_check.check_page import page
 from ferrum_jax.device_check.engine_check import EngineOrder, check_engine, compare
-from ferrum_jax.device_check.estimates import estimates, with_estimates
+from ferrum_jax.device_check.estimates import beside_estimates, estimates, with_estimates
 from ferrum_jax.device_check.kernels import _shares
 from ferrum_jax.device_check.machine import Machine, look, misfits, why_no_chip
 from ferrum_jax.device_check.op_problems import OPS, problems
@@ -304,6 +304,32 @@ def test_cycles_that_were_counted_stand_beside_times():
     (line,) = with_estimates([KERNEL], "v6e")
     assert 3e-4 < line["predicted_s"] < 4e-4  # 537 MB at 1.64 TB/s
     assert with_estimates([KERNEL], None) == [KERNEL] == with_estimates([KERNEL], "h200")
+
+
+def timed(case: str, times: float, **fields) -> dict:
+    """A line of a TPU that takes so many times what was counted."""
+    (line,) = with_estimates([KERNEL | {"case": case} | fields], "v6e")
+    return line | {"median_s": times * line["predicted_s"]}
+
+
+def test_a_report_says_which_estimates_were_wrong_and_by_how_much():
+    product = {"op": "quantized_matmul"}
+    lines = [timed("llama_8b_decode_c16", 1.1), timed("oss_decode", 2), timed("w8a16_64_rows", 0.5, **product)]
+    (total, *rows) = beside_estimates(lines)
+    assert total[-1] == "1 of 3 estimates right within a quarter; oss_decode is the furthest, 2.00 times"
+    assert [(row[0], row[3], row[4].partition(",")[0]) for row in rows] == [
+        ("oss_decode", "2.00", "wrong: it takes 2.00 times as long as was counted"),
+        ("w8a16_64_rows", "0.50", "wrong: it takes 0.50 of what was counted"),
+        ("llama_8b_decode_c16", "1.10", "right"),
+    ]
+    shown = page(report(kernels=lines))
+    assert 'bad">wrong: it takes 2.00 times as long as was counted' in shown and "Estimates" in shown
+    assert beside_estimates([KERNEL]) == []
+
+
+def test_a_product_is_estimated_by_the_share_of_its_outputs():
+    """4,096 of the 14,336 outputs that were counted; at 1.64 TB/s their 16.8 MB take 10.2 us, and XLA has its part."""
+    assert 10.2e-6 < timed("w8a16_64_rows", 1.0, op="quantized_matmul")["predicted_s"] < 12e-6
 
 
 H200 = CPU | {"platform": "gpu", "kind": "NVIDIA H200", "generation": "h200", "memory_bytes": None}

@@ -80,7 +80,7 @@ class FewRows:
             num_rows=rows,
             inputs=_chunk_inputs(rows, form, target.mxu_columns),
             tile_out=tile,
-            part_out=min(tile, 2 * LANES if rows <= 64 else LANES),
+            part_out=min(tile, 2 * LANES if rows <= 64 or target.mxu_columns > LANES else LANES),
             vmem_limit_bytes=int(target.vmem_bytes * _VMEM_SHARE),
         )
 
