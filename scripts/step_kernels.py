@@ -1,5 +1,7 @@
-"""The work of the Pallas kernels of a compiled decode step: cycles of the bundles that libtpu made for it, with the loops
-that a batch of equal rows gives them, and what they move and multiply."""
+"""The work of the Pallas kernels of a compiled decode step: what they move and multiply, and cycles of their bundles.
+
+Loops run as often as a batch of equal rows makes them, whose tokens choose all experts evenly.
+"""
 
 from __future__ import annotations
 

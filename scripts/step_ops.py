@@ -1,9 +1,9 @@
 """What each operation of a compiled TPU program takes by estimates, in the order in which it runs; nothing ran.
 
-An operation takes the longest of three: XLA's own `estimated_cycles` (of a Pallas kernel the cycles of its bundles), its
-bytes over HBM, and its bytes over the links. A transfer that runs beside it (`copy-start`, `slice-start`, an all-reduce of
-the SparseCore) takes what HBM or the links have left; where its `-done` comes too early, the wait is a line of its own.
-A conditional takes its quickest branch. What nobody estimates takes the time of its bytes, and is counted.
+An operation takes the longest of three: XLA's own `estimated_cycles` (of a Pallas kernel cycles of its bundles), its
+bytes over HBM, and its bytes over the links. A transfer that runs beside it (`copy-start`, `slice-start`, an all-reduce
+of the SparseCore) takes what HBM or the links have left; where its `-done` comes too early, the wait is a line of its
+own. A conditional takes its quickest branch. What nobody estimates takes the time of its bytes, and is counted.
 """
 
 from __future__ import annotations
@@ -80,8 +80,9 @@ class Line:
 
 @dataclasses.dataclass(kw_only=True)
 class Walk:
-    """A program walked through. kernel: the work of a call, by the types of its operands. turns: of every loop whose end is data.
+    """A program walked through.
 
+    kernel: the work of a call, by the types of its operands. turns: of every loop whose end is data.
     unknown: operations on arrays for which XLA has no estimate. hbm_bytes, flops: of all that ran.
     """
 
@@ -262,7 +263,7 @@ def _hbm_bytes(each: Instruction, shapes: Mapping[str, str], bodies: Bodies) -> 
 
 
 def _looked_into(body: Sequence[Instruction], bodies: Bodies) -> tuple[dict[int, float], float]:
-    """Of a fusion: bytes that it reads of parameters of which it takes windows, by number, and those that it updates."""
+    """Of a fusion: bytes that it reads of parameters of which it takes windows, by number, and those it updates."""
     users: dict[str, list[Instruction]] = {}
     for each in body:
         for name in each.operands:

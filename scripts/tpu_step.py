@@ -7,9 +7,9 @@
 
 Two depths of the model are compiled, forward and sampling; each layer that the model has more takes what the second has
 more. Operations are estimated by `step_ops`, kernels by the bundles that libtpu made for this step. The bound is the
-time of weights, keys and values over HBM, or of all operations of the matrix units. Left out: the host, gaps between programs, waits
-of links for each other and how long a message takes to begin, clocks, and operations that XLA does not estimate, but for
-their bytes. Needs the `aot` extra.
+time of weights, keys and values over HBM, or of all operations of the matrix units. Left out: the host, gaps between
+programs, waits of links for each other and how long a message takes to begin, clocks, and operations that XLA does not
+estimate, but for their bytes. Needs the `aot` extra.
 """
 
 from __future__ import annotations

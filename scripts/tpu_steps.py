@@ -1,5 +1,5 @@
-"""The decode steps of published models whose time is estimated, each compiled with few of its layers for a slice that is
-not here. A step more is an entry more."""
+"""The decode steps of published models whose time is estimated, each for a slice that is not here: one more is an entry
+more."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def parts_of(layout: Layout, step: Step) -> tuple[StepPart, StepPart]:
 
 
 def needed_bytes(step: Step) -> int:
-    """What must cross HBM of a device in a step: its weights but for the embedding's other rows, and keys and values."""
+    """What must cross HBM of a device in a step: weights, without the embedding's other rows, and keys and values."""
     layout = laid_out(step, step.num_layers)
     ledger, targets = layout.ledger, layout.targets
     unread = local_bytes(targets["embed.weight"]) if "head.weight" in targets else 0

@@ -118,8 +118,8 @@ def _of_products(generation: str) -> dict[str, float]:
 def estimates(generation: str) -> list[dict[str, Any]]:
     """{"case", "num_bytes", "flops", "predicted_s"} of each real case counted for a generation, [] where none was.
 
-    A launch takes its cycles or, where that is longer, the time in which its K and V come from memory; and what XLA does
-    around it.
+    A launch takes its cycles or, where that is longer, the time in which its K and V come from memory; and what XLA
+    does around it.
     """
     counted = _launches().get(generation, {})
     if not counted:

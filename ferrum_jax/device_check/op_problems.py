@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ferrum_jax.device_check.problem import FEW, INTERPRETED_AS, Problem, chosen, interpreter, kernel_of, options_of
-from ferrum_jax.device_check.product_problems import packed_experts, products
+from ferrum_jax.device_check.product_problems import experts_of_kernels, products
 from pallas_kernels.causal_conv import cases as conv_cases
 from pallas_kernels.causal_conv import causal_conv
 from pallas_kernels.causal_conv import oracle as conv_oracle
@@ -240,5 +240,5 @@ _WITH_KERNELS = {
     "paged_attention": _attention,
     "kv_write": _kv_write,
     "quantized_matmul": products,
-    "grouped_matmul": packed_experts,
+    "grouped_matmul": experts_of_kernels,
 }

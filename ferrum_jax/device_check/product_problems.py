@@ -17,6 +17,7 @@ from ferrum_jax.device_check.problem import INTERPRETED_AS, Problem, chosen, int
 from pallas_kernels.grouped_matmul import cases as expert_cases
 from pallas_kernels.grouped_matmul import expert_mlp, swiglu
 from pallas_kernels.grouped_matmul import oracle as expert_oracle
+from pallas_kernels.grouped_matmul.dense_support import DENSE
 from pallas_kernels.quantized_matmul import cases as product_cases
 from pallas_kernels.quantized_matmul import form_class, quantized_matmul, refusals
 from pallas_kernels.quantized_matmul import oracle as product_oracle
@@ -60,7 +61,7 @@ def _product(
     num_bytes = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(weight))
     return _problem(
         "quantized_matmul",
-        case,
+        _class_of(case),
         case.name,
         ("xla",) if is_refused or kernel is None else ("xla", kernel),
         begin,
@@ -71,14 +72,60 @@ def _product(
     )
 
 
-def packed_experts(target: Target | None, platform: str, full: bool) -> Iterator[Problem]:
-    """Products of experts that are kept as codes."""
+def experts_of_kernels(target: Target | None, platform: str, full: bool) -> Iterator[Problem]:
+    """Products of experts that kernels multiply: kept as codes, and on TPUs bfloat16."""
     kernel = kernel_of("grouped_matmul", target, platform)
     real = () if platform == "cpu" else expert_cases.REAL_TPU_CASES
     cases = expert_cases.GPU_CASES if kernel == "mosaic_gpu" else expert_cases.TPU_CASES
     tiny = [pair for pair in cases if full or platform != "cpu"]
     for case, form in (*real, *tiny):
         yield _packed(case, form, kernel, target, platform, is_real=(case, form) in real)
+    if kernel == "mosaic_tpu" and (full or platform != "cpu"):
+        for dense in expert_cases.DENSE_TPU_CASES[: 1 if platform == "cpu" else None]:
+            yield _dense(dense, target, platform, is_real=dense.name == "dense_real")
+
+
+def _dense(case: expert_cases.Case, target: Target | None, platform: str, *, is_real: bool) -> Problem:
+    chip = target or Target.named(INTERPRETED_AS)
+    arguments = functools.cache(functools.partial(expert_cases.make_arguments, case))
+
+    def begin(implementation: str) -> Callable[[], Any]:
+        *tokens, experts = arguments()
+        run: Any = functools.partial(expert_mlp, implementation=implementation)
+        if implementation != "xla":
+            experts = dataclasses.replace(experts, kernels=chip)
+            if platform == "cpu":
+                run = _interpreted(case)
+        compiled = jax.jit(run, compiler_options=options_of(platform))
+        return lambda: compiled(*tokens, experts)
+
+    def oracle() -> np.ndarray:
+        *tokens, experts = arguments()
+        return expert_oracle.expert_mlp(*map(np.asarray, (*tokens, experts.gate, experts.up, experts.down)))
+
+    experts = arguments()[-1]
+    weights = (experts.gate, experts.up, experts.down)
+    pairs = case.num_tokens * case.num_experts_per_token
+    return _problem(
+        "grouped_matmul",
+        DENSE,
+        f"experts {case.name}",
+        ("xla", "mosaic_tpu"),
+        begin,
+        oracle,
+        platform,
+        num_bytes=sum(array.nbytes for array in weights) if is_real else None,
+        flops=6 * pairs * case.width * case.hidden if is_real else None,
+    )
+
+
+def _interpreted(case: expert_cases.Case) -> Callable[..., jax.Array]:
+    """The TPU's experts on the CPU."""
+    from pallas_kernels.grouped_matmul import mosaic_tpu
+
+    return functools.partial(
+        mosaic_tpu.expert_mlp, num_experts=case.num_experts, activation=swiglu, interpret=interpreter()
+    )
 
 
 def _packed(
@@ -101,14 +148,7 @@ def _packed(
             named = {part: dataclasses.replace(weight, kernels=chip) for part, weight in parts.items()}
             experts = dataclasses.replace(experts, **named)
             if platform == "cpu":
-                from pallas_kernels.grouped_matmul import mosaic_tpu
-
-                run = functools.partial(
-                    mosaic_tpu.expert_mlp,
-                    num_experts=case.num_experts,
-                    activation=swiglu,
-                    interpret=interpreter(),
-                )
+                run = _interpreted(case)
         compiled = jax.jit(run, compiler_options=options_of(platform))
         return lambda: compiled(*tokens, experts)
 
@@ -124,7 +164,7 @@ def _packed(
     pairs = case.num_tokens * case.num_experts_per_token
     return _problem(
         "grouped_matmul",
-        form,
+        _class_of(form),
         f"experts {case.name}",
         ("xla",) if is_refused or kernel is None else ("xla", kernel),
         begin,
@@ -135,9 +175,13 @@ def _packed(
     )
 
 
+def _class_of(form: product_cases.Case) -> str:
+    return form_class(form.kind, form.group, form.has_zeros, form.activations)
+
+
 def _problem(
     op: str,
-    form: product_cases.Case,
+    shape: str,
     name: str,
     implementations: tuple[str, ...],
     begin: Callable[[str], Callable[[], Any]],
@@ -151,7 +195,7 @@ def _problem(
         op=op,
         name=name,
         dtype="bfloat16",
-        shape=form_class(form.kind, form.group, form.has_zeros, form.activations),
+        shape=shape,
         tolerance=tolerance_of("bfloat16", platform),
         implementations=implementations,
         begin=begin,

@@ -14,9 +14,11 @@ from ferrum_jax.executables.verdicts import VerdictKey, VerdictStore, entry_of
 from ferrum_jax.spec import ModelSpec
 from ferrum_jax.spec.stored_weight import WeightForm
 from ferrum_jax.startup.accelerators import Chips
+from pallas_kernels.grouped_matmul.dense_support import DENSE
 from pallas_kernels.quantized_matmul import BY_INT8, form_class
 from pallas_kernels.target import Target
 
+DENSE_EXPERTS = entry_of("grouped_matmul", "bfloat16", DENSE)
 _KERNELS = {"tpu": "mosaic_tpu", "gpu": "mosaic_gpu"}
 
 
@@ -36,13 +38,15 @@ def choose_products(spec: ModelSpec, config: EngineConfig, device: Any, *, chip:
     if kernel == "mosaic_gpu" and Target.of_device(device).num_cores is None:  # no Hopper GPU
         kernel = None
     entries = {entry_of_form(name, form) for name, form in spec.forms}
+    if kernel == "mosaic_tpu" and _has_dense_experts(spec, config):
+        entries.add(DENSE_EXPERTS)
     if kernel == "mosaic_gpu":  # which leaves int8 by int8 to XLA
         entries = {entry for entry in entries if not entry.endswith(BY_INT8)}
     if kernel is None or not entries or config.check == "off":
         return ProductChoice(implementation="xla")
     store = VerdictStore(config.compilation_cache_dir, VerdictKey.here(Chips.here().name if chip is None else chip))
-    about = "products with quantised weights"
     for entry in sorted(entries):
+        about = "products of experts" if entry == DENSE_EXPERTS else "products with quantised weights"
         verdict = store.find(entry)
         if verdict is None or verdict.device_kind != device.device_kind:
             return ProductChoice(
@@ -60,7 +64,14 @@ def choose_products(spec: ModelSpec, config: EngineConfig, device: Any, *, chip:
             return ProductChoice(
                 implementation="xla", why=f"{about} run on 'xla': {kernel!r} {speed} on this chip for {entry}"
             )
+    about = "products of experts" if entries == {DENSE_EXPERTS} else "products with quantised weights"
     return ProductChoice(implementation=kernel, why=f"{about} run on {kernel!r}: the check found it right and faster")
+
+
+def _has_dense_experts(spec: ModelSpec, config: EngineConfig) -> bool:
+    """Whether the TPU's kernel would multiply the model's experts in bfloat16."""
+    is_dense = not any(".experts." in name for name, _ in spec.forms)
+    return spec.experts is not None and spec.experts.has_gates and is_dense and config.dtype in ("auto", "bfloat16")
 
 
 def entry_of_form(name: str, form: WeightForm) -> str:

@@ -38,8 +38,8 @@ def expert_mlp(
     choose_tile's. With a fixed tile of two or more, a token's bits depend on its own row alone. Products and biases are
     summed in float32, and `activation` is computed in it; its result and that of down are each rounded once, to the
     dtype of x. implementation: None is "mosaic_tpu" or "mosaic_gpu" where all three matrices are codes that name such a
-    device, or arrays whose stack names a TPU, and there are no adapters, and else "xla". Raises ValueError for shapes or a tile that do not fit, for an
-    unknown implementation and for what that one does not take.
+    device, or arrays whose stack names a TPU, and there are no adapters, and else "xla". Raises ValueError for shapes
+    or a tile that do not fit, for an unknown implementation and for what that one does not take.
     """
     sizes = check_shapes(
         ("T D", x),

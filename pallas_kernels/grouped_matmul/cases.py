@@ -72,6 +72,11 @@ REAL_TPU_CASES = tuple(
     for _, form in sorted(TPU_CASES, key=lambda pair: pair[1].kind != "mxfp4")
     if form.name != "w4a16_zeros"
 )[:-1]
+# The same that are bfloat16: of sizes that the TPU's kernel takes, and one that models have.
+DENSE_TPU_CASES = (
+    Case(name="dense", width=256, hidden=384, favourites=3, **_TOKENS),
+    Case(name="dense_real", width=2048, hidden=768, **_REAL),
+)
 
 
 def make_packed_arguments(

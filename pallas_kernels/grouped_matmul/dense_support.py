@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from pallas_kernels.target import Target
 
+DENSE = "dense"  # the class of such experts
 _LANES = 128
 _MOST_BYTES = 2**22  # of weights in one transfer; two are in VMEM at once
 

@@ -13,7 +13,14 @@ import pytest
 from jax.experimental.pallas import tpu as pltpu
 
 from pallas_kernels.grouped_matmul import ExpertStack, expert_mlp, mosaic_tpu, oracle, swiglu, xla
-from pallas_kernels.grouped_matmul.cases import TPU_CASES, Case, make_packed_arguments
+from pallas_kernels.grouped_matmul.cases import (
+    DENSE_TPU_CASES,
+    TPU_CASES,
+    Case,
+    make_arguments,
+    make_packed_arguments,
+)
+from pallas_kernels.grouped_matmul.dense_support import dense_refusals, tile_of
 from pallas_kernels.quantized_matmul import cases as product_cases
 from pallas_kernels.quantized_matmul import oracle as product_oracle
 from pallas_kernels.quantized_matmul import refusals
@@ -121,3 +128,44 @@ def test_what_the_kernels_do_not_take_is_refused_or_multiplied_in_xla() -> None:
         expert_mlp(x, ids, weights, experts, implementation="mosaic_tpu")
     with pytest.raises(ValueError, match="expert_mlp has 'xla', 'mosaic_tpu', 'mosaic_gpu'"):
         expert_mlp(x, ids, weights, experts, implementation="mosaic")
+
+
+def dense_arguments(case: Case) -> tuple[Any, ...]:
+    *tokens, experts = make_arguments(case)
+    return (*tokens, dataclasses.replace(experts, kernels=V7X))
+
+
+@pytest.mark.slow
+def test_bfloat16_experts_equal_the_product_of_each() -> None:
+    x, ids, weights, experts = dense_arguments(DENSE_TPU_CASES[0])
+    run = functools.partial(mosaic_tpu.expert_mlp, num_experts=4, activation=swiglu, interpret=_INTERPRET)
+    got = jax.jit(run, compiler_options=FAST_COMPILE)(x, ids, weights, experts)
+    expected = oracle.expert_mlp(*map(np.asarray, (x, ids, weights, *matrices_of(experts))))
+    assert got.dtype == x.dtype
+    np.testing.assert_allclose(np.asarray(got, np.float64), expected, **TOLERANCE["bfloat16"])
+
+
+@pytest.mark.slow
+def test_the_room_for_tiles_changes_no_bit() -> None:
+    """Few pairs stand in a small room; where all of them come to one device, in that for the worst case."""
+    case = dataclasses.replace(DENSE_TPU_CASES[0], num_tokens=40, num_experts=2)
+    x, ids, weights, experts = dense_arguments(case)
+    assert mosaic_tpu.usual_room(ids.size, 64, num_here=2, rows=16) == 3, "of seven, and all pairs need six"
+    run = functools.partial(mosaic_tpu.expert_mlp, num_experts=64, activation=swiglu, interpret=_INTERPRET)
+    compute = jax.jit(run, compiler_options=FAST_COMPILE)
+    everywhere, few = compute(x, ids, weights, experts), jnp.where(jnp.arange(40)[:, None] < 3, ids, 2)
+    elsewhere = compute(x, few, weights, experts)
+    np.testing.assert_array_equal(np.asarray(everywhere)[:3], np.asarray(elsewhere)[:3])
+    assert not np.asarray(elsewhere)[3:].any()
+
+
+def test_bfloat16_experts_are_refused_by_what_does_not_fit() -> None:
+    def refused(*shape: int, dtype: str = "bfloat16", target: Target = V7X) -> list[str]:
+        return dense_refusals(jax.ShapeDtypeStruct(shape, dtype), jnp.dtype("bfloat16"), target)
+
+    assert refused(128, 768, 2048) == refused(128, 2048, 768) == []
+    assert tile_of(14336, 4096) == 512 and tile_of(768, 2048) == 768, "four megabytes are one transfer"
+    assert refused(4, 96, 2048) == ["96 outputs by 2048 inputs of a device have no tile of a multiple of 128"]
+    assert refused(4, 128, 100) == ["100 inputs of a device are no multiple of 128"]
+    assert refused(4, 128, 128, dtype="float32") == ["weights of float32 and inputs of bfloat16, not bfloat16"]
+    assert refused(4, 128, 128, target=Target.named("tpu:v4")) == ["'v4' runs no kernel of experts that are not codes"]

@@ -16,7 +16,7 @@ from ferrum_jax.runtime.settled import settle
 from ferrum_jax.sharding import make_mesh
 from ferrum_jax.sizes.mesh_shape import MeshShape
 from ferrum_jax.startup.choose_attention import AttentionChoice
-from ferrum_jax.startup.choose_products import choose_products, entry_of_form, recorded_products
+from ferrum_jax.startup.choose_products import DENSE_EXPERTS, choose_products, entry_of_form, recorded_products
 from scripts.published import config_of
 
 LLAMA3_8B = config_of("Llama-3-8B")
@@ -123,3 +123,12 @@ def test_a_job_s_record_has_both_and_records_of_attention_alone_are_still_read()
     assert (options.recorded, attention) == ("xla", "mosaic_tpu tile_kv=512,items=2")
     assert recorded_products(both) == (attention, "mosaic_tpu") and recorded_products(attention) == (attention, "xla")
     assert AttentionChoice.recorded(recorded_products(both)[0]).tiles == "tile_kv=512,items=2"
+
+
+def test_bfloat16_experts_have_a_verdict_of_their_own(tmp_path):
+    spec = spec_of(QWEN3_30B_A3B | {"num_hidden_layers": 2})
+    choice = choose_products(spec, config(tmp_path), CHIP, chip="chip")
+    assert choice.implementation == "xla" and choice.why.startswith("products of experts run on 'xla': no check on")
+    keep(tmp_path, {DENSE_EXPERTS})
+    assert choose_products(spec, config(tmp_path), CHIP, chip="chip").implementation == "mosaic_tpu"
+    assert choose_products(spec, config(tmp_path, dtype="float32"), CHIP, chip="chip").why == "", "no kernel of it"

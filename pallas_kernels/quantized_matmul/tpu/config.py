@@ -80,6 +80,7 @@ class FewRows:
             num_rows=rows,
             inputs=_chunk_inputs(rows, form, target.mxu_columns),
             tile_out=tile,
+            # fewer outputs than the matrix unit has columns leave the rest idle: twice the time of 128 rows
             part_out=min(tile, 2 * LANES if rows <= 64 or target.mxu_columns > LANES else LANES),
             vmem_limit_bytes=int(target.vmem_bytes * _VMEM_SHARE),
         )
