@@ -25,6 +25,9 @@ from ferrum_jax.openai.body_fields import BODIES, ROW_BODIES, fields_of
 from ferrum_jax.openai.schemas import in_words
 from ferrum_jax.setting import settings_of
 from scripts import kept_counts
+from scripts.step_estimates import FILE as STEP_ESTIMATES
+from scripts.step_estimates import Estimate
+from scripts.tpu_steps import STEPS
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -53,7 +56,7 @@ def main() -> None:
 def with_tables(markdown: str) -> str:
     """A page with its tables made anew. Raises KeyError for one that nobody makes."""
     makers = {"config": fields_table, "commands": commands, "vllm": vllm_table, "families": families_table}
-    makers |= {"bodies": bodies_table, "tpu": tpu_table}
+    makers |= {"bodies": bodies_table, "tpu": tpu_table, "steps": steps_table}
 
     def made(found: re.Match[str]) -> str:
         name, *words = found[2].split()
@@ -127,6 +130,22 @@ def tpu_table(*prefixes: str) -> str:
         if launch.startswith(prefixes):
             cells = (_counted(kept[each]) if each in kept else "" for each in generations)
             rows.append(f"| {launch} | {' | '.join(cells)} |")
+    return "\n".join(rows)
+
+
+def steps_table() -> str:
+    """Decode steps by estimate: what they take, their bounds, and what others measured."""
+    rows = ["| step | rows | ms | bound, ms | share | tokens/s | loses most, us (share bound) | published |"]
+    rows.append("|---" * rows[0].count(" |") + "|")
+    kept = kept_counts.read(STEP_ESTIMATES)["launches"]
+    for step in (each for each in STEPS if each.name in kept):
+        one = Estimate(**kept[step.name]["step"])
+        lost = "; ".join(f"{label} {took:,} ({share:.0%})" for label, (took, share) in one.largest.items())
+        published = "" if step.published is None else f"{step.published[0]:,} ({step.published[1]})"
+        rows.append(
+            f"| {step.name} | {step.tokens} of {step.context:,} | {one.step_us / 1e3:.2f} | {one.bound_us / 1e3:.2f} | "
+            f"{one.bound_us / one.step_us:.0%} | {one.tokens_per_s:,} | {lost} | {published} |"
+        )
     return "\n".join(rows)
 
 

@@ -39,11 +39,11 @@ from ferrum_jax.spec.stored_weight import weight_of_leaf
 from pallas_kernels.target import Target
 from scripts.hlo_collectives import KINDS, count_collectives, unexpected_collectives
 from scripts.published import PUBLISHED
+from scripts.tpu_steps import FP8_BLOCKS, shortened
 from tests.aot.program_text import dense_weights, large_constants, ops_of, wide_weights
 from tests.sharding.meant import meant_collectives
 
 KV_SHARE = 0.8  # of what the weights leave, as an engine would take it
-FP8_BLOCKS = {"quant_method": "fp8", "weight_block_size": [128, 128], "activation_scheme": "dynamic"}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -72,10 +72,7 @@ def lay_out_case(case: Case) -> Layout:
     blocks = {"quantization_config": FP8_BLOCKS} if case.weights == "fp8-blocks" else {}
     spec = spec_of(PUBLISHED[case.model][0] | blocks)
     if case.layers is not None:
-        moe = tuple(layer for layer in spec.moe_layers if layer < case.layers)
-        experts = dataclasses.replace(spec.experts, layers=moe) if moe else None
-        forms = tuple((name, form) for name, form in spec.forms if int(name.split(".")[1]) < case.layers)
-        spec = dataclasses.replace(spec, num_hidden_layers=case.layers, experts=experts, cache_groups=(), forms=forms)
+        spec = shortened(spec, case.layers)
     config = EngineConfig(
         max_num_seqs=64,
         max_num_batched_tokens=512,
