@@ -140,13 +140,18 @@ def steps_table() -> str:
     kept = kept_counts.read(STEP_ESTIMATES)["launches"]
     for step in (each for each in STEPS if each.name in kept):
         one = Estimate(**kept[step.name]["step"])
-        lost = "; ".join(f"{label} {took:,} ({share:.0%})" for label, (took, share) in one.largest.items())
+        lost = "; ".join(f"{label} {took:,} ({share:.0%})" for label, (took, share) in _by_loss(one))
         published = "" if step.published is None else f"{step.published[0]:,} ({step.published[1]})"
         rows.append(
             f"| {step.name} | {step.tokens} of {step.context:,} | {one.step_us / 1e3:.2f} | {one.bound_us / 1e3:.2f} | "
             f"{one.bound_us / one.step_us:.0%} | {one.tokens_per_s:,} | {lost} | {published} |"
         )
     return "\n".join(rows)
+
+
+def _by_loss(one: Estimate) -> list[tuple[str, tuple[int, float]]]:
+    """What loses most of a step, the largest loss first."""
+    return sorted(one.largest.items(), key=lambda item: -item[1][0] * (1 - item[1][1]))
 
 
 def _counted(one: dict[str, Any]) -> str:

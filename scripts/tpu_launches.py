@@ -71,10 +71,12 @@ def launches() -> list[Launch]:
     return [
         *map(_attention, REAL_CASES),
         *(_product(form, rows) for form in ("int8-a16", "int8", "fp8-a16", "int4-g128") for rows in (16, 64, 512)),
+        *(_product(form, 128) for form in ("fp8-a16", "int4-g128")),
         _xla_product(),
         _experts("gpt_oss_120b", "mxfp4", num_experts=128, per_token=4, width=2880, hidden=2880),
         _experts("qwen3_30b", "int4-g128", num_experts=128, per_token=8, width=2048, hidden=768),
         _experts("deepseek_v3_ep8", "fp8-blocks", num_experts=32, per_token=8, width=7168, hidden=2048),
+        _dense_experts("qwen3_30b", num_experts=128, per_token=8, width=2048, hidden=768),
         *(_indexer(context) for context in (4096, 32_768)),
         *(make(rows, count) for make in (_gated_delta, _kda, _mamba2) for rows, count in ((64, 1), (1, 512))),
         *(_jax_attention(name) for name in ("llama_8b_decode_c16", "llama_8b_prefill_c128")),
@@ -144,6 +146,24 @@ def _experts(model: str, form: str, *, num_experts: int, per_token: int, width: 
         )
 
     return Launch(name=f"experts_{model}_{form.replace('-', '_')}_64", program=program)
+
+
+def _dense_experts(model: str, *, num_experts: int, per_token: int, width: int, hidden: int) -> Launch:
+    """The same in bfloat16."""
+    E, D, F = num_experts, width, hidden
+
+    def program(generation: str) -> Program:
+        weights = {"gate": _shape(E, F, D), "up": _shape(E, F, D), "down": _shape(E, D, F)}
+        stack = ExpertStack(**weights, first_expert=jnp.zeros((), jnp.int32), kernels=_target(generation))
+        ids = (np.arange(64 * per_token, dtype=np.int32) % E).reshape(64, per_token)
+        return Program(
+            fn=expert_mlp,
+            args=[_shape(64, D), ids, jax.ShapeDtypeStruct(ids.shape, jnp.float32), stack],
+            hbm_bytes=_bytes(weights) + 2 * 2 * 64 * D,
+            flops=2 * 3 * 64 * per_token * D * F,
+        )
+
+    return Launch(name=f"experts_{model}_bf16_64", program=program)
 
 
 def _indexer(context: int) -> Launch:
