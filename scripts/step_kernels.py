@@ -51,7 +51,7 @@ class StepKernels:
                 self._cycles[_shape(*calls[name])] = result.cycles
 
     def work(self, each: Instruction, shapes: Mapping[str, str]) -> Work:
-        """Of a call. Raises KeyError for a kernel that was not printed."""
+        """The work of a call. Raises KeyError for a kernel that was not printed."""
         cycles, name = self._cycles[_shape(each, shapes)], _short(each)
         types = [shapes.get(operand, "") for operand in each.operands]
         moved = sum(map(hbm_array_bytes, (*types, each.shape)))
@@ -69,7 +69,7 @@ class StepKernels:
         return Work(cycles=cycles, hbm_bytes=moved, flops=2 * self.step.rows * math.prod(sizes_of(codes)))
 
     def _operands(self, each: Instruction, shapes: Mapping[str, str]) -> list[np.ndarray | None] | None:
-        """Those that decide how often a kernel's loops run."""
+        """The operands that decide how often a kernel's loops run."""
         name = _short(each)
         if name in _ATTENTION:
             fn, args = bench_tpu_static.launch(self._case(each, shapes), self.target)
@@ -99,7 +99,7 @@ class StepKernels:
 
     @property
     def turns(self) -> int:
-        """Of XLA's loop over experts: one for each that has a pair, as few pairs as a decode step gives it."""
+        """The turns of XLA's loop over experts: one for each that has a pair, as few pairs as a decode step gives it."""
         return 1 if self.layout.options.spec.experts is None else len(self._used(self._pairs()))
 
     def _pairs(self) -> np.ndarray:

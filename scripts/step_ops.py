@@ -61,7 +61,7 @@ class Work:
 
 @dataclasses.dataclass(kw_only=True)
 class Line:
-    """All operations of one label. seconds: of which `bound` are those in which HBM, links or the matrix unit bind."""
+    """All operations of one label. seconds: all of them; bound: those in which HBM, links or the matrix unit bind."""
 
     count: float = 0
     seconds: float = 0
@@ -263,7 +263,7 @@ def _hbm_bytes(each: Instruction, shapes: Mapping[str, str], bodies: Bodies) -> 
 
 
 def _looked_into(body: Sequence[Instruction], bodies: Bodies) -> tuple[dict[int, float], float]:
-    """Of a fusion: bytes that it reads of parameters of which it takes windows, by number, and those it updates."""
+    """Bytes that a fusion reads of parameters, by number, where it takes windows of them, and those it updates."""
     users: dict[str, list[Instruction]] = {}
     for each in body:
         for name in each.operands:
@@ -309,7 +309,7 @@ def hbm_array_bytes(shape: str) -> int:
 
 
 def sizes_of(shape: str) -> list[int]:
-    """Of the first array of a type."""
+    """The sizes of the first array of a type."""
     found = _ARRAY.search(shape)
     return [int(n) for n in found[2].split(",") if n] if found else []
 

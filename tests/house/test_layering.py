@@ -399,6 +399,7 @@ MAY_IMPORT = {
         "nouns",
         "pallas_kernels",
         "pallas_kernels.paged_attention",
+        "pallas_kernels.grouped_matmul",
         "pallas_kernels.quantized_matmul",
     ),
     "ferrum_jax.llm": (

@@ -29,7 +29,7 @@ def test_each_layer_that_a_model_has_more_takes_what_the_deeper_program_has_more
     assert whole.seconds == pytest.approx(65e-3)
 
 
-def test_an_estimate_names_what_loses_most_and_the_bound_of_the_bytes_that_are_needed():
+def test_an_estimate_names_what_loses_most_and_the_bound_of_needed_bytes():
     lines = {"dot": (64, 16e-3, 16e-3), "copy": (32, 3e-3, 0.0), "sort": (1, 1e-3, 0.5e-3), "add": (9, 1e-5, 0.0)}
     one = estimate(STEP, walked(**lines), V6E, needed_bytes=int(16.4e9))
     assert (one.step_us, one.bound_us, one.tokens_per_s) == (20_010, 10_000, round(64 / 20.01e-3))

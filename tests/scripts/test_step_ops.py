@@ -59,7 +59,7 @@ def test_a_fusion_that_takes_a_window_of_an_operand_reads_no_more():
     assert walked(program(stack, at, fusion, before=body)).hbm_bytes == 2 * 768 * 2048
 
 
-def test_a_transfer_runs_beside_what_leaves_hbm_idle_and_is_awaited_where_it_does_not_end():
+def test_a_transfer_runs_beside_what_leaves_hbm_idle_and_is_awaited_at_its_end():
     start = line("c", "(bf16[4096,2048]{1,0:S(1)}, bf16[4096,2048]{1,0}, u32[]{:S(2)})", "copy-start(%w)")
     done = line("d", "bf16[4096,2048]{1,0:S(1)}", "copy-done(%c)")
     beside = line("a", _GATHERED, "copy(%v)", 1_750)  # a microsecond of the ten that the transfer needs
