@@ -99,7 +99,7 @@ class StepKernels:
 
     @property
     def turns(self) -> int:
-        """The turns of XLA's loop over experts: one for each that has a pair, as few pairs as a decode step gives it."""
+        """The turns of XLA's loop over experts: one for each that has a pair, as few as a decode step gives it."""
         return 1 if self.layout.options.spec.experts is None else len(self._used(self._pairs()))
 
     def _pairs(self) -> np.ndarray:
