@@ -88,6 +88,7 @@ def attention_config(
             dtype=options.dtype,
             pool=pool,
             target=options.target,
+            mixed_tokens=None if bucket.decode_only else bucket.num_tokens,
         )
     if implementation == "mosaic_tpu":
         return TpuConfig.choose(

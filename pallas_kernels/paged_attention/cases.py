@@ -279,7 +279,7 @@ INVARIANT_CASES = (
 _TINY_LATENT: Any = {"num_heads": 3, "num_kv_heads": 1, "head_dim": 128, "rope_dim": 16}
 
 
-# "mosaic_tpu" has those of rows of one query.
+# "mosaic_gpu" has those of rows of one query.
 LATENT_CASES = (
     Case(name="decode_latent", rows=_DECODE, num_tokens=5, num_rows=6, decode_only=True, tiny=True, **_TINY_LATENT),
     Case(
@@ -306,6 +306,27 @@ LATENT_CASES = (
         **_TINY_LATENT,
     ),
     Case(name="mixed_latent", rows=_MIXED, num_tokens=40, num_rows=6, tiny=True, **_TINY_LATENT),
+    Case(
+        name="mixed_latent_fp8",
+        rows=((40, 1), (33, 5), (0, 9)),
+        num_tokens=16,
+        num_rows=4,
+        block_size=32,
+        dtype="bfloat16",
+        kv_dtype="fp8_e4m3",
+        tiny=True,
+        **_TINY_LATENT,
+    ),
+    Case(
+        name="verify_latent_f32_soft_cap",
+        rows=((126, 4), (0, 2), (40, 8), (125, 3), (5, 1)),
+        num_tokens=18,
+        num_rows=5,
+        soft_cap=20.0,
+        tiny=True,
+        **_TINY_LATENT,
+        **_F32,
+    ),
 )
 
 
@@ -313,6 +334,10 @@ _decode = functools.partial(Case, rows=((2047, 1),) * 64, num_tokens=64, num_row
 
 
 _prefill = functools.partial(Case, rows=((3584, 512),), num_tokens=512, num_rows=1)
+
+
+# Each row's token and three drafts.
+_verify = functools.partial(Case, rows=((2044, 4),) * 64, num_tokens=256, num_rows=64)
 
 
 _mixed = functools.partial(Case, rows=(*((2047, 1),) * 60, (1024, 452)), num_tokens=512, num_rows=64)
@@ -373,6 +398,9 @@ REAL_CASES = (
     _decode(name="deepseek_v3_decode", num_heads=128, block_size=64, **_LATENT),
     _decode(name="deepseek_v3_decode_c16", num_heads=128, **_LATENT),
     _decode(name="deepseek_v3_tp8_decode", num_heads=16, block_size=64, **_LATENT),
+    _prefill(name="deepseek_v3_prefill", num_heads=128, block_size=64, **_LATENT),
+    _prefill(name="deepseek_v3_tp8_prefill", num_heads=16, block_size=64, **_LATENT),
+    _verify(name="deepseek_v3_verify", num_heads=128, block_size=64, **_LATENT),
     _decode(name="h192_decode", num_heads=16, num_kv_heads=4, head_dim=192, block_size=32),
     *(_prefill(name=f"llama_8b_prefill_c{C}", block_size=C, **_LLAMA_8B) for C in (16, 128)),
     _prefill(name="qwen3_30b_tp4_prefill", block_size=64, **_QWEN3_MOE_TP4),

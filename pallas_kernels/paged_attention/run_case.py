@@ -45,6 +45,7 @@ def choose_config(case: Case, implementation: str, target: Target, pool: Any) ->
             dtype=jnp.dtype(case.dtype),
             pool=pool,
             target=target,
+            mixed_tokens=None if case.decode_only else case.num_tokens,
         )
     if implementation == "mosaic_tpu":
         return TpuConfig.choose(
@@ -78,7 +79,9 @@ def smallest_tiles(config: Tiled, block_size: int) -> Tiled:
     """The config with tiles as small as they can be, for each operation costs the interpreter milliseconds."""
     if isinstance(config, LatentConfig):
         tile = max(128, block_size)
-        return dataclasses.replace(config, decode=dataclasses.replace(config.decode, tile_kv=tile, items=1, chunk=tile))
+        decode = dataclasses.replace(config.decode, tile_kv=tile, items=1, chunk=tile)
+        several = config.several and smallest_tiles(dataclasses.replace(config.several, tile_q=4), block_size)
+        return dataclasses.replace(config, decode=decode, several=several)
     decode = dataclasses.replace(config.decode, tile_kv=max(256 // config.shape.words, block_size), items=1, chunk=128)
     tiny = dataclasses.replace(_TINY_PREFILL, tile_kv=max(128, block_size), step_kv=max(128, block_size))
     return dataclasses.replace(config, decode=decode, prefill=None if config.prefill is None else tiny)

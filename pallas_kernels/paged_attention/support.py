@@ -25,15 +25,15 @@ def serving(
     """The implementation for a bucket.
 
     chooses: rows may have more keys than an indexer chooses. index_dim: values of the indexer's keys. XLA computes
-    steps that mix prompts into decoding where a cache has latents. It computes those that choose keys on GPUs, and on
-    TPUs where there are no latents, or the indexer's keys do not fill lanes; there also latents whose heads have sinks.
+    steps that choose keys on GPUs, and on TPUs those that mix prompts into decoding too, or have no latents, or whose
+    indexer's keys do not fill lanes. Over latents it computes mixed steps on GPUs, and on TPUs heads that have sinks.
     """
     if implementation == "mosaic_gpu":
         return "xla" if is_latent and (chooses or not decode_only) else implementation
     if implementation != "mosaic_tpu":
         return implementation
-    chosen_by_xla = chooses and (not is_latent or index_dim % LATENT_LANES > 0)
-    return "xla" if chosen_by_xla or (is_latent and (sinks or not decode_only)) else implementation
+    chosen_by_xla = chooses and (not is_latent or not decode_only or index_dim % LATENT_LANES > 0)
+    return "xla" if chosen_by_xla or (is_latent and sinks) else implementation
 
 
 def default_implementation(target: Target) -> str:

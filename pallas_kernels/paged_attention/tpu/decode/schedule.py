@@ -38,9 +38,13 @@ def decode_schedule(
     block_size: int,
     config: DecodeConfig,
     window: int | None,
+    owners: jax.Array | None = None,
 ) -> DecodeSchedule:
-    """The items of all rows that have one query. An idle item fetches nothing and its result is dropped."""
-    R, M = batch.block_tables.shape
+    """The items of all rows that have one query. An idle item fetches nothing and its result is dropped.
+
+    owners: [R] int32, whose block table each row reads; None is its own.
+    """
+    R, M = len(batch.counts), batch.block_tables.shape[1]
     C, S, tile = block_size, config.items, config.tile_kv
     shape, decodes = config.records(C), batch.counts == 1
     first = jnp.zeros_like(batch.starts) if window is None else jnp.maximum(batch.starts - window + 1, 0) // tile
@@ -56,8 +60,9 @@ def decode_schedule(
     low = jnp.zeros_like(at) if window is None else jnp.maximum(at - window + 1, 0)
     blocks = jnp.where(is_live, jnp.minimum(at, tile - 1) // C + 1 - low // C, 0)
     is_partial = is_live & ((at < tile - 1) | (low > 0))
+    table = rows if owners is None else owners[rows]
     words = jnp.where(
-        is_live, rows * row_lines(M) * LINE + tiles * (tile // C), 0
+        is_live, table * row_lines(M) * LINE + tiles * (tile // C), 0
     )  # where the tables have the first block
     lines, places = words // LINE, i % (shape.slots * S) * shape.item_words + shape.first_line + words % LINE
     if shape.is_resident:

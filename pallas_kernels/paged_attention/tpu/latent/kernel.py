@@ -1,4 +1,7 @@
-"""Decode attention over latents for Mosaic TPU: rows of one query, their latents written to the pool as they come.
+"""Attention over latents for Mosaic TPU. Rows of one query have their latents written to the pool as they come.
+
+The same kernel serves rows of several queries in a launch of its own, in which XLA has written their latents before:
+tile_q neighbouring tokens of a row stand in place of a row's one, with all of their heads, and a mask between them.
 
 An item is one tile of one row's context. Items stand in the order of rows and positions, and a step takes `items` of
 them; three stages on different steps hide each other's latency:
@@ -25,8 +28,10 @@ from jax.experimental.pallas import tpu as pltpu
 
 from pallas_kernels.chosen_keys import TileLimits
 from pallas_kernels.kv_pool import KVPool, encode
+from pallas_kernels.kv_write import xla as kv_write
 from pallas_kernels.logits import Logits
 from pallas_kernels.paged_attention.tpu.decode.ring import Stream
+from pallas_kernels.paged_attention.tpu.decode.schedule import DecodeSchedule
 from pallas_kernels.paged_attention.tpu.decode.scratch import named
 from pallas_kernels.paged_attention.tpu.latent.config import LatentConfig
 from pallas_kernels.paged_attention.tpu.latent.latent_movement import LatentMovement
@@ -51,54 +56,102 @@ def latent_attention(
     *,
     interpret: Any = False,
 ) -> tuple[jax.Array, KVPool]:  # [T, N, V]; the pool with k and v
-    """See the package's paged_attention. interpret: for tests, pltpu.InterpretParams. Raises ValueError for sinks."""
+    """See the package's paged_attention. interpret: for tests, pltpu.InterpretParams.
+
+    Raises ValueError for sinks, and for chosen keys of rows of several queries.
+    """
     if logits.sinks is not None:
         raise ValueError("attention has sinks, which the latents' kernel for TPUs does not compute; take 'xla'")
-    (T, N, _), config, values = q.shape, schedule.config, pool.values
+    several, config = schedule.several, schedule.config
+    new, _ = encode(jnp.concatenate([k, v], axis=-1)[:, 0], pool.dtype)
+    new = new.astype(jnp.float32)
+    if several is None:
+        out, pool = _launch(q, new, pool, schedule.decode, None, config, logits, chosen, interpret)
+        return _real(jnp.arange(len(q)) < schedule.decode.sizes[1], out), pool
+    if chosen is not None or config.several is None:
+        raise ValueError("rows of several queries attend to chosen keys in 'xla' alone; take it for such a step")
+    q1, new1 = (x.at[several.singles].get(mode="clip") for x in (q, new))
+    singles, pool = _launch(q1, new1, pool, schedule.decode, None, config, logits, None, interpret)
+    pool = kv_write.kv_write(pool, k, v, several.write_blocks, several.write_offsets)
+    out, pool = _launch(q, None, pool, several.items, several.tiles, config.several, logits, None, interpret)
+    return _real(several.is_served, out).at[several.singles].set(singles, mode="drop"), pool
+
+
+def _real(is_real: jax.Array, out: jax.Array) -> jax.Array:
+    """Results of these tokens, and zero of the others."""
+    return jnp.where(is_real[:, None, None], out, 0)
+
+
+def _launch(
+    q: jax.Array,  # [T, N, L]
+    new: jax.Array | None,  # [T, L] float32
+    pool: KVPool,
+    step: DecodeSchedule,
+    query_tiles: jax.Array | None,
+    config: LatentConfig,
+    logits: Logits,
+    chosen: TileLimits | None,
+    interpret: Any,
+) -> tuple[jax.Array, KVPool]:
+    """One launch. new: latents that it writes; None where the pool has them. query_tiles: None is one for each token."""
+    (T, N, _), values = q.shape, pool.values
     P, C, _, L = values.shape
     padded = jnp.pad(q, ((0, 0), (0, config.num_heads - N), (0, 0)))
-    step = schedule.decode
-    prefetched, in_hbm = (step.sizes, step.ring), step.in_hbm()
+    listed = () if query_tiles is None else (query_tiles,)
+    prefetched, in_hbm = (step.sizes, step.ring, *listed), step.in_hbm()
     limits, more_scratch = ((), ()) if chosen is None else ((chosen.limits,), limit_scratch_shapes(config))
-    new, _ = encode(jnp.concatenate([k, v], axis=-1)[:, 0], pool.dtype)
+    written = () if new is None else (new,)
     anywhere = pl.BlockSpec(memory_space=pltpu.HBM)
-    out, kept = pl.pallas_call(
-        functools.partial(_kernel, config=config, logits=logits, is_limited=chosen is not None),
+    out, *kept = pl.pallas_call(
+        functools.partial(
+            _kernel,
+            config=config,
+            logits=logits,
+            has_tiles=query_tiles is not None,
+            writes=new is not None,
+            is_limited=chosen is not None,
+        ),
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=len(prefetched),
             grid=(1,),
             in_specs=[
                 *[anywhere] * (len(in_hbm) + len(limits)),
-                pl.BlockSpec((T, L), lambda *_: (0, 0)),
+                *[pl.BlockSpec((T, L), lambda *_: (0, 0))] * len(written),
                 anywhere,
                 anywhere,
             ],
-            out_specs=[anywhere, anywhere],
+            out_specs=[anywhere] * (1 + len(written)),
             scratch_shapes=latent_scratch_shapes(q.dtype, values.dtype, config) + more_scratch,
         ),
         out_shape=[
             jax.ShapeDtypeStruct((T, config.num_heads, config.value_dim), q.dtype),
-            jax.ShapeDtypeStruct((P, C, L), values.dtype),
+            *[jax.ShapeDtypeStruct((P, C, L), values.dtype)] * len(written),
         ],
-        input_output_aliases={len(prefetched) + len(in_hbm) + len(limits) + 2: 1},
+        input_output_aliases={len(prefetched) + len(in_hbm) + len(limits) + 2: 1} if written else {},
         compiler_params=pltpu.CompilerParams(
             dimension_semantics=("arbitrary",),
             vmem_limit_bytes=config.decode.vmem_limit_bytes,
             disable_bounds_checks=True,
         ),
         interpret=interpret,
-        name="latent_attention_decode",
-    )(*prefetched, *in_hbm, *limits, new.astype(jnp.float32), padded, values.reshape(P, C, L))
-    is_served = jnp.arange(T) < step.sizes[1]
-    out = jnp.where(is_served[:, None, None], out[:, :N], 0)
-    return out, dataclasses.replace(pool, values=kept.reshape(values.shape))
+        name="latent_attention_decode" if query_tiles is None else "latent_attention_several",
+    )(*prefetched, *in_hbm, *limits, *written, padded, values.reshape(P, C, L))
+    if kept:
+        pool = dataclasses.replace(pool, values=kept[0].reshape(values.shape))
+    return out[:, :N], pool
 
 
-def _kernel(sizes, ring, *refs, config: LatentConfig, logits: Logits, is_limited: bool):
-    """sizes, ring: of `DecodeSchedule`. refs: the rest of it, inputs, outputs, scratch."""
+def _kernel(
+    sizes, ring, *refs, config: LatentConfig, logits: Logits, has_tiles: bool, writes: bool, is_limited: bool
+):
+    """sizes, ring: of `DecodeSchedule`. refs: query tiles, the rest of it, inputs, outputs, scratch."""
+    query_tiles, *refs = refs if has_tiles else (None, *refs)
     stream, refs = Stream.of(config.decode.records(config.block_size), ring, [*refs])
     limits, *refs = refs if is_limited else (None, *refs)
-    new, q, _, out, pool, *refs = refs
+    if writes:
+        new, q, _, out, pool, *refs = refs
+    else:
+        new, (q, pool, out, *refs) = None, refs
     num_own = len(dataclasses.fields(LatentScratch))
     scratch = named(LatentScratch, refs[:num_own])
     moves = LatentMovement(
@@ -109,6 +162,7 @@ def _kernel(sizes, ring, *refs, config: LatentConfig, logits: Logits, is_limited
         pool=pool,
         scratch=scratch,
         config=config,
+        query_tiles=query_tiles,
         limits=limits,
         limited=named(LimitScratch, refs[num_own:]) if is_limited else None,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -12,7 +13,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from pallas_kernels.paged_attention.tpu.decode.ring import Stream
-from pallas_kernels.paged_attention.tpu.latent.config import LatentConfig
+from pallas_kernels.paged_attention.tpu.latent.config import QUERY_TILE_WORDS, LatentConfig
 from pallas_kernels.paged_attention.tpu.latent.latent_scratch import LatentScratch, LimitScratch
 
 
@@ -21,22 +22,27 @@ class LatentMovement:
     """References of one launch and its transfers; t: a step of the schedule, s: an item of it."""
 
     stream: Stream
-    new: Any  # [T, L] float32, the tokens' latents
+    new: Any  # [T, L] float32, the tokens' latents; None where the pool has them
     q: Any  # [T, N, L] in HBM
     out: Any  # [T, N, V] in HBM
     pool: Any  # [P, C, L] in HBM
     scratch: LatentScratch
     config: LatentConfig
+    query_tiles: Any = None  # of `LatentTiles`, in scalar memory; None where each token is one
     limits: Any = None  # of `TileLimits`, in HBM; None where all keys are read
     limited: LimitScratch | None = None
 
     def is_last(self, t: Any, s: int) -> Any:
-        """Whether the item has its row's new token."""
+        """Whether the item has the last token of its query tile."""
         at = self.stream.place(t, s)
         return (at >= 0) & (at < self.config.decode.tile_kv)
 
+    def last_lane(self, t: Any, s: int) -> Any:
+        """Where the query tile has its last token."""
+        return 0 if self.query_tiles is None else self._of_tile(self.stream.token(t, s), 2)
+
     def slot(self, t: Any, s: int) -> Any:
-        """Where the row's query and its result are."""
+        """Where the query tile's queries and their results are."""
         return self.stream.token(t, s) & (self.config.slots - 1)
 
     def buffer(self, t: Any) -> Any:
@@ -87,30 +93,33 @@ class LatentMovement:
 
         A pool's tokens lie in tiles, so a transfer has a whole group of them: those before the new one as they were,
         those behind it zero, which are the row's own places. What the query may not see may be NaN, hence zeroed.
+        Where the pool has the new latents nothing is put, and behind them the buffer alone is zeroed.
         """
         for s in range(self.config.decode.items):
             pl.when(self.is_last(t, s))(functools.partial(self._insert, t, s))
 
     def release(self, t: Any) -> None:
         """Waits until step t's new latents are in the pool, so that its buffer may be filled anew."""
+        if self.new is None:
+            return
         for s in range(self.config.decode.items):
             pl.when(self.is_last(t, s))(self._write(t, s).wait)
 
     def store(self, t: Any, s: int) -> None:
-        """Starts the DMA of the result of the row that ends in item s of step t."""
-        self._store(self.stream.token(t, s), self.slot(t, s)).start()
+        """Starts the DMAs of the results of the query tile that ends in item s of step t."""
+        self._each_result(self.stream.token(t, s), lambda copy: copy.start())
 
     def free_slot(self, t: Any, s: int) -> None:
-        """Waits for the result that was in the slot before, if there was one."""
+        """Waits for the results that were in the slot before, if there were some."""
         before = self.stream.token(t, s) - self.config.slots
-        pl.when(before >= 0)(lambda: self._store(before, self.slot(t, s)).wait())
+        pl.when(before >= 0)(lambda: self._each_result(before, lambda copy: copy.wait()))
 
-    def settle(self, num_rows: Any) -> None:
-        """Waits for the last results."""
+    def settle(self, num_tiles: Any) -> None:
+        """Waits for the results of the last of so many query tiles."""
 
-        @pl.loop(jnp.maximum(num_rows - self.config.slots, 0), num_rows)
-        def _(token: Any) -> None:
-            self._store(token, token & (self.config.slots - 1)).wait()
+        @pl.loop(jnp.maximum(num_tiles - self.config.slots, 0), num_tiles)
+        def _(tile: Any) -> None:
+            self._each_result(tile, lambda copy: copy.wait())
 
     def _insert(self, t: Any, s: int) -> None:
         tiles, group, C = self.scratch.tiles, self.config.group, self.config.block_size
@@ -118,10 +127,13 @@ class LatentMovement:
         block, first = s * (self.config.decode.tile_kv // C) + at // C, self._first(at)
         rows = tiles.at[buffer, block, pl.ds(first, group)]
         place = jax.lax.broadcasted_iota(jnp.int32, (group, self.config.lanes), 0) + first
-        new = jnp.broadcast_to(self.new[pl.ds(self.stream.token(t, s), 1)], (group, self.config.lanes))
-        within = jax.lax.rem(at, C)
-        kept = jnp.where(place < within, as_dtype(rows[...], self.config.pool_dtype).astype(jnp.float32), 0.0)
-        rows[...] = as_dtype(jnp.where(place == within, new, kept).astype(self.config.pool_dtype), tiles.dtype)
+        within, found = jax.lax.rem(at, C), as_dtype(rows[...], self.config.pool_dtype).astype(jnp.float32)
+        if self.new is None:
+            kept = jnp.where(place <= within, found, 0.0)
+        else:
+            new = jnp.broadcast_to(self.new[pl.ds(self.stream.token(t, s), 1)], (group, self.config.lanes))
+            kept = jnp.where(place == within, new, jnp.where(place < within, found, 0.0))
+        rows[...] = as_dtype(kept.astype(self.config.pool_dtype), tiles.dtype)
 
         @pl.loop(first // group + 1, C // group)
         def _(i: Any) -> None:
@@ -132,7 +144,8 @@ class LatentMovement:
         def _(b: Any) -> None:
             tiles[buffer, b] = jnp.zeros((C, self.config.lanes), tiles.dtype)
 
-        self._write(t, s).start()
+        if self.new is not None:
+            self._write(t, s).start()
 
     def _first(self, at: Any) -> Any:
         """The place in its block of the first token of the group that place `at` of the item is in."""
@@ -154,9 +167,10 @@ class LatentMovement:
         return self.stream.is_first(t, s) & (self.stream.place(t, s) >= 0)
 
     def _query(self, t: Any, s: int) -> Any:
-        slot = self.slot(t, s)
-        token = jnp.minimum(self.stream.token(t, s), self.q.shape[0] - 1)
-        return pltpu.make_async_copy(self.q.at[token], self.scratch.queries.at[slot], self.scratch.asked.at[slot])
+        slot, tile = self.slot(t, s), self.stream.token(t, s)
+        first = jnp.minimum(tile, self.q.shape[0] - 1) if self.query_tiles is None else self._of_tile(tile, 0)
+        tokens = self.q.at[pl.ds(first, self.config.tile_q)]
+        return pltpu.make_async_copy(tokens, self.scratch.queries.at[slot], self.scratch.asked.at[slot])
 
     def _limits(self, t: Any) -> Any:
         assert self.limited is not None
@@ -164,8 +178,21 @@ class LatentMovement:
         there = self.limits.at[pl.ds(t * items, items)]
         return pltpu.make_async_copy(there, self.limited.limits.at[buffer], self.limited.arrived.at[buffer])
 
-    def _store(self, token: Any, slot: Any) -> Any:
-        return pltpu.make_async_copy(self.scratch.outs.at[slot], self.out.at[token], self.scratch.stored.at[slot])
+    def _of_tile(self, tile: Any, field: int) -> Any:
+        return self.query_tiles[tile * QUERY_TILE_WORDS + field]
+
+    def _each_result(self, tile: Any, do: Callable[[Any], None]) -> None:
+        """Does so to the transfer of each result of a query tile, whose other lanes are other rows' tokens."""
+        slot = tile & (self.config.slots - 1)
+        outs, stored = self.scratch.outs, self.scratch.stored.at[slot]
+        if self.query_tiles is None:
+            do(pltpu.make_async_copy(outs.at[slot, 0], self.out.at[tile], stored))
+            return
+        first, begin, last = (self._of_tile(tile, field) for field in range(QUERY_TILE_WORDS))
+
+        @pl.loop(begin, last + 1)
+        def _(lane: Any) -> None:
+            do(pltpu.make_async_copy(outs.at[slot, lane], self.out.at[first + lane], stored))
 
 
 def as_dtype(values: jax.Array, dtype: jnp.dtype) -> jax.Array:

@@ -14,11 +14,14 @@ from pallas_kernels.paged_attention.tpu.latent.config import LatentConfig
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LatentScratch:
-    """References of one launch. S: items of a step. X: tokens of an item. L: lanes of a latent. V: of its value."""
+    """References of one launch. S: items of a step. X: tokens of an item. Q: its query tile's. L: lanes of a latent. V: of its value.
+
+    Beside [Q, N, ..] of queries and results, N has the heads of all tokens of a query tile.
+    """
 
     tiles: Any  # [buffers, S * X / C, C, L] of the pool's dtype
-    queries: Any  # [slots, N, L]
-    outs: Any  # [slots, N, V]
+    queries: Any  # [slots, Q, N, L]
+    outs: Any  # [slots, Q, N, V]
     scores: Any  # [S, N, X] float32, hidden where the query may not see
     weights: Any  # [S, N, X] of the dtype that products have
     sums: Any  # [S, N, V] float32: weights times values
@@ -52,12 +55,12 @@ def limit_scratch_shapes(config: LatentConfig) -> tuple[Any, ...]:
 
 def latent_scratch_shapes(dtype: jnp.dtype, pool_dtype: jnp.dtype, config: LatentConfig) -> tuple[Any, ...]:
     """In the order of LatentScratch. dtype: of queries. pool_dtype: of the pool's array."""
-    tiles, N, V, f32 = config.decode, config.num_heads, config.value_dim, jnp.float32
+    tiles, N, V, f32 = config.decode, config.queries, config.value_dim, jnp.float32
     S, X, C = tiles.items, tiles.tile_kv, config.block_size
     return (
         pltpu.VMEM((tiles.buffers, S * (X // C), C, config.lanes), pool_dtype),
-        pltpu.VMEM((config.slots, N, config.lanes), dtype),
-        pltpu.VMEM((config.slots, N, V), dtype),
+        pltpu.VMEM((config.slots, config.tile_q, config.num_heads, config.lanes), dtype),
+        pltpu.VMEM((config.slots, config.tile_q, config.num_heads, V), dtype),
         pltpu.VMEM((S, N, X), f32),
         pltpu.VMEM((S, N, X), config.compute_dtype),
         pltpu.VMEM((S, N, V), f32),

@@ -42,13 +42,13 @@ class LatentStages:
 
     def score(self, t: Any, starts: list[Callable[[], None]]) -> None:
         """QK of step t, and the rows' highest scores; `starts` are DMA starts to be issued between the dots."""
-        S, N, tiles = self.config.decode.items, self.config.num_heads, self.config.decode
+        S, N, tiles = self.config.decode.items, self.config.queries, self.config.decode
         x, dots = self.scratch, self.config.decode.tile_kv // self.config.decode.chunk
         many = -(-len(starts) // (S * dots))
         state = x.states[_ring(t - 1), S - 1]
         for s in range(S):
-            at = self.moves.stream.place(t, s)
-            q = x.queries[self.moves.slot(t, s)].astype(self.config.compute_dtype)
+            at = self.moves.stream.place(t, s) - self.moves.last_lane(t, s)  # of lane 0
+            q = x.queries[self.moves.slot(t, s)].reshape(N, self.config.lanes).astype(self.config.compute_dtype)
             tops = []
             for n in range(dots):
                 raw = _dot(q, self._latents(t, s, n * tiles.chunk), 1)  # [N, chunk]
@@ -56,13 +56,19 @@ class LatentStages:
                     start()
                 if self.soft_cap is not None:
                     raw = jnp.tanh(raw * (self.scale / self.soft_cap))
-                token = jax.lax.broadcasted_iota(jnp.int32, raw.shape, 1) + n * tiles.chunk
-                raw = jnp.where(token <= at, raw, HIDDEN) if self.moves.limited is None else self._limited(t, s, raw, n)
+                raw = self._seen(at, raw, n) if self.moves.limited is None else self._limited(t, s, raw, n)
                 x.scores[s, :, pl.ds(n * tiles.chunk, tiles.chunk)] = raw
                 tops += [raw[:, lane : lane + LANES] for lane in range(0, tiles.chunk, LANES)]
             top = jnp.max(functools.reduce(jnp.maximum, tops), axis=1, keepdims=True)
             state = jnp.maximum(jnp.where(self.moves.stream.is_first(t, s), HIDDEN, state), top)
             x.states[_ring(t), s] = jnp.broadcast_to(state, (N, LANES))
+
+    def _seen(self, at: Any, raw: jax.Array, n: int) -> jax.Array:
+        """Scores of dot n, hidden where a key is behind the query; at: the last key that the first token sees."""
+        N, many = self.config.num_heads, self.config.tile_q
+        token = jax.lax.broadcasted_iota(jnp.int32, (N, raw.shape[1]), 1) + n * self.config.decode.chunk
+        seen = [jnp.where(token <= at + i, raw[i * N : (i + 1) * N], HIDDEN) for i in range(many)]
+        return jnp.concatenate(seen, axis=0) if many > 1 else seen[0]
 
     def _limited(self, t: Any, s: int, raw: jax.Array, n: int) -> jax.Array:
         """Scores of dot n, hidden where a key is not chosen.
@@ -81,7 +87,7 @@ class LatentStages:
         """Weights of step t, and their sums."""
         x, tile = self.scratch, self.config.decode.tile_kv
         for s in range(self.config.decode.items):
-            state, added = x.states[_ring(t), s], jnp.zeros((self.config.num_heads, LANES))
+            state, added = x.states[_ring(t), s], jnp.zeros((self.config.queries, LANES))
             for lane in range(0, tile, LANES):
                 weights = jnp.exp2((x.scores[s, :, pl.ds(lane, LANES)] - state) * self.unit)
                 x.weights[s, :, pl.ds(lane, LANES)] = weights.astype(x.weights.dtype)
@@ -94,7 +100,7 @@ class LatentStages:
         for s in range(self.config.decode.items):
             for lane in range(0, V, _VALUE_LANES):
                 lanes = min(_VALUE_LANES, V - lane)
-                acc = jnp.zeros((self.config.num_heads, lanes))
+                acc = jnp.zeros((self.config.queries, lanes))
                 for first in range(0, self.config.decode.tile_kv, chunk):
                     values = self._latents(t, s, first, lane, lanes)
                     acc += _dot(x.weights[s, :, pl.ds(first, chunk)], values, 0)
@@ -128,7 +134,8 @@ class LatentStages:
         of_one = 1.0 / x.totals[s]
         for lane in range(0, self.config.value_dim, LANES):
             lanes = pl.ds(lane, LANES)
-            x.outs[slot, :, lanes] = (x.results[s, :, lanes] * of_one).astype(x.outs.dtype)
+            result = (x.results[s, :, lanes] * of_one).astype(x.outs.dtype)
+            x.outs[slot, :, :, lanes] = result.reshape(self.config.tile_q, self.config.num_heads, LANES)
         self.moves.store(t, s)
 
     def _latents(self, t: Any, s: int, token: int, lane: int = 0, lanes: int | None = None) -> jax.Array:
