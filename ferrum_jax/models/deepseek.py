@@ -24,10 +24,12 @@ from ferrum_jax.models.plain import sparse_layers, spec_from
 from ferrum_jax.models.rope_reader import mapping, rope_from
 from ferrum_jax.spec import AttentionSpec, ExpertsSpec, IndexerSpec, LatentSpec, ModelSpec, RopeSpec
 
-LATENT = "latent attention: on TPUs and Hopper GPUs a kernel decodes, all else is on XLA"
+LATENT = (
+    "latent attention: on Hopper GPUs a kernel decodes, all else there is on XLA; on TPUs prompts too have a kernel"
+)
 
 CHOSEN = (
-    "latent attention to keys that an indexer chooses: on TPUs kernels decode, all else beyond those keys is on XLA"
+    "latent attention to keys that an indexer chooses: on TPUs kernels decode, prompts beyond those keys are on XLA"
 )
 
 

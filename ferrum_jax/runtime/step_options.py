@@ -63,6 +63,7 @@ def implementation_of(bucket: Bucket, options: StepOptions, pool: KVPool) -> str
         decode_only=bucket.decode_only,
         chooses=chooses_keys(bucket, options),
         sinks=options.spec.attention.sinks,
+        itemsize=pool.dtype.itemsize,
         index_dim=0 if pool.index_keys is None else pool.index_keys.shape[3],
     )
 

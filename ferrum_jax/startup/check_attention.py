@@ -21,13 +21,13 @@ from ferrum_jax.meshes.settle import choose_mesh
 from ferrum_jax.runtime.buckets import Bucket
 from ferrum_jax.runtime.layout import Layout, lay_out
 from ferrum_jax.runtime.placing.fit import probe_room
-from ferrum_jax.runtime.step_options import StepOptions, attention_config
+from ferrum_jax.runtime.step_options import StepOptions, attention_config, implementation_of
 from ferrum_jax.sharding import make_mesh
 from ferrum_jax.sizes.tiles import tiles_text
 from ferrum_jax.spec import ModelSpec
 from ferrum_jax.startup.faults import open_devices, spoilt
 from pallas_kernels.fast_compile import FAST_COMPILE
-from pallas_kernels.kv_pool import KV_DTYPES, pool_shape
+from pallas_kernels.kv_pool import KV_DTYPES, KVPool, pool_shape
 from pallas_kernels.paged_attention import LatentConfig, TpuConfig, run_case
 from pallas_kernels.paged_attention.cases import Case
 from pallas_kernels.target import Target
@@ -93,10 +93,12 @@ def verdict_of(layout: Layout, order: AttentionOrder) -> Verdict | None:
     fault = order.rehearsal and order.rehearsal.fault
     found = []
     for case, bucket in cases_of(layout):
+        options = _options(layout, order.implementation, order.rehearsal)
+        if implementation_of(bucket, options, _pool(case, order.implementation)) != order.implementation:
+            continue  # XLA computes it
         entry = entry_of("paged_attention", f"{case.dtype}/{case.kv_dtype}", case.shape_class)
         verdict = store.find(entry) if order.rehearsal is None else None
         if verdict is None:
-            options = _options(layout, order.implementation, order.rehearsal)
             tiles = next((v.tiles for v in found if v.tiles), None)  # of decode, whose buckets come first
             if tiles is not None and options.tiles is None:
                 options = dataclasses.replace(options, tiles=tiles_text(tiles))
@@ -116,8 +118,6 @@ def cases_of(layout: Layout) -> Iterator[tuple[Case, Bucket]]:
     for bucket in layout.ladder.largest:
         rows = _rows(bucket, options.block_size)
         for window, chunked, own in kinds:
-            if own.latent is not None and not bucket.decode_only:
-                continue  # which XLA computes
             yield (
                 Case(
                     name=str(bucket),
@@ -192,15 +192,7 @@ def _attend(case: Case, bucket: Bucket, options: StepOptions, fault: str | None)
     """The case's result by one implementation, with the tiles of the bucket."""
     implementation = options.implementation
     arguments = run_case.make_inputs(case, implementation)
-    pool = pool_shape(
-        num_blocks=1,
-        block_size=case.block_size,
-        num_kv_heads=case.num_kv_heads,
-        **case.kept,
-        dtype=KV_DTYPES[case.kv_dtype],
-        implementation=implementation,
-    )
-    config: Any = attention_config(bucket, options, pool, case.num_heads)
+    config: Any = attention_config(bucket, options, _pool(case, implementation), case.num_heads)
     interpret: Any = False
     if options.target.platform != _platform() and implementation == "mosaic_tpu":
         from jax.experimental.pallas import tpu as pltpu
@@ -220,6 +212,18 @@ def _attend(case: Case, bucket: Bucket, options: StepOptions, fault: str | None)
         compiler_options=FAST_COMPILE if _platform() == "cpu" else None,
     )
     return np.asarray(spoilt(fault, attend)()).astype(np.float64)
+
+
+def _pool(case: Case, implementation: str) -> KVPool:
+    """The shapes of a pool of one block."""
+    return pool_shape(
+        num_blocks=1,
+        block_size=case.block_size,
+        num_kv_heads=case.num_kv_heads,
+        **case.kept,
+        dtype=KV_DTYPES[case.kv_dtype],
+        implementation=implementation,
+    )
 
 
 def _platform() -> str:

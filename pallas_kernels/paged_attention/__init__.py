@@ -60,9 +60,9 @@ def make_schedule(
     """The work of a step of `num_tokens` flat tokens, for all layers of one window, as `implementation` needs it.
 
     config: AttentionConfig for "xla", GpuConfig for "mosaic_gpu", and for "mosaic_tpu" TpuConfig, or over latents
-    LatentConfig, where no row has more than one query. window: a token at position p attends to positions
-    p - window + 1 .. p; None is all up to p. chunked: to those of p's own stretch instead, p - p % window .. p, which
-    "mosaic_tpu" does not have, as it has no tokens that see beyond themselves. causal: False for encoders, where each
+    LatentConfig. window: a token at position p attends to positions p - window + 1 .. p; None is all up to p.
+    chunked: to those of p's own stretch instead, p - p % window .. p, which "mosaic_tpu" does not have, as it has no
+    tokens that see beyond themselves. causal: False for encoders, where each
     token of a row attends to all of the row's positions, 0 .. start + count - 1. Raises ValueError for a config of
     another implementation, for one that does not fit the step, for a window that is not causal or over latents, for a
     number below 1, and for an unknown implementation.

@@ -307,17 +307,6 @@ LATENT_CASES = (
     ),
     Case(name="mixed_latent", rows=_MIXED, num_tokens=40, num_rows=6, tiny=True, **_TINY_LATENT),
     Case(
-        name="mixed_latent_fp8",
-        rows=((40, 1), (33, 5), (0, 9)),
-        num_tokens=16,
-        num_rows=4,
-        block_size=32,
-        dtype="bfloat16",
-        kv_dtype="fp8_e4m3",
-        tiny=True,
-        **_TINY_LATENT,
-    ),
-    Case(
         name="verify_latent_f32_soft_cap",
         rows=((126, 4), (0, 2), (40, 8), (125, 3), (5, 1)),
         num_tokens=18,

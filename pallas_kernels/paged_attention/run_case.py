@@ -80,8 +80,9 @@ def smallest_tiles(config: Tiled, block_size: int) -> Tiled:
     if isinstance(config, LatentConfig):
         tile = max(128, block_size)
         decode = dataclasses.replace(config.decode, tile_kv=tile, items=1, chunk=tile)
-        several = config.several and smallest_tiles(dataclasses.replace(config.several, tile_q=4), block_size)
-        return dataclasses.replace(config, decode=decode, several=several)
+        several = config.several and smallest_tiles(config.several, block_size)
+        tile_q = min(config.tile_q, 4)
+        return dataclasses.replace(config, decode=decode, several=several, tile_q=tile_q)
     decode = dataclasses.replace(config.decode, tile_kv=max(256 // config.shape.words, block_size), items=1, chunk=128)
     tiny = dataclasses.replace(_TINY_PREFILL, tile_kv=max(128, block_size), step_kv=max(128, block_size))
     return dataclasses.replace(config, decode=decode, prefill=None if config.prefill is None else tiny)

@@ -21,19 +21,23 @@ def serving(
     chooses: bool = False,
     index_dim: int = 0,
     sinks: bool = False,
+    itemsize: int = 2,
 ) -> str:
     """The implementation for a bucket.
 
     chooses: rows may have more keys than an indexer chooses. index_dim: values of the indexer's keys. XLA computes
     steps that choose keys on GPUs, and on TPUs those that mix prompts into decoding too, or have no latents, or whose
     indexer's keys do not fill lanes. Over latents it computes mixed steps on GPUs, and on TPUs heads that have sinks.
+    itemsize: bytes of a kept value. Mixed steps over latents of 8 bits are XLA's: it writes their tokens, and would
+    copy the pool into another layout for a kernel, there and back.
     """
     if implementation == "mosaic_gpu":
         return "xla" if is_latent and (chooses or not decode_only) else implementation
     if implementation != "mosaic_tpu":
         return implementation
     chosen_by_xla = chooses and (not is_latent or not decode_only or index_dim % LATENT_LANES > 0)
-    return "xla" if chosen_by_xla or (is_latent and sinks) else implementation
+    written_by_xla = not decode_only and itemsize == 1
+    return "xla" if chosen_by_xla or (is_latent and (sinks or written_by_xla)) else implementation
 
 
 def default_implementation(target: Target) -> str:

@@ -31,7 +31,10 @@ _LARGE_OPS = re.compile(
 def estimates(case: Case, config: TpuConfig | LatentConfig) -> dict[str, int]:
     """Bytes of vector memory that the config says a kernel takes."""
     if isinstance(config, LatentConfig):
-        return {"latent_attention_decode": config.vmem_bytes(case.num_tokens)}
+        if config.several is None:
+            return {"latent_attention_decode": config.vmem_bytes(case.num_tokens)}
+        several = config.several.vmem_bytes(0)
+        return {"latent_attention_decode": config.vmem_bytes(case.num_rows), "latent_attention_several": several}
     pool = make_shapes(case).pool
     found = {"paged_attention_decode": config.decode.vmem_bytes(config.shape, case.num_rows)}
     if config.prefill is not None:

@@ -25,6 +25,7 @@ QUICK = {
         "llama_8b_decode_int8",
         "llama_8b_decode_fp8",
         "deepseek_v3_decode",
+        "deepseek_v3_verify",
         "llama_8b_prefill_c128",
         "product_int8_a16_16",
         "product_int8_a16_64",

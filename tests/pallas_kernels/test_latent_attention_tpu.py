@@ -59,7 +59,6 @@ def _attend(case: Case, a: Arguments, items: int = 1) -> tuple[np.ndarray, KVPoo
         pytest.param(DECODES[1], 2, marks=pytest.mark.slow),
         pytest.param(DECODES[2], 1, marks=pytest.mark.slow),
         pytest.param(SEVERAL["mixed_latent"], 1, marks=pytest.mark.slow),
-        pytest.param(SEVERAL["mixed_latent_fp8"], 1, marks=pytest.mark.slow),
         pytest.param(SEVERAL["verify_latent_f32_soft_cap"], 1, marks=pytest.mark.slow),
     ],
     ids=lambda value: getattr(value, "name", str(value)),
@@ -122,6 +121,7 @@ def test_what_the_kernel_has_not_is_said_with_what_to_take() -> None:
     for reason, told in zip(reasons, ("kv_lora_rank is 100", "'int8'", "block_size is 16"), strict=True):
         assert told in reason
     assert serving("mosaic_tpu", is_latent=True, decode_only=False) == "mosaic_tpu"
+    assert serving("mosaic_tpu", is_latent=True, decode_only=False, itemsize=1) == "xla"
     assert serving("mosaic_tpu", is_latent=True, decode_only=False, chooses=True, index_dim=128) == "xla"
     assert serving("mosaic_tpu", is_latent=True, decode_only=True) == "mosaic_tpu"
     assert serving("mosaic_tpu", is_latent=True, decode_only=True, sinks=True) == "xla"

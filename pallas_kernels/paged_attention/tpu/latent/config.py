@@ -16,7 +16,6 @@ _TILE = 1024  # tokens of an item
 _ITEMS_OF_FEW = 2  # of a step: independent work that hides each stage's latency
 _MANY_HEADS = 64  # whose item is enough of it
 _QUERIES = 512  # heads of all tokens of a query tile: each load of a latent then serves as many as a matrix unit wants
-_TILE_OF_QUERIES = 512  # tokens of an item that has so many
 _VMEM_SHARE = 0.75  # the rest is the compiler's
 _PACKED_ROWS = 16  # of a tile of 16-bit values: heads of two tokens then lie one behind the other
 QUERY_TILE_WORDS = 3  # of scalar memory for each
@@ -85,8 +84,7 @@ class LatentConfig:
         """The config of the launch that serves rows of several queries, in a step of so many tokens."""
         heads = -(-self.num_heads // _PACKED_ROWS) * _PACKED_ROWS
         most = max(1, min(_QUERIES // heads, num_tokens))
-        tile = max(_TILE_OF_QUERIES, self.block_size)
-        tiles = dataclasses.replace(self.decode, tile_kv=tile, chunk=tile, items=1, is_resident=False)
+        tiles = dataclasses.replace(self.decode, items=1, is_resident=False)
         tile_q = 1 << (most.bit_length() - 1)
         return dataclasses.replace(self, num_heads=heads, decode=tiles, tile_q=tile_q, compiler_scalars=0)
 

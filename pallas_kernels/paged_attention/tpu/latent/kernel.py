@@ -141,9 +141,7 @@ def _launch(
     return out[:, :N], pool
 
 
-def _kernel(
-    sizes, ring, *refs, config: LatentConfig, logits: Logits, has_tiles: bool, writes: bool, is_limited: bool
-):
+def _kernel(sizes, ring, *refs, config: LatentConfig, logits: Logits, has_tiles: bool, writes: bool, is_limited: bool):
     """sizes, ring: of `DecodeSchedule`. refs: query tiles, the rest of it, inputs, outputs, scratch."""
     query_tiles, *refs = refs if has_tiles else (None, *refs)
     stream, refs = Stream.of(config.decode.records(config.block_size), ring, [*refs])

@@ -14,9 +14,9 @@ from pallas_kernels.paged_attention.tpu.latent.config import LatentConfig
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LatentScratch:
-    """References of one launch. S: items of a step. X: tokens of an item. Q: its query tile's. L: lanes of a latent. V: of its value.
+    """References of one launch. S: items of a step. X: tokens of an item. L: lanes of a latent. V: of its value.
 
-    Beside [Q, N, ..] of queries and results, N has the heads of all tokens of a query tile.
+    Q: tokens of a query tile. N: heads; but for queries and outs, those of all of its tokens.
     """
 
     tiles: Any  # [buffers, S * X / C, C, L] of the pool's dtype
