@@ -93,7 +93,7 @@ def _launch(
     chosen: TileLimits | None,
     interpret: Any,
 ) -> tuple[jax.Array, KVPool]:
-    """One launch. new: latents that it writes; None where the pool has them. query_tiles: None is one for each token."""
+    """One launch. new: latents that it writes; None where the pool has them. query_tiles: None is one a token."""
     (T, N, _), values = q.shape, pool.values
     P, C, _, L = values.shape
     padded = jnp.pad(q, ((0, 0), (0, config.num_heads - N), (0, 0)))
