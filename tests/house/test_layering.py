@@ -186,6 +186,7 @@ MAY_IMPORT = {
     "pallas_kernels.paged_attention.tpu.decode": ("pallas_kernels", "pallas_kernels.paged_attention.tpu.prefill"),
     "pallas_kernels.paged_attention.tpu.latent": (
         "pallas_kernels",
+        "pallas_kernels.kv_write",
         "pallas_kernels.paged_attention.tpu.decode",
         "pallas_kernels.paged_attention.tpu.prefill",
     ),

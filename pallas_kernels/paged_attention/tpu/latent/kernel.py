@@ -31,7 +31,6 @@ from pallas_kernels.kv_pool import KVPool, encode
 from pallas_kernels.kv_write import xla as kv_write
 from pallas_kernels.logits import Logits
 from pallas_kernels.paged_attention.tpu.decode.ring import Stream
-from pallas_kernels.paged_attention.tpu.decode.schedule import DecodeSchedule
 from pallas_kernels.paged_attention.tpu.decode.scratch import named
 from pallas_kernels.paged_attention.tpu.latent.config import LatentConfig
 from pallas_kernels.paged_attention.tpu.latent.latent_movement import LatentMovement
@@ -62,18 +61,18 @@ def latent_attention(
     """
     if logits.sinks is not None:
         raise ValueError("attention has sinks, which the latents' kernel for TPUs does not compute; take 'xla'")
-    several, config = schedule.several, schedule.config
+    several = schedule.several
     new, _ = encode(jnp.concatenate([k, v], axis=-1)[:, 0], pool.dtype)
     new = new.astype(jnp.float32)
     if several is None:
-        out, pool = _launch(q, new, pool, schedule.decode, None, config, logits, chosen, interpret)
+        out, pool = _launch(q, new, pool, schedule, logits, chosen, interpret)
         return _real(jnp.arange(len(q)) < schedule.decode.sizes[1], out), pool
-    if chosen is not None or config.several is None:
+    if chosen is not None:
         raise ValueError("rows of several queries attend to chosen keys in 'xla' alone; take it for such a step")
     q1, new1 = (x.at[several.singles].get(mode="clip") for x in (q, new))
-    singles, pool = _launch(q1, new1, pool, schedule.decode, None, config, logits, None, interpret)
+    singles, pool = _launch(q1, new1, pool, schedule, logits, None, interpret)
     pool = kv_write.kv_write(pool, k, v, several.write_blocks, several.write_offsets)
-    out, pool = _launch(q, None, pool, several.items, several.tiles, config.several, logits, None, interpret)
+    out, pool = _launch(q, None, pool, schedule, logits, None, interpret)
     return _real(several.is_served, out).at[several.singles].set(singles, mode="drop"), pool
 
 
@@ -86,18 +85,20 @@ def _launch(
     q: jax.Array,  # [T, N, L]
     new: jax.Array | None,  # [T, L] float32
     pool: KVPool,
-    step: DecodeSchedule,
-    query_tiles: jax.Array | None,
-    config: LatentConfig,
+    schedule: LatentSchedule,
     logits: Logits,
     chosen: TileLimits | None,
     interpret: Any,
 ) -> tuple[jax.Array, KVPool]:
-    """One launch. new: latents that it writes; None where the pool has them. query_tiles: None is one a token."""
+    """The launch for rows of one query, which writes these new latents; None is the one for rows of several."""
+    step, config, listed = schedule.decode, schedule.config, ()
+    if new is None:
+        several = schedule.several
+        assert several is not None and config.several is not None, "the step has no such rows"
+        step, config, listed = several.items, config.several, (several.tiles,)
     (T, N, _), values = q.shape, pool.values
     P, C, _, L = values.shape
     padded = jnp.pad(q, ((0, 0), (0, config.num_heads - N), (0, 0)))
-    listed = () if query_tiles is None else (query_tiles,)
     prefetched, in_hbm = (step.sizes, step.ring, *listed), step.in_hbm()
     limits, more_scratch = ((), ()) if chosen is None else ((chosen.limits,), limit_scratch_shapes(config))
     written = () if new is None else (new,)
@@ -107,7 +108,6 @@ def _launch(
             _kernel,
             config=config,
             logits=logits,
-            has_tiles=query_tiles is not None,
             writes=new is not None,
             is_limited=chosen is not None,
         ),
@@ -134,16 +134,16 @@ def _launch(
             disable_bounds_checks=True,
         ),
         interpret=interpret,
-        name="latent_attention_decode" if query_tiles is None else "latent_attention_several",
+        name="latent_attention_several" if new is None else "latent_attention_decode",
     )(*prefetched, *in_hbm, *limits, *written, padded, values.reshape(P, C, L))
     if kept:
         pool = dataclasses.replace(pool, values=kept[0].reshape(values.shape))
     return out[:, :N], pool
 
 
-def _kernel(sizes, ring, *refs, config: LatentConfig, logits: Logits, has_tiles: bool, writes: bool, is_limited: bool):
+def _kernel(sizes, ring, *refs, config: LatentConfig, logits: Logits, writes: bool, is_limited: bool):
     """sizes, ring: of `DecodeSchedule`. refs: query tiles, the rest of it, inputs, outputs, scratch."""
-    query_tiles, *refs = refs if has_tiles else (None, *refs)
+    query_tiles, *refs = (None, *refs) if writes else refs
     stream, refs = Stream.of(config.decode.records(config.block_size), ring, [*refs])
     limits, *refs = refs if is_limited else (None, *refs)
     if writes:
