@@ -7,6 +7,8 @@ from array import array
 
 from ferrum_jax.prompt import MediaSpan, PlacedImage
 
+FLEX = 1 << 30  # priority from which on a request takes only what the others leave: rows of steps, slots and blocks
+
 
 @dataclasses.dataclass(kw_only=True, slots=True, eq=False)
 class Request:

@@ -340,6 +340,7 @@ class Worker:
             self._recorder.sample(self._stats)
         self._time.update(self._tally)
         self._display.update()
+        self._options.on_progress(self._tally.num_ok, self._tally.num_failed)
 
 
 def _bad_row(row: Row, why: str) -> BadRow:

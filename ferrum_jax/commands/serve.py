@@ -86,6 +86,11 @@ def _add_address(serve: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="folder below which /update_weights may read weights, with an admin key; without it the server reads none",
     )
+    group.add_argument(
+        "--batches",
+        metavar="DIR|URL",
+        help="folder or bucket that keeps files and batches, which go on after a restart; without it none are taken",
+    )
 
 
 def _add_keys(serve: argparse.ArgumentParser) -> None:
@@ -110,6 +115,9 @@ def _add_limits(serve: argparse.ArgumentParser) -> None:
         "--max-body-bytes": (32 << 20, "most bytes of a request's body"),
         "--max-n": (128, "most choices of a prompt"),
         "--max-prompts": (2048, "most prompts or texts of a request"),
+        "--max-file-bytes": (200 << 20, "most bytes of a file for --batches"),
+        "--max-batch-rows": (50_000, "most rows of a batch"),
+        "--max-stored-bytes": (10 << 30, "most bytes of all files that --batches keeps"),
     }
     for name, (default, text) in counts.items():
         group.add_argument(name, type=int, default=default, metavar="INT", help=f"{text} (default: {default})")
@@ -148,6 +156,7 @@ def _run(args: argparse.Namespace) -> int:
         raise ValueError("--adapter-root is given, and there is no slot for an adapter; set --max-adapters, as in 8")
     _check_certificate(args)
     from ferrum_jax.serve.app.http_process import HttpOrder
+    from ferrum_jax.serve.batches.batch_process import BatchOrder
     from ferrum_jax.serve.engine_process import HttpChild, listening
 
     def order(link: int, listener: int) -> HttpOrder:
@@ -159,6 +168,9 @@ def _run(args: argparse.Namespace) -> int:
             ssl_keyfile=args.ssl_keyfile,
             ssl_certfile=args.ssl_certfile,
         )
+
+    def batch_order(link: int) -> BatchOrder:
+        return BatchOrder(settings=settings, link=link)
 
     listener = listening(args.host, args.port)
     port = listener.getsockname()[1]
@@ -175,6 +187,7 @@ def _run(args: argparse.Namespace) -> int:
             drain_s=args.drain_s,
             on_ready=lambda: _greet(args, settings, port, time.monotonic() - started),
             roots=settings.roots,
+            batch_order=None if settings.batches is None else batch_order,
         )
 
 
@@ -202,6 +215,10 @@ def _settings(args: argparse.Namespace) -> ServerSettings:
         max_body_bytes=args.max_body_bytes,
         max_n=args.max_n,
         max_prompts=args.max_prompts,
+        batches=args.batches,
+        max_file_bytes=args.max_file_bytes,
+        max_batch_rows=args.max_batch_rows,
+        max_stored_bytes=args.max_stored_bytes,
         timeout_s=args.timeout_s,
         watchdog_s=args.watchdog_s,
         cors_origins=tuple(args.cors_origin),

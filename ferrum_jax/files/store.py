@@ -56,6 +56,10 @@ class Store(Protocol):
         """
         ...
 
+    def remove(self, name: str) -> None:
+        """Deletes a file, or a folder with all that is in it; nothing where there is none."""
+        ...
+
     def writing(self, name: str) -> contextlib.AbstractContextManager[BinaryIO]:
         """A file to write and seek in, which takes the name when the block ends without an error."""
         ...
@@ -131,6 +135,13 @@ class LocalStore:
     def move(self, name: str, target: str, *, mark: str) -> None:
         os.rename(self._root / name, self._root / target)
         sync_folder(self._root)
+
+    def remove(self, name: str) -> None:
+        path = self._root / name
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
 
     @contextlib.contextmanager
     def writing(self, name: str) -> Iterator[BinaryIO]:
@@ -231,6 +242,11 @@ class UrlStore:
                 self._system.cp_file(file, goal + file.removeprefix(source))
             for file in reversed(files):
                 self._system.rm_file(file)
+
+    def remove(self, name: str) -> None:
+        with contextlib.suppress(FileNotFoundError), self._at(name) as path:
+            self._system.invalidate_cache()
+            self._system.rm(path, recursive=True)
 
     @contextlib.contextmanager
     def writing(self, name: str) -> Iterator[BinaryIO]:

@@ -191,8 +191,12 @@ FIELDS: Mapping[str, BodyField] = {
         {"enum": ["abort", "wait", "keep"]},
         "'abort', 'wait' or 'keep'",
     ),
+    "input_file_id": BodyField(("batch",), "the file that holds its rows", FILLED, "the id of a file"),
+    "endpoint": BodyField(("batch",), "the path that answers its rows", FILLED, "a path, as /v1/chat/completions"),
+    "completion_window": BodyField(("batch",), "in which it must end, as 24h", FILLED, "a time, as 24h"),
     # what changes nothing
-    **{name: BodyField(_OF_TEXTS, "changes nothing") for name in ("user", "metadata", "prompt_cache_key")},
+    **{name: BodyField(_OF_TEXTS, "changes nothing") for name in ("user", "prompt_cache_key")},
+    "metadata": BodyField((*_OF_TEXTS, "batch"), "changes nothing; a batch tells it again"),
     **{name: BodyField(_OF_TEXTS, "changes nothing", door="http") for name in ("service_tier", "safety_identifier")},
 }
 OF_RESPONSES: Mapping[str, BodyField] = {  # what /v1/responses names otherwise

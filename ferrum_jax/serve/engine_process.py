@@ -3,6 +3,8 @@
     with HttpChild(order, listener) as child:      the child listens at once, and says that the model loads
         child.serve(llm, drain_s)                  until a signal, or until either of the two processes fails
 
+Where batches are kept a third process answers them over a link of its own, and is begun anew when it ends.
+
 The first SIGTERM or SIGINT drains: nothing new is taken, what runs may end within drain_s. A second one ends at once.
 """
 
@@ -19,7 +21,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from ferrum_jax.llm import LLM
@@ -31,7 +33,91 @@ from ferrum_jax.serve.link.wire import Unframer, send
 
 EXIT_SERVED, EXIT_CUT, EXIT_FAILED, EXIT_BROKEN_OFF = 0, 75, 70, 130
 _LOOK_S = 0.2
-_LAST_S = 5.0  # that the HTTP process has to end once it is told to stop
+_LAST_S = 5.0  # that another process has to end once it is told to stop
+_REST_S = 10.0  # from a start of the process of batches to the next
+
+
+class LinkedProcess:
+    """A process beside the engine's, and the link between them."""
+
+    def __init__(self, function: str, make_order: Callable[[int], Any], *, pass_fds: Sequence[int] = ()) -> None:
+        """function: that it calls. make_order: of the file descriptor of its end of the link."""
+        self._link, other = socket.socketpair()
+        fds = (other.fileno(), *pass_fds)
+        self.process = fresh.start(function, make_order(other.fileno()), pass_fds=fds)
+        other.close()
+        self.outbox = Outbox()
+
+    def carry(self, side: EngineSide) -> None:
+        """Begins to carry messages between the process and a side of the engine, which has the outbox."""
+        carry_messages(self._link, self.outbox, side)
+
+    def tell(self, order: str) -> None:
+        self.outbox.put([["end", order]])
+
+    def end(self, within_s: float) -> None:
+        """Tells it to stop, and ends it where it has not ended in time."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.tell("stop")
+            self.process.wait(within_s)
+        self.process.kill()
+        self.process.wait()
+        self._link.close()
+
+
+def carry_messages(link: socket.socket, outbox: Outbox, side: EngineSide) -> None:
+    """Has two threads carry messages until the link is closed: the other process has ended, which is seen elsewhere."""
+
+    def write() -> None:
+        while True:
+            send(link, outbox.take(None))
+
+    def read() -> None:
+        unframer = Unframer()
+        while content := link.recv(1 << 18):
+            for message in unframer.feed(content):
+                side.take(message)
+
+    def carried(work: Callable[[], None]) -> None:
+        with contextlib.suppress(OSError):
+            work()
+
+    for work in (write, read):
+        threading.Thread(target=side.watched, args=(functools.partial(carried, work),), daemon=True).start()
+
+
+class BatchChild:
+    """The process that answers batches, begun anew when it ends. No live request depends on it."""
+
+    def __init__(self, make_order: Callable[[int], Any], llm: LLM, thread: EngineThread) -> None:
+        """make_order: of the file descriptor of the link, a `BatchOrder`."""
+        self._make_order, self._llm, self._thread = make_order, llm, thread
+        self._begin()
+
+    def _begin(self) -> None:
+        self._begun_s = time.monotonic()
+        self._child = LinkedProcess("ferrum_jax.serve.batches.batch_process:main", self._make_order)
+        self._side = EngineSide(self._llm, self._thread, self._child.outbox)
+        self._child.carry(self._side)
+        self._side.begin()
+
+    def keep(self) -> int | None:
+        """Begins it anew where it has ended, but not at once; the exit code then."""
+        code = self._child.process.poll()
+        if code is None or time.monotonic() - self._begun_s < _REST_S:
+            return None
+        self._side.close()
+        self._child.end(0.0)
+        self._begin()
+        return code
+
+    def tell(self, order: str) -> None:
+        self._child.tell(order)
+
+    def end(self) -> None:
+        """Lets it keep what was answered."""
+        self._child.end(_LAST_S)
+        self._side.close()
 
 
 class HttpChild:
@@ -39,24 +125,19 @@ class HttpChild:
 
     def __init__(self, make_order: Callable[[int, int], Any], listener: socket.socket) -> None:
         """make_order: of the file descriptors of link and listener, a `HttpOrder`."""
-        self._link, other = socket.socketpair()
-        fds = (other.fileno(), listener.fileno())
-        self._process = fresh.start("ferrum_jax.serve.app.http_process:main", make_order(*fds), pass_fds=fds)
-        other.close()
+        fd = listener.fileno()
+        function = "ferrum_jax.serve.app.http_process:main"
+        self._child = LinkedProcess(function, lambda link: make_order(link, fd), pass_fds=(fd,))
+        self._process = self._child.process
         listener.close()
-        self._outbox = Outbox()
         self._signals: queue.SimpleQueue[int] = queue.SimpleQueue()
+        self._batches: BatchChild | None = None
 
     def __enter__(self) -> HttpChild:
         return self
 
     def __exit__(self, *error: object) -> None:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._tell("stop")
-            self._process.wait(0.0 if error[0] else _LAST_S)
-        self._process.kill()
-        self._process.wait()
-        self._link.close()
+        self._child.end(0.0 if error[0] else _LAST_S)
 
     def require_alive(self) -> None:
         """Raises RuntimeError if the child could not begin; it has said why."""
@@ -70,18 +151,23 @@ class HttpChild:
         drain_s: float,
         on_ready: Callable[[], None] = lambda: None,
         roots: tuple[str | None, str | None] = (None, None),
+        batch_order: Callable[[int], Any] | None = None,
     ) -> int:
-        """Answers until the end; the exit code. roots: as `EngineSide` has them."""
+        """Answers until the end; the exit code. roots: as `EngineSide` has them. batch_order: as `BatchChild` takes it;
+        None answers no batches."""
         thread = EngineThread(llm)
-        side = EngineSide(llm, thread, self._outbox, roots)
-        for work in (self._write, lambda: self._read(side)):
-            carry = functools.partial(_until_closed, work)
-            threading.Thread(target=side.watched, args=(carry,), daemon=True).start()
+        side = EngineSide(llm, thread, self._child.outbox, roots)
+        self._child.carry(side)
         gc.collect()
         gc.freeze()  # what is there now stays: no step waits for a look at it
         side.begin()
-        with self._listening():
-            code = self._wait(thread, side, on_ready, drain_s)
+        self._batches = None if batch_order is None else BatchChild(batch_order, llm, thread)
+        try:
+            with self._listening():
+                code = self._wait(thread, side, on_ready, drain_s)
+        finally:
+            if self._batches is not None:
+                self._batches.end()
         side.close()
         thread.close(timeout_s=_LAST_S)
         return code
@@ -119,6 +205,8 @@ class HttpChild:
                 until = time.monotonic() + drain_s
                 self._say(f"{signal.Signals(number).name}: no new requests; those that run have {drain_s:g} s to end")
                 self._tell("drain")
+            if self._batches is not None and until is None and (ended := self._batches.keep()) is not None:
+                self._say(f"the process that answers batches had ended with exit code {ended}, and was begun anew")
             if until is not None and time.monotonic() > until:
                 self._say("requests that still ran were cut")
                 return EXIT_CUT
@@ -136,32 +224,13 @@ class HttpChild:
         return EXIT_FAILED
 
     def _tell(self, order: str) -> None:
-        self._outbox.put([["end", order]])
+        self._child.tell(order)
+        if self._batches is not None:
+            self._batches.tell(order)
 
     def _say(self, text: str) -> None:
         with contextlib.suppress(OSError):  # nobody reads, or the disk is full
             print(f"ferrum-jax serve: {text}", file=sys.stderr, flush=True)
-
-    # -- the link --------------------------------------------------------------------------------------
-
-    def _write(self) -> None:
-        while True:
-            send(self._link, self._outbox.take(None))
-
-    def _read(self, side: EngineSide) -> None:
-        unframer = Unframer()
-        while True:
-            content = self._link.recv(1 << 18)
-            if not content:
-                return
-            for message in unframer.feed(content):
-                side.take(message)
-
-
-def _until_closed(carry: Callable[[], None]) -> None:
-    """Carries messages until the link is closed: the other process has ended, which is seen elsewhere."""
-    with contextlib.suppress(OSError):
-        carry()
 
 
 def listening(host: str, port: int) -> socket.socket:

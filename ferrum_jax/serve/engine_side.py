@@ -125,7 +125,7 @@ class EngineSide:
             self._send([["refused", request_id, "invalid", str(error)]])
             return
         ticket = self._ticket(request_id)
-        self.thread.add(ticket, token_ids, sampling, RequestOptions(**with_images(options), streams=True))
+        self.thread.add(ticket, token_ids, sampling, RequestOptions(**{"streams": True, **with_images(options)}))
 
     def _ticket(self, request_id: int) -> Ticket:
         ticket = Ticket(self._answer)
@@ -325,6 +325,7 @@ def facts_of(llm: LLM) -> dict[str, Any]:
     model = llm.model
     return {
         "architecture": llm.spec.architecture,
+        "identity": dataclasses.asdict(llm.identity),
         "images": None if model.is_encoder else _image_facts(model.prompts.images),
         "heard": None if model.is_encoder else _heard_facts(model.prompts.sounds),
         "sounds": _sound_facts(model.opened.texts.transcriber),

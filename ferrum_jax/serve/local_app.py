@@ -9,16 +9,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+import socket
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
 
 from starlette.applications import Starlette
 
 from ferrum_jax.serve.app.application import application
 from ferrum_jax.serve.async_llm import AsyncLLM
+from ferrum_jax.serve.batches.batch_process import BatchDesk
+from ferrum_jax.serve.engine_process import carry_messages
 from ferrum_jax.serve.engine_side import EngineSide
 from ferrum_jax.serve.http.service import Service
 from ferrum_jax.serve.http.settings import ServerSettings
 from ferrum_jax.serve.link.engine_client import EngineClient, LocalLink
+from ferrum_jax.serve.link.outbox import Outbox
 
 
 def make_app(llm: AsyncLLM | Callable[[], AsyncLLM], settings: ServerSettings | None = None) -> Starlette:
@@ -39,8 +44,10 @@ def make_app(llm: AsyncLLM | Callable[[], AsyncLLM], settings: ServerSettings | 
         side.begin()
         await service.client.ready.wait()
         service.open(opened.llm.model.prompts, opened.llm.model.opened.texts.transcriber)
+        batches = contextlib.nullcontext() if how.batches is None else _answering_batches(opened, how)
         try:
-            yield
+            with batches:
+                yield
         finally:
             service.drains = True
             await asyncio.to_thread(side.close)
@@ -48,3 +55,26 @@ def make_app(llm: AsyncLLM | Callable[[], AsyncLLM], settings: ServerSettings | 
                 await asyncio.to_thread(opened.close)
 
     return application(settings or ServerSettings(), lifespan)
+
+
+@contextlib.contextmanager
+def _answering_batches(opened: AsyncLLM, settings: ServerSettings) -> Iterator[None]:
+    """Batches are answered meanwhile, by threads of this process."""
+    ours, theirs = socket.socketpair()
+    outbox = Outbox()
+    side = EngineSide(opened.llm, opened.thread, outbox)
+    carry_messages(ours, outbox, side)
+    desk = BatchDesk(settings, theirs)
+    work = threading.Thread(target=desk.run, args=(lambda _: opened.llm.model.prompts,), name="ferrum-batches")
+    work.start()
+    side.begin()
+    try:
+        yield
+    finally:
+        desk.end()
+        work.join()
+        side.close()
+        for end in (ours, theirs):
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+            end.close()

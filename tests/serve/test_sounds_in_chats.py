@@ -14,8 +14,8 @@ from rich.console import Console
 
 from ferrum_jax import LLM, SamplingParams
 from ferrum_jax.batch.job import EXIT_OK, JobSettings, run_batch
-from ferrum_jax.serve.app.http_process import read_prompt_sounds
 from ferrum_jax.serve.engine_side import facts_of
+from ferrum_jax.serve.http.served_prompts import read_prompt_sounds
 from ferrum_jax.serve.link.wire_images import wire_images, with_images
 from scripts.goldens.sound_folder import write_folder
 from scripts.goldens.sounds import wav

@@ -26,7 +26,8 @@ class JobOptions:
     anew, and move the job that is there aside. strict_bits: refuse to go on where equal bits are not promised.
     page_path: path or URL of an HTML report. loading: how the command loads the model, and its input where that is
     not the file of rows; as JSON, for the report's record. terms: of the run's end and its cost. on_pace: told at the
-    end what the worker measured of itself. open_store: the store of a folder.
+    end what the worker measured of itself. on_progress: told now and then how many rows were answered and how many
+    failed, of the whole job. open_store: the store of a folder.
     """
 
     max_errors: int | None = None
@@ -40,6 +41,7 @@ class JobOptions:
     loading: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     terms: EndTerms = dataclasses.field(default_factory=EndTerms)
     on_pace: Callable[[WorkerPace], None] = lambda own: None
+    on_progress: Callable[[int, int], None] = lambda num_ok, num_failed: None
     open_store: Callable[[str], Store] = open_store
 
     def is_exceeded_by(self, num_failed: int) -> bool:

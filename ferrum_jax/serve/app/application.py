@@ -20,7 +20,9 @@ from ferrum_jax.openai.errors import param_of
 from ferrum_jax.quoting import bounded
 from ferrum_jax.serve.app import (
     adapter_routes,
+    batch_routes,
     control_routes,
+    file_routes,
     model_routes,
     openapi,
     page_routes,
@@ -53,6 +55,15 @@ _ROUTES: tuple[tuple[str, str, Handler, str, str | None], ...] = (  # the last i
     ("POST", "/v2/rerank", vector_routes.rerank, _KEYS, "rerank"),
     ("POST", "/v1/audio/transcriptions", sound_routes.transcriptions, _KEYS, "transcription"),
     ("POST", "/v1/audio/translations", sound_routes.translations, _KEYS, "translation"),
+    ("POST", "/v1/files", file_routes.upload, _KEYS, None),
+    ("GET", "/v1/files", file_routes.files, _KEYS, None),
+    ("GET", "/v1/files/{file_id}", file_routes.file, _KEYS, None),
+    ("DELETE", "/v1/files/{file_id}", file_routes.delete, _KEYS, None),
+    ("GET", "/v1/files/{file_id}/content", file_routes.content, _KEYS, None),
+    ("POST", "/v1/batches", batch_routes.create, _KEYS, "batch"),
+    ("GET", "/v1/batches", batch_routes.batches, _KEYS, None),
+    ("GET", "/v1/batches/{batch_id}", batch_routes.batch, _KEYS, None),
+    ("POST", "/v1/batches/{batch_id}/cancel", batch_routes.cancel, _KEYS, None),
     ("GET", "/v1/models", model_routes.models, _KEYS, None),
     ("GET", "/v1/models/{name:path}", model_routes.model, _KEYS, None),
     ("POST", "/v1/load_lora_adapter", adapter_routes.load, _ADMIN, "load_adapter"),
@@ -92,6 +103,7 @@ def application(settings: ServerSettings, lifespan: Any) -> Starlette:
         exception_handlers={HTTPException: _unrouted, Exception: _failed},
     )
     found.state.answered = answered()
+    found.state.batches = batch_routes.folder_of(settings)
     return found
 
 

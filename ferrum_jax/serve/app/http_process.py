@@ -14,25 +14,15 @@ import os
 import resource
 import signal
 import socket
-from collections.abc import AsyncIterator, Mapping
-from pathlib import Path
+from collections.abc import AsyncIterator
 from typing import Any
 
 from ferrum_jax.serve.app.application import application
 from ferrum_jax.serve.app.uvicorn_server import uvicorn_server
+from ferrum_jax.serve.http.served_prompts import read_prompt_sounds, read_texts, read_transcriber
 from ferrum_jax.serve.http.service import Service
 from ferrum_jax.serve.http.settings import ServerSettings
 from ferrum_jax.serve.link.engine_client import EngineClient, PipeLink
-from ferrum_jax.sound.prompt_sounds import PromptSounds
-from ferrum_jax.sound.sound_sources import SoundSources
-from ferrum_jax.text.chat import ChatTemplate
-from ferrum_jax.text.prompts import PromptEncoder
-from ferrum_jax.text.tokenizer import Tokenizer
-from ferrum_jax.transcribing.prompt_transcriber import PromptTranscriber
-from ferrum_jax.transcribing.transcriber import Transcriber
-from ferrum_jax.transcribing.whisper_transcriber import WhisperTranscriber
-from ferrum_jax.vision.prompt_images import PromptImages
-from ferrum_jax.vision.sources import ImageSources
 
 _CLOSED_S = 0.2  # between two looks at what still runs
 
@@ -118,32 +108,6 @@ class HttpProcess:
         """The engine's process is gone: nothing can be answered any more."""
         self.service.client.lose("the engine's process has ended")
         self._server.should_exit = True
-
-
-def read_texts(folder: str | None, images: Mapping[str, Any] | None = None) -> PromptEncoder:
-    """Tokenizer and chat template of a folder, or of a tokenizer.json. images: what the engine's side says of them."""
-    how = None
-    if images is not None:
-        how = PromptImages.of_folder(images["folder"], ImageSources(hosts=tuple(images["hosts"]), root=images["root"]))
-    if folder is None:
-        return PromptEncoder(tokenizer=None, chat=None, images=how)
-    return PromptEncoder(tokenizer=Tokenizer.load(Path(folder)), chat=ChatTemplate.load(Path(folder)), images=how)
-
-
-def read_transcriber(prompts: PromptEncoder, sounds: Mapping[str, Any] | None) -> Transcriber | None:
-    """How a model writes down sounds. sounds: what the engine's side says of Whisper's."""
-    if sounds is None:
-        return PromptTranscriber.of_prompts(prompts)
-    sources = SoundSources(hosts=tuple(sounds["hosts"]), root=sounds["root"])
-    return WhisperTranscriber.of_folder(sounds["folder"], prompts, sources)
-
-
-def read_prompt_sounds(heard: Mapping[str, Any] | None) -> PromptSounds | None:
-    """How a model's prompts have sounds. heard: what the engine's side says of them."""
-    if heard is None:
-        return None
-    sources = SoundSources(hosts=tuple(heard["hosts"]), root=heard["root"])
-    return PromptSounds.of_folder(heard["folder"], sources, heard["max_frames"])
 
 
 def _allow_connections() -> None:

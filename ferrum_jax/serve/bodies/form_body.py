@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, BinaryIO
 
 from ferrum_jax.openai.body_fields import BodyField
 from ferrum_jax.openai.errors import FieldError
@@ -28,23 +30,49 @@ def read_form(content: bytes, content_type: str, files: frozenset[str]) -> dict[
 
     Raises FieldError for what is no form, for one with too many parts, and for a field that comes twice.
     """
-    parts = _Parts(files)
-    library = _library()
+    reader = FormReader(content_type, files)
+    reader.feed(content)
+    return reader.end()
+
+
+class FormReader:
+    """A form whose bytes come part by part. filenames: that its files were given, by their fields."""
+
+    def __init__(self, content_type: str, files: frozenset[str], sink: BinaryIO | None = None) -> None:
+        """sink: takes the bytes of its only file, in place of the fields. Raises FieldError for what is no form."""
+        self._parts = _Parts(files, sink)
+        self.filenames = self._parts.filenames
+        library = _library()
+        with _naming_errors():
+            _, options = library.parse_options_header(content_type)
+            boundary = options.get(b"boundary")
+            if not boundary:
+                raise FormRefused("Content-Type has no boundary; let the client's library write it")
+            self._parser = library.MultipartParser(boundary, self._parts.callbacks())
+
+    def feed(self, content: bytes) -> None:
+        """Raises FieldError as `read_form`."""
+        with _naming_errors():
+            self._parser.write(content)
+
+    def end(self) -> dict[str, Any]:
+        """The fields, once all bytes have come."""
+        with _naming_errors():
+            self._parser.finalize()
+        if not self._parts.has_ended:
+            raise FormRefused("the body ends in the middle of its form")
+        return self._parts.found
+
+
+@contextlib.contextmanager
+def _naming_errors() -> Iterator[None]:
+    """Makes the library's own errors, and those of headers that it cannot read, FieldErrors."""
     try:
-        _, options = library.parse_options_header(content_type)
-        boundary = options.get(b"boundary")
-        if not boundary:
-            raise FormRefused("Content-Type has no boundary; let the client's library write it")
-        parser = library.MultipartParser(boundary, parts.callbacks())
-        parser.write(content)
-        parser.finalize()
-    except FieldError:
+        yield
+    except (FieldError, OSError):
         raise
-    except Exception as error:  # the library's own errors, and those of headers that it cannot read
+    except Exception as error:
         raise FormRefused(f"the body is no form that can be read: {error}") from error
-    if not parts.has_ended:
-        raise FormRefused("the body ends in the middle of its form")
-    return parts.found
 
 
 def typed(found: dict[str, Any], fields: dict[str, BodyField]) -> dict[str, Any]:
@@ -76,8 +104,10 @@ def _library() -> Any:
 class _Parts:
     """Takes what the parser finds."""
 
-    def __init__(self, files: frozenset[str]) -> None:
+    def __init__(self, files: frozenset[str], sink: BinaryIO | None = None) -> None:
         self.found: dict[str, Any] = {}
+        self.filenames: dict[str, str] = {}
+        self._sink = sink
         self.has_ended = False
         self._files = files
         self._count = 0
@@ -118,11 +148,18 @@ class _Parts:
         self._name = options.get(b"name", b"").decode("utf-8", "replace")
         if not self._name:
             raise FormRefused("a part of the form has no name")
+        if self._name in self._files:
+            self.filenames[self._name] = options.get(b"filename", b"").decode("utf-8", "replace")
+            if self._sink is not None and self._name in self.found:
+                raise FieldError(f"{self._name} is given twice; give it once", self._name)
 
     def _add(self, data: bytes, start: int, end: int) -> None:
         if self._name not in self._files and len(self._content) + end - start > MOST_FIELD_BYTES:
             raise FieldError(f"{self._name[:80]} has more than {MOST_FIELD_BYTES:,} bytes", self._name[:80])
-        self._content += data[start:end]
+        if self._name in self._files and self._sink is not None:
+            self._sink.write(data[start:end])
+        else:
+            self._content += data[start:end]
 
     def _end(self) -> None:
         name = self._name.removesuffix(_LISTS)

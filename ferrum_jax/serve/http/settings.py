@@ -10,6 +10,9 @@ from collections.abc import Iterable, Sequence
 from ferrum_jax.openai.asked import BodyLimits
 from ferrum_jax.serve.http.api_keys import ApiKey
 
+_COUNTS = ("max_waiting", "max_waiting_tokens", "max_body_bytes", "max_n", "max_prompts")
+_COUNTS += ("max_file_bytes", "max_batch_rows", "max_stored_bytes")
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ServerSettings:
@@ -17,8 +20,10 @@ class ServerSettings:
 
     names: of the model; answers carry the first, and /v1/models lists the first num_listed. adapter_root, weights_root:
     folders below which adapters, and weights in the place of these, may be read over HTTP; None reads none so.
-    version: that /version tells. keys: who may ask; none lets everybody. admin_keys: who may look at metrics and the
-    page and load adapters, where there are keys; they alone may pause the engine and change its weights.
+    batches: folder or URL that keeps files and batches; None takes none. max_file_bytes, max_stored_bytes: of one file,
+    of all files. max_batch_rows: of one batch. version: that /version tells. keys: who may ask; none lets everybody.
+    admin_keys: who may look at metrics and the page and load adapters, where there are keys; they alone may pause the
+    engine and change its weights.
     max_waiting, max_waiting_tokens: of requests that the engine does not have yet; beyond them new ones are refused.
     max_body_bytes, max_n, max_prompts: of one request. timeout_s: after which a request without one of its own is given
     up; None never. watchdog_s: a step that takes longer makes /health fail. body_s: in which a body must have come.
@@ -32,6 +37,10 @@ class ServerSettings:
     num_listed: int | None = None
     adapter_root: str | None = None
     weights_root: str | None = None
+    batches: str | None = None
+    max_file_bytes: int = 200 << 20
+    max_batch_rows: int = 50_000
+    max_stored_bytes: int = 10 << 30
     version: str = ""
     keys: Sequence[ApiKey] = ()
     admin_keys: Sequence[ApiKey] = ()
@@ -47,7 +56,7 @@ class ServerSettings:
     ignore_unknown_fields: bool = False
 
     def __post_init__(self) -> None:
-        for field in ("max_waiting", "max_waiting_tokens", "max_body_bytes", "max_n", "max_prompts"):
+        for field in _COUNTS:
             value = getattr(self, field)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise ValueError(f"{field} is {value!r}; it must be a whole number, 1 or more")

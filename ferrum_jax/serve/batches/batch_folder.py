@@ -1,0 +1,202 @@
+"""BatchFolder: files and batches below a folder or URL, by their ids.
+
+    files/ID.jsonl  files/ID.json              a file's content, then its record, without which there is no file
+    batches/ID.json                            a batch as it was asked for
+    batches/ID.cancel.json                     when it was asked to end
+    batches/ID.state.json                      how far it is, which the clerk writes
+    jobs/ID.jsonl  jobs/ID.jsonl.journal/      the job that answers its rows, as `ferrum-jax batch` keeps one
+
+Ids are random and checked before they are part of a name; nothing else that a client sends is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import re
+import secrets
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, BinaryIO, TypeVar
+
+from ferrum_jax.files.json_files import parse_json
+from ferrum_jax.files.store import Store, open_store
+from ferrum_jax.serve.batches.stored import AskedBatch, BatchState, StoredFile
+
+Record = TypeVar("Record", StoredFile, AskedBatch)
+
+MOST_RECORDS = 10_000  # files, and batches, of all keys
+_COPY_BYTES = 1 << 20
+_ID = re.compile(r"(?:file-|batch_)[0-9a-f]{32}", re.ASCII)
+
+
+class FolderFull(ValueError):
+    """No room for more; says what to delete."""
+
+
+class BatchFolder:
+    """Threads and processes may use one folder at once."""
+
+    def __init__(self, root: str, *, most_stored_bytes: int) -> None:
+        """root: a local path or URL. most_stored_bytes: of all files together."""
+        self.root = root if root.endswith("://") else root.rstrip("/")
+        self.store: Store = open_store(root)
+        self._most_stored_bytes = most_stored_bytes
+        self._files: dict[str, StoredFile] = {}  # records never change
+        self._batches: dict[str, AskedBatch] = {}
+
+    def path(self, name: str) -> str:
+        """The path or URL of a name in the folder."""
+        return f"{self.root}/{name}"
+
+    # -- files -----------------------------------------------------------------------------------------
+
+    def files(self) -> list[StoredFile]:
+        """All files, the oldest first."""
+        return self._records("files", self._files, self.file)
+
+    def file(self, file_id: str) -> StoredFile | None:
+        """A file by its id; None where there is none."""
+        return self._record("files", self._files, StoredFile, file_id)
+
+    def add_file(self, content: BinaryIO, num_bytes: int, *, is_owed: bool = False, **record: Any) -> StoredFile:
+        """Keeps all that `content` has from its start on; a file of an id that is there is made anew.
+
+        is_owed: it is kept however full the folder is, as answers are that have been computed. record: the other fields
+        of a StoredFile. Raises FolderFull.
+        """
+        found = StoredFile(**{"id": f"file-{secrets.token_hex(16)}", **record}, num_bytes=num_bytes)
+        if not is_owed:
+            self._require_room(num_bytes)
+        content.seek(0)
+        with self.store.writing(_content(found.id)) as file:
+            shutil.copyfileobj(content, file, _COPY_BYTES)
+        self.store.replace(f"files/{found.id}.json", _json(found))
+        return found
+
+    def _require_room(self, num_bytes: int) -> None:
+        there = self.files()
+        if len(there) >= MOST_RECORDS:
+            raise FolderFull(f"{len(there):,} files are kept, the most that this server keeps; delete some")
+        total = sum(file.num_bytes for file in there)
+        if total + num_bytes > self._most_stored_bytes:
+            raise FolderFull(
+                f"the file has {num_bytes:,} bytes, and {total:,} of at most {self._most_stored_bytes:,} are kept "
+                "already; delete files that are not needed"
+            )
+
+    def content_path(self, file_id: str) -> str:
+        """The path or URL of a file's content."""
+        return self.path(_content(file_id))
+
+    def read(self, file_id: str, start: int, length: int) -> bytes:
+        """Some bytes of a file's content."""
+        return self.store.read(_content(file_id), start, length) or b""
+
+    def remove_file(self, file_id: str) -> None:
+        """Deletes a file, its record first."""
+        self.store.remove(f"files/{file_id}.json")
+        self._files.pop(file_id, None)
+        self.store.remove(_content(file_id))
+
+    # -- batches ---------------------------------------------------------------------------------------
+
+    def batches(self) -> list[AskedBatch]:
+        """All batches, the oldest first."""
+        return self._records("batches", self._batches, self.batch)
+
+    def batch(self, batch_id: str) -> AskedBatch | None:
+        """A batch by its id; None where there is none."""
+        return self._record("batches", self._batches, AskedBatch, batch_id)
+
+    def add_batch(self, **asked: Any) -> AskedBatch:
+        """Begins a batch. Raises FolderFull. asked: the fields of an AskedBatch but its id."""
+        if len(self.batches()) >= MOST_RECORDS:
+            raise FolderFull(f"{MOST_RECORDS:,} batches are kept, the most that this server keeps; ask its owner")
+        found = AskedBatch(id=f"batch_{secrets.token_hex(16)}", **asked)
+        self.store.replace(f"batches/{found.id}.json", _json(found))
+        return found
+
+    def cancel(self, batch_id: str, now: int) -> None:
+        """Marks a batch to be ended; the first mark counts."""
+        self.store.create(f"batches/{batch_id}.cancel.json", json.dumps({"at": now}).encode())
+
+    def cancelled_at(self, batch_id: str) -> int | None:
+        """When a batch was asked to end; None where it was not."""
+        found = _object(self.store.read(f"batches/{batch_id}.cancel.json"))
+        return None if found is None else found["at"]
+
+    def state(self, batch_id: str) -> BatchState:
+        """How far a batch is."""
+        found = _object(self.store.read(f"batches/{batch_id}.state.json"))
+        return BatchState() if found is None else BatchState(**{**found, "errors": tuple(found["errors"])})
+
+    def keep_state(self, batch_id: str, state: BatchState) -> None:
+        self.store.replace(f"batches/{batch_id}.state.json", _json(state))
+
+    # -- the jobs that answer them ---------------------------------------------------------------------
+
+    def job_path(self, batch_id: str) -> str:
+        """The path or URL of the output of a batch's job, whose folder is there from now on."""
+        self.store.create("jobs/README", b"Jobs of batches that run; each is deleted when its batch has ended.\n")
+        return self.path(f"jobs/{batch_id}.jsonl")
+
+    def remove_job(self, batch_id: str) -> None:
+        """Deletes what a batch's job has kept; its lines are in the batch's files."""
+        for end in ("", ".report.json", ".journal"):
+            self.store.remove(f"jobs/{batch_id}.jsonl{end}")
+
+    # -- records ---------------------------------------------------------------------------------------
+
+    def _records(self, folder: str, known: dict[str, Record], read: Callable[[str], Record | None]) -> list[Record]:
+        ids = [name.removesuffix(".json") for name in self.store.names(folder) if name.endswith(".json")]
+        there = {each for each in ids if _ID.fullmatch(each)}
+        for gone in known.keys() - there:
+            known.pop(gone, None)
+        found = [record for each in there if (record := read(each)) is not None]
+        return sorted(found, key=lambda record: (record.created, record.id))
+
+    def _record(self, folder: str, known: dict[str, Record], kind: type[Record], record_id: str) -> Record | None:
+        if _ID.fullmatch(record_id) is None:
+            return None
+        if record_id not in known:
+            found = _object(self.store.read(f"{folder}/{record_id}.json"))
+            with contextlib.suppress(TypeError):  # None, or a record of another version
+                known[record_id] = kind(**found)  # type: ignore[arg-type]
+        return known.get(record_id)
+
+
+def output_id(batch_id: str, what: str) -> str:
+    """The id of a batch's output or errors: as hard to guess as the batch's own, and the same after a kill."""
+    return f"file-{hashlib.blake2b(f'{batch_id} {what}'.encode(), digest_size=16).hexdigest()}"
+
+
+def _content(file_id: str) -> str:
+    return f"files/{file_id}.jsonl"
+
+
+def _json(record: StoredFile | AskedBatch | BatchState) -> bytes:
+    return json.dumps(dataclasses.asdict(record)).encode()
+
+
+def _object(content: bytes | None) -> dict[str, Any] | None:
+    found: Any = None if content is None else parse_json(content)
+    return found if isinstance(found, dict) else None
+
+
+def page_of(records: Sequence[Mapping[str, Any]], after: str | None, limit: int) -> dict[str, Any] | None:
+    """A list as OpenAI's clients read it. after: id behind which it begins; None where no record has that id."""
+    ids = [record["id"] for record in records]
+    if after is not None and after not in ids:
+        return None
+    start = 0 if after is None else ids.index(after) + 1
+    data = list(records[start : start + limit])
+    return {
+        "object": "list",
+        "data": data,
+        "first_id": data[0]["id"] if data else None,
+        "last_id": data[-1]["id"] if data else None,
+        "has_more": start + limit < len(records),
+    }

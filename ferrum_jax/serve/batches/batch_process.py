@@ -1,0 +1,86 @@
+"""The process of `ferrum-jax serve` that answers batches. No jax is here, and no signal ends it.
+
+It reads and writes files of rows apart from HTTP and from the engine, so neither waits for it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+import signal
+import socket
+from collections.abc import Callable
+
+from ferrum_jax.serve.batches.batch_folder import BatchFolder
+from ferrum_jax.serve.batches.clerk import Clerk, ClerkTimes
+from ferrum_jax.serve.batches.input_lines import InputRules
+from ferrum_jax.serve.batches.link_llm import LinkLLM
+from ferrum_jax.serve.http.served_prompts import read_texts
+from ferrum_jax.serve.http.settings import ServerSettings
+from ferrum_jax.serve.link.engine_client import EngineLost
+from ferrum_jax.text.prompts import PromptEncoder
+
+_NICE = 10  # live requests have the processor first
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BatchOrder:
+    """What the process is started with. link: a file descriptor that it inherits."""
+
+    settings: ServerSettings
+    link: int
+
+
+class BatchDesk:
+    """A clerk and its engine, for a server of these settings."""
+
+    def __init__(self, settings: ServerSettings, connection: socket.socket, times: ClerkTimes | None = None) -> None:
+        assert settings.batches is not None, "a server without a folder for them has no batches"
+        self._settings = settings
+        self._llm = LinkLLM(connection, on_end=self.end)
+        folder = BatchFolder(settings.batches, most_stored_bytes=settings.max_stored_bytes)
+        self._clerk = Clerk(folder, self._llm_for, self._rules_of, times)
+
+    def run(self, read: Callable[[LinkLLM], PromptEncoder]) -> None:
+        """Works from when the engine is ready until the server ends. read: tokenizer and template of its facts."""
+        try:
+            self._llm.wait()
+        except EngineLost:
+            return
+        self._llm.open(read(self._llm))
+        self._clerk.run()
+
+    def end(self) -> None:
+        """Has it end, in order. From any thread."""
+        self._clerk.end()
+
+    def _llm_for(self, owner: str) -> LinkLLM:
+        self._llm.salt = f"batches of {owner}" if owner else ""
+        return self._llm
+
+    def _rules_of(self, endpoint: str) -> InputRules:
+        settings = self._settings
+        return InputRules(
+            endpoint=endpoint,
+            names=settings.names,
+            max_rows=settings.max_batch_rows,
+            max_line_bytes=settings.max_body_bytes,
+            limits=settings.limits,
+        )
+
+
+def _read(llm: LinkLLM) -> PromptEncoder:
+    facts = llm.facts
+    found = read_texts(facts["texts"], facts["images"])
+    return dataclasses.replace(found, max_model_len=facts["max_model_len"])
+
+
+def main(order: BatchOrder) -> None:
+    """The process."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    logging.raiseExceptions = False  # a disk that is full for logs ends no batch
+    os.nice(_NICE)
+    BatchDesk(order.settings, socket.socket(fileno=order.link)).run(_read)
+    os._exit(0)

@@ -1,0 +1,281 @@
+"""The clerk: has a server's batches answered, one after the other, and ends those that are cancelled or too old.
+
+    validating -> in_progress -> finalizing -> completed        or failed, expired, cancelled
+
+A batch is a job of `ferrum_jax.batch`, so a row that was answered stays answered whatever is killed. Every state can be
+entered again: a clerk that is started anew takes up each batch in the state that its record has. One clerk works at a
+folder, which a lease sees to; others wait until it is gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import secrets
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import BinaryIO
+
+from rich.console import Console
+
+from ferrum_jax.batch.batch_llm import BatchLLM
+from ferrum_jax.batch.input.rows import Rows
+from ferrum_jax.batch.job import EXIT_OK, EXIT_ROWS_FAILED, JobOptions, JobSettings, run_batch
+from ferrum_jax.batch.journal.job_folder import JobFolder
+from ferrum_jax.batch.journal.journal import Journal
+from ferrum_jax.batch.journal.leases import LeaseLost, Leases
+from ferrum_jax.batch.journal.merge import merge
+from ferrum_jax.batch.notice import EXIT_PREEMPTED, Notice
+from ferrum_jax.files.store import open_local, open_store
+from ferrum_jax.serve.batches.batch_folder import BatchFolder, output_id
+from ferrum_jax.serve.batches.ended_lines import Counts, parted, write_expired
+from ferrum_jax.serve.batches.input_lines import InputRules, checked_input
+from ferrum_jax.serve.batches.stored import (
+    CANCELLED,
+    COMPLETED,
+    EXPIRED,
+    FAILED,
+    FINALIZING,
+    IN_PROGRESS,
+    VALIDATING,
+    AskedBatch,
+    BatchState,
+)
+
+_log = logging.getLogger("ferrum_jax.serve")
+_EXPIRY_S = 60.0  # of a clerk that is silent
+_MOST_FAILURES = 5  # of one batch in turn, with a pause between them
+_PAUSE_S = 10.0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ClerkTimes:
+    """In seconds. poll_s: between two looks at the folder. flush_s: between two segments of a job's journal."""
+
+    poll_s: float = 0.5
+    flush_s: float = 1.0
+    pause_s: float = _PAUSE_S
+    now: Callable[[], float] = time.time
+
+
+class Clerk:
+    """One clerk of a folder."""
+
+    def __init__(
+        self,
+        folder: BatchFolder,
+        llm_for: Callable[[str], BatchLLM],
+        rules_of: Callable[[str], InputRules],
+        times: ClerkTimes | None = None,
+    ) -> None:
+        """llm_for: the engine for an owner's rows. rules_of: an endpoint's input."""
+        self._folder, self._llm_for, self._rules_of = folder, llm_for, rules_of
+        self._times = times or ClerkTimes()
+        self._ended = threading.Event()
+        self._current: _Current | None = None
+        self._final: set[str] = set()  # ids of batches that have ended
+        self._failures: dict[str, int] = {}  # in turn, by id
+        self._rest_until = 0.0  # of time.monotonic()
+
+    def end(self) -> None:
+        """Has it stop, in order: rows that are answered are kept. From any thread."""
+        self._ended.set()
+
+    def run(self) -> None:
+        """Works until `end`."""
+        with self._lease() as beat:
+            while not self._ended.wait(self._times.poll_s):
+                try:
+                    beat()
+                    self._look()
+                except LeaseLost:
+                    raise
+                except OSError:  # of a store that is away, say: it is looked at again
+                    _log.exception("the folder of batches cannot be used")
+            if self._current is not None:
+                self._current.notice.give("the server ends", EXIT_PREEMPTED)
+                self._current.thread.join()
+
+    @contextlib.contextmanager
+    def _lease(self) -> Iterator[Callable[[], None]]:
+        """Waits until no other clerk lives; gives what is to be called now and then."""
+        leases = Leases(open_store(self._folder.path("clerk")), secrets.token_hex(8), "clerk", expiry_s=_EXPIRY_S)
+        beaten_s = time.monotonic()
+
+        def beat() -> None:
+            nonlocal beaten_s
+            if time.monotonic() - beaten_s > _EXPIRY_S / 4:
+                leases.beat()
+                beaten_s = time.monotonic()
+
+        try:
+            while leases.acquire("clerk") is None and not self._ended.wait(self._times.poll_s):
+                beat()
+            yield beat
+        finally:
+            with contextlib.suppress(OSError):
+                leases.leave()
+
+    # -- which batch -----------------------------------------------------------------------------------
+
+    def _look(self) -> None:
+        """Ends what is to be ended, and begins the oldest batch that waits."""
+        if self._current is not None and not self._current.thread.is_alive():
+            self._current = None
+        for asked in self._open():
+            ends_as = self._ends_as(asked)
+            if self._current is not None and asked.id == self._current.asked.id:
+                if ends_as is not None:
+                    self._current.notice.give(ends_as, EXIT_PREEMPTED, is_urgent=False)
+            elif ends_as is not None:
+                self._settle(asked, self._folder.state(asked.id), ends_as)
+            elif self._current is None and time.monotonic() >= self._rest_until:
+                self._current = _Current(asked, self._work)
+
+    def _open(self) -> list[AskedBatch]:
+        """Batches that have not ended, the oldest first."""
+        found = []
+        for asked in self._folder.batches():
+            if asked.id in self._final:
+                continue
+            if self._folder.state(asked.id).is_final:
+                self._final.add(asked.id)
+                self._folder.remove_job(asked.id)  # a kill may have come between
+            else:
+                found.append(asked)
+        return found
+
+    def _ends_as(self, asked: AskedBatch) -> str | None:
+        """CANCELLED or EXPIRED of a batch that is to end now; None of all others."""
+        if self._folder.cancelled_at(asked.id) is not None:
+            return CANCELLED
+        return EXPIRED if self._times.now() >= asked.expires else None
+
+    # -- one batch -------------------------------------------------------------------------------------
+
+    def _work(self, current: _Current) -> None:
+        """On a thread of its own: a batch from the state that it has to its end, or to the notice."""
+        asked, notice = current.asked, current.notice
+        try:
+            state = self._folder.state(asked.id)
+            if state.status == VALIDATING:
+                state = self._validate(asked, state)
+            if state.status == IN_PROGRESS:
+                state = self._answer(asked, state, notice)
+            if state.status == FINALIZING:
+                self._settle(asked, state, COMPLETED)
+            elif not state.is_final and notice.reason in (CANCELLED, EXPIRED):
+                self._settle(asked, state, notice.reason)
+            self._failures.pop(asked.id, None)
+        except ValueError as error:  # the job cannot go on, with another model, say
+            self._fail(asked, "job_refused", str(error))
+        except Exception as error:
+            _log.exception("batch %s: it is tried again", asked.id)
+            self._rest_until = time.monotonic() + self._times.pause_s
+            count = self._failures[asked.id] = self._failures.get(asked.id, 0) + 1
+            if count >= _MOST_FAILURES:
+                self._fail(asked, "server_error", f"it failed {count} times in turn, at last with {error!r}")
+
+    def _keep(self, asked: AskedBatch, state: BatchState) -> BatchState:
+        self._folder.keep_state(asked.id, state)
+        return state
+
+    def _fail(self, asked: AskedBatch, code: str, why: str) -> None:
+        errors = ({"code": code, "message": why, "line": None, "param": None},)
+        self._keep(asked, self._folder.state(asked.id).entered(FAILED, self._now(), errors=errors))
+
+    def _now(self) -> int:
+        return int(self._times.now())
+
+    def _validate(self, asked: AskedBatch, state: BatchState) -> BatchState:
+        with open_local(self._folder.content_path(asked.input_file)) as file:
+            found = checked_input(file, self._rules_of(asked.endpoint))
+        if found.errors:
+            return self._keep(asked, state.entered(FAILED, self._now(), errors=found.errors))
+        return self._keep(asked, state.entered(IN_PROGRESS, self._now(), num_rows=found.num_rows))
+
+    def _answer(self, asked: AskedBatch, state: BatchState, notice: Notice) -> BatchState:
+        """Runs the job; the state after it, which is still IN_PROGRESS where notice was given."""
+        told_s, counts = time.monotonic(), (state.num_ok, state.num_failed)
+
+        def tell(num_ok: int, num_failed: int) -> None:
+            nonlocal told_s, counts
+            if (num_ok, num_failed) != counts and time.monotonic() - told_s > self._times.poll_s:
+                counts, told_s = (num_ok, num_failed), time.monotonic()
+                self._keep(asked, dataclasses.replace(state, num_ok=num_ok, num_failed=num_failed))
+
+        names = self._names(asked)
+        code = run_batch(
+            lambda start: self._llm_for(asked.owner),
+            self._folder.content_path(asked.input_file),
+            self._folder.job_path(asked.id),
+            model=names[0],
+            settings=JobSettings(names=names[1:], now=lambda: asked.created),
+            options=JobOptions(flush_s=self._times.flush_s, on_progress=tell),
+            console=Console(quiet=True),
+            notice=notice,
+        )
+        if notice.is_given:
+            return state
+        if code not in (EXIT_OK, EXIT_ROWS_FAILED):
+            raise OSError(f"the job of {asked.id} was stopped with exit code {code}")
+        return self._keep(asked, state.entered(FINALIZING, self._now()))
+
+    def _names(self, asked: AskedBatch) -> Sequence[str]:
+        return self._rules_of(asked.endpoint).names
+
+    # -- its end ---------------------------------------------------------------------------------------
+
+    def _settle(self, asked: AskedBatch, state: BatchState, status: str) -> None:
+        """Writes the files of what was answered, then the batch's last state; the same again after a kill."""
+        if state.num_rows:
+            with tempfile.TemporaryFile() as answers, tempfile.TemporaryFile() as errors:
+                found = self._gather(asked, answers, errors, with_expired=status == EXPIRED)
+                output = self._keep_file(asked, "output", answers, found.ok_bytes)
+                error = self._keep_file(asked, "error", errors, found.failed_bytes)
+            counts = {"num_ok": found.num_ok, "num_failed": found.num_failed}
+            state = dataclasses.replace(state, **counts, output_file=output, error_file=error)
+        self._keep(asked, state.entered(status, self._now()))
+        self._final.add(asked.id)
+        self._folder.remove_job(asked.id)
+
+    def _keep_file(self, asked: AskedBatch, what: str, content: BinaryIO, num_bytes: int) -> str | None:
+        """The id of a file that the batch gives; None of an empty one, which is not kept."""
+        if not num_bytes:
+            return None
+        kept = self._folder.add_file(
+            content,
+            num_bytes,
+            is_owed=True,
+            id=output_id(asked.id, what),
+            owner=asked.owner,
+            filename=f"{asked.id}_{what}.jsonl",
+            purpose="batch_output",
+            created=self._now(),
+        )
+        return kept.id
+
+    def _gather(self, asked: AskedBatch, answers: BinaryIO, errors: BinaryIO, *, with_expired: bool) -> Counts:
+        """Parts the lines that the job's journal has, in the order of the input."""
+        place = JobFolder(self._folder.job_path(asked.id), open_store)
+        with open_local(self._folder.content_path(asked.input_file)) as raw, tempfile.TemporaryFile() as lines:
+            rows = Rows(raw, 0, self._names(asked))
+            journal = Journal(place.journal, rows, secrets.token_hex(8))
+            journal.refresh()
+            merge(rows, journal, place.journal, lines)
+            lines.seek(0)
+            found = parted(lines, answers, errors)
+            num_expired = write_expired(rows, journal, errors) if with_expired else 0
+        return found._replace(num_failed=found.num_failed + num_expired, failed_bytes=errors.tell())
+
+
+class _Current:
+    """The batch that is worked on, and how it is told to stop."""
+
+    def __init__(self, asked: AskedBatch, work: Callable[[_Current], None]) -> None:
+        self.asked, self.notice = asked, Notice()
+        self.thread = threading.Thread(target=work, args=(self,), name="ferrum-batch", daemon=True)
+        self.thread.start()

@@ -1,0 +1,272 @@
+"""LinkLLM: the server's engine as a batch job sees it, over a socket to an `EngineSide` of its own.
+
+Its requests are FLEX: they take what live ones leave of the engine. A row that was in progress when the server was
+killed begins anew, with the seed that it had, since no tokens of it are kept.
+"""
+
+from __future__ import annotations
+
+import base64
+import datetime
+import itertools
+import queue
+import socket
+import threading
+from array import array
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ferrum_jax.answers.choice_text import TokenTexts
+from ferrum_jax.answers.collect import Collected, Collector, failure_of
+from ferrum_jax.asked.options import RequestOptions
+from ferrum_jax.asked.sampling import WHOLE_VOCABULARY, SamplingParams
+from ferrum_jax.asked.transcription_params import TranscriptionParams
+from ferrum_jax.delta import Delta
+from ferrum_jax.outputs import CompletionOutput, EmbeddingOutput, RequestOutput, ScoreOutput
+from ferrum_jax.prompt import Prompt, take_apart
+from ferrum_jax.request import FLEX
+from ferrum_jax.serve.http.service import wire_params
+from ferrum_jax.serve.link.engine_client import EngineLost
+from ferrum_jax.serve.link.wire import Message, Unframer, send
+from ferrum_jax.serve.link.wire_images import wire_images
+from ferrum_jax.spec.identity import ModelIdentity
+from ferrum_jax.structured.reading.message_parser import MessageForms
+from ferrum_jax.text.prompts import PromptEncoder
+
+if TYPE_CHECKING:
+    from ferrum_jax.transcribing.heard_sound import HeardSound
+
+_WAIT_S = 0.1  # for an answer, before the job is asked whether it wants to end
+_UNIT = 1e-4  # by which the length of a vector may differ from 1
+_ENCODER_ROWS = 64  # texts at once of a model that has no rows
+
+_Take = Callable[[Message], Any]  # of a message about a request: its answer, or None while there is none
+_Begin = Callable[[int], tuple[Message, _Take]]  # of a request's id: what asks for it; raises ValueError
+
+
+class LinkLLM:
+    """One engine behind a socket; for one job at a time. facts: of the model, once it is ready."""
+
+    def __init__(self, connection: socket.socket, *, on_end: Callable[[], None]) -> None:
+        """on_end: called, on another thread, when the server ends or its engine is gone."""
+        self.facts: Mapping[str, Any] = {}
+        self.salt = ""  # of all prompts: whose cached prefixes they see
+        self._connection, self._on_end = connection, on_end
+        self._ready, self._lost = threading.Event(), threading.Event()
+        self._messages: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        self._ids = itertools.count(1)
+        self._prompts = PromptEncoder(tokenizer=None, chat=None)
+        self._collector = Collector(TokenTexts(None), 0)
+        threading.Thread(target=self._read, name="ferrum-batch-link", daemon=True).start()
+
+    def wait(self) -> Mapping[str, Any]:
+        """The model's facts, once the engine is ready. Raises EngineLost where it is gone before."""
+        self._ready.wait()
+        if self._lost.is_set():
+            raise EngineLost("the engine's process has ended")
+        return self.facts
+
+    def open(self, prompts: PromptEncoder) -> None:
+        """Makes it answer: prompts become token ids by these."""
+        texts = TokenTexts(prompts.tokenizer, MessageForms.named(*self.facts["forms"]))
+        self._prompts, self._collector = prompts, Collector(texts, self.facts["max_model_len"])
+
+    # -- what a job asks for ---------------------------------------------------------------------------
+
+    @property
+    def identity(self) -> ModelIdentity:
+        """What answers, without adapters: no row of a batch names one."""
+        values = self.facts["identity"]
+        return ModelIdentity(**{**values, "end_tokens": tuple(values["end_tokens"]), "adapter": ""})
+
+    def as_completed(
+        self,
+        requests: Iterable[tuple[int, Prompt, SamplingParams]],
+        *,
+        resume: Callable[[int], Sequence[CompletionOutput]],
+        wants_partials: Callable[[], bool],
+        now: datetime.datetime,
+    ) -> Generator[tuple[int, RequestOutput | ValueError], None, None]:
+        def begins() -> Iterator[tuple[int, _Begin]]:
+            for key, prompt, params in requests:
+                resume(key)
+                yield key, _begin_text(self, key, prompt, params, now)
+
+        return self._run(begins(), wants_partials)
+
+    def embed_as_completed(
+        self, requests: Iterable[tuple[int, Prompt]]
+    ) -> Generator[tuple[int, EmbeddingOutput | ValueError], None, None]:
+        return self._run(((key, _begin_vector(self, prompt)) for key, prompt in requests), lambda: False)
+
+    def score_as_completed(
+        self, requests: Iterable[tuple[int, Mapping[str, Any]]]
+    ) -> Generator[tuple[int, ScoreOutput | ValueError], None, None]:
+        for key, _ in requests:
+            yield key, ValueError("pairs of texts are not scored in batches; ask /v1/score")
+
+    def hear(self, sound: str, params: TranscriptionParams) -> HeardSound:
+        """Raises ValueError: a batch has no sounds to write down."""
+        raise ValueError("sounds are not written down in batches; ask /v1/audio/transcriptions")
+
+    def learn(self, texts: Iterable[str], *, cache_salt: str) -> None:
+        """Nothing: the engine drafts from what it answers itself."""
+
+    def stats(self) -> dict[str, Any]:
+        """Nothing of its own: the engine's counters are those of live requests too."""
+        return dict.fromkeys(("live", "num_blocks", "computed_tokens", "padded_tokens"), 0)
+
+    # -- a session -------------------------------------------------------------------------------------
+
+    def _run(
+        self, begins: Iterable[tuple[int, _Begin]], wants_partials: Callable[[], bool]
+    ) -> Generator[tuple[int, Any], None, None]:
+        """The answers as they come. Requests in progress count as without tokens."""
+        source, is_dry = iter(begins), False
+        most = self.facts["num_rows"] or _ENCODER_ROWS
+        running: dict[int, tuple[int, _Take]] = {}
+        try:
+            while True:
+                while not is_dry and len(running) < most + most // 4:
+                    found = next(source, None)
+                    if found is None:
+                        is_dry = True
+                        break
+                    key, begin = found
+                    request_id = next(self._ids)
+                    try:
+                        message, take = begin(request_id)
+                        send(self._connection, [message])
+                    except ValueError as error:
+                        yield key, error
+                        continue
+                    running[request_id] = key, take
+                if wants_partials():
+                    yield from [(key, _begun(key)) for key, _ in running.values()]
+                if is_dry and not running:
+                    return
+                for request_id, message in self._next():
+                    if request_id in running:  # else it was given up
+                        answer = running[request_id][1](message)
+                        if answer is not None:
+                            yield running.pop(request_id)[0], answer
+        finally:
+            if running and not self._lost.is_set():
+                send(self._connection, [["abort", request_id] for request_id in running])
+
+    def _next(self) -> Iterator[tuple[int, Message]]:
+        """What comes within a moment, by the ids of requests. Raises EngineLost."""
+        if self._lost.is_set():
+            raise EngineLost("the engine's process has ended")
+        try:
+            message = self._messages.get(timeout=_WAIT_S)
+        except queue.Empty:
+            return
+        if message[0] == "deltas":
+            for fields in message[1]:
+                yield fields[0], ["delta", Delta(*fields)]
+        else:
+            yield message[1], message
+
+    # -- the link --------------------------------------------------------------------------------------
+
+    def _read(self) -> None:
+        """On a thread, so that nothing waits in the engine's process."""
+        unframer = Unframer()
+        try:
+            while content := self._connection.recv(1 << 18):
+                for message in unframer.feed(content):
+                    self._take(message)
+        except OSError:
+            pass
+        self._lose()
+
+    def _take(self, message: Message) -> None:
+        kind = message[0]
+        if kind in ("deltas", "vector", "refused"):
+            self._messages.put(message)
+        elif kind in ("ready", "changed"):
+            self.facts = {**self.facts, **message[1]}
+            self._ready.set()
+        elif kind == "end":
+            self._on_end()
+        elif kind == "beat" and message[1]["dead"] is not None:
+            self._lose()
+
+    def _lose(self) -> None:
+        self._lost.set()
+        self._ready.set()
+        self._on_end()
+
+    # -- prompts ---------------------------------------------------------------------------------------
+
+    def encoded(
+        self, key: int, prompt: Prompt, params: SamplingParams, now: datetime.datetime
+    ) -> tuple[Collected, Sequence[int], dict[str, Any]]:
+        """A text's request: what its output is made in, its token ids, and its options as they are sent."""
+        if params.prompt_logprobs == WHOLE_VOCABULARY:
+            raise ValueError("prompt_logprobs is -1, the whole vocabulary of each token, which is not sent over HTTP")
+        parts = take_apart(prompt)
+        kept = params.most_prompt_tokens(self.facts["max_model_len"])
+        found = self._prompts.encoded(prompt, now, kept=kept)
+        told = RequestOptions(media=found.media, images=found.images).told_by(prompt)
+        options = {"key": str(key), "cache_salt": self.salted(parts.cache_salt), "priority": FLEX}
+        options |= {"streams": params.n > 1, **wire_images(found.images, found.media)}
+        return self._collector.collected(found.token_ids, params, told), found.token_ids, options
+
+    def salted(self, own: str) -> str:
+        """The salt of a prompt's blocks: the batch's, and within it the row's own."""
+        return f"{self.salt}\n{own}" if self.salt else own
+
+
+def _begin_text(llm: LinkLLM, key: int, prompt: Prompt, params: SamplingParams, now: datetime.datetime) -> _Begin:
+    def begin(request_id: int) -> tuple[Message, _Take]:
+        collected, token_ids, options = llm.encoded(key, prompt, params, now)
+
+        def take(message: Message) -> RequestOutput | ValueError | None:
+            if message[0] != "delta":
+                return _refusal(message)
+            collected.take(message[1])
+            if not collected.has_ended:
+                return None
+            output = collected.output()
+            return failure_of(output) or output
+
+        return ["add", request_id, list(token_ids), wire_params(params), options], take
+
+    return begin
+
+
+def _begin_vector(llm: LinkLLM, prompt: Prompt) -> _Begin:
+    def begin(request_id: int) -> tuple[Message, _Take]:
+        parts = take_apart(prompt)
+        content = list(parts.content) if isinstance(parts.content, array) else parts.content
+        options = {**parts.vector, "cache_salt": llm.salted(parts.cache_salt)}
+
+        def take(message: Message) -> EmbeddingOutput | ValueError:
+            if message[0] != "vector":
+                return _refusal(message)
+            vector = np.frombuffer(base64.b64decode(message[2]), "<f4")
+            has_length_1 = abs(float(np.linalg.norm(vector)) - 1) < _UNIT
+            ids = tuple(range(message[3]))  # only their number is told
+            return EmbeddingOutput(prompt=None, prompt_token_ids=ids, embedding=vector, normalized=has_length_1)
+
+        return ["embed", request_id, content, options], take
+
+    return begin
+
+
+def _refusal(message: Message) -> ValueError:
+    """Why a request is not answered. Raises EngineLost where a step failed, and with it all that ran."""
+    _, _, kind, why = message
+    if kind == "failed":
+        raise EngineLost(why)
+    return ValueError(why)
+
+
+def _begun(key: int) -> RequestOutput:
+    return RequestOutput(
+        request_id=key, prompt=None, prompt_token_ids=(), outputs=(), num_cached_tokens=0, finished=False
+    )
