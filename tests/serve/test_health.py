@@ -114,7 +114,8 @@ def test_the_engines_process_ends_with_70_once_a_thread_has_ended(broken):
     child = engine_process.HttpChild.__new__(engine_process.HttpChild)
     child._next_signal = lambda: None
     child._process = SimpleNamespace(poll=lambda: None, wait=lambda seconds: None)
-    child._outbox, child._say = Outbox(), lambda text: None
+    child._child, child._say = SimpleNamespace(tell=lambda order: None), lambda text: None
+    child._batches = None
     parts = {name: SimpleNamespace(failed="it ended" if name == broken else None) for name in ("thread", "side")}
     parts["side"].opened = asyncio.Event()
     assert child._wait(parts["thread"], parts["side"], lambda: None, 1.0) == 70
