@@ -13,6 +13,7 @@ from ferrum_jax.asked.sampling import SamplingParams
 from ferrum_jax.asked.transcription_params import TranscriptionParams
 from ferrum_jax.openai.answer_options import PLAIN, AnswerOptions, ReadingForm
 from ferrum_jax.prompt import side_prompts
+from ferrum_jax.request import FLEX
 
 _READ = SamplingParams(max_tokens=1)  # for texts that are read
 
@@ -37,6 +38,11 @@ class Asked:
     priority: int = 0
     timeout_s: float | None = None
     warnings: tuple[str, ...] = ()
+
+    @property
+    def is_flex(self) -> bool:
+        """Whether it takes only what other requests leave."""
+        return self.priority >= FLEX
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

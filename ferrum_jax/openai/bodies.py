@@ -20,6 +20,7 @@ from ferrum_jax.openai.sampling_fields import prompt_options, sampling_values
 from ferrum_jax.openai.sounds import sound_of
 from ferrum_jax.prompt import VECTOR_ARGUMENTS, Content, Prompt, named_text, take_apart
 from ferrum_jax.quoting import quoted
+from ferrum_jax.request import FLEX
 
 _STREAM_OPTIONS = ("continuous_usage_stats", "include_usage")
 
@@ -207,7 +208,7 @@ def _of_all(body: Mapping[str, Any]) -> dict[str, Any]:
     """Which model is asked, and when it is to run."""
     return {
         "model": given(body, "model"),
-        "priority": given(body, "priority") or 0,
+        "priority": FLEX if body.get("service_tier") == "flex" else given(body, "priority") or 0,
         "timeout_s": given(body, "timeout"),
     }
 

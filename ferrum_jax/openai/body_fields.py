@@ -197,7 +197,8 @@ FIELDS: Mapping[str, BodyField] = {
     # what changes nothing
     **{name: BodyField(_OF_TEXTS, "changes nothing") for name in ("user", "prompt_cache_key")},
     "metadata": BodyField((*_OF_TEXTS, "batch"), "changes nothing; a batch tells it again"),
-    **{name: BodyField(_OF_TEXTS, "changes nothing", door="http") for name in ("service_tier", "safety_identifier")},
+    "safety_identifier": BodyField(_OF_TEXTS, "changes nothing", door="http"),
+    "service_tier": BodyField(_OF_TEXTS, "flex takes only what others leave; others change nothing", door="http"),
 }
 OF_RESPONSES: Mapping[str, BodyField] = {  # what /v1/responses names otherwise
     name: BodyField(("response",), says, schema)

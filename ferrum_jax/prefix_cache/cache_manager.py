@@ -100,25 +100,38 @@ class CacheManager:
         but the count of refusals, when a group lacks blocks for what is missing.
         """
         budget = len(request.token_ids) if budget is None else budget
-        looks_up = self.enabled and request.takes_hits
-        hit = self._lookup.find(request) if looks_up else self._lookup.nothing()
+        hit, totals = self._found(request, budget)
+        if totals is None:
+            self.counters.refusals += 1
+            return None
+        self._admission.give(hit, request, slot, totals, self._transfers)
+        request.junction = hit.junction
+        if self._looks_up(request):
+            self._count_lookup(hit, request)
+        return hit.num_tokens
+
+    def has_room(self, request: Request, budget: int) -> bool:
+        """Whether `admit` would find blocks for the request. Changes nothing."""
+        return self._found(request, budget)[1] is not None
+
+    def _looks_up(self, request: Request) -> bool:
+        return self.enabled and request.takes_hits
+
+    def _found(self, request: Request, budget: int) -> tuple[Hit, list[int] | None]:
+        """What the request hits, and per group the blocks of its row; None of these where they are not there."""
+        hit = self._lookup.find(request) if self._looks_up(request) else self._lookup.nothing()
         totals = self._totals(request, hit, budget)
         if not self._admission.fits(hit, totals):
             # tails hold a block each that the request itself may need
             hit = self._lookup.find(request, whole=False) if hit.tails else hit
             totals = self._totals(request, hit, budget)
             if not self._admission.fits(hit, totals):
-                self.counters.refusals += 1
-                return None
-        self._admission.give(hit, request, slot, totals, self._transfers)
-        request.junction = hit.junction
-        if looks_up:
-            self._count_lookup(hit, request)
-        return hit.num_tokens
+                return hit, None
+        return hit, totals
 
     def num_hit_tokens(self, request: Request) -> int:
         """The tokens whose KV `admit` would find here. Changes nothing."""
-        return self._lookup.find(request).num_tokens if self.enabled and request.takes_hits else 0
+        return self._lookup.find(request).num_tokens if self._looks_up(request) else 0
 
     def _totals(self, request: Request, hit: Hit, budget: int) -> list[int]:
         """Per group the blocks of a row that begins with the hit and computes a first chunk within the budget."""

@@ -19,7 +19,7 @@ from ferrum_jax.plan import NO_IMAGE_TOKENS, ShardPlan
 from ferrum_jax.prefix_cache.cache_manager import CacheManager
 from ferrum_jax.prefix_cache.id_pool import IdPool
 from ferrum_jax.prompt import rope_shift
-from ferrum_jax.request import Request
+from ferrum_jax.request import FLEX, Request
 from ferrum_jax.scheduling.media_book import clip_slot, shifts_of, tokens_of_images
 
 _Place = tuple[int, int, int]  # priority, request id, slot: the order in which rows are served
@@ -103,6 +103,15 @@ class RunningRows:
         """The latest row of the lowest priority: the one to preempt."""
         places = [places[-1] for places in (self._prefilling, self._decoding) if places]
         return self.at(max(places)[2])
+
+    @property
+    def has_live(self) -> bool:
+        """Whether a row is not FLEX."""
+        return any(places and places[0][0] < FLEX for places in (self._prefilling, self._decoding))
+
+    @property
+    def has_flex(self) -> bool:
+        return any(places and places[-1][0] >= FLEX for places in (self._prefilling, self._decoding))
 
     def at(self, slot: int) -> Request:
         request = self.requests[slot]

@@ -23,23 +23,27 @@ from ferrum_jax.outputs import NOT_FINITE_REASON
 from ferrum_jax.plan import StepPlan
 from ferrum_jax.prefix_cache.cache_manager import CacheManager
 from ferrum_jax.prefix_cache.pins import Pinnable
-from ferrum_jax.request import Request
+from ferrum_jax.request import FLEX, Request
 from ferrum_jax.scheduling.committing import PlannedRows
 from ferrum_jax.scheduling.drafting import Drafting
 from ferrum_jax.scheduling.limits import refuse_endless, refuse_pins, refuse_without_cache
 from ferrum_jax.scheduling.media_book import MediaBook
 from ferrum_jax.scheduling.shard import Shard
+from ferrum_jax.scheduling.step_sizes import StepSizes
 from ferrum_jax.scheduling.waiting import WaitingQueue
 
 
 class Scheduler:
     """Continuous batching over data shards, each with a cache, row slots and a token budget of its own."""
 
-    def __init__(self, caches: Sequence[CacheManager], drafting: Drafting | None = None) -> None:
+    def __init__(
+        self, caches: Sequence[CacheManager], drafting: Drafting | None = None, steps: StepSizes | None = None
+    ) -> None:
         """caches: of each shard, all of the same sizes, which say how many rows run and how many tokens a step has.
 
-        drafting: of an engine that computes drafted tokens.
+        drafting: of an engine that computes drafted tokens. steps: that are compiled, whose padding FLEX rows take.
         """
+        self._steps = steps or StepSizes()
         self.drafting = drafting
         sizes = caches[0].sizes
         self.images = MediaBook(sizes.num_image_runs, sizes.max_image_patches)
@@ -208,9 +212,14 @@ class Scheduler:
         assert len(self._in_flight) <= 1, "commit the step before the last one first"
         assert not any(plan.has_drafts for plan, _ in self._in_flight), "which drafts come true is not known yet"
         self.images.begin()
+        self._make_way()
+        is_shared = self._is_shared
         for shard in self._shards:
-            shard.begin()
-        admitted = self._admit()
+            shard.begin(rests_flex=is_shared)
+        admitted = self._admit(rests_flex=is_shared)
+        if is_shared:
+            self._fill_up()
+            admitted += self._admit(takes_images=False)
         if all(shard.is_idle for shard in self._shards) and not self.images.has_orders:
             return None
         self._num_steps += 1
@@ -232,22 +241,47 @@ class Scheduler:
         chosen = self.drafting.choose(open_)
         return [shard.finish(drafts) for shard, drafts in zip(self._shards, chosen, strict=True)]
 
-    def _admit(self) -> list[Request]:
+    @property
+    def _is_shared(self) -> bool:
+        """Whether both FLEX requests and others are here."""
+        rows = [shard.rows for shard in self._shards]
+        has_flex = self._waiting.num_flex > 0 or any(each.has_flex for each in rows)
+        return has_flex and (self._waiting.num_live > 0 or any(each.has_live for each in rows))
+
+    def _make_way(self) -> None:
+        """Preempt FLEX rows where a request that is none lacks a row slot or blocks."""
+        num_live = self._waiting.num_live
+        if num_live and any(shard.rows.has_flex for shard in self._shards):
+            request = self._waiting.first()
+            if request.id not in self._waiting.awaited:
+                any(shard.make_way(request, num_live) for shard in self._shards)
+
+    def _fill_up(self) -> None:
+        """Plan FLEX rows beside the others, as many tokens as the step is padded with."""
+        sizes = [shard.planned for shard in self._shards]
+        num_tokens, decodes = max(count for count, _ in sizes), all(longest <= 1 for _, longest in sizes)
+        most = self.caches[0].sizes.max_num_batched_tokens
+        spare = self._steps.spare(num_tokens, decodes=decodes) if num_tokens else most
+        for shard, (count, _) in zip(self._shards, sizes, strict=True):
+            shard.fill_up(num_tokens - count + spare, longest=1 if decodes and num_tokens else None)
+
+    def _admit(self, *, rests_flex: bool = False, takes_images: bool = True) -> list[Request]:
         """Waiting requests that become rows now; none overtakes the first that no shard has blocks for.
 
         One that shares a block which this step fills on some shard stays for the next step, where it hits that block
         there; others pass it, but for the row slot that it would have taken. Others pass one whose images wait, too.
+        rests_flex: FLEX requests wait for another step. takes_images: those with images need not.
         """
         admitted: list[Request] = []
         while self._waiting and any(shard.takes_rows for shard in self._shards):
             request = self._waiting.first()
-            if request.id in self._waiting.awaited:
+            if request.id in self._waiting.awaited or (rests_flex and request.priority >= FLEX):
                 break
             filling = next((shard for shard in self._shards if shard.fills(request)), None)
             if filling is not None:
                 self._waiting.set_aside(request.id)
                 filling.reserve()
-            elif not self._has_images(request):
+            elif (request.images and not takes_images) or not self._has_images(request):
                 self._waiting.set_aside(request.id)
             elif self._place(request):
                 admitted.append(request)

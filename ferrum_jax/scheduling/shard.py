@@ -11,6 +11,7 @@ first, so no step is smaller for it. A row that must give way goes back to the q
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -20,7 +21,7 @@ from ferrum_jax.ints import ceil_div
 from ferrum_jax.metrics import SpeculationCounts
 from ferrum_jax.prefix_cache.cache_manager import CacheManager
 from ferrum_jax.prompt import whole_chunk
-from ferrum_jax.request import Request
+from ferrum_jax.request import FLEX, Request
 from ferrum_jax.scheduling.committing import PlannedRows, ShardBooks, committed
 from ferrum_jax.scheduling.drafting import Drafting, OpenRow, OpenShard
 from ferrum_jax.scheduling.limits import holds
@@ -39,7 +40,14 @@ class _Sketch:
     chunks: list[tuple[Request, int]]
     budget: int  # tokens that are left for new rows
     num_open: int  # row slots for new rows
+    longest: int | None = None  # most tokens of a row that is added now; None for as many as the budget has
     filling: set[bytes] | None = None  # keys that the step adds to the cache, once somebody has asked
+    is_filled: bool = False  # with FLEX rows beside others
+
+    @property
+    def room(self) -> int:
+        """Tokens that are left for the next row."""
+        return self.budget if self.longest is None else min(self.budget, self.longest)
 
 
 class Shard:
@@ -62,6 +70,7 @@ class Shard:
         self._drafting = drafting
         self._max_num_batched_tokens = cache.sizes.max_num_batched_tokens
         self._sketch = self._empty_sketch()
+        self._rests_flex = False  # the step that is being planned has none of them yet
 
     def limit_tokens(self, num_tokens: int | None) -> None:
         """Plan at most so many tokens from the next step on, None for as many as the sizes say."""
@@ -110,17 +119,37 @@ class Shard:
     # -- the step that is being planned ----------------------------------------------------------------
 
     @property
+    def planned(self) -> tuple[int, int]:
+        """Tokens of the step so far, and those of its longest row."""
+        counts = [count for _, count in self._sketch.chunks]
+        num_decodes = len(self._sketch.requests)
+        return num_decodes + sum(counts), max([*counts, min(num_decodes, 1)])
+
+    @property
     def is_idle(self) -> bool:
         """Whether the step that is being planned has no row here."""
         return not self._sketch.requests and not self._sketch.chunks
 
-    def begin(self) -> None:
-        """Plan the rows that run; new ones may follow where these neither wait for anything nor made a row give way."""
+    def make_way(self, request: Request, num_live: int) -> bool:
+        """Preempt FLEX rows until the request has room and `num_live` a row slot each; whether there is some room."""
+        budget = self._max_num_batched_tokens
+        while self.rows.has_flex:
+            if self.rows.slots.num_free >= num_live and self.cache.has_room(request, budget):
+                break
+            self._preempt(self.rows.last())
+        return self.rows.slots.num_free > 0
+
+    def begin(self, *, rests_flex: bool = False) -> None:
+        """Plan the rows that run; new ones may follow where these neither wait for anything nor made a row give way.
+
+        rests_flex: FLEX rows come later, by `fill_up`, or stay out of this step.
+        """
+        self._rests_flex = rests_flex
         preemptions = self.cache.counters.preemptions
         slots, requests, starts = self._plan_decodes()
         budget = self._max_num_batched_tokens - len(requests)
         chunks = self._plan_prefills(budget, is_first=not requests)
-        waits = len(chunks) < self.rows.num_prefilling  # for tokens of the budget, or for blocks
+        waits = len(chunks) < len(self._prefilling())  # for tokens of the budget, or for blocks
         preempted = self.cache.counters.preemptions != preemptions  # what was freed is for those that run
         self._sketch = _Sketch(
             slots=slots,
@@ -142,12 +171,46 @@ class Shard:
     def _open_decodes(self) -> tuple[np.ndarray, list[Request], np.ndarray]:
         """The decoding rows that the token in flight does not bring to their length limit."""
         slots, requests = self.rows.decoding()
+        if self._rests_flex:
+            num_live = bisect.bisect_left(requests, FLEX, key=lambda request: request.priority)
+            slots, requests = slots[:num_live], requests[:num_live]
         starts = self.rows.computed[slots]
         is_open = starts + 1 < self.rows.limits[slots]
         if not is_open.all():
             slots, starts = slots[is_open], starts[is_open]
             requests = [self.rows.at(slot) for slot in slots.tolist()]
         return slots, requests, starts
+
+    def _prefilling(self) -> list[Request]:
+        """The rows with tokens left to compute that the step may have."""
+        rows = self.rows.prefilling()
+        return [request for request in rows if request.priority < FLEX] if self._rests_flex else rows
+
+    def fill_up(self, num_tokens: int, *, longest: int | None) -> None:
+        """Add FLEX rows to a plan that has all others: at most so many tokens. Nobody gives way for them.
+
+        longest: most tokens of each, so that a step of one token a row stays one; None for any number.
+        """
+        self._give_what_is_left()
+        sketch, self._rests_flex = self._sketch, False
+        sketch.budget, sketch.longest, sketch.filling = min(sketch.budget, num_tokens), longest, None
+        sketch.is_filled = True
+        decodes = self._open_decodes()[1][len(sketch.requests) :][: sketch.budget]
+        for request in decodes:
+            if not self.cache.grow(request.slot, request.num_computed + 1):
+                break
+            sketch.requests = [*sketch.requests, request]
+            sketch.budget -= 1
+        sketch.slots = np.array([request.slot for request in sketch.requests], np.int32)
+        sketch.starts = self.rows.computed[sketch.slots]
+        waiting = [request for request in self.rows.prefilling() if request.priority >= FLEX]
+        for request in waiting:
+            count = self._chunk(request, sketch.room, most=sketch.room) if sketch.room else 0
+            if not count or not self.cache.grow(request.slot, request.num_computed + count):
+                sketch.num_open = 0  # it goes before new ones
+                break
+            sketch.chunks.append((request, count))
+            sketch.budget -= count
 
     def _grow(self, requests: list[Request]) -> bool:
         """Room for one more token of each, the first first; False if rows had to be preempted for it."""
@@ -182,7 +245,7 @@ class Shard:
         before it (`is_first`), rows are preempted for it.
         """
         chunks: list[tuple[Request, int]] = []
-        rows = self.rows.prefilling()
+        rows = self._prefilling()
         for behind, request in zip(reversed(range(len(rows))), rows, strict=True):
             share = _share(budget, others_wait=behind > 0 or self._others_wait(self.rows.slots.num_free))
             count = self._chunk(request, share, most=budget) if request.slot else 0
@@ -199,7 +262,7 @@ class Shard:
 
     def _others_wait(self, num_open: int) -> bool:
         """Whether requests wait that might become one of `num_open` rows."""
-        return num_open > 0 and len(self._queue) > 0
+        return num_open > 0 and (self._queue.num_live if self._rests_flex else len(self._queue)) > 0
 
     def admit(self, request: Request) -> bool:
         """Make a waiting request a row and plan its first chunk; False, and nothing changed, where blocks lack."""
@@ -207,7 +270,7 @@ class Shard:
         if not self._begins(request):
             return False
         (slot,) = self.rows.slots.take(1)
-        num_hit = self.cache.admit(request, slot, sketch.budget)
+        num_hit = self.cache.admit(request, slot, sketch.room)
         if num_hit is None:
             self.rows.slots.release((slot,))
             return False
@@ -219,7 +282,7 @@ class Shard:
         request.shard = self.index
         is_long = len(request.token_ids) - num_hit > sketch.budget
         others_wait = self._others_wait(sketch.num_open - 1)
-        count = self._chunk(request, _share(sketch.budget, others_wait=is_long and others_wait), most=sketch.budget)
+        count = self._chunk(request, _share(sketch.room, others_wait=is_long and others_wait), most=sketch.room)
         self._filling().update(self._keys_to_publish(request, count))
         sketch.chunks.append((request, count))
         sketch.budget -= count
@@ -228,7 +291,8 @@ class Shard:
 
     def close(self) -> OpenShard:
         """No row comes to the plan any more: the rows that sample, which may have drafts."""
-        self._give_what_is_left()
+        if not self._sketch.is_filled:
+            self._give_what_is_left()
         decodes, chunks = self._sketch.requests, self._sketch.chunks
         ending = [(request, count) for request, count in chunks if self._ends(request, count)]
         rows = [self._open_row(request, count) for request, count in [*((request, 1) for request in decodes), *ending]]
@@ -250,7 +314,8 @@ class Shard:
 
     def _open_row(self, request: Request, count: int) -> OpenRow:
         """Drafts come behind tokens that were drawn, so that a prompt's end is kept as it is."""
-        if self._drafting is None or count == 0 or request.num_computed < request.num_prompt_tokens:
+        takes_none = self._sketch.is_filled and request.priority >= FLEX  # they have the padding alone
+        if self._drafting is None or count == 0 or takes_none or request.num_computed < request.num_prompt_tokens:
             return OpenRow(request=request, most=0)
         most = self.cache.most_drafts(len(request.token_ids))
         return OpenRow(request=request, most=min(self._drafting.most_of(request), most))

@@ -5,18 +5,20 @@ from __future__ import annotations
 import heapq
 
 from ferrum_jax.prefix_cache.junctions import Junctions
-from ferrum_jax.request import Request
+from ferrum_jax.request import FLEX, Request
 
 
 class WaitingQueue:
     """A heap by (priority, id); what was removed is skipped when it comes up.
 
-    awaited: ids of those whose next token is still on the device: they were preempted while it was in flight.
+    awaited: ids of those whose next token is still on the device: they were preempted while it was in flight. num_flex:
+    how many are FLEX.
     """
 
     def __init__(self, junctions: Junctions | None = None) -> None:
         """junctions: of a recurrent model; counts what waits here."""
         self.awaited: set[int] = set()
+        self.num_flex = 0
         self._junctions = junctions
         self._requests: dict[int, Request] = {}
         self._aside: dict[int, Request] = {}
@@ -37,7 +39,13 @@ class WaitingQueue:
 
     def _enter(self, request: Request) -> None:
         self._requests[request.id] = request
+        self.num_flex += request.priority >= FLEX
         heapq.heappush(self._heap, (request.priority, request.id))
+
+    @property
+    def num_live(self) -> int:
+        """Requests that are not FLEX."""
+        return len(self._requests) - self.num_flex
 
     def first(self) -> Request:
         """The request to admit next; the queue must hold one."""
@@ -49,6 +57,7 @@ class WaitingQueue:
         """Take the request out; None if it is not here."""
         self.awaited.discard(request_id)
         request = self._requests.pop(request_id, None)
+        self.num_flex -= request is not None and request.priority >= FLEX
         if request is not None and self._junctions is not None:
             self._junctions.remove(request)
         return request
@@ -60,7 +69,8 @@ class WaitingQueue:
 
     def set_aside(self, request_id: int) -> None:
         """Let those behind a request pass it until `put_back`."""
-        self._aside[request_id] = self._requests.pop(request_id)
+        request = self._aside[request_id] = self._requests.pop(request_id)
+        self.num_flex -= request.priority >= FLEX
 
     def put_back(self) -> None:
         """Puts the requests that were set aside back into their places."""
@@ -76,5 +86,7 @@ class WaitingQueue:
         """Prove that every awaited request is here, and that none is aside between steps."""
         assert self.awaited <= self._requests.keys(), "a request that does not wait is awaited"
         assert not self._aside, "a request was set aside and not put back"
+        flex = sum(request.priority >= FLEX for request in self._requests.values())
+        assert flex == self.num_flex, f"{flex} FLEX requests wait, and {self.num_flex} are counted"
         if self._junctions is not None:
             self._junctions.check_invariants(self._requests)

@@ -18,12 +18,14 @@ from ferrum_jax.engine.write_guard import WriteGuard
 from ferrum_jax.pools.pools import pools_of
 from ferrum_jax.prefix_cache.cache_manager import CacheManager
 from ferrum_jax.processes.processes import current
+from ferrum_jax.runtime.buckets import Ladder
 from ferrum_jax.runtime.host_transfers import HostTransfers
 from ferrum_jax.runtime.layout import Layout
 from ferrum_jax.runtime.runner import Runner
 from ferrum_jax.scheduling.drafting import drafting_of
 from ferrum_jax.scheduling.request_log import RequestLogWriter
 from ferrum_jax.scheduling.scheduler import Scheduler
+from ferrum_jax.scheduling.step_sizes import StepSizes
 from ferrum_jax.sizes.engine_sizes import EngineSizes
 from ferrum_jax.spec import SoundSpec
 from ferrum_jax.startup.load import Loaded
@@ -66,7 +68,7 @@ def build_engine(
     engine = make_engine(
         current(),
         runner=runner,
-        scheduler=Scheduler(caches, drafting_of(sizes)),
+        scheduler=Scheduler(caches, drafting_of(sizes), _steps_of(layout.ladder)),
         intake=_intake(loaded, sizes, config.seed, tokenizer, constraints, adapters),
         constraints=constraints,
         adapters=HeldSlots(adapters, max_adapters, runner.write_adapter),
@@ -76,6 +78,13 @@ def build_engine(
     )
     engine.weights_version = loaded.weights_version
     return engine
+
+
+def _steps_of(ladder: Ladder) -> StepSizes:
+    """Of steps without adapters and images, which are those that most others have too."""
+    plain = ladder.for_steps(adapted=False, imaged=False)
+    decode, mixed = ([b.num_tokens for b in plain if b.decode_only is kind] for kind in (True, False))
+    return StepSizes(decode=sorted({*decode}), mixed=sorted({*mixed}))
 
 
 def _runner(loaded: Loaded, fill: float, *, has_tier: bool) -> Runner:

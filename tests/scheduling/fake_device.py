@@ -22,6 +22,7 @@ from ferrum_jax.request import Request
 from ferrum_jax.scheduling.drafting import Drafting, StepCosts
 from ferrum_jax.scheduling.in_flight import StepsInFlight
 from ferrum_jax.scheduling.scheduler import Scheduler
+from ferrum_jax.scheduling.step_sizes import StepSizes
 from ferrum_jax.sizes.engine_sizes import EngineSizes
 from ferrum_jax.speculation.drafts import Draft, Drafts
 
@@ -214,6 +215,7 @@ class Engine:
         window_blocks: int | None = None,
         num_shards: int = 1,
         drafts: str | Drafts | None = None,
+        steps: StepSizes | None = None,
     ) -> None:
         """window_blocks: of the pools of groups with a window, where they are not `num_blocks` as well. drafts: where
         they come from, or the kind of `KnownDrafts`.
@@ -237,7 +239,7 @@ class Engine:
         budget = max_num_batched_tokens
         source = KnownDrafts(drafts) if isinstance(drafts, str) else drafts
         drafting = source and drafting_of(source, num_tokens=budget, num_places=budget)
-        self.scheduler = Scheduler(self.caches, drafting or None)
+        self.scheduler = Scheduler(self.caches, drafting or None, steps)
         self.after_token: Callable[[Request], None] = lambda request: None  # called when one got a token and goes on
         self.devices = [
             FakeDevice(

@@ -126,7 +126,7 @@ class Running:
         """Nothing runs, waits or is read any more; the books are right."""
         until = time.monotonic() + seconds
         service = self.service
-        while self.llm.thread.num_open or service.num_open or service.client.num_open or service.gate.num_waiting:
+        while self.llm.thread.num_open or service.num_open or service.client.num_open or service.num_waiting:
             assert time.monotonic() < until, "something of a request is left"
             time.sleep(0.01)
         if not self.llm.llm.model.is_encoder:

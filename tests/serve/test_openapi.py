@@ -41,7 +41,7 @@ OPENAPI = {
             "propertyNames": {"pattern": "^/"},
             "additionalProperties": {
                 "type": "object",
-                "propertyNames": {"enum": ["get", "post"]},
+                "propertyNames": {"enum": ["get", "post", "delete"]},
                 "additionalProperties": _OPERATION,
             },
         },

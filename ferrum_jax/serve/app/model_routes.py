@@ -82,7 +82,7 @@ async def version(request: Request) -> Response:
 async def metrics(request: Request) -> Response:
     """Counters for Prometheus."""
     service = Exchange(request).service
-    text = service.metrics.text(service.gate.num_waiting, service.gate.num_waiting_tokens)
+    text = service.metrics.text(service.num_waiting, service.num_waiting_tokens)
     return Response(text, headers={"content-type": _METRICS_TYPE})
 
 

@@ -79,7 +79,7 @@ def view(service: Service) -> dict[str, Any]:
         "up_s": time.time() - service.started,
         "tokens_in": metrics.num_prompt_tokens,
         "tokens_out": metrics.num_generated_tokens,
-        "waiting": service.gate.num_waiting + stats.get("num_waiting", 0),
+        "waiting": service.num_waiting + stats.get("num_waiting", 0),
         "times": metrics.recent(),
         "facts": {name: facts.get(name) for name in ("architecture", "max_model_len", "num_rows", "generates")},
         "chats": service.prompts.chat is not None,

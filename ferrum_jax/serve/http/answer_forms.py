@@ -40,6 +40,8 @@ class AnswerForm:
         )
         fields = {"id": f"{self._form.kind}-{request_id}", "created": int(time.time()), "model": model}
         self._fields = fields | {"system_fingerprint": fingerprint}
+        if asked.is_flex:
+            self._fields["service_tier"] = "flex"
         of_chunk = self._form.object + (".chunk" if asked.is_chat else "")
         self._head = _json({"object": of_chunk, **self._fields})[:-1]
         self._num_calls: dict[int, int] = {}  # of the choices so far

@@ -28,6 +28,7 @@ class ResponseForm:
         self._id = request_id
         self._head = {"id": f"resp_{request_id}", "object": "response", "created_at": int(time.time()), "model": model}
         self._shown, self._answer = asked.shown, asked.chat.form
+        self._tier = "flex" if asked.chat.is_flex else "default"
         self._number = 0  # of events
         self._events: list[bytes] = []
         self._output: list[dict[str, Any]] = []  # the last one may be open
@@ -168,7 +169,7 @@ class ResponseForm:
             "usage": usage,
             "background": False,
             "previous_response_id": None,
-            "service_tier": "default",
+            "service_tier": self._tier,
             "store": False,
             "truncation": "disabled",
             **self._shown,

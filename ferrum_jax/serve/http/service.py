@@ -18,6 +18,7 @@ from ferrum_jax.delta import Delta
 from ferrum_jax.openai.asked import AskedScores, AskedSound, AskedText, AskedVectors
 from ferrum_jax.outputs import RequestOutput
 from ferrum_jax.prompt import Prompt, is_messages, take_apart
+from ferrum_jax.request import FLEX
 from ferrum_jax.serve.http.api_keys import ApiKey
 from ferrum_jax.serve.http.fair_queue import FairQueue
 from ferrum_jax.serve.http.fair_workers import FairWorkers
@@ -63,14 +64,31 @@ class Service:
         self.started = int(time.time())
         self.num_open = 0  # requests that generate or embed
         self.named: set[str] = set()  # ids that bodies of them gave
-        queue: FairQueue[Waiting] = FairQueue(max_requests=settings.max_waiting, max_tokens=settings.max_waiting_tokens)
-        self.gate = Gate(queue, on_begin=lambda waiting: self.metrics.queue.observe(waiting.queue_s))
+        self.gate, self._flex_gate = self._gate(), self._gate()  # no live request waits here for a FLEX one
         self._collector = Collector(TokenTexts(None), 0)
         self.bodies = FairWorkers("bodies", _BODY_THREADS)
         self._long_texts = FairWorkers("texts", _TEXT_THREADS)
         self._images = FairWorkers("images", _IMAGE_THREADS, may_begin=lambda: self._held_bytes < MOST_HELD_BYTES)
         self._held_bytes = 0  # pixels of images that wait for the engine
         client.on_stats = self._take_stats
+
+    def _gate(self) -> Gate:
+        most, most_tokens = self.settings.max_waiting, self.settings.max_waiting_tokens
+        queue: FairQueue[Waiting] = FairQueue(max_requests=most, max_tokens=most_tokens)
+        return Gate(queue, on_begin=lambda waiting: self.metrics.queue.observe(waiting.queue_s))
+
+    def _gate_of(self, priority: int) -> Gate:
+        return self._flex_gate if priority >= FLEX else self.gate
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that the engine does not have yet."""
+        return self.gate.num_waiting + self._flex_gate.num_waiting
+
+    @property
+    def num_waiting_tokens(self) -> int:
+        """Tokens that those may need."""
+        return self.gate.num_waiting_tokens + self._flex_gate.num_waiting_tokens
 
     def _take_stats(self, stats: Mapping[str, Any]) -> None:
         self.metrics.stats = stats
@@ -81,7 +99,7 @@ class Service:
         forms = MessageForms.named(*self.client.facts["forms"])
         self.prompts = prompts
         self._collector = Collector(TokenTexts(prompts.tokenizer, forms), self.client.facts["max_model_len"])
-        self.gate.num_rows = self.client.facts["num_rows"] or 256
+        self.gate.num_rows = self._flex_gate.num_rows = self.client.facts["num_rows"] or 256
         self.is_open = True
         self.client.tell_opened()
 
@@ -209,7 +227,7 @@ class Service:
         if asked.request_id in self.named:
             message = f"request_id is {request_id!r}, which a request that runs has; give each its own, or leave it out"
             raise HttpError(400, message, param="request_id", code="request_id_in_use")
-        self.gate.enter(found)
+        self._gate_of(asked.priority).enter(found)
         for request in found:
             self._hold(request)
         self.metrics.prompt_tokens(sum(len(request.collected.prompt_token_ids) for request in found))
@@ -225,7 +243,9 @@ class Service:
         kept = self._kept(token_ids, params)
         most = self.client.facts["max_model_len"] - len(kept)
         expected = min(_EXPECTED_TOKENS, most) if params.max_tokens is None else params.max_tokens
-        options = {"key": seed_key, "cache_salt": salted(key, parts.cache_salt)}
+        options: dict[str, Any] = {"key": seed_key, "cache_salt": salted(key, parts.cache_salt)}
+        if asked.is_flex:
+            options["priority"] = asked.priority
         if asked.model is not None and asked.model in self.adapters:
             options["adapter"] = asked.model
         sent = wire_params(params)
@@ -328,7 +348,7 @@ class Service:
             self.named.discard(request.name or "")
 
     def _leave(self, waiting: Waiting) -> None:
-        self.gate.leave(waiting)
+        self._gate_of(waiting.priority).leave(waiting)
         if waiting.begun.done() and not waiting.begun.cancelled() and waiting.begun.exception() is None:
             self.client.end(waiting.begun.result())
 
@@ -379,7 +399,7 @@ class Service:
 
         entered = [waiting(content, cost) for content, cost in contents]
         self.require_ready()
-        self.gate.enter(entered)
+        self._gate_of(asked.priority).enter(entered)
         try:
             return [await self._vector(each) for each in entered]
         finally:
