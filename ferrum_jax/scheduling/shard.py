@@ -12,7 +12,6 @@ first, so no step is smaller for it. A row that must give way goes back to the q
 from __future__ import annotations
 
 import bisect
-import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
@@ -27,27 +26,8 @@ from ferrum_jax.scheduling.drafting import Drafting, OpenRow, OpenShard
 from ferrum_jax.scheduling.limits import holds
 from ferrum_jax.scheduling.media_book import MediaBook
 from ferrum_jax.scheduling.running_rows import RunningRows, build_shard
+from ferrum_jax.scheduling.sketch import Sketch
 from ferrum_jax.scheduling.waiting import WaitingQueue
-
-
-@dataclasses.dataclass(kw_only=True, slots=True)
-class _Sketch:
-    """The rows of the step that is being planned: decodes at slots and positions [rows], then chunks."""
-
-    slots: np.ndarray
-    starts: np.ndarray
-    requests: list[Request]
-    chunks: list[tuple[Request, int]]
-    budget: int  # tokens that are left for new rows
-    num_open: int  # row slots for new rows
-    longest: int | None = None  # most tokens of a row that is added now; None for as many as the budget has
-    filling: set[bytes] | None = None  # keys that the step adds to the cache, once somebody has asked
-    is_filled: bool = False  # with FLEX rows beside others
-
-    @property
-    def room(self) -> int:
-        """Tokens that are left for the next row."""
-        return self.budget if self.longest is None else min(self.budget, self.longest)
 
 
 class Shard:
@@ -77,9 +57,9 @@ class Shard:
         most = self.cache.sizes.max_num_batched_tokens
         self._max_num_batched_tokens = most if num_tokens is None else min(num_tokens, most)
 
-    def _empty_sketch(self) -> _Sketch:
+    def _empty_sketch(self) -> Sketch:
         none = np.zeros(0, np.int32)
-        return _Sketch(slots=none, starts=none, requests=[], chunks=[], budget=0, num_open=0)
+        return Sketch(slots=none, starts=none, requests=[], chunks=[], budget=0, num_open=0)
 
     # -- where a request may go ------------------------------------------------------------------------
 
@@ -121,9 +101,7 @@ class Shard:
     @property
     def planned(self) -> tuple[int, int]:
         """Tokens of the step so far, and those of its longest row."""
-        counts = [count for _, count in self._sketch.chunks]
-        num_decodes = len(self._sketch.requests)
-        return num_decodes + sum(counts), max([*counts, min(num_decodes, 1)])
+        return self._sketch.num_tokens, self._sketch.longest_row
 
     @property
     def is_idle(self) -> bool:
@@ -151,7 +129,7 @@ class Shard:
         chunks = self._plan_prefills(budget, is_first=not requests)
         waits = len(chunks) < len(self._prefilling())  # for tokens of the budget, or for blocks
         preempted = self.cache.counters.preemptions != preemptions  # what was freed is for those that run
-        self._sketch = _Sketch(
+        self._sketch = Sketch(
             slots=slots,
             starts=starts,
             requests=requests,
@@ -193,24 +171,12 @@ class Shard:
         """
         self._give_what_is_left()
         sketch, self._rests_flex = self._sketch, False
-        sketch.budget, sketch.longest, sketch.filling = min(sketch.budget, num_tokens), longest, None
-        sketch.is_filled = True
-        decodes = self._open_decodes()[1][len(sketch.requests) :][: sketch.budget]
-        for request in decodes:
-            if not self.cache.grow(request.slot, request.num_computed + 1):
-                break
-            sketch.requests = [*sketch.requests, request]
-            sketch.budget -= 1
+        sketch.open_rest(num_tokens, longest)
+        decodes = self._open_decodes()[1][len(sketch.requests) :]
+        prompts = [request for request in self.rows.prefilling() if request.priority >= FLEX]
+        sketch.fill(decodes, prompts, self.cache.grow, self._chunk)
         sketch.slots = np.array([request.slot for request in sketch.requests], np.int32)
         sketch.starts = self.rows.computed[sketch.slots]
-        waiting = [request for request in self.rows.prefilling() if request.priority >= FLEX]
-        for request in waiting:
-            count = self._chunk(request, sketch.room, most=sketch.room) if sketch.room else 0
-            if not count or not self.cache.grow(request.slot, request.num_computed + count):
-                sketch.num_open = 0  # it goes before new ones
-                break
-            sketch.chunks.append((request, count))
-            sketch.budget -= count
 
     def _grow(self, requests: list[Request]) -> bool:
         """Room for one more token of each, the first first; False if rows had to be preempted for it."""
@@ -298,7 +264,7 @@ class Shard:
         rows = [self._open_row(request, count) for request, count in [*((request, 1) for request in decodes), *ending]]
         return OpenShard(
             rows=rows,
-            num_tokens=len(decodes) + sum(count for _, count in chunks),
+            num_tokens=self._sketch.num_tokens,
             num_places=len(decodes) + len(chunks),
             has_prompts=any(request.num_computed < request.num_prompt_tokens for request, _ in chunks),
         )
