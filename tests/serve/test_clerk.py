@@ -1,0 +1,180 @@
+"""The clerk of a server's batches: kills in every state, expiry, cancelling, and one clerk at a time."""
+
+from __future__ import annotations
+
+import io
+import json
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from ferrum_jax.serve.batches.batch_folder import BatchFolder, FolderFull
+from ferrum_jax.serve.batches.clerk import Clerk, ClerkTimes
+from tests.batch.fake_llm import FakeLLM
+from tests.serve.batch_input import CHAT, rows
+from tests.serve.clerk_program import PLACES, rules_of, work
+from tests.support import ROOT
+
+NOW, WINDOW_S = 1_800_000_000, 3600
+INPUT = rows(12, max_tokens=6) + rows(2, temperature=-1.0, first=12) + rows(12, max_tokens=9, first=14)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return BatchFolder(str(tmp_path / "batches"), most_stored_bytes=1 << 20)
+
+
+def asked_of(folder: BatchFolder, content: bytes = INPUT, created: int = NOW):
+    file = folder.add_file(
+        io.BytesIO(content), len(content), owner="", filename="rows.jsonl", purpose="batch", created=NOW
+    )
+    asked = {"owner": "", "input_file": file.id, "endpoint": CHAT, "window": "1h"}
+    return folder.add_batch(**asked, created=created, expires=NOW + WINDOW_S)
+
+
+def lines(folder: BatchFolder, file_id: str | None) -> list[dict]:
+    if file_id is None:
+        return []
+    return [json.loads(line) for line in folder.read(file_id, 0, folder.file(file_id).num_bytes).splitlines()]
+
+
+def ids(found: list[dict]) -> list[int]:
+    return [int(line["custom_id"].removeprefix("row-")) for line in found]
+
+
+def run(folder: BatchFolder, place: str, now: float) -> int:
+    words = [sys.executable, "-m", "tests.serve.clerk_program", folder.root, place, str(now)]
+    return subprocess.run(words, cwd=ROOT, timeout=120, check=False).returncode
+
+
+def whole(folder: BatchFolder) -> tuple[list[dict], list[dict]]:
+    """Output and errors of a batch that is never killed."""
+    asked = asked_of(folder)
+    work(folder.root, "none", NOW + 1)
+    state = folder.state(asked.id)
+    assert state.status == "completed"
+    return lines(folder, state.output_file), lines(folder, state.error_file)
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_batch_that_is_killed_in_any_state_has_each_row_once(folder, tmp_path, place):
+    asked = asked_of(folder)
+    assert run(folder, place, NOW + 1) == -signal.SIGKILL
+    assert folder.state(asked.id).is_final == (place == "final")
+    work(folder.root, "none", NOW + 2)
+    state = folder.state(asked.id)
+    assert state.status == "completed" and (state.num_rows, state.num_ok, state.num_failed) == (26, 24, 2)
+    wanted = whole(BatchFolder(str(tmp_path / "other"), most_stored_bytes=1 << 20))
+    assert (lines(folder, state.output_file), lines(folder, state.error_file)) == wanted
+    assert ids(wanted[0]) == [*range(12), *range(14, 26)] and ids(wanted[1]) == [12, 13]
+    assert folder.store.names("jobs") == ["README"], "what the job kept is deleted"
+    assert len(folder.files()) == 3
+
+
+@pytest.mark.parametrize("place", ["rows", "first file", "files", "end", "final"])
+@pytest.mark.parametrize("how", ["cancelled", "expired"])
+def test_a_batch_that_ends_early_is_killed_and_ends_the_same(folder, how, place):
+    asked = asked_of(folder)
+    assert run(folder, "rows", NOW + 1) == -signal.SIGKILL
+    if how == "cancelled":
+        folder.cancel(asked.id, NOW + 5)
+    later = NOW + 10 if how == "cancelled" else NOW + WINDOW_S
+    if place != "rows":
+        assert run(folder, place, later) == -signal.SIGKILL
+    work(folder.root, "none", later)
+    state = folder.state(asked.id)
+    assert state.status == how
+    done, failed = ids(lines(folder, state.output_file)), lines(folder, state.error_file)
+    assert 0 < len(done) < 24 and {*done} <= {*range(12), *range(14, 26)}, "some rows were answered"
+    codes = [line["error"]["code"] for line in failed]
+    assert codes.count("invalid_request") == 2 and state.num_failed == len(failed)
+    if how == "expired":
+        assert sorted([*done, *ids(failed)]) == [*range(26)], "each row is in one of the files"
+        assert codes.count("batch_expired") == 24 - len(done)
+    else:
+        assert len(failed) == 2
+
+
+def test_batches_that_wait_are_cancelled_and_expire_too(folder):
+    first, waits, late = (asked_of(folder, created=NOW + i) for i in range(3))
+    folder.cancel(waits.id, NOW)
+    steps = threading.Event()
+    times = ClerkTimes(poll_s=0.01, flush_s=0.01, now=lambda: NOW + WINDOW_S - 1 + 2 * steps.is_set())
+
+    def hold(llm: FakeLLM) -> None:
+        until = time.monotonic() + 30
+        while folder.state(late.id).status != "expired" and time.monotonic() < until:
+            if folder.state(waits.id).status == "cancelled":
+                steps.set()  # time goes on
+            time.sleep(0.01)
+
+    clerk = Clerk(folder, lambda owner: FakeLLM(on_step=hold), rules_of, times)
+    thread = threading.Thread(target=clerk.run)
+    thread.start()
+    until = time.monotonic() + 60
+    while not all(folder.state(each.id).is_final for each in (first, waits, late)) and time.monotonic() < until:
+        time.sleep(0.02)
+    clerk.end()
+    thread.join()
+    assert [folder.state(each.id).status for each in (first, waits, late)] == ["expired", "cancelled", "expired"]
+    assert folder.state(waits.id).output_file is None
+
+
+def test_a_model_that_is_another_after_a_restart_fails_the_batch(folder):
+    asked = asked_of(folder)
+    assert run(folder, "rows", NOW + 1) == -signal.SIGKILL
+    others = lambda endpoint: rules_of(endpoint)._replace(names=("other", "small"))  # noqa: E731
+    clerk = Clerk(folder, lambda owner: FakeLLM(), others, ClerkTimes(poll_s=0.01, now=lambda: NOW + 2))
+    thread = threading.Thread(target=clerk.run)
+    thread.start()
+    until = time.monotonic() + 60
+    while not folder.state(asked.id).is_final and time.monotonic() < until:
+        time.sleep(0.01)
+    clerk.end()
+    thread.join()
+    (error,) = folder.state(asked.id).errors
+    assert folder.state(asked.id).status == "failed" and "begun with other settings" in error["message"]
+
+
+def test_one_clerk_at_a_time_works_at_a_folder(folder):
+    asked = asked_of(folder)
+    goes_on, seen = threading.Event(), []
+
+    def hold(llm: FakeLLM) -> None:
+        seen.append(llm)
+        goes_on.wait(30)
+
+    times = ClerkTimes(poll_s=0.01, flush_s=0.01, now=lambda: NOW + 1)
+    clerks = [Clerk(folder, lambda owner: FakeLLM(on_step=hold), rules_of, times) for _ in range(2)]
+    threads = [threading.Thread(target=clerk.run) for clerk in clerks]
+    for thread in threads:
+        thread.start()
+    until = time.monotonic() + 30
+    while not seen and time.monotonic() < until:
+        time.sleep(0.01)
+    time.sleep(0.3)
+    assert len(seen) == 1, "the other one waits"
+    goes_on.set()
+    while not folder.state(asked.id).is_final and time.monotonic() < until:
+        time.sleep(0.01)
+    for clerk, thread in zip(clerks, threads, strict=True):
+        clerk.end()
+        thread.join()
+    assert folder.state(asked.id).status == "completed"
+
+
+def test_a_full_folder_takes_no_more(folder):
+    with pytest.raises(FolderFull, match="2,000,000 bytes, and 0 of at most 1,048,576 are kept already"):
+        folder.add_file(io.BytesIO(), 2_000_000, owner="", filename="a", purpose="batch", created=NOW)
+
+
+def test_a_folder_may_be_a_bucket():
+    folder = BatchFolder("memory://batches", most_stored_bytes=1 << 20)
+    output, errors = whole(folder)
+    assert len(output) == 24 and len(errors) == 2
+    folder.remove_file(folder.files()[0].id)
+    assert len(folder.files()) == 2
