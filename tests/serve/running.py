@@ -45,20 +45,25 @@ def url_of(process: subprocess.Popen) -> str:
     raise AssertionError("".join(said))
 
 
-@contextlib.contextmanager
-def serving_demo(folder: Path) -> Iterator[str]:
-    """The URL of `ferrum-jax serve` with the demo model, whose chat template shows tools. folder: an empty one."""
+def demo_server(folder: Path, *more: str) -> subprocess.Popen:
+    """`ferrum-jax serve` with the demo model, whose chat template shows tools. more: words of the command."""
     shutil.copy(f"{DEMO}/tokenizer.json", folder)
     config = json.loads(Path(DEMO, "tokenizer_config.json").read_text()) | {"chat_template": TEMPLATE}
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
     words = [word for name, value in DEMO_SIZES.items() for word in (f"--{name.replace('_', '-')}", str(value))]
-    words += ["--tokenizer", str(folder), "--served-model-name", "demo", "--port", "0"]
-    process = subprocess.Popen(
+    words += ["--tokenizer", str(folder), "--served-model-name", "demo", "--port", "0", *more]
+    return subprocess.Popen(
         [sys.executable, "-m", "ferrum_jax", "serve", "--model", DEMO, *words, "--compilation-cache-dir", COMPILED],
         cwd=ROOT,
         stderr=subprocess.PIPE,
         text=True,
     )
+
+
+@contextlib.contextmanager
+def serving_demo(folder: Path) -> Iterator[str]:
+    """The URL of a `demo_server`. folder: an empty one."""
+    process = demo_server(folder)
     try:
         yield url_of(process) + "/v1"
     finally:
