@@ -13,6 +13,7 @@ Every data shard plans its own rows (`shard.py`); the queue is one, and a reques
 from __future__ import annotations
 
 import itertools
+import math
 from collections import deque
 from collections.abc import Iterator, Sequence
 
@@ -44,6 +45,7 @@ class Scheduler:
         drafting: of an engine that computes drafted tokens. steps: that are compiled, whose padding FLEX rows take.
         """
         self._steps = steps or StepSizes()
+        self._most_alone = self._steps.alone(caches[0].sizes.max_num_seqs)
         self.drafting = drafting
         sizes = caches[0].sizes
         self.images = MediaBook(sizes.num_image_runs, sizes.max_image_patches)
@@ -213,9 +215,10 @@ class Scheduler:
         assert not any(plan.has_drafts for plan, _ in self._in_flight), "which drafts come true is not known yet"
         self.images.begin()
         self._make_way()
-        is_shared = self._is_shared
+        has_flex, is_shared = self._who_is_here()
+        most = self._most_alone if has_flex and not is_shared else math.inf
         for shard in self._shards:
-            shard.begin(rests_flex=is_shared)
+            shard.begin(most, rests_flex=is_shared)
         admitted = self._admit(rests_flex=is_shared)
         if is_shared:
             self._fill_up()
@@ -241,12 +244,12 @@ class Scheduler:
         chosen = self.drafting.choose(open_)
         return [shard.finish(drafts) for shard, drafts in zip(self._shards, chosen, strict=True)]
 
-    @property
-    def _is_shared(self) -> bool:
-        """Whether both FLEX requests and others are here."""
+    def _who_is_here(self) -> tuple[bool, bool]:
+        """Whether FLEX requests are here, and whether others are beside them."""
         rows = [shard.rows for shard in self._shards]
-        has_flex = self._waiting.num_flex > 0 or any(each.has_flex for each in rows)
-        return has_flex and (self._waiting.num_live > 0 or any(each.has_live for each in rows))
+        if not (self._waiting.num_flex or any(each.has_flex for each in rows)):
+            return False, False
+        return True, self._waiting.num_live > 0 or any(each.has_live for each in rows)
 
     def _make_way(self) -> None:
         """Preempt FLEX rows where a request that is none lacks a row slot or blocks."""
@@ -260,10 +263,9 @@ class Scheduler:
         """Plan FLEX rows beside the others, as many tokens as the step is padded with."""
         sizes = [shard.planned for shard in self._shards]
         num_tokens, decodes = max(count for count, _ in sizes), all(longest <= 1 for _, longest in sizes)
-        most = self.caches[0].sizes.max_num_batched_tokens
-        spare = self._steps.spare(num_tokens, decodes=decodes) if num_tokens else most
+        most = num_tokens + self._steps.spare(num_tokens, decodes=decodes) if num_tokens else self._most_alone
         for shard, (count, _) in zip(self._shards, sizes, strict=True):
-            shard.fill_up(num_tokens - count + spare, longest=1 if decodes and num_tokens else None)
+            shard.fill_up(most - count, longest=1 if decodes and num_tokens else None)
 
     def _admit(self, *, rests_flex: bool = False, takes_images: bool = True) -> list[Request]:
         """Waiting requests that become rows now; none overtakes the first that no shard has blocks for.

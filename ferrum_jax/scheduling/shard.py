@@ -117,15 +117,16 @@ class Shard:
             self._preempt(self.rows.last())
         return self.rows.slots.num_free > 0
 
-    def begin(self, *, rests_flex: bool = False) -> None:
+    def begin(self, most: float, *, rests_flex: bool = False) -> None:
         """Plan the rows that run; new ones may follow where these neither wait for anything nor made a row give way.
 
-        rests_flex: FLEX rows come later, by `fill_up`, or stay out of this step.
+        most: tokens of the step, where that is less than it may have. rests_flex: FLEX rows come later, by `fill_up`, or
+        stay out of this step.
         """
         self._rests_flex = rests_flex
         preemptions = self.cache.counters.preemptions
         slots, requests, starts = self._plan_decodes()
-        budget = self._max_num_batched_tokens - len(requests)
+        budget = int(min(most, self._max_num_batched_tokens)) - len(requests)
         chunks = self._plan_prefills(budget, is_first=not requests)
         waits = len(chunks) < len(self._prefilling())  # for tokens of the budget, or for blocks
         preempted = self.cache.counters.preemptions != preemptions  # what was freed is for those that run
@@ -164,7 +165,7 @@ class Shard:
         rows = self.rows.prefilling()
         return [request for request in rows if request.priority < FLEX] if self._rests_flex else rows
 
-    def fill_up(self, num_tokens: int, *, longest: int | None) -> None:
+    def fill_up(self, num_tokens: float, *, longest: int | None) -> None:
         """Add FLEX rows to a plan that has all others: at most so many tokens. Nobody gives way for them.
 
         longest: most tokens of each, so that a step of one token a row stays one; None for any number.

@@ -47,9 +47,9 @@ class Sketch:
         """Tokens that are left for the next row."""
         return self.budget if self.longest is None else min(self.budget, self.longest)
 
-    def open_rest(self, num_tokens: int, longest: int | None) -> None:
+    def open_rest(self, num_tokens: float, longest: int | None) -> None:
         """Leaves at most so many tokens, for FLEX rows."""
-        self.budget, self.longest, self.filling = min(self.budget, num_tokens), longest, None
+        self.budget, self.longest, self.filling = int(min(self.budget, num_tokens)), longest, None
         self.is_filled = True
 
     def fill(

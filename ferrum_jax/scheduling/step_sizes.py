@@ -6,6 +6,7 @@ tokens are there in its place; a token more than that would make it a larger ste
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -18,6 +19,10 @@ class StepSizes(NamedTuple):
 
     decode: Sequence[int] = ()
     mixed: Sequence[int] = ()
+
+    def alone(self, num_rows: int) -> float:
+        """Most tokens of a step that only FLEX rows have: who comes meanwhile waits for it, and for one behind it."""
+        return min([size for size in self.mixed if size >= 2 * num_rows], default=math.inf)
 
     def spare(self, num_tokens: int, *, decodes: bool) -> int:
         """Tokens that a step of so many is padded with. decodes: no row computes more than one."""

@@ -31,12 +31,13 @@ def test_a_step_is_padded_to_the_next_size():
     assert StepSizes().spare(3, decodes=True) == 0
 
 
-def test_alone_they_have_whole_steps():
-    engine = engine_of()
+@pytest.mark.parametrize(("num_rows", "num_tokens"), [(4, 16), (8, 16), (9, 32), (16, 32)])
+def test_alone_they_have_small_steps_for_which_nobody_waits_long(num_rows, num_tokens):
+    engine = engine_of(max_num_seqs=num_rows)
     for stem in range(4):
         engine.add(prompt_of(20, stem), 5, priority=FLEX)
     engine.step()
-    assert engine.plans[0].shards[0].num_tokens == 64
+    assert engine.plans[0].shards[0].num_tokens == num_tokens
     engine.drain()
 
 
@@ -67,7 +68,7 @@ def test_their_prompts_are_computed_in_the_padding_of_prompts():
 def test_who_comes_has_a_row_in_the_next_step(lacks):
     engine = engine_of(max_num_seqs=2 if lacks == "rows" else 8, num_blocks=60 if lacks == "rows" else 12)
     flex = [engine.add(prompt_of(20, stem), 20, priority=FLEX) for stem in range(2)]
-    for _ in range(3):
+    while not all(request.slot for request in flex):
         engine.step()
     live = engine.add(prompt_of(16, 4), 8)
     engine.step()
