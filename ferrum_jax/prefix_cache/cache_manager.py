@@ -11,7 +11,6 @@ step that uses it is in flight, is read or written under its new meaning by late
 
 from __future__ import annotations
 
-import functools
 from collections import Counter
 from collections.abc import Sequence, Set
 
@@ -22,7 +21,7 @@ from ferrum_jax.metrics import ReuseMetrics
 from ferrum_jax.prefix_cache.admission import Admission
 from ferrum_jax.prefix_cache.block_tables import BlockTables
 from ferrum_jax.prefix_cache.books import Books
-from ferrum_jax.prefix_cache.host_tier import HostTier
+from ferrum_jax.prefix_cache.host_tier import host_tier_of
 from ferrum_jax.prefix_cache.id_pool import IdPool
 from ferrum_jax.prefix_cache.junctions import Junctions
 from ferrum_jax.prefix_cache.keys import RequestKeys
@@ -49,7 +48,7 @@ class CacheManager:
         self.blocks = BlockTables(self.pools, sizes)
         self.prompts = CachedPrompts(self.pools, sizes)
         self.states = self._state_slots()
-        self.tier = self._host_tier()
+        self.tier = host_tier_of(sizes, self.pools) if enabled else None
         self.pins = Pins(self.pools, self.all_pools()[len(self.pools) :])
         self.counters = ReuseMetrics(enabled=enabled, block_size=sizes.block_size, kv_dtype=kv_dtype)
         self._keys = RequestKeys(fingerprint=fingerprint, kv_dtype=kv_dtype, block_size=sizes.block_size)
@@ -79,15 +78,6 @@ class CacheManager:
             copy_pool=len(self.pools),
             slot_bytes=self.sizes.state_bytes,
         )
-
-    def _host_tier(self) -> HostTier | None:
-        """Where there is host memory, which takes what the pools evict."""
-        if not (self.sizes.num_host_blocks and self.enabled):
-            return None
-        tier = HostTier([self.sizes.num_host_blocks + 1] * len(self.pools), self.sizes.host_block_bytes)
-        for group, pool in enumerate(self.pools):
-            pool.on_evict = functools.partial(tier.spill, group)
-        return tier
 
     # -- what a row owns -------------------------------------------------------------------------------
 
@@ -119,15 +109,14 @@ class CacheManager:
 
     def _found(self, request: Request, budget: int) -> tuple[Hit, list[int] | None]:
         """What the request hits, and per group the blocks of its row; None of these where they are not there."""
-        hit = self._lookup.find(request) if self._looks_up(request) else self._lookup.nothing()
-        totals = self._totals(request, hit, budget)
-        if not self._admission.fits(hit, totals):
-            # tails hold a block each that the request itself may need
-            hit = self._lookup.find(request, whole=False) if hit.tails else hit
+        for whole in (True, False):  # tails hold a block each that the request itself may need
+            hit = self._lookup.find(request, whole=whole) if self._looks_up(request) else self._lookup.nothing()
             totals = self._totals(request, hit, budget)
-            if not self._admission.fits(hit, totals):
-                return hit, None
-        return hit, totals
+            if self._admission.fits(hit, totals):
+                return hit, totals
+            if not hit.tails:
+                break
+        return hit, None
 
     def num_hit_tokens(self, request: Request) -> int:
         """The tokens whose KV `admit` would find here. Changes nothing."""

@@ -12,11 +12,13 @@ made, so no spill of the same plan takes its place.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 from ferrum_jax.metrics import ReuseMetrics
 from ferrum_jax.plan import Copy
 from ferrum_jax.prefix_cache.id_pool import IdPool
+from ferrum_jax.sizes.engine_sizes import EngineSizes
 
 
 class HostTier:
@@ -106,3 +108,13 @@ class HostTier:
         for (group, host_id), copy in self._spills.items():
             assert copy.target == host_id and copy.pool == group, "a spill is filed under another block's id"
             assert self.pools[group].key_of(host_id) is not None, f"host block {host_id} is filled and has no key"
+
+
+def host_tier_of(sizes: EngineSizes, pools: Sequence[IdPool]) -> HostTier | None:
+    """That of a shard with host memory, which takes what the pools evict."""
+    if not sizes.num_host_blocks:
+        return None
+    tier = HostTier([sizes.num_host_blocks + 1] * len(pools), sizes.host_block_bytes)
+    for group, pool in enumerate(pools):
+        pool.on_evict = functools.partial(tier.spill, group)
+    return tier

@@ -135,6 +135,11 @@ class RunningRows:
             assert -1 <= ahead <= 1, f"slot {slot} decodes {ahead} tokens ahead of the host"
 
 
+def num_before_flex(requests: Sequence[Request]) -> int:
+    """How many of these, in the order in which they are served, are not FLEX."""
+    return bisect.bisect_left(requests, FLEX, key=lambda request: request.priority)
+
+
 def _place(request: Request) -> _Place:
     return request.priority, request.id, request.slot
 

@@ -27,10 +27,10 @@ from ferrum_jax.prefix_cache.pins import Pinnable
 from ferrum_jax.request import FLEX, Request
 from ferrum_jax.scheduling.committing import PlannedRows
 from ferrum_jax.scheduling.drafting import Drafting
+from ferrum_jax.scheduling.flex import StepSizes, fill_up, make_way, who_is_here
 from ferrum_jax.scheduling.limits import refuse_endless, refuse_pins, refuse_without_cache
 from ferrum_jax.scheduling.media_book import MediaBook
 from ferrum_jax.scheduling.shard import Shard
-from ferrum_jax.scheduling.step_sizes import StepSizes
 from ferrum_jax.scheduling.waiting import WaitingQueue
 
 
@@ -214,14 +214,14 @@ class Scheduler:
         assert len(self._in_flight) <= 1, "commit the step before the last one first"
         assert not any(plan.has_drafts for plan, _ in self._in_flight), "which drafts come true is not known yet"
         self.images.begin()
-        self._make_way()
-        has_flex, is_shared = self._who_is_here()
+        make_way(self._shards, self._waiting)
+        has_flex, is_shared = who_is_here(self._shards, self._waiting)
         most = self._most_alone if has_flex and not is_shared else math.inf
         for shard in self._shards:
             shard.begin(most, rests_flex=is_shared)
         admitted = self._admit(rests_flex=is_shared)
         if is_shared:
-            self._fill_up()
+            fill_up(self._shards, self._steps, self._most_alone)
             admitted += self._admit(takes_images=False)
         if all(shard.is_idle for shard in self._shards) and not self.images.has_orders:
             return None
@@ -243,29 +243,6 @@ class Scheduler:
             return [shard.finish({}) for shard in self._shards]
         chosen = self.drafting.choose(open_)
         return [shard.finish(drafts) for shard, drafts in zip(self._shards, chosen, strict=True)]
-
-    def _who_is_here(self) -> tuple[bool, bool]:
-        """Whether FLEX requests are here, and whether others are beside them."""
-        rows = [shard.rows for shard in self._shards]
-        if not (self._waiting.num_flex or any(each.has_flex for each in rows)):
-            return False, False
-        return True, self._waiting.num_live > 0 or any(each.has_live for each in rows)
-
-    def _make_way(self) -> None:
-        """Preempt FLEX rows where a request that is none lacks a row slot or blocks."""
-        num_live = self._waiting.num_live
-        if num_live and any(shard.rows.has_flex for shard in self._shards):
-            request = self._waiting.first()
-            if request.id not in self._waiting.awaited:
-                any(shard.make_way(request, num_live) for shard in self._shards)
-
-    def _fill_up(self) -> None:
-        """Plan FLEX rows beside the others, as many tokens as the step is padded with."""
-        sizes = [shard.planned for shard in self._shards]
-        num_tokens, decodes = max(count for count, _ in sizes), all(longest <= 1 for _, longest in sizes)
-        most = num_tokens + self._steps.spare(num_tokens, decodes=decodes) if num_tokens else self._most_alone
-        for shard, (count, _) in zip(self._shards, sizes, strict=True):
-            shard.fill_up(most - count, longest=1 if decodes and num_tokens else None)
 
     def _admit(self, *, rests_flex: bool = False, takes_images: bool = True) -> list[Request]:
         """Waiting requests that become rows now; none overtakes the first that no shard has blocks for.

@@ -11,7 +11,6 @@ first, so no step is smaller for it. A row that must give way goes back to the q
 
 from __future__ import annotations
 
-import bisect
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
@@ -25,7 +24,7 @@ from ferrum_jax.scheduling.committing import PlannedRows, ShardBooks, committed
 from ferrum_jax.scheduling.drafting import Drafting, OpenRow, OpenShard
 from ferrum_jax.scheduling.limits import holds
 from ferrum_jax.scheduling.media_book import MediaBook
-from ferrum_jax.scheduling.running_rows import RunningRows, build_shard
+from ferrum_jax.scheduling.running_rows import RunningRows, build_shard, num_before_flex
 from ferrum_jax.scheduling.sketch import Sketch
 from ferrum_jax.scheduling.waiting import WaitingQueue
 
@@ -49,7 +48,7 @@ class Shard:
         self._images = images
         self._drafting = drafting
         self._max_num_batched_tokens = cache.sizes.max_num_batched_tokens
-        self._sketch = self._empty_sketch()
+        self.sketch = self._empty_sketch()
         self._rests_flex = False  # the step that is being planned has none of them yet
 
     def limit_tokens(self, num_tokens: int | None) -> None:
@@ -66,7 +65,7 @@ class Shard:
     @property
     def takes_rows(self) -> bool:
         """Whether a waiting request may become a row in the step that is being planned."""
-        return self._sketch.budget > 0 and self._sketch.num_open > 0
+        return self.sketch.budget > 0 and self.sketch.num_open > 0
 
     @property
     def load(self) -> tuple[int, int]:
@@ -82,7 +81,7 @@ class Shard:
         return self.cache.shares(request, self._filling())
 
     def _filling(self) -> set[bytes]:
-        sketch = self._sketch
+        sketch = self.sketch
         if sketch.filling is None:
             sketch.filling = set()
             for request, count in sketch.chunks:
@@ -94,19 +93,14 @@ class Shard:
 
     def reserve(self) -> None:
         """Keep a row slot free in this step, for a request that will hit what it fills."""
-        self._sketch.num_open -= 1
+        self.sketch.num_open -= 1
 
     # -- the step that is being planned ----------------------------------------------------------------
 
     @property
-    def planned(self) -> tuple[int, int]:
-        """Tokens of the step so far, and those of its longest row."""
-        return self._sketch.num_tokens, self._sketch.longest_row
-
-    @property
     def is_idle(self) -> bool:
         """Whether the step that is being planned has no row here."""
-        return not self._sketch.requests and not self._sketch.chunks
+        return not self.sketch.requests and not self.sketch.chunks
 
     def make_way(self, request: Request, num_live: int) -> bool:
         """Preempt FLEX rows until the request has room and `num_live` a row slot each; whether there is some room."""
@@ -120,8 +114,7 @@ class Shard:
     def begin(self, most: float, *, rests_flex: bool = False) -> None:
         """Plan the rows that run; new ones may follow where these neither wait for anything nor made a row give way.
 
-        most: tokens of the step, where that is less than it may have. rests_flex: FLEX rows come later, by `fill_up`, or
-        stay out of this step.
+        most: tokens of the step, where that is less than it may have. rests_flex: FLEX rows come by `fill_up` or not.
         """
         self._rests_flex = rests_flex
         preemptions = self.cache.counters.preemptions
@@ -130,7 +123,7 @@ class Shard:
         chunks = self._plan_prefills(budget, is_first=not requests)
         waits = len(chunks) < len(self._prefilling())  # for tokens of the budget, or for blocks
         preempted = self.cache.counters.preemptions != preemptions  # what was freed is for those that run
-        self._sketch = Sketch(
+        self.sketch = Sketch(
             slots=slots,
             starts=starts,
             requests=requests,
@@ -151,7 +144,7 @@ class Shard:
         """The decoding rows that the token in flight does not bring to their length limit."""
         slots, requests = self.rows.decoding()
         if self._rests_flex:
-            num_live = bisect.bisect_left(requests, FLEX, key=lambda request: request.priority)
+            num_live = num_before_flex(requests)
             slots, requests = slots[:num_live], requests[:num_live]
         starts = self.rows.computed[slots]
         is_open = starts + 1 < self.rows.limits[slots]
@@ -163,19 +156,19 @@ class Shard:
     def _prefilling(self) -> list[Request]:
         """The rows with tokens left to compute that the step may have."""
         rows = self.rows.prefilling()
-        return [request for request in rows if request.priority < FLEX] if self._rests_flex else rows
+        return rows[: num_before_flex(rows)] if self._rests_flex else rows
 
     def fill_up(self, num_tokens: float, *, longest: int | None) -> None:
         """Add FLEX rows to a plan that has all others: at most so many tokens. Nobody gives way for them.
 
         longest: most tokens of each, so that a step of one token a row stays one; None for any number.
         """
-        self._give_what_is_left()
-        sketch, self._rests_flex = self._sketch, False
+        self.sketch.give_what_is_left(self.cache.grow, self._chunk)
+        sketch, self._rests_flex = self.sketch, False
         sketch.open_rest(num_tokens, longest)
         decodes = self._open_decodes()[1][len(sketch.requests) :]
-        prompts = [request for request in self.rows.prefilling() if request.priority >= FLEX]
-        sketch.fill(decodes, prompts, self.cache.grow, self._chunk)
+        prompts = self.rows.prefilling()
+        sketch.fill(decodes, prompts[num_before_flex(prompts) :], self.cache.grow, self._chunk)
         sketch.slots = np.array([request.slot for request in sketch.requests], np.int32)
         sketch.starts = self.rows.computed[sketch.slots]
 
@@ -233,7 +226,7 @@ class Shard:
 
     def admit(self, request: Request) -> bool:
         """Make a waiting request a row and plan its first chunk; False, and nothing changed, where blocks lack."""
-        sketch = self._sketch
+        sketch = self.sketch
         if not self._begins(request):
             return False
         (slot,) = self.rows.slots.take(1)
@@ -258,14 +251,14 @@ class Shard:
 
     def close(self) -> OpenShard:
         """No row comes to the plan any more: the rows that sample, which may have drafts."""
-        if not self._sketch.is_filled:
-            self._give_what_is_left()
-        decodes, chunks = self._sketch.requests, self._sketch.chunks
+        if not self.sketch.is_filled:
+            self.sketch.give_what_is_left(self.cache.grow, self._chunk)
+        decodes, chunks = self.sketch.requests, self.sketch.chunks
         ending = [(request, count) for request, count in chunks if self._ends(request, count)]
         rows = [self._open_row(request, count) for request, count in [*((request, 1) for request in decodes), *ending]]
         return OpenShard(
             rows=rows,
-            num_tokens=self._sketch.num_tokens,
+            num_tokens=self.sketch.num_tokens,
             num_places=len(decodes) + len(chunks),
             has_prompts=any(request.num_computed < request.num_prompt_tokens for request, _ in chunks),
         )
@@ -281,7 +274,7 @@ class Shard:
 
     def _open_row(self, request: Request, count: int) -> OpenRow:
         """Drafts come behind tokens that were drawn, so that a prompt's end is kept as it is."""
-        takes_none = self._sketch.is_filled and request.priority >= FLEX  # they have the padding alone
+        takes_none = self.sketch.is_filled and request.priority >= FLEX  # they have the padding alone
         if self._drafting is None or count == 0 or takes_none or request.num_computed < request.num_prompt_tokens:
             return OpenRow(request=request, most=0)
         most = self.cache.most_drafts(len(request.token_ids))
@@ -292,7 +285,7 @@ class Shard:
 
         drafts: of rows that sample, by request id. Their rows have come as far as without them, until the commit.
         """
-        sketch, self._sketch = self._sketch, self._empty_sketch()
+        sketch, self.sketch = self.sketch, self._empty_sketch()
         requests = [*sketch.requests, *(request for request, _ in sketch.chunks)]
         roomy = {
             request.id: self._with_room(request, drafts[request.id]) for request in requests if request.id in drafts
@@ -323,7 +316,7 @@ class Shard:
         if not any(image.sees_both_ways for image in request.images):
             return True
         num_hit = self.cache.num_hit_tokens(request)
-        return num_hit == len(request.token_ids) or whole_chunk(request.images, num_hit, 1, self._sketch.budget) > 0
+        return num_hit == len(request.token_ids) or whole_chunk(request.images, num_hit, 1, self.sketch.budget) > 0
 
     def _chunk(self, request: Request, budget: int, *, most: int) -> int:
         """How many of a row's known tokens the step computes: at most `budget`, or `most` where an image must be whole.
@@ -332,15 +325,6 @@ class Shard:
         """
         count = self._queue.cut(request, self.cache.chunk(request, budget))
         return whole_chunk(request.images, request.num_computed, count, most)
-
-    def _give_what_is_left(self) -> None:
-        """Lengthen the chunks that were cut for others by what these did not take, the first first."""
-        sketch = self._sketch
-        for index, (request, count) in enumerate(sketch.chunks):
-            longer = self._chunk(request, count + sketch.budget, most=count + sketch.budget)
-            if longer > count and self.cache.grow(request.slot, request.num_computed + longer):
-                sketch.chunks[index] = request, longer
-                sketch.budget -= longer - count
 
     # -- its results -----------------------------------------------------------------------------------
 

@@ -47,6 +47,14 @@ class Sketch:
         """Tokens that are left for the next row."""
         return self.budget if self.longest is None else min(self.budget, self.longest)
 
+    def give_what_is_left(self, grow: Callable[[int, int], bool], chunk: _Chunk) -> None:
+        """Lengthens the chunks that were cut for others by what these did not take, the first first."""
+        for index, (request, count) in enumerate(self.chunks):
+            longer = chunk(request, count + self.budget, most=count + self.budget)
+            if longer > count and grow(request.slot, request.num_computed + longer):
+                self.chunks[index] = request, longer
+                self.budget -= longer - count
+
     def open_rest(self, num_tokens: float, longest: int | None) -> None:
         """Leaves at most so many tokens, for FLEX rows."""
         self.budget, self.longest, self.filling = int(min(self.budget, num_tokens)), longest, None
@@ -59,7 +67,7 @@ class Sketch:
         grow: Callable[[int, int], bool],
         chunk: _Chunk,
     ) -> None:
-        """Adds rows while there are tokens and blocks for them. Those that find none go before new ones.
+        """Adds rows while there are tokens and blocks for them; new rows come only where these have all they need.
 
         decodes, prompts: rows that decode, and those with tokens left to compute. grow: whether a slot has blocks for
         so many tokens. chunk: of `Shard`.

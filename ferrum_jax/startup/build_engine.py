@@ -23,9 +23,9 @@ from ferrum_jax.runtime.host_transfers import HostTransfers
 from ferrum_jax.runtime.layout import Layout
 from ferrum_jax.runtime.runner import Runner
 from ferrum_jax.scheduling.drafting import drafting_of
+from ferrum_jax.scheduling.flex import StepSizes
 from ferrum_jax.scheduling.request_log import RequestLogWriter
 from ferrum_jax.scheduling.scheduler import Scheduler
-from ferrum_jax.scheduling.step_sizes import StepSizes
 from ferrum_jax.sizes.engine_sizes import EngineSizes
 from ferrum_jax.spec import SoundSpec
 from ferrum_jax.startup.load import Loaded
@@ -81,7 +81,7 @@ def build_engine(
 
 
 def _steps_of(ladder: Ladder) -> StepSizes:
-    """Of steps without adapters and images, which are those that most others have too."""
+    """The sizes of steps without adapters and images, as most others have too."""
     plain = ladder.for_steps(adapted=False, imaged=False)
     decode, mixed = ([b.num_tokens for b in plain if b.decode_only is kind] for kind in (True, False))
     return StepSizes(decode=sorted({*decode}), mixed=sorted({*mixed}))

@@ -20,9 +20,9 @@ from ferrum_jax.prefix_cache.cache_manager import CacheManager
 from ferrum_jax.prompt import MediaSpan
 from ferrum_jax.request import Request
 from ferrum_jax.scheduling.drafting import Drafting, StepCosts
+from ferrum_jax.scheduling.flex import StepSizes
 from ferrum_jax.scheduling.in_flight import StepsInFlight
 from ferrum_jax.scheduling.scheduler import Scheduler
-from ferrum_jax.scheduling.step_sizes import StepSizes
 from ferrum_jax.sizes.engine_sizes import EngineSizes
 from ferrum_jax.speculation.drafts import Draft, Drafts
 

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from ferrum_jax.request import FLEX
-from ferrum_jax.scheduling.step_sizes import StepSizes
+from ferrum_jax.scheduling.flex import StepSizes
 from tests.scheduling.fake_device import Engine, prompt_of
 
 STEPS = StepSizes(decode=(1, 2, 4, 8), mixed=(16, 32, 64))
@@ -25,9 +25,9 @@ def engine_of(**wishes) -> Engine:
     return Engine(**(sizes | wishes))
 
 
-def test_a_step_is_padded_to_the_next_size():
-    assert [STEPS.spare(n, decodes=True) for n in (1, 3, 8, 9, 64, 65)] == [0, 1, 0, 7, 0, 0]
-    assert [STEPS.spare(n, decodes=False) for n in (1, 16, 33)] == [15, 0, 31]
+def test_they_have_some_of_the_padding_to_the_next_size():
+    assert [STEPS.spare(n, decodes=True) for n in (1, 3, 5, 8, 9, 64, 65)] == [0, 1, 1, 0, 1, 0, 0]
+    assert [STEPS.spare(n, decodes=False) for n in (1, 16, 31, 40)] == [1, 0, 1, 5], "one for each eight"
     assert StepSizes().spare(3, decodes=True) == 0
 
 
@@ -60,7 +60,7 @@ def test_their_prompts_are_computed_in_the_padding_of_prompts():
     flex = engine.add(prompt_of(40, 1), 4, priority=FLEX)
     engine.add(prompt_of(20, 2), 4)
     engine.step()
-    assert engine.plans[0].shards[0].num_tokens == 32 and flex.num_computed == 12
+    assert engine.plans[0].shards[0].num_tokens == 22 and flex.num_computed == 2
     engine.drain()
 
 
