@@ -13,7 +13,7 @@ from typing import NamedTuple
 from ferrum_jax.scheduling.shard import Shard
 from ferrum_jax.scheduling.waiting import WaitingQueue
 
-_OTHERS_FOR_ONE = 8  # tokens of others that a step has for each of a FLEX row, which costs time in spite of the padding
+_OTHERS_FOR_ONE = 8  # tokens; padding costs nothing more when it is filled but for attention, which each row has
 
 
 class StepSizes(NamedTuple):
@@ -29,14 +29,16 @@ class StepSizes(NamedTuple):
         """Most tokens of a step that only FLEX rows have: who comes meanwhile waits for it, and for one behind it."""
         return min([size for size in self.mixed if size >= 2 * num_rows], default=math.inf)
 
-    def spare(self, num_tokens: int, *, decodes: bool) -> int:
-        """Tokens that a step of so many has for FLEX rows: its padding, and few beside it, for each is attended too.
+    def spare(self, num_tokens: int, *, decodes: bool, step: int) -> int:
+        """Tokens that a step of so many has for FLEX rows: some of its padding.
 
-        decodes: no row computes more than one.
+        As many as the smallest of all steps has room for, and else one for each _OTHERS_FOR_ONE, over the steps in
+        turn. decodes: no row computes more than one.
         """
-        sizes = [*self.mixed, *(self.decode if decodes else ())]
+        sizes = sorted([*self.mixed, *(self.decode if decodes else ())])
         padding = min([size - num_tokens for size in sizes if size >= num_tokens], default=0)
-        return min(padding, max(1, num_tokens // _OTHERS_FOR_ONE))
+        share = num_tokens * (step + 1) // _OTHERS_FOR_ONE - num_tokens * step // _OTHERS_FOR_ONE
+        return min(padding, max(share, min(sizes, default=0) - num_tokens))
 
 
 def who_is_here(shards: Sequence[Shard], waiting: WaitingQueue) -> tuple[bool, bool]:
@@ -56,11 +58,11 @@ def make_way(shards: Sequence[Shard], waiting: WaitingQueue) -> None:
             any(shard.make_way(request, num_live) for shard in shards)
 
 
-def fill_up(shards: Sequence[Shard], steps: StepSizes, most_alone: float) -> None:
-    """Plans FLEX rows beside the others. most_alone: tokens of a step that has no others."""
+def fill_up(shards: Sequence[Shard], steps: StepSizes, most_alone: float, step: int) -> None:
+    """Plans FLEX rows beside the others. most_alone: tokens of a step that has no others. step: its number."""
     sketches = [shard.sketch for shard in shards]
     num_tokens = max(sketch.num_tokens for sketch in sketches)
     decodes = all(sketch.longest_row <= 1 for sketch in sketches)
-    most = num_tokens + steps.spare(num_tokens, decodes=decodes) if num_tokens else most_alone
+    most = num_tokens + steps.spare(num_tokens, decodes=decodes, step=step) if num_tokens else most_alone
     for shard, sketch in zip(shards, sketches, strict=True):
         shard.fill_up(most - sketch.num_tokens, longest=1 if decodes and num_tokens else None)

@@ -221,7 +221,7 @@ class Scheduler:
             shard.begin(most, rests_flex=is_shared)
         admitted = self._admit(rests_flex=is_shared)
         if is_shared:
-            fill_up(self._shards, self._steps, self._most_alone)
+            fill_up(self._shards, self._steps, self._most_alone, self._num_steps)
             admitted += self._admit(takes_images=False)
         if all(shard.is_idle for shard in self._shards) and not self.images.has_orders:
             return None

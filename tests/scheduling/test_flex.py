@@ -25,10 +25,18 @@ def engine_of(**wishes) -> Engine:
     return Engine(**(sizes | wishes))
 
 
-def test_they_have_some_of_the_padding_to_the_next_size():
-    assert [STEPS.spare(n, decodes=True) for n in (1, 3, 5, 8, 9, 64, 65)] == [0, 1, 1, 0, 1, 0, 0]
-    assert [STEPS.spare(n, decodes=False) for n in (1, 16, 31, 40)] == [1, 0, 1, 5], "one for each eight"
-    assert StepSizes().spare(3, decodes=True) == 0
+def test_they_have_an_eighth_of_the_others_tokens_within_the_padding():
+    def spare(num_tokens: int, *, decodes: bool) -> list[int]:
+        return [STEPS.spare(num_tokens, decodes=decodes, step=step) for step in range(8)]
+
+    assert [sum(spare(n, decodes=True)) for n in (1, 3, 5, 8, 9, 64, 65)] == [0, 3, 5, 0, 9, 0, 0]
+    assert (
+        spare(40, decodes=False) == [5] * 8
+        and spare(31, decodes=False) == [1] * 8
+        and spare(16, decodes=False) == [0] * 8
+    )
+    assert spare(3, decodes=False) == [13] * 8, "the smallest step of all takes as long with fewer"
+    assert StepSizes().spare(3, decodes=True, step=0) == 0
 
 
 @pytest.mark.parametrize(("num_rows", "num_tokens"), [(4, 16), (8, 16), (9, 32), (16, 32)])
@@ -49,8 +57,8 @@ def test_beside_three_that_decode_one_row_is_free():
         engine.add(prompt_of(4, stem), 30, priority=FLEX)
     for _ in range(10):
         engine.step()
-    (later,) = {tuple(plan.shards[0].counts.tolist()) for plan in engine.plans[2:]}
-    assert later == (1, 1, 1, 1), "a step of four rows of one token, as three would be padded to"
+    later = {tuple(plan.shards[0].counts.tolist()) for plan in engine.plans[2:]}
+    assert later == {(1, 1, 1), (1, 1, 1, 1)}, "steps of one token a row, at most four as three are padded to"
     assert all(request.num_preemptions == 0 for request in live)
     engine.drain()
 
@@ -60,7 +68,7 @@ def test_their_prompts_are_computed_in_the_padding_of_prompts():
     flex = engine.add(prompt_of(40, 1), 4, priority=FLEX)
     engine.add(prompt_of(20, 2), 4)
     engine.step()
-    assert engine.plans[0].shards[0].num_tokens == 22 and flex.num_computed == 2
+    assert engine.plans[0].shards[0].num_tokens == 20 + flex.num_computed and flex.num_computed in (2, 3)
     engine.drain()
 
 
