@@ -23,6 +23,7 @@ from ferrum_jax.commands.model import (
 )
 from ferrum_jax.commands.model_names import model_names
 from ferrum_jax.commands.parsers import new_command
+from ferrum_jax.files.store import open_store
 from ferrum_jax.paths import install_command
 
 if TYPE_CHECKING:
@@ -155,6 +156,8 @@ def _run(args: argparse.Namespace) -> int:
     if args.adapter_root is not None and not config.max_adapters:
         raise ValueError("--adapter-root is given, and there is no slot for an adapter; set --max-adapters, as in 8")
     _check_certificate(args)
+    if args.batches is not None:
+        open_store(args.batches)  # raises for a URL whose driver is not installed
     from ferrum_jax.serve.app.http_process import HttpOrder
     from ferrum_jax.serve.batches.batch_process import BatchOrder
     from ferrum_jax.serve.engine_process import HttpChild, listening

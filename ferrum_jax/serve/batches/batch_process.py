@@ -12,15 +12,16 @@ import signal
 import socket
 from collections.abc import Callable
 
+from ferrum_jax.paths import is_url
 from ferrum_jax.serve.batches.batch_folder import BatchFolder
 from ferrum_jax.serve.batches.clerk import Clerk, ClerkTimes
 from ferrum_jax.serve.batches.input_lines import InputRules
-from ferrum_jax.serve.batches.link_llm import LinkLLM
+from ferrum_jax.serve.batches.link_llm import EngineGone, LinkLLM
 from ferrum_jax.serve.http.served_prompts import read_texts
 from ferrum_jax.serve.http.settings import ServerSettings
-from ferrum_jax.serve.link.engine_client import EngineLost
 from ferrum_jax.text.prompts import PromptEncoder
 
+_NEAR, _FAR = ClerkTimes(), ClerkTimes(poll_s=5.0, flush_s=5.0)  # a bucket is paid for by the request
 _NICE = 10  # live requests have the processor first
 
 
@@ -40,13 +41,14 @@ class BatchDesk:
         self._settings = settings
         self._llm = LinkLLM(connection, on_end=self.end)
         folder = BatchFolder(settings.batches, most_stored_bytes=settings.max_stored_bytes)
+        times = times or (_FAR if is_url(settings.batches) else _NEAR)
         self._clerk = Clerk(folder, self._llm_for, self._rules_of, times)
 
     def run(self, read: Callable[[LinkLLM], PromptEncoder]) -> None:
         """Works from when the engine is ready until the server ends. read: tokenizer and template of its facts."""
         try:
             self._llm.wait()
-        except EngineLost:
+        except EngineGone:
             return
         self._llm.open(read(self._llm))
         self._clerk.run()

@@ -33,6 +33,7 @@ from ferrum_jax.files.store import open_local, open_store
 from ferrum_jax.serve.batches.batch_folder import BatchFolder, output_id
 from ferrum_jax.serve.batches.ended_lines import Counts, parted, write_expired
 from ferrum_jax.serve.batches.input_lines import InputRules, checked_input
+from ferrum_jax.serve.batches.link_llm import EngineGone
 from ferrum_jax.serve.batches.stored import (
     CANCELLED,
     COMPLETED,
@@ -170,6 +171,8 @@ class Clerk:
             elif not state.is_final and notice.reason in (CANCELLED, EXPIRED):
                 self._settle(asked, state, notice.reason)
             self._failures.pop(asked.id, None)
+        except EngineGone:  # it goes on when the server does
+            _log.warning("batch %s: the engine is gone", asked.id)
         except ValueError as error:  # the job cannot go on, with another model, say
             self._fail(asked, "job_refused", str(error))
         except Exception as error:

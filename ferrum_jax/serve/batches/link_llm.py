@@ -7,6 +7,7 @@ killed begins anew, with the seed that it had, since no tokens of it are kept.
 from __future__ import annotations
 
 import base64
+import contextlib
 import datetime
 import itertools
 import queue
@@ -23,6 +24,7 @@ from ferrum_jax.answers.collect import Collected, Collector, failure_of
 from ferrum_jax.asked.options import RequestOptions
 from ferrum_jax.asked.sampling import WHOLE_VOCABULARY, SamplingParams
 from ferrum_jax.asked.transcription_params import TranscriptionParams
+from ferrum_jax.batch.journal.job_identity import JobRefused
 from ferrum_jax.delta import Delta
 from ferrum_jax.outputs import CompletionOutput, EmbeddingOutput, RequestOutput, ScoreOutput
 from ferrum_jax.prompt import Prompt, take_apart
@@ -38,9 +40,15 @@ from ferrum_jax.text.prompts import PromptEncoder
 if TYPE_CHECKING:
     from ferrum_jax.transcribing.heard_sound import HeardSound
 
+_GONE = "the engine's process has ended"
 _WAIT_S = 0.1  # for an answer, before the job is asked whether it wants to end
 _UNIT = 1e-4  # by which the length of a vector may differ from 1
 _ENCODER_ROWS = 64  # texts at once of a model that has no rows
+
+
+class EngineGone(JobRefused):
+    """The link is closed: no row is to blame, and the batch goes on when the server does."""
+
 
 _Take = Callable[[Message], Any]  # of a message about a request: its answer, or None while there is none
 _Begin = Callable[[int], tuple[Message, _Take]]  # of a request's id: what asks for it; raises ValueError
@@ -62,10 +70,10 @@ class LinkLLM:
         threading.Thread(target=self._read, name="ferrum-batch-link", daemon=True).start()
 
     def wait(self) -> Mapping[str, Any]:
-        """The model's facts, once the engine is ready. Raises EngineLost where it is gone before."""
+        """The model's facts, once the engine is ready. Raises EngineGone where it is gone before."""
         self._ready.wait()
         if self._lost.is_set():
-            raise EngineLost("the engine's process has ended")
+            raise EngineGone(_GONE)
         return self.facts
 
     def open(self, prompts: PromptEncoder) -> None:
@@ -138,7 +146,9 @@ class LinkLLM:
                     request_id = next(self._ids)
                     try:
                         message, take = begin(request_id)
-                        send(self._connection, [message])
+                        self._send(message)
+                    except EngineGone:
+                        raise
                     except ValueError as error:
                         yield key, error
                         continue
@@ -153,13 +163,13 @@ class LinkLLM:
                         if answer is not None:
                             yield running.pop(request_id)[0], answer
         finally:
-            if running and not self._lost.is_set():
-                send(self._connection, [["abort", request_id] for request_id in running])
+            with contextlib.suppress(EngineGone):
+                self._send(*(["abort", request_id] for request_id in running))
 
     def _next(self) -> Iterator[tuple[int, Message]]:
-        """What comes within a moment, by the ids of requests. Raises EngineLost."""
+        """What comes within a moment, by the ids of requests. Raises EngineGone."""
         if self._lost.is_set():
-            raise EngineLost("the engine's process has ended")
+            raise EngineGone(_GONE)
         try:
             message = self._messages.get(timeout=_WAIT_S)
         except queue.Empty:
@@ -182,6 +192,13 @@ class LinkLLM:
         except OSError:
             pass
         self._lose()
+
+    def _send(self, *messages: Message) -> None:
+        """Raises EngineGone, and ValueError for a message that is too long."""
+        try:
+            send(self._connection, messages)
+        except OSError as error:
+            raise EngineGone(_GONE) from error
 
     def _take(self, message: Message) -> None:
         kind = message[0]

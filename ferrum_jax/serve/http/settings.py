@@ -73,6 +73,8 @@ class ServerSettings:
             root = getattr(self, field)
             if root is not None and not os.path.isdir(root):
                 raise ValueError(f"{field} is {root}, which is no folder; name the one that holds {holds}")
+        if self.batches is not None and os.path.isfile(self.batches):
+            raise ValueError(f"batches is {self.batches}, which is a file; name a folder, which need not be there yet")
         if self.weights_root is not None and not self.admin_keys:
             raise ValueError("weights_root is given and no admin key, which alone may change weights; give admin keys")
 

@@ -1,0 +1,139 @@
+"""The engine as a batch sees it over a link: what goes over it, and what becomes of rows when it is gone."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import socket
+import threading
+
+import pytest
+
+from ferrum_jax.asked.sampling import SamplingParams
+from ferrum_jax.request import FLEX
+from ferrum_jax.serve.batches.link_llm import EngineGone, LinkLLM
+from ferrum_jax.serve.link.engine_client import EngineLost
+from ferrum_jax.serve.link.wire import Unframer, send
+from ferrum_jax.text.prompts import PromptEncoder
+from tests.batch.fake_llm import IDENTITY
+
+FACTS = {
+    "identity": dataclasses.asdict(IDENTITY),
+    "num_rows": 2,
+    "max_model_len": 100,
+    "forms": [None, None],
+    "adapters": [],
+}
+NOW = datetime.datetime(2026, 1, 1)
+
+
+class Side:
+    """The other end of a link, which answers as a test says."""
+
+    def __init__(self) -> None:
+        self.end, self.other = socket.socketpair()
+        self.ended = threading.Event()
+        self._unframer = Unframer()
+        self.llm = LinkLLM(self.other, on_end=self.ended.set)
+
+    def open(self) -> LinkLLM:
+        send(self.end, [["ready", FACTS]])
+        assert self.llm.wait()["num_rows"] == 2
+        self.llm.open(PromptEncoder(tokenizer=None, chat=None))
+        return self.llm
+
+    def got(self) -> list:
+        return list(self._unframer.feed(self.end.recv(1 << 16)))
+
+
+@pytest.fixture
+def side():
+    found = Side()
+    yield found
+    found.end.close()
+    assert found.ended.wait(30), "the thread that reads has ended"
+    found.other.close()
+
+
+def answers(llm: LinkLLM, count: int, **more):
+    requests = ((key, [5, 6, 7], SamplingParams(max_tokens=2)) for key in range(count))
+    how = {"resume": lambda key: (), "wants_partials": lambda: False, "now": NOW, **more}
+    return llm.as_completed(requests, **how)
+
+
+def test_rows_go_out_as_flexible_requests_without_a_stream(side):
+    llm = side.open()
+    llm.salt = "batches of a"
+    found = answers(llm, 1)
+    thread = threading.Thread(target=lambda: next(found, None))
+    thread.start()
+    ((kind, request_id, token_ids, params, options),) = side.got()
+    assert (kind, token_ids, params["max_tokens"]) == ("add", [5, 6, 7], 2)
+    assert options["priority"] == FLEX and options["streams"] is False and options["cache_salt"] == "batches of a\n"
+    send(side.end, [["refused", request_id, "invalid", "too long"]])
+    thread.join(30)
+    assert not thread.is_alive()
+
+
+def test_a_row_that_is_refused_has_its_error_and_others_go_on(side):
+    found = answers(side.open(), 2)
+    sent: list = []
+
+    def serve() -> None:
+        while len(sent) < 2:
+            sent.extend(side.got())
+        send(side.end, [["refused", sent[0][1], "invalid", "too long"], ["refused", sent[1][1], "invalid", "too hot"]])
+
+    threading.Thread(target=serve).start()
+    assert [(key, str(error)) for key, error in found] == [(0, "too long"), (1, "too hot")]
+
+
+def test_a_failed_step_is_the_engines_fault(side):
+    found = answers(side.open(), 1)
+
+    def serve() -> None:
+        ((_, request_id, *_),) = side.got()
+        send(side.end, [["refused", request_id, "failed", "a step failed"]])
+
+    threading.Thread(target=serve).start()
+    with pytest.raises(EngineLost, match="a step failed"):
+        next(found)
+
+
+def test_a_link_that_is_closed_is_no_rows_fault(side):
+    llm = side.open()
+    found = answers(llm, 1)
+
+    def serve() -> None:
+        side.got()
+        side.end.close()
+
+    threading.Thread(target=serve).start()
+    with pytest.raises(EngineGone):
+        next(found)
+    assert side.ended.wait(30), "the clerk ends too"
+    with pytest.raises(EngineGone):
+        next(answers(llm, 1))
+
+
+def test_an_engine_that_never_was_ready_is_gone(side):
+    side.end.close()
+    with pytest.raises(EngineGone):
+        side.llm.wait()
+
+
+def test_rows_that_are_given_up_are_aborted(side):
+    found = answers(side.open(), 2, wants_partials=lambda: True)
+    _, partial = next(found)
+    assert not partial.finished and not partial.outputs
+    sent = side.got()
+    found.close()
+    assert [message[0] for message in sent] == ["add", "add"]
+    assert side.got() == [["abort", message[1]] for message in sent]
+
+
+def test_the_whole_vocabulary_of_a_prompt_is_not_sent(side):
+    requests = [(0, [5, 6], SamplingParams(prompt_logprobs=-1))]
+    how = {"resume": lambda key: (), "wants_partials": lambda: False, "now": NOW}
+    ((key, error),) = side.open().as_completed(requests, **how)
+    assert key == 0 and "prompt_logprobs is -1" in str(error)
