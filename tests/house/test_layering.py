@@ -471,6 +471,7 @@ MAY_IMPORT = {
         "ferrum_jax.batch.journal",
         "ferrum_jax.files",
         "ferrum_jax.openai",
+        "ferrum_jax.progress",
         "ferrum_jax.quoting",
         "ferrum_jax.serve.http",
         "ferrum_jax.serve.link",

@@ -19,8 +19,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import BinaryIO
 
-from rich.console import Console
-
 from ferrum_jax.batch.batch_llm import BatchLLM
 from ferrum_jax.batch.input.rows import Rows
 from ferrum_jax.batch.job import EXIT_OK, EXIT_ROWS_FAILED, JobOptions, JobSettings, run_batch
@@ -30,6 +28,7 @@ from ferrum_jax.batch.journal.leases import LeaseLost, Leases
 from ferrum_jax.batch.journal.merge import merge
 from ferrum_jax.batch.notice import EXIT_PREEMPTED, Notice
 from ferrum_jax.files.store import open_local, open_store
+from ferrum_jax.progress import plain_console
 from ferrum_jax.serve.batches.batch_folder import BatchFolder, output_id
 from ferrum_jax.serve.batches.ended_lines import Counts, parted, write_expired
 from ferrum_jax.serve.batches.input_lines import InputRules, checked_input
@@ -218,7 +217,7 @@ class Clerk:
             model=names[0],
             settings=JobSettings(names=names[1:], now=lambda: asked.created),
             options=JobOptions(flush_s=self._times.flush_s, on_progress=tell),
-            console=Console(quiet=True),
+            console=plain_console(quiet=True),
             notice=notice,
         )
         if notice.is_given:

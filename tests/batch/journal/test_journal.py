@@ -353,3 +353,15 @@ def test_a_segment_of_which_the_store_says_wrongly_that_another_wrote_it_counts(
     twin.append(OK, 1, line("b"), 1)
     with pytest.raises(OSError, match="is there already; start the job again"):
         twin.flush()
+
+
+def test_what_is_removed_is_gone_with_all_that_is_in_it(store):
+    for name in ("a", "folder/b", "folder/below/c"):
+        store.replace(name, b"x")
+    for name in ("folder", "folder", "nothing"):
+        store.remove(name)
+    assert store.names("folder") == [] and store.read("folder/below/c") is None and store.read("a") == b"x"
+    store.remove("a")
+    assert store.size("a") is None
+    store.replace("folder/b", b"y")
+    assert store.read("folder/b") == b"y"
