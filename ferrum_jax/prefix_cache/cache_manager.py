@@ -96,7 +96,7 @@ class CacheManager:
             return None
         self._admission.give(hit, request, slot, totals, self._transfers)
         request.junction = hit.junction
-        if self._looks_up(request):
+        if self.enabled and request.takes_hits:
             self._count_lookup(hit, request)
         return hit.num_tokens
 
@@ -104,13 +104,11 @@ class CacheManager:
         """Whether `admit` would find blocks for the request. Changes nothing."""
         return self._found(request, budget)[1] is not None
 
-    def _looks_up(self, request: Request) -> bool:
-        return self.enabled and request.takes_hits
-
     def _found(self, request: Request, budget: int) -> tuple[Hit, list[int] | None]:
         """What the request hits, and per group the blocks of its row; None of these where they are not there."""
         for whole in (True, False):  # tails hold a block each that the request itself may need
-            hit = self._lookup.find(request, whole=whole) if self._looks_up(request) else self._lookup.nothing()
+            looks_up = self.enabled and request.takes_hits
+            hit = self._lookup.find(request, whole=whole) if looks_up else self._lookup.nothing()
             totals = self._totals(request, hit, budget)
             if self._admission.fits(hit, totals):
                 return hit, totals
@@ -120,7 +118,7 @@ class CacheManager:
 
     def num_hit_tokens(self, request: Request) -> int:
         """The tokens whose KV `admit` would find here. Changes nothing."""
-        return self._lookup.find(request).num_tokens if self._looks_up(request) else 0
+        return self._lookup.find(request).num_tokens if self.enabled and request.takes_hits else 0
 
     def _totals(self, request: Request, hit: Hit, budget: int) -> list[int]:
         """Per group the blocks of a row that begins with the hit and computes a first chunk within the budget."""

@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from ferrum_jax.request import Request
 from ferrum_jax.scheduling.shard import Shard
 from ferrum_jax.scheduling.waiting import WaitingQueue
 
@@ -55,7 +56,15 @@ def make_way(shards: Sequence[Shard], waiting: WaitingQueue) -> None:
     if num_live and any(shard.rows.has_flex for shard in shards):
         request = waiting.first()
         if request.id not in waiting.awaited:
-            any(shard.make_way(request, num_live) for shard in shards)
+            any(_makes_way(shard, request, num_live) for shard in shards)
+
+
+def _makes_way(shard: Shard, request: Request, num_live: int) -> bool:
+    """Preempts until the request has blocks and `num_live` a row slot each; whether there is some room."""
+    rows, budget = shard.rows, shard.max_num_batched_tokens
+    while rows.has_flex and not (rows.slots.num_free >= num_live and shard.cache.has_room(request, budget)):
+        shard.preempt(rows.last())
+    return rows.slots.num_free > 0
 
 
 def fill_up(shards: Sequence[Shard], steps: StepSizes, most_alone: float, step: int) -> None:

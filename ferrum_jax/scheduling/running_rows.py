@@ -88,15 +88,19 @@ class RunningRows:
         request.slot = 0
         request.num_computed = 0
 
-    def prefilling(self) -> list[Request]:
+    def prefilling(self, *, without_flex: bool = False) -> list[Request]:
         """In the order in which they are served."""
-        return [self.at(slot) for _, _, slot in self._prefilling]
+        places = self._prefilling[: _num_before_flex(self._prefilling)] if without_flex else self._prefilling
+        return [self.at(slot) for _, _, slot in places]
 
-    def decoding(self) -> tuple[np.ndarray, list[Request]]:
+    def decoding(self, *, without_flex: bool = False) -> tuple[np.ndarray, list[Request]]:
         """Slots [rows] int32 and requests of the decoding rows, in the order in which they are served."""
         if self._decode_slots is None:
             self._decode_slots = np.array([slot for _, _, slot in self._decoding], np.int32)
             self._decode_requests = [self.at(slot) for _, _, slot in self._decoding]
+        if without_flex:
+            count = _num_before_flex(self._decoding)
+            return self._decode_slots[:count], self._decode_requests[:count]
         return self._decode_slots, self._decode_requests
 
     def last(self) -> Request:
@@ -135,9 +139,8 @@ class RunningRows:
             assert -1 <= ahead <= 1, f"slot {slot} decodes {ahead} tokens ahead of the host"
 
 
-def num_before_flex(requests: Sequence[Request]) -> int:
-    """How many of these, in the order in which they are served, are not FLEX."""
-    return bisect.bisect_left(requests, FLEX, key=lambda request: request.priority)
+def _num_before_flex(places: list[_Place]) -> int:
+    return bisect.bisect_left(places, (FLEX,))
 
 
 def _place(request: Request) -> _Place:

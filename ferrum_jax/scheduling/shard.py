@@ -24,7 +24,7 @@ from ferrum_jax.scheduling.committing import PlannedRows, ShardBooks, committed
 from ferrum_jax.scheduling.drafting import Drafting, OpenRow, OpenShard
 from ferrum_jax.scheduling.limits import holds
 from ferrum_jax.scheduling.media_book import MediaBook
-from ferrum_jax.scheduling.running_rows import RunningRows, build_shard, num_before_flex
+from ferrum_jax.scheduling.running_rows import RunningRows, build_shard
 from ferrum_jax.scheduling.sketch import Sketch
 from ferrum_jax.scheduling.waiting import WaitingQueue
 
@@ -47,14 +47,14 @@ class Shard:
         self._queue = queue
         self._images = images
         self._drafting = drafting
-        self._max_num_batched_tokens = cache.sizes.max_num_batched_tokens
+        self.max_num_batched_tokens = cache.sizes.max_num_batched_tokens
         self.sketch = self._empty_sketch()
         self._rests_flex = False  # the step that is being planned has none of them yet
 
     def limit_tokens(self, num_tokens: int | None) -> None:
         """Plan at most so many tokens from the next step on, None for as many as the sizes say."""
         most = self.cache.sizes.max_num_batched_tokens
-        self._max_num_batched_tokens = most if num_tokens is None else min(num_tokens, most)
+        self.max_num_batched_tokens = most if num_tokens is None else min(num_tokens, most)
 
     def _empty_sketch(self) -> Sketch:
         none = np.zeros(0, np.int32)
@@ -102,15 +102,6 @@ class Shard:
         """Whether the step that is being planned has no row here."""
         return not self.sketch.requests and not self.sketch.chunks
 
-    def make_way(self, request: Request, num_live: int) -> bool:
-        """Preempt FLEX rows until the request has room and `num_live` a row slot each; whether there is some room."""
-        budget = self._max_num_batched_tokens
-        while self.rows.has_flex:
-            if self.rows.slots.num_free >= num_live and self.cache.has_room(request, budget):
-                break
-            self._preempt(self.rows.last())
-        return self.rows.slots.num_free > 0
-
     def begin(self, most: float, *, rests_flex: bool = False) -> None:
         """Plan the rows that run; new ones may follow where these neither wait for anything nor made a row give way.
 
@@ -119,9 +110,9 @@ class Shard:
         self._rests_flex = rests_flex
         preemptions = self.cache.counters.preemptions
         slots, requests, starts = self._plan_decodes()
-        budget = int(min(most, self._max_num_batched_tokens)) - len(requests)
+        budget = int(min(most, self.max_num_batched_tokens)) - len(requests)
         chunks = self._plan_prefills(budget, is_first=not requests)
-        waits = len(chunks) < len(self._prefilling())  # for tokens of the budget, or for blocks
+        waits = len(chunks) < len(self.rows.prefilling(without_flex=rests_flex))  # for tokens of the budget, or blocks
         preempted = self.cache.counters.preemptions != preemptions  # what was freed is for those that run
         self.sketch = Sketch(
             slots=slots,
@@ -142,21 +133,13 @@ class Shard:
 
     def _open_decodes(self) -> tuple[np.ndarray, list[Request], np.ndarray]:
         """The decoding rows that the token in flight does not bring to their length limit."""
-        slots, requests = self.rows.decoding()
-        if self._rests_flex:
-            num_live = num_before_flex(requests)
-            slots, requests = slots[:num_live], requests[:num_live]
+        slots, requests = self.rows.decoding(without_flex=self._rests_flex)
         starts = self.rows.computed[slots]
         is_open = starts + 1 < self.rows.limits[slots]
         if not is_open.all():
             slots, starts = slots[is_open], starts[is_open]
             requests = [self.rows.at(slot) for slot in slots.tolist()]
         return slots, requests, starts
-
-    def _prefilling(self) -> list[Request]:
-        """The rows with tokens left to compute that the step may have."""
-        rows = self.rows.prefilling()
-        return rows[: num_before_flex(rows)] if self._rests_flex else rows
 
     def fill_up(self, num_tokens: float, *, longest: int | None) -> None:
         """Add FLEX rows to a plan that has all others: at most so many tokens. Nobody gives way for them.
@@ -167,8 +150,8 @@ class Shard:
         sketch, self._rests_flex = self.sketch, False
         sketch.open_rest(num_tokens, longest)
         decodes = self._open_decodes()[1][len(sketch.requests) :]
-        prompts = self.rows.prefilling()
-        sketch.fill(decodes, prompts[num_before_flex(prompts) :], self.cache.grow, self._chunk)
+        prompts = [request for request in self.rows.prefilling() if request.priority >= FLEX]
+        sketch.fill(decodes, prompts, self.cache.grow, self._chunk)
         sketch.slots = np.array([request.slot for request in sketch.requests], np.int32)
         sketch.starts = self.rows.computed[sketch.slots]
 
@@ -178,11 +161,11 @@ class Shard:
         for request in requests:
             while request.slot and not self.cache.grow(request.slot, request.num_computed + 1):
                 assert len(self.rows) > 1, f"the pool is too small for request {request.id} alone"
-                self._preempt(self.rows.last())
+                self.preempt(self.rows.last())
                 preempted = True
         return not preempted
 
-    def _preempt(self, request: Request) -> None:
+    def preempt(self, request: Request) -> None:
         """Publish what the row has, free it and queue it again; its replay hits its own blocks."""
         self.cache.publish(request, request.slot, request.num_computed)
         token_in_flight = request.num_computed == len(request.token_ids)  # its next token is still on the device
@@ -196,7 +179,7 @@ class Shard:
         """Preempt the rows whose tokens are scored, which must all be of the same weights."""
         for request in self.rows.all():
             if not request.takes_hits or request.most_hit_tokens is not None:
-                self._preempt(request)
+                self.preempt(request)
 
     def _plan_prefills(self, budget: int, *, is_first: bool) -> list[tuple[Request, int]]:
         """Rows with tokens left to compute, each with its chunk's length, within `budget` tokens.
@@ -205,7 +188,7 @@ class Shard:
         before it (`is_first`), rows are preempted for it.
         """
         chunks: list[tuple[Request, int]] = []
-        rows = self._prefilling()
+        rows = self.rows.prefilling(without_flex=self._rests_flex)
         for behind, request in zip(reversed(range(len(rows))), rows, strict=True):
             share = _share(budget, others_wait=behind > 0 or self._others_wait(self.rows.slots.num_free))
             count = self._chunk(request, share, most=budget) if request.slot else 0
@@ -215,7 +198,7 @@ class Shard:
                 last = self.rows.last()
                 if chunks or not is_first or last is request:
                     return chunks
-                self._preempt(last)
+                self.preempt(last)
             chunks.append((request, count))
             budget -= count
         return chunks
@@ -254,7 +237,7 @@ class Shard:
         if not self.sketch.is_filled:
             self.sketch.give_what_is_left(self.cache.grow, self._chunk)
         decodes, chunks = self.sketch.requests, self.sketch.chunks
-        ending = [(request, count) for request, count in chunks if self._ends(request, count)]
+        ending = [(request, count) for request, count in chunks if _ends(request, count)]
         rows = [self._open_row(request, count) for request, count in [*((request, 1) for request in decodes), *ending]]
         return OpenShard(
             rows=rows,
@@ -262,9 +245,6 @@ class Shard:
             num_places=len(decodes) + len(chunks),
             has_prompts=any(request.num_computed < request.num_prompt_tokens for request, _ in chunks),
         )
-
-    def _ends(self, request: Request, count: int) -> bool:
-        return request.num_computed + count == len(request.token_ids)
 
     def decoding(self) -> OpenShard:
         """The rows that decode, as a plan for them alone would have them."""
@@ -288,7 +268,9 @@ class Shard:
         sketch, self.sketch = self.sketch, self._empty_sketch()
         requests = [*sketch.requests, *(request for request, _ in sketch.chunks)]
         roomy = {
-            request.id: self._with_room(request, drafts[request.id]) for request in requests if request.id in drafts
+            request.id: _with_room(self.cache, request, drafts[request.id])
+            for request in requests
+            if request.id in drafts
         }
         found = [roomy.get(request.id, ()) for request in requests]
         plan = build_shard(self.cache, sketch.slots, sketch.starts, sketch.chunks, self.rows, found)
@@ -303,13 +285,6 @@ class Shard:
             if request.num_computed == len(request.token_ids):
                 self.rows.start_decoding(request)
         return PlannedRows(plan=plan, requests=requests, epochs=self.rows.epochs[plan.slots])
-
-    def _with_room(self, request: Request, drafts: Sequence[int]) -> Sequence[int]:
-        """The drafts for which there is room, which nobody gives way for."""
-        num_tokens = len(request.token_ids)
-        while drafts and not self.cache.grow(request.slot, num_tokens + len(drafts)):
-            drafts = drafts[:-1]
-        return drafts if drafts and self.cache.begin_drafts(request.slot) else ()
 
     def _begins(self, request: Request) -> bool:
         """Whether the rest of the budget holds what a waiting request begins with: an image may have to be whole."""
@@ -361,3 +336,16 @@ class Shard:
 def _share(budget: int, *, others_wait: bool) -> int:
     """The most tokens of a chunk: half of the budget, rounded up, while others wait for some of it."""
     return ceil_div(budget, 2) if others_wait else budget
+
+
+def _ends(request: Request, count: int) -> bool:
+    """Whether a chunk of so many is the last of the request's known tokens."""
+    return request.num_computed + count == len(request.token_ids)
+
+
+def _with_room(cache: CacheManager, request: Request, drafts: Sequence[int]) -> Sequence[int]:
+    """The drafts for which there is room, which nobody gives way for."""
+    num_tokens = len(request.token_ids)
+    while drafts and not cache.grow(request.slot, num_tokens + len(drafts)):
+        drafts = drafts[:-1]
+    return drafts if drafts and cache.begin_drafts(request.slot) else ()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import json
 import time
 
@@ -45,6 +46,20 @@ def test_a_row_is_answered_as_the_same_request_is(client):
     (line,) = lines_of(client, done.output_file_id)
     live = client.chat.completions.create(model="small", messages=[{"role": "user", "content": "hi"}], **asked)
     assert line["response"]["body"]["choices"][0]["message"]["content"] == live.choices[0].message.content
+
+
+def test_live_requests_beside_a_batch_and_its_rows_are_answered_as_alone(server, client):
+    asked = [{"prompt": f"{i} and so on", "temperature": 0, "max_tokens": 5 + i % 7} for i in range(24)]
+    alone = [client.completions.create(model="small", **each).choices[0].text for each in asked]
+    lines = b"".join(rows(1, first=i, url="/v1/completions", body=each) for i, each in enumerate(asked))
+    batch = begin(client, lines, endpoint="/v1/completions")
+    with concurrent.futures.ThreadPoolExecutor(6) as pool:
+        live = pool.map(lambda each: client.completions.create(model="small", **each).choices[0].text, asked)
+        assert list(live) == alone
+    done = ended(client, batch)
+    found = lines_of(client, done.output_file_id)
+    assert [line["response"]["body"]["choices"][0]["text"] for line in found] == alone
+    server.wait_until_idle()
 
 
 def test_rows_that_fail_stand_in_the_errors_file(client):
