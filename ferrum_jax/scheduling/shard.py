@@ -85,11 +85,8 @@ class Shard:
         if sketch.filling is None:
             sketch.filling = set()
             for request, count in sketch.chunks:
-                sketch.filling.update(self._keys_to_publish(request, count))
+                sketch.filling.update(self.cache.keys_to_publish(request, request.num_computed + count))
         return sketch.filling
-
-    def _keys_to_publish(self, request: Request, count: int) -> set[bytes]:
-        return self.cache.keys_to_publish(request, request.num_computed + count)
 
     def reserve(self) -> None:
         """Keep a row slot free in this step, for a request that will hit what it fills."""
@@ -226,7 +223,7 @@ class Shard:
         is_long = len(request.token_ids) - num_hit > sketch.budget
         others_wait = self._others_wait(sketch.num_open - 1)
         count = self._chunk(request, _share(sketch.room, others_wait=is_long and others_wait), most=sketch.room)
-        self._filling().update(self._keys_to_publish(request, count))
+        self._filling().update(self.cache.keys_to_publish(request, request.num_computed + count))
         sketch.chunks.append((request, count))
         sketch.budget -= count
         sketch.num_open -= 1
