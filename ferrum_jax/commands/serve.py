@@ -43,7 +43,7 @@ def add(commands: Any) -> None:
             "--model checkpoints/demo --served-model-name demo --port 8000",
             "--model Qwen/Qwen3-0.6B --api-key-file keys.txt --host 0.0.0.0",
         ),
-        common="host port served_model_name api_key_file adapter max_adapters",
+        common="host port served_model_name api_key_file batches adapter max_adapters",
     )
     _add_address(serve)
     _add_keys(serve)
