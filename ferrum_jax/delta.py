@@ -36,7 +36,7 @@ class Delta(NamedTuple):
     """What is new of one choice. is_last: no other choice of the request goes on.
 
     times_us: when the step of each token was committed, in microseconds of the clock that all processes of a machine
-    share (`time.monotonic`).
+    share (`time.monotonic`). named_logprobs: those of the tokens that were named at tokens of the prompt.
     """
 
     id: int
@@ -50,6 +50,7 @@ class Delta(NamedTuple):
     prompt_logprobs: list[Entry | None] | None
     times_us: list[int]
     beside: Beside | None = None
+    named_logprobs: list[list[float]] | None = None
 
     def by_token(self) -> list[Delta]:
         """The same, a token at a time: deltas that wait are joined, and nothing may depend on which."""
@@ -76,4 +77,5 @@ def joined(first: Delta, then: Delta) -> Delta:
         logprobs=logprobs,
         prompt_logprobs=first.prompt_logprobs if then.prompt_logprobs is None else then.prompt_logprobs,
         times_us=first.times_us + then.times_us,
+        named_logprobs=first.named_logprobs if then.named_logprobs is None else then.named_logprobs,
     )

@@ -21,7 +21,7 @@ from ferrum_jax import __main__ as cli
 from ferrum_jax.device_check.estimates import TPU_CEILINGS
 from ferrum_jax.engine.calls.fields import AXES, ELSEWHERE
 from ferrum_jax.models.registry import ENCODERS, FAMILIES
-from ferrum_jax.openai.body_fields import BODIES, ROW_BODIES, fields_of
+from ferrum_jax.openai.body_fields import BODIES, FIELDS, ROW_BODIES, fields_of
 from ferrum_jax.openai.schemas import in_words
 from ferrum_jax.setting import settings_of
 from scripts import kept_counts
@@ -35,6 +35,7 @@ _SECTION = re.compile(r"(?s)(<!-- made by scripts/made_tables.py: ([^>]*) -->\n)
 _SHARED = ("engine", "sampling", "several hosts")  # groups of flags that many commands have: how their titles begin
 _WITHOUT_FLAG = {  # of SamplingParams; --seed is another's
     "seed": "any 64-bit integer; None takes one from the engine's seed and the request's content",
+    **{name: FIELDS[name].says for name in ("prompt_logprob_token_ids", "prompt_logprob_start")},
     "transcript": "the rules under which a sound is written down, as `LLM.transcribe` makes them",
 }
 _ENGINE = "ferrum-jax generate"  # a command that has all of them

@@ -42,6 +42,7 @@ class Collected:
         self.has_ended = False
         self._texts, self._sampling, self._options = by.texts, sampling, options
         self._prompt_logprobs: Sequence[Entry | None] | None = None
+        self._named: Sequence[Sequence[float]] | None = None
         self._id = 0
 
     @functools.cached_property
@@ -89,6 +90,8 @@ class Collected:
         self.has_ended = delta.is_last
         if delta.prompt_logprobs is not None:
             self._prompt_logprobs = delta.prompt_logprobs
+        if delta.named_logprobs is not None:
+            self._named = delta.named_logprobs
 
     def output(self) -> RequestOutput:
         """All of it so far."""
@@ -104,6 +107,7 @@ class Collected:
             num_cached_tokens=cached,
             num_cached_media=sum(end <= cached for end in ends),
             prompt_logprobs=self._of_prompt(),
+            prompt_token_id_logprobs=None if self._named is None else tuple(map(tuple, self._named)),
             finished=self.has_ended,
             weights_version=max(each.weights_version for each in besides),
             embedding=besides[0].embedding,

@@ -12,6 +12,8 @@ import sys
 from collections.abc import Collection, Mapping, Sequence, Set
 from typing import Any, TypeVar
 
+import numpy as np
+
 from ferrum_jax.asked.structured_outputs import StructuredOutputsParams
 from ferrum_jax.asked.transcript import Transcript
 from ferrum_jax.quoting import Elsewhere, named, quoted, require_harmless
@@ -19,6 +21,8 @@ from ferrum_jax.quoting import Elsewhere, named, quoted, require_harmless
 MAX_LOGPROBS = 20
 
 WHOLE_VOCABULARY = -1  # in place of a number of log-probabilities
+
+MAX_NAMED_IDS, MOST_NAMED_SCORES = 128, 1 << 22  # tokens that are scored at one token of a prompt, and at all of them
 
 MAX_LOGIT_BIAS = 300
 
@@ -77,6 +81,9 @@ class SamplingParams:
     logprobs / prompt_logprobs: how many alternatives to report; 0 reports only the chosen token, and of the prompt -1
     reports every token of the vocabulary. They are taken from the model's own distribution, before bias, penalties and
     temperature.
+    prompt_logprob_token_ids: tokens whose log-probabilities are reported at each token of the prompt behind
+    prompt_logprob_start, at most 128: one list for all of them, or a list for each, such as those that another model
+    holds likely there. Tokens up to prompt_logprob_start may come from the prefix cache.
     truncate_prompt_tokens: keep only this many prompt tokens, the last ones; -1 keeps as many as leave room for
     max_tokens (or for one token if that is None) in max_model_len.
     stop: at most 64 strings, each of at most 256 characters.
@@ -111,6 +118,8 @@ class SamplingParams:
     ignore_eos: bool = False
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    prompt_logprob_token_ids: Sequence[int] | Sequence[Sequence[int]] | None = None
+    prompt_logprob_start: int = 0
     truncate_prompt_tokens: int | None = None
     detokenize: bool = True
     echo: bool = False
@@ -128,7 +137,7 @@ class SamplingParams:
                 object.__setattr__(self, field, ())
         for field, low, high, what in RANGES:
             _check_number(field, getattr(self, field), low, high, what)
-        for field in ("n", "min_tokens", "top_k"):
+        for field in ("n", "min_tokens", "top_k", "prompt_logprob_start"):
             _check_int(field, getattr(self, field))
         for field in ("max_tokens", "seed", "logprobs", "prompt_logprobs", "truncate_prompt_tokens"):
             if getattr(self, field) is not None:
@@ -175,6 +184,9 @@ class SamplingParams:
                 raise ValueError(f"{field} is {quoted(getattr(self, field))}; it must be {what}")
         _check_texts("stop", self.stop, MAX_STOPS, MOST_STOP_CHARACTERS, "string that is not empty")
         _check_texts("bad_words", self.bad_words, MAX_BAD_WORDS, MOST_WORD_CHARACTERS, "text that is not blank")
+        if isinstance(self.prompt_logprob_token_ids, np.ndarray):
+            object.__setattr__(self, "prompt_logprob_token_ids", self.prompt_logprob_token_ids.tolist())
+        _check_named_ids(self.prompt_logprob_token_ids, self.prompt_logprob_start)
         for field in ("stop_token_ids", "allowed_token_ids"):
             _check_ints(field, getattr(self, field))
         if len(set(self.stop_token_ids)) > MAX_STOP_IDS:
@@ -196,6 +208,17 @@ class SamplingParams:
         """Whether its tokens are drawn under masks that the host makes."""
         asks = (self.structured_outputs, self.allowed_token_ids, self.transcript)
         return any(each is not None for each in asks) or bool(self.bad_words)
+
+    @property
+    def scores_prompt(self) -> bool:
+        """Whether log-probabilities are reported at tokens of its prompt."""
+        return self.prompt_logprobs is not None or self.prompt_logprob_token_ids is not None
+
+    @property
+    def named_rows(self) -> Sequence[Sequence[int]]:
+        """The lists of prompt_logprob_token_ids; one that is for all tokens stands alone."""
+        asked: Any = self.prompt_logprob_token_ids or ()
+        return asked if not asked or isinstance(asked[0], Sequence) else (asked,)
 
     def most_prompt_tokens(self, max_model_len: int) -> int | None:
         """How many tokens are kept at the end of a longer prompt; None keeps all."""
@@ -231,6 +254,7 @@ _MOST = sys.float_info.max  # the bound of parameters that have no other: they m
 RANGES = (
     ("n", 1, 4096, "between 1 and 4096"),
     ("min_tokens", 0, _MOST, "0 or more"),
+    ("prompt_logprob_start", 0, _MOST, "0 or more"),
     ("temperature", 0.0, _MOST, "0 (greedy) or more"),
     ("top_k", -1, _MOST, "-1 or 0 (off) or more"),
     ("top_p", 5e-324, 1.0, "more than 0 and at most 1"),
@@ -266,6 +290,23 @@ def _check_ints(field: str, values: Collection[object] | None) -> None:
     if values and set(map(type, values)) != {int}:
         for value in values:
             _check_int(field, value)
+
+
+def _check_named_ids(asked: object, start: int) -> None:
+    field = "prompt_logprob_token_ids"
+    if asked is None:
+        if start:
+            raise ValueError(f"prompt_logprob_start is {start} without {field}, whose tokens it says; leave it out")
+        return
+    if not isinstance(asked, list | tuple) or not asked:
+        raise ValueError(f"{field} is {quoted(asked)}; it must be a list of token ids, or a list of such lists")
+    rows = asked if all(isinstance(row, list | tuple) for row in asked) else (asked,)
+    for row in rows:
+        if len(row) > MAX_NAMED_IDS:
+            raise ValueError(f"{field} holds a list of {len(row):,} ids; at most {MAX_NAMED_IDS} are scored at a token")
+        _check_ints(field, row)
+    if (count := sum(map(len, rows))) > MOST_NAMED_SCORES:
+        raise ValueError(f"{field} holds {count:,} ids; at most {MOST_NAMED_SCORES:,} are scored")
 
 
 def _check_texts(field: str, texts: Collection[object], most: int, longest: int, what: str) -> None:

@@ -110,6 +110,7 @@ def delta_of(choice: Choice, *, is_last: bool, time_us: int) -> Delta:
         _prompt_logprobs(submission) if is_last else None,
         [time_us] * len(token_ids),
         _beside(choice, is_last) if submission.weights_version or request.finish_reason is not None else None,
+        submission.scores.named() if is_last and submission.scores is not None else None,
     )
     choice.num_given += len(token_ids)
     return delta
@@ -117,6 +118,8 @@ def delta_of(choice: Choice, *, is_last: bool, time_us: int) -> Delta:
 
 def _prompt_logprobs(submission: Submission) -> list[Entry | None] | None:
     if submission.scores is None or submission.options.scores is not None:
+        return None
+    if submission.sampling.prompt_logprobs is None:
         return None
     return [None if entry is None else entry_of(entry) for entry in submission.scores.entries()]
 
@@ -164,8 +167,9 @@ def logged(submission: Submission) -> LoggedRequest:
         max_tokens=first.max_total_tokens - first.num_prompt_tokens,
         choices=[_logged_choice(request) for request in requests],
         priority=first.priority,
-        prompt_logprobs=sampling.prompt_logprobs is not None,
+        prompt_logprobs=submission.scores is not None and first.most_hit_tokens is None,
         takes_hits=submission.choices[0].experts is None,
+        most_hit_tokens=first.most_hit_tokens,
         takes_drafts=sampling.speculative,
         stop_ids=tuple(sorted(first.stop_ids)),
         adapter=first.adapter,

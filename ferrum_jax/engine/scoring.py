@@ -8,6 +8,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
+from ferrum_jax.asked.sampling import MAX_NAMED_IDS
 from ferrum_jax.engine.of_tokens.prompt_scores import PromptScores
 from ferrum_jax.engine.of_tokens.routed_experts import RoutedExperts
 from ferrum_jax.engine.submission import Choice
@@ -105,7 +106,10 @@ def _start_scores(runner: Runner, plan: StepPlan, choice_at: _ChoiceAt) -> Itera
         if stretches:
             tops = any(_asked(part.choice).num_tops for part in stretches)
             tokens = [_tokens(found) for found in asked]
-            scores = runner.score_all(tokens) if whole else runner.score(tokens, tops=tops)
+            named = (
+                [_named(found) for found in asked] if any(_asked(part.choice).num_named for part in stretches) else None
+            )
+            scores = runner.score_all(tokens) if whole else runner.score(tokens, tops=tops, named=named)
             yield Scoring(stretches=stretches, scores=scores)
 
 
@@ -129,6 +133,12 @@ def _tokens(stretches: Sequence[_Followed]) -> np.ndarray:
         following = _asked(choice).token_ids[next_ones]
         parts.append(np.stack([next_ones + (place - start - 1), following, np.full(count, slot, np.int32), next_ones]))
     return np.concatenate(parts, axis=1)
+
+
+def _named(stretches: Sequence[_Followed]) -> np.ndarray:
+    """[n, MAX_NAMED_IDS]: the tokens that are scored at each of theirs."""
+    parts = [_asked(choice).named_ids(start + 1, count) for _, choice, start, count, _ in stretches]
+    return np.concatenate([np.zeros((0, MAX_NAMED_IDS), np.int32), *parts])
 
 
 def _asked(choice: Choice) -> PromptScores:

@@ -19,7 +19,7 @@ from ferrum_jax.asked.sampling import SamplingParams
 from ferrum_jax.delta import Entry, entry_of
 from ferrum_jax.engine.adapters import LoadedAdapter
 from ferrum_jax.engine.image_intake import NO_IMAGES, ImageLimits, placed_media
-from ferrum_jax.engine.of_tokens.prompt_scores import PromptScores
+from ferrum_jax.engine.of_tokens.prompt_scores import PromptScores, prompt_scores
 from ferrum_jax.engine.of_tokens.routed_experts import RoutedExperts
 from ferrum_jax.executables.deferred import DeferredExecutable
 from ferrum_jax.outputs import CompletionOutput
@@ -146,17 +146,15 @@ class Intake:
             adapter=self._adapter(options.adapter) if options.adapter else None,
             images=images,
         )
-        if sampling.prompt_logprobs is not None:
-            submission.scores = PromptScores(
-                submission.prompt_token_ids,
-                first=options.scores.start if options.scores else 1,
-                num_tops=sampling.prompt_logprobs,
-            )
+        if sampling.scores_prompt:
+            for ids in sampling.named_rows:
+                self._check_vocabulary("prompt_logprob_token_ids", ids)
+            submission.scores = prompt_scores(submission.prompt_token_ids, sampling, options.scores)
         seed = sampling.seed if sampling.seed is not None else self._derive_seed(token_ids, options.key)
         for choice in range(sampling.n):
             made = self._make_choice(submission, token_ids, spans, placed, choice, seed)
             submission.choices.append(made)
-        if sampling.prompt_logprobs is None:
+        if not sampling.scores_prompt:
             for made, before in zip(submission.choices, options.resume, strict=False):
                 if before.image_digests == submission.image_digests:
                     _resume(made, before)
@@ -175,6 +173,9 @@ class Intake:
         sampling, options = submission.sampling, submission.options
         routed = self._num_routed_layers > 0 and options.scores is None and not options.embeds
         room = self._max_model_len - len(token_ids)
+        # every choice but the first may hit: the prompt's logprobs come from the first one, experts from each
+        scores = submission.scores if choice == 0 else None
+        hits_before = scores is not None and (scores.first > 1 or options.scores is not None)
         request = Request(
             id=next(self._ids),
             token_ids=token_ids[:],
@@ -188,9 +189,8 @@ class Intake:
             priority=options.priority,
             choice=choice,
             num_choices=sampling.n,
-            # every choice but the first may hit: the prompt's logprobs come from the first one, experts from each
-            takes_hits=not routed and (sampling.prompt_logprobs is None or choice > 0 or options.scores is not None),
-            most_hit_tokens=None if options.scores is None else options.scores.start - 1,
+            takes_hits=not routed and (scores is None or hits_before),
+            most_hit_tokens=scores.first - 1 if scores is not None and hits_before else None,
             adapter="" if submission.adapter is None else submission.adapter.digest,
             cache_salt=options.cache_salt.encode(),
             media=media,

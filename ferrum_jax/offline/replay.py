@@ -163,6 +163,7 @@ class _Replay:
             choice=index,
             num_choices=len(logged.choices),
             takes_hits=logged.takes_hits and (index > 0 or not logged.prompt_logprobs),
+            most_hit_tokens=logged.most_hit_tokens if index == 0 else None,
             takes_drafts=logged.takes_drafts,
             adapter=logged.adapter,
             cache_salt=logged.cache_salt.encode(),

@@ -112,6 +112,8 @@ def _of_prompt(form: TextForm, output: RequestOutput) -> dict[str, Any]:
     found: dict[str, Any] = {}
     if output.prompt_logprobs is not None:
         found["prompt_logprobs"] = [entry and by_token_id(entry) for entry in output.prompt_logprobs]
+    if output.prompt_token_id_logprobs is not None:
+        found["prompt_token_id_logprobs"] = [list(map(number, row)) for row in output.prompt_token_id_logprobs]
     if form.returns_token_ids and form.tells_run:
         found["prompt_token_ids"] = list(output.prompt_token_ids)
     return found

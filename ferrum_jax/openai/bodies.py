@@ -34,7 +34,7 @@ def asked_text(body: Mapping[str, Any], limits: BodyLimits, *, is_chat: bool) ->
     with naming_fields(body):
         how = text_of(body, is_chat=is_chat)
         params, name = how["params"], "messages" if is_chat else "prompt"
-        if how["streams"] and params.prompt_logprobs is not None:
+        if how["streams"] and params.scores_prompt:
             raise ValueError(
                 "stream is true beside log-probabilities of the prompt, which come with the whole; leave it out"
             )

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from ferrum_jax.asked.sampling import MAX_LOGPROBS
+from ferrum_jax.asked.sampling import MAX_LOGPROBS, MAX_NAMED_IDS
 from ferrum_jax.openai.errors import FieldError
 from ferrum_jax.openai.value_schemas import (
     BIASES,
@@ -149,6 +149,12 @@ FIELDS: Mapping[str, BodyField] = {
     ),
     "top_logprobs": BodyField(_CHATS, "how many alternatives at each token", whole(0, MAX_LOGPROBS)),
     "prompt_logprobs": BodyField(TEXTS, "the same for each prompt token", whole(-1, MAX_LOGPROBS)),
+    "prompt_logprob_token_ids": BodyField(
+        TEXTS,
+        "log-probabilities of these tokens at each prompt token: a list of ids for all, or a list for each",
+        one_of(IDS, list_of(list_of({"type": "integer"}, maxItems=MAX_NAMED_IDS), minItems=1)),
+    ),
+    "prompt_logprob_start": BodyField(TEXTS, "the prompt token behind which these are reported", whole(0)),
     "echo": BodyField(TEXTS, "begin the text with the prompt", *_FLAG),
     "detokenize": BodyField(TEXTS, "false gives token ids and no text", *_FLAG),
     "skip_special_tokens": BodyField(_SAMPLED, "false shows special tokens in the text", *_FLAG),

@@ -75,7 +75,10 @@ _RESPONSE_REFUSED: Refused = {
     "logprobs": ((False,), "give top_logprobs, or include ['message.output_text.logprobs']"),
     "reasoning_effort": ((), "its name is reasoning.effort here"),
     "return_token_ids": ((False,), "ask /v1/chat/completions for token ids"),
-    "prompt_logprobs": ((), "ask /v1/chat/completions for them"),
+    **dict.fromkeys(
+        ("prompt_logprobs", "prompt_logprob_token_ids", "prompt_logprob_start"),
+        ((), "ask /v1/chat/completions for them"),
+    ),
 }
 _SOUND_REFUSED: Refused = {
     "stream": ((False,), _ONE_PIECE),

@@ -45,7 +45,13 @@ def sampling_values(body: Mapping[str, Any], *, is_chat: bool) -> dict[str, Any]
         values["structured_outputs"] = structure
     if "logit_bias" in values:
         values["logit_bias"] = _logit_bias(values["logit_bias"])
-    for field, one in (("stop", str), ("stop_token_ids", int), ("allowed_token_ids", int), ("bad_words", list)):
+    for field, one in (
+        ("stop", str),
+        ("stop_token_ids", int),
+        ("allowed_token_ids", int),
+        ("bad_words", list),
+        ("prompt_logprob_token_ids", list),
+    ):
         if field in values and not (isinstance(values[field], list) or (one is str and isinstance(values[field], str))):
             raise ValueError(f"{field} is {quoted(values[field])}; it must be a list")
     return {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}

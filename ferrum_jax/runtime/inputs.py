@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ferrum_jax.asked.sampling import MAX_NAMED_IDS
 from ferrum_jax.plan import Copy, ShardPlan
 from ferrum_jax.pools.copies import COPY_BLOB_SIZE, MAX_COPIES
 from ferrum_jax.runtime.buckets import Bucket
@@ -64,6 +65,8 @@ class ScoreInputs:
     slots: jax.Array  # [n] int32, its row
     positions: jax.Array  # [n] int32, that the next token takes
     tops: jax.Array  # [] int32, 1 where the most likely tokens are asked for too
+    names: jax.Array  # [] int32, 1 where tokens are named
+    named: jax.Array  # [n, MAX_NAMED_IDS] int32
 
 
 def forward_words(bucket: Bucket, num_groups: int) -> int:
@@ -79,7 +82,7 @@ def sample_words(num_rows: int) -> int:
 
 def score_words(num_tokens: int) -> int:
     """Words of the packed input of a tile of so many tokens."""
-    return 1 + num_tokens * len(_SCORE_FIELDS)
+    return 2 + num_tokens * (len(_SCORE_FIELDS) + MAX_NAMED_IDS)
 
 
 def place_words(num_places: int) -> int:
@@ -168,12 +171,20 @@ def pack_drafts(plans: Sequence[ShardPlan], size: int, beyond: int) -> np.ndarra
     return blob.reshape(-1)
 
 
-def pack_score(parts: Sequence[np.ndarray], num_tokens: int, *, tops: bool) -> np.ndarray:
-    """[shards * score_words] int32 of each shard's tokens [fields, n], at most `num_tokens` of them."""
+def pack_score(
+    parts: Sequence[np.ndarray], num_tokens: int, *, tops: bool, named: Sequence[np.ndarray] | None = None
+) -> np.ndarray:
+    """[shards * score_words] int32 of each shard's tokens [fields, n], at most `num_tokens` of them.
+
+    named: of each shard, [n, MAX_NAMED_IDS].
+    """
     blob = np.zeros((len(parts), score_words(num_tokens)), np.int32)
-    for values, part in zip(parts, blob, strict=True):
-        part[0] = tops
-        part[1:].reshape(len(_SCORE_FIELDS), num_tokens)[:, : values.shape[1]] = values
+    at = 2 + len(_SCORE_FIELDS) * num_tokens
+    for index, (values, part) in enumerate(zip(parts, blob, strict=True)):
+        part[:2] = tops, named is not None
+        part[2:at].reshape(-1, num_tokens)[:, : values.shape[1]] = values
+        if named is not None:
+            part[at:].reshape(num_tokens, -1)[: values.shape[1]] = named[index]
     return blob.reshape(-1)
 
 
@@ -211,5 +222,6 @@ def unpack_sample(blob: jax.Array, num_rows: int) -> SampleInputs:
 
 def unpack_score(blob: jax.Array, num_tokens: int) -> ScoreInputs:
     """The fields of the packed input of a tile of prompt log-probabilities (on the device)."""
-    fields = dict(zip(_SCORE_FIELDS, blob[1:].reshape(-1, num_tokens), strict=True))
-    return ScoreInputs(tops=blob[0], **fields)
+    at = 2 + len(_SCORE_FIELDS) * num_tokens
+    fields = dict(zip(_SCORE_FIELDS, blob[2:at].reshape(-1, num_tokens), strict=True))
+    return ScoreInputs(tops=blob[0], names=blob[1], named=blob[at:].reshape(num_tokens, -1), **fields)

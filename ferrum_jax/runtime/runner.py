@@ -304,24 +304,34 @@ class Runner:
         part.begin()
         return part
 
-    def score(self, asked: Sequence[np.ndarray], *, tops: bool) -> Scores:
+    def score(self, asked: Sequence[np.ndarray], *, tops: bool, named: Sequence[np.ndarray] | None = None) -> Scores:
         """Starts prompt log-probabilities of tokens of the step that was dispatched last, before the next is.
 
         asked: [4, n] of each shard, places among its tokens, the tokens that follow, row slots and the positions that
-        what follows takes. tops: the most likely ones too.
+        what follows takes. tops: the most likely ones too. named: of each shard, tokens that are scored at each of
+        these, [n, MAX_NAMED_IDS].
         """
-        return self._by_tiles(self._executables["score"], asked, tops=tops)
+        return self._by_tiles(self._executables["score"], asked, tops=tops, named=named)
 
     def score_all(self, asked: Sequence[np.ndarray]) -> Scores:
         """The same over the whole vocabulary: [tokens, 1 + V] words, the token that follows and each token's."""
         return self._by_tiles(self._executables["score_all"], asked, tops=False)
 
-    def _by_tiles(self, score: Callable[..., Any], asked: Sequence[np.ndarray], *, tops: bool) -> Scores:
+    def _by_tiles(
+        self,
+        score: Callable[..., Any],
+        asked: Sequence[np.ndarray],
+        *,
+        tops: bool,
+        named: Sequence[np.ndarray] | None = None,
+    ) -> Scores:
         counts = [tokens.shape[1] for tokens in asked]
         tiles = []
         for start in range(0, max(counts), SCORE_TILE):
             parts = [tokens[:, start : start + SCORE_TILE] for tokens in asked]
-            (tile,) = score(self._head, self._slots, self._hidden, pack_score(parts, SCORE_TILE, tops=tops))
+            names = None if named is None else [ids[start : start + SCORE_TILE] for ids in named]
+            blob = pack_score(parts, SCORE_TILE, tops=tops, named=names)
+            (tile,) = score(self._head, self._slots, self._hidden, blob)
             tile.copy_to_host_async()
             tiles.append(tile)
         return Scores(counts=counts, _tiles=tiles)

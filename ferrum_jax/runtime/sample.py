@@ -141,7 +141,7 @@ def make_sample(head: Head, num_rows: int, options: StepOptions) -> Callable[...
 
 
 def make_score(head: Head, *, every: bool) -> Callable[..., tuple[jax.Array]]:
-    """The log-probabilities of a tile of prompt tokens: [SCORE_TILE, words]; padding is of the first token.
+    """The log-probabilities of a tile of prompt tokens: [SCORE_TILE, SCORE_WORDS]; padding is of the first token.
 
     every: over the whole vocabulary, [SCORE_TILE, 1 + V].
     """
@@ -149,14 +149,17 @@ def make_score(head: Head, *, every: bool) -> Callable[..., tuple[jax.Array]]:
     def score(weights: tuple[jax.Array, ...], slots: jax.Array, hidden: jax.Array, blob: jax.Array) -> tuple[jax.Array]:
         inputs = unpack_score(blob, SCORE_TILE)
 
-        def result(logits: jax.Array, row_slots: jax.Array, positions: jax.Array, following: jax.Array) -> jax.Array:
+        def result(
+            logits: jax.Array, row_slots: jax.Array, positions: jax.Array, following: jax.Array, named: jax.Array
+        ) -> jax.Array:
             marked = sampling.finite_or_marked(logits, following)
             if every:
                 return sampling.all_results(logits, marked)
             of = sampling.reported(logits, slots, row_slots, positions)
-            return sampling.row_results(lambda: of, marked, wanted=jnp.bool_(True), tops_wanted=inputs.tops > 0)
+            own = sampling.row_results(lambda: of, marked, wanted=jnp.bool_(True), tops_wanted=inputs.tops > 0)
+            return jnp.concatenate([own, sampling.named_results(of, named, wanted=inputs.names > 0)], axis=1)
 
-        rows = inputs.slots, inputs.positions, inputs.following
+        rows = inputs.slots, inputs.positions, inputs.following, inputs.named
         return (head.by_row(weights, slots)(hidden[inputs.places], result, *rows),)
 
     return score

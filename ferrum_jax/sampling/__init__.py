@@ -15,6 +15,7 @@ from ferrum_jax.sampling.logprobs import (
     TokenLogprobs,
     all_results,
     finite_or_marked,
+    named_results,
     row_results,
     unpack,
 )
@@ -33,6 +34,7 @@ __all__ = [
     "all_results",
     "append_tokens",
     "finite_or_marked",
+    "named_results",
     "read_adapters",
     "read_tokens",
     "reported",

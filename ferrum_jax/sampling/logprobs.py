@@ -2,7 +2,8 @@
 
 A result is RESULT_WORDS words: token id or NOT_FINITE, bits of its logprob, its rank, the ids of the MAX_LOGPROBS most
 likely tokens and the bits of their logprobs. All are of the model's own logits (log_softmax, float32).
-Words that nobody in the step asked for are 0.
+Words that nobody in the step asked for are 0. A token of a prompt has SCORE_WORDS, a result and then the bits of the
+logprobs of MAX_NAMED_IDS tokens that a request names.
 """
 
 from __future__ import annotations
@@ -16,10 +17,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ferrum_jax.asked.sampling import MAX_LOGPROBS
+from ferrum_jax.asked.sampling import MAX_LOGPROBS, MAX_NAMED_IDS
 from ferrum_jax.outputs import NOT_FINITE, Logprob
 
 RESULT_WORDS = 3 + 2 * MAX_LOGPROBS
+SCORE_WORDS = RESULT_WORDS + MAX_NAMED_IDS
 
 
 class ByRow(Protocol):
@@ -59,8 +61,8 @@ class TokenLogprobs:
 
 
 def unpack(result: np.ndarray) -> TokenLogprobs:
-    """The fields of a result array [R, RESULT_WORDS] int32."""
-    ids, values = result[:, 3 : 3 + MAX_LOGPROBS], result[:, 3 + MAX_LOGPROBS :]
+    """The fields of a result array [R, RESULT_WORDS or more] int32."""
+    ids, values = result[:, 3 : 3 + MAX_LOGPROBS], result[:, 3 + MAX_LOGPROBS : RESULT_WORDS]
     return TokenLogprobs(
         token_ids=result[:, 0],
         logprobs=result.view(np.float32)[:, 1],
@@ -96,6 +98,15 @@ def row_results(
 
     rows = len(token_ids)
     return lax.cond(wanted, chosen, bare)
+
+
+def named_results(logits: jax.Array, named: jax.Array, *, wanted: jax.Array) -> jax.Array:
+    """[R, K] int32 of logits [R, V] f32: the bits of the log-probabilities of tokens [R, K]; wanted: a bool scalar."""
+
+    def found() -> jax.Array:
+        return _bits(jnp.take_along_axis(logits, named, axis=1) - jax.nn.logsumexp(logits, axis=1, keepdims=True))
+
+    return lax.cond(wanted, found, lambda: jnp.zeros(named.shape, jnp.int32))
 
 
 def all_results(logits: jax.Array, token_ids: jax.Array) -> jax.Array:

@@ -48,6 +48,7 @@ class LoggedRequest:
     priority: int = 0
     prompt_logprobs: bool = False  # its first choice takes no hits
     takes_hits: bool = True  # of its choices
+    most_hit_tokens: int | None = None  # that its first choice may hit
     takes_drafts: bool = True
     stop_ids: tuple[int, ...] = ()  # no draft goes beyond one of them
     adapter: str = ""  # its digest

@@ -285,6 +285,8 @@ def test_every_field_of_both_has_a_flag():
     known = {action.dest for action in parser._actions} | {
         "return_routed_experts",
         "transcript",
+        "prompt_logprob_token_ids",
+        "prompt_logprob_start",
     }  # for callers in Python
     for kind in (EngineConfig, SamplingParams):
         assert {field.name for field in dataclasses.fields(kind)} <= known

@@ -57,9 +57,10 @@ def serve(engine, seed: int, base: SamplingParams = PARAMS) -> None:
             {"stop_token_ids": tuple(range(6, 22))},
             {"stop": ("e", "a")},
             {"prompt_logprobs": 0},
+            {"prompt_logprob_token_ids": [5], "prompt_logprob_start": 17},
             {"max_tokens": 60},
             {"ignore_eos": False, "min_tokens": 5, "logit_bias": {0: 100.0}},  # the end token, which is no stop_reason
-        )[rng.integers(7)]
+        )[rng.integers(8)]
         params = dataclasses.replace(base, **changes)
         media = (span,) if rng.integers(4) == 0 else ()
         salt = "a" if rng.integers(4) == 0 else ""

@@ -49,6 +49,9 @@ CHATS = {
         logprobs=True, top_logprobs=1, max_tokens=1, return_token_ids=True, return_tokens_as_token_ids=True
     ),
     "log-probabilities of the prompt": chat(messages=[{"role": "u", "content": ""}], prompt_logprobs=0, max_tokens=1),
+    "log-probabilities of tokens that are named": chat(
+        messages=[{"role": "u", "content": ""}], prompt_logprob_token_ids=[5], prompt_logprob_start=2, max_tokens=1
+    ),
     "token ids": chat(return_token_ids=True),
     "no text": chat(detokenize=False),
     "a stop string": chat(max_tokens=12, stop=["e", "\x10"]),
@@ -236,6 +239,8 @@ _WRONG_RESPONSES: dict[str, list[Any]] = {
     "n": [2],
     "previous_response_id": ["r"],
     "prompt": [{"id": "p"}],
+    "prompt_logprob_start": [1],
+    "prompt_logprob_token_ids": [[5]],
     "prompt_logprobs": [1],
     "reasoning": ["low", {"effort": 5}, {"summary": "auto"}],
     "reasoning_effort": ["low"],

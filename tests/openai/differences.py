@@ -16,11 +16,13 @@ ANSWERED_ELSEWHERE: Mapping[str, BySection] = {
     "no stream has log-probabilities of the prompt": {
         "completions": (
             "log-probabilities of the prompt",
+            "log-probabilities of tokens that are named",
+            "log-probabilities of tokens that are named one by one",
             "an echo with log-probabilities",
             "an echo alone with log-probabilities",
             "several lists that come back",
         ),
-        "chats": ("log-probabilities of the prompt",),
+        "chats": ("log-probabilities of the prompt", "log-probabilities of tokens that are named"),
     },
     "every log-probability of a prompt is too much for HTTP": {"completions": ("every log-probability of the prompt",)},
     "a row has no id, no timeout and no server of its own": {

@@ -50,6 +50,12 @@ _ANSWERED = {
     "log-probabilities of what is chosen": text(logprobs=0, max_tokens=2),
     "log-probabilities by ids": text(logprobs=1, max_tokens=2, return_token_ids=True, return_tokens_as_token_ids=True),
     "log-probabilities of the prompt": text(prompt=[7, 8, 9], prompt_logprobs=1, max_tokens=1),
+    "log-probabilities of tokens that are named": text(
+        prompt=[[7, 8, 9], [7, 8, 10]], prompt_logprob_token_ids=[5, 6], prompt_logprob_start=1, max_tokens=1
+    ),
+    "log-probabilities of tokens that are named one by one": text(
+        prompt=[7, 8, 9], prompt_logprob_token_ids=[[5], []], max_tokens=1
+    ),
     "every log-probability of the prompt": text(prompt=[7, 8], prompt_logprobs=-1, max_tokens=1, logit_bias=None),
     "an echo": text(echo=True),
     "an echo alone": text(echo=True, max_tokens=0),
@@ -127,6 +133,8 @@ _WRONG: dict[str, list[Any]] = {
         *("", [], [[]], ["x", 5], 5, {"a": 1}, [-1], [400], [2**31], "x " * 300, None),
         *(["x", ""], [["x"]], [[1], [2, -1]], [True]),
     ],
+    "prompt_logprob_start": [1, -1],
+    "prompt_logprob_token_ids": [5, [], [[5.5]], [[5]] * 99, [[5] * 129]],
     "prompt_logprobs": [21],
     "reasoning_effort": ["low"],
     "repetition_penalty": [0],
@@ -184,5 +192,6 @@ WRONG_COMPLETIONS = wrong(_WRONG, text()) | {
     "a pattern that is none for several": text(structured_outputs={"regex": "("}, n=2),
     "a stream of an unknown option": text(stream=True, stream_options={"more": 1}),
     "a stream of a wrong option": text(stream=True, stream_options={"include_usage": 1}),
+    "a stream of tokens that are named": text(prompt_logprob_token_ids=[5], stream=True),
     "a stream of the prompt's log-probabilities": text(prompt_logprobs=1, stream=True),
 }

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 import pytest
 
+from ferrum_jax.asked.sampling import MAX_NAMED_IDS
 from ferrum_jax.plan import ImageTokensPlan, ShardPlan
 from ferrum_jax.runtime.buckets import Bucket
 from ferrum_jax.runtime.inputs import (
@@ -121,11 +122,14 @@ def test_a_row_with_drafts_draws_behind_each_of_them():
 
 def test_tokens_that_are_scored_arrive_with_those_that_follow():
     parts = [np.array([[3, 4], [70, 80], [1, 2], [9, 5]], np.int32), np.zeros((4, 0), np.int32)]
-    first, second = pack_score(parts, 4, tops=True).reshape(2, score_words(4))
+    named = [np.full((2, MAX_NAMED_IDS), 6, np.int32), np.zeros((0, MAX_NAMED_IDS), np.int32)]
+    first, second = pack_score(parts, 4, tops=True, named=named).reshape(2, score_words(4))
     inputs = unpack_score(first, 4)
+    assert int(inputs.names) == 1 and inputs.named[:, -1].tolist() == [6, 6, 0, 0]
     assert (inputs.places.tolist(), inputs.following.tolist(), int(inputs.tops)) == ([3, 4, 0, 0], [70, 80, 0, 0], 1)
     assert (inputs.slots.tolist(), inputs.positions.tolist()) == ([1, 2, 0, 0], [9, 5, 0, 0])
-    assert second.tolist() == [1] + [0] * 16
+    assert second.tolist() == [1, 1] + [0] * 4 * (4 + MAX_NAMED_IDS)
+    assert not int(unpack_score(pack_score(parts[:1], 4, tops=True), 4).names)
 
 
 @pytest.mark.parametrize(
