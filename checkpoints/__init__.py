@@ -26,11 +26,12 @@ from checkpoints.fingerprint import fingerprint
 from checkpoints.folder import has_chat_template, tokenizer_files
 from checkpoints.formats import KEYS, Scheme, StoredForms, scheme_of, stored_scale_dtype
 from checkpoints.remote import RemoteFolder
-from checkpoints.rules import HEAD, MISTRALS_HEAD, Expansion, Rule, Shape, TensorSlice, saved_alone
+from checkpoints.rules import CLASSES, HEAD, MISTRALS_HEAD, Expansion, Rule, Shape, TensorSlice, saved_alone
 from ferrum_jax.files.json_files import read_json, read_optional_json
 from ferrum_jax.paths import is_url
 
 __all__ = [
+    "CLASSES",
     "Adapter",
     "CastError",
     "Checkpoint",
@@ -61,12 +62,12 @@ class Checkpoint:
 
     @property
     def has_head(self) -> bool:
-        """False for a decoder's base model that was saved alone, without the matrix that makes logits."""
+        """False for a decoder's base model that was saved alone, or that has a head for classes in place of logits."""
         if self.kind == "orbax":
             return "head.weight" in orbax_folder.read_description(self.path)["parameters"]
         names = huggingface.map_tensors(self.remote or self.path)
         has_one = MISTRALS_HEAD in names or any(name.endswith(HEAD) for name in names)
-        return has_one or not saved_alone(names)
+        return has_one or not (saved_alone(names) or any(name.startswith(CLASSES) for name in names))
 
     @functools.cached_property
     def stored_forms(self) -> StoredForms:

@@ -25,6 +25,7 @@ Shape = tuple[int, ...]
 BASE = "model."  # prefix of the names of a decoder's tensors, except the head's
 HEAD = "lm_head.weight"
 MISTRALS_HEAD = "output.weight"  # what it is called where a checkpoint has Mistral's own names
+CLASSES = "score."  # prefix of the names of a head that tells classes apart
 TOWER = "vision_tower.vision_model."  # prefix of the names of a SigLIP tower's tensors
 THINKER = "thinker."  # prefix of all names in Qwen's own files of models that hear
 # What names of the reference begin with, and what is there in its place in such files.

@@ -22,6 +22,7 @@ from ferrum_jax.asked.options import RequestOptions
 from ferrum_jax.asked.sampling import SamplingParams
 from ferrum_jax.asked.transcription_params import TranscriptionParams
 from ferrum_jax.config import EngineConfig
+from ferrum_jax.embeddings.classifier import read_all, require_classifier, require_reward
 from ferrum_jax.embeddings.comparing import Pairs, Scores, score_all
 from ferrum_jax.embeddings.embedder import ONE_TOKEN, Vectors, embed_all
 from ferrum_jax.embeddings.scorer import Pair
@@ -30,9 +31,11 @@ from ferrum_jax.engine.calls.score_requests import Completion, score_params, sco
 from ferrum_jax.engine.engine import Engine
 from ferrum_jax.engine.shared import Ask, SharedEngine
 from ferrum_jax.outputs import (
+    ClassOutput,
     CompletionOutput,
     EmbeddingOutput,
     RequestOutput,
+    RewardOutput,
     ScoreOutput,
     SequenceLogprobs,
     Transcription,
@@ -499,6 +502,44 @@ class LLM:
         """(key, score) of each pair in the order in which they are ready; a refused one gives its ValueError."""
         scorer, how = self.model.opened.scorer, {"truncate": truncate, "instruction": instruction}
         return score_all(scorer, self.model.embedder, requests, how, self.model.run_texts, self.spec.architecture)
+
+    @checked
+    def classify(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        *,
+        truncate: bool = False,
+        progress: bool | None = None,
+        use_tqdm: bool | None = None,
+    ) -> list[ClassOutput]:
+        """The class of each text, in their order, with the probabilities of all, by a model with a head for them.
+
+        prompts: texts, token ids, or conversations, which the chat template writes. Probabilities are as the config's
+        problem_type says. truncate: cut texts that are too long. progress, use_tqdm: as in `generate`. Raises
+        ValueError naming the prompt that cannot be served, and for a model that is no classifier.
+        """
+        many, own = listed(prompts), require_classifier(self.model.opened.classifier, self.spec.architecture)
+        outputs = read_all(enumerate(many), own.class_of, self.model.text_reader(truncate), self.model.run_texts)
+        with texts_bar(len(many), shown=shown(progress, use_tqdm)) as advance:
+            return in_order(outputs, advance)
+
+    @checked
+    def reward(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        *,
+        truncate: bool = False,
+        progress: bool | None = None,
+        use_tqdm: bool | None = None,
+    ) -> list[RewardOutput]:
+        """How good each text is, in their order, by a reward model: the one logit of its head.
+
+        Arguments are those of `classify`. Raises ValueError too for a model of several labels.
+        """
+        many, own = listed(prompts), require_reward(self.model.opened.classifier, self.spec.architecture)
+        outputs = read_all(enumerate(many), own.reward_of, self.model.text_reader(truncate), self.model.run_texts)
+        with texts_bar(len(many), shown=shown(progress, use_tqdm)) as advance:
+            return in_order(outputs, advance)
 
     def get_tokenizer(self) -> Tokenizer:
         """The tokenizer: `encode` gives the token ids of a text, `decode` the text. Raises ValueError without one."""

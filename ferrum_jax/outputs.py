@@ -143,6 +143,31 @@ def cosine(one: np.ndarray, other: np.ndarray) -> float:
     return float(one @ other / max(np.linalg.norm(one) * np.linalg.norm(other), _SMALLEST_NORM))
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class ClassOutput:
+    """The class of one text. probs, logits: [labels] float32, in the order of the config's labels.
+
+    label: the likeliest one. Probabilities of a regression are its logits.
+    """
+
+    prompt: str | None
+    prompt_token_ids: tuple[int, ...]
+    label: str
+    probs: np.ndarray
+    logits: np.ndarray
+    num_cached_tokens: int = 0  # of prompt_token_ids, those whose KV came from the prefix cache
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RewardOutput:
+    """How good a text is, as a reward model says it: its logit, of no scale."""
+
+    prompt: str | None
+    prompt_token_ids: tuple[int, ...]
+    reward: float
+    num_cached_tokens: int = 0  # of prompt_token_ids, those whose KV came from the prefix cache
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ScoreOutput:
     """How well the two texts of a pair fit, as the model says it."""

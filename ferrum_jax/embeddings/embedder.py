@@ -18,7 +18,7 @@ import numpy as np
 
 from checkpoints.sentence import SentenceLayout
 from ferrum_jax.asked.sampling import SamplingParams
-from ferrum_jax.outputs import EmbeddingOutput, RequestOutput, ScoreOutput, unit_length
+from ferrum_jax.outputs import ClassOutput, EmbeddingOutput, RequestOutput, RewardOutput, ScoreOutput, unit_length
 from ferrum_jax.prompt import MediaSpan, Prompt, take_apart
 from ferrum_jax.text.tokenizer import Tokenizer
 
@@ -30,7 +30,7 @@ _log = logging.getLogger("ferrum_jax.embeddings")
 ONE_TOKEN = SamplingParams(max_tokens=1, temperature=0.0)  # what computes a prompt: its last state is a text's vector
 NO_WISHES: Mapping[str, Any] = MappingProxyType({})
 Key = TypeVar("Key")
-Output = TypeVar("Output", EmbeddingOutput, ScoreOutput)
+Output = TypeVar("Output", EmbeddingOutput, ScoreOutput, ClassOutput, RewardOutput)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -117,7 +117,9 @@ class Embedder:
         """
         layout = self.layout
         if not self._poolings:
-            raise ValueError("the model scores pairs of texts and makes no vectors; ask LLM.score or /v1/score")
+            raise ValueError(
+                "the model scores texts and makes no vectors; ask LLM.score or LLM.classify, /v1/score or /classify"
+            )
         pooling = pooling or layout.pooling or self._poolings[0]
         if pooling not in self._poolings:
             raise ValueError(
@@ -139,8 +141,12 @@ class Embedder:
             normalize=layout.normalize if normalize is None else normalize,
             prefix=prefix,
             lower_case=layout.lower_case,
-            max_tokens=self._max_tokens if truncate else None,
+            max_tokens=self.most(truncate),
         )
+
+    def most(self, truncate: bool) -> int | None:
+        """The tokens that a text is cut to."""
+        return self._max_tokens if truncate else None
 
     def text(self, key: Key, prompt: Prompt, params: EmbeddingParams, how: Mapping[str, Any] = NO_WISHES) -> Text[Key]:
         """A prompt as the model will see it. Raises ValueError for one that it cannot.

@@ -17,6 +17,7 @@ from jax.sharding import Mesh
 from checkpoints.memory import Copies
 from checkpoints.sentence import SentenceLayout
 from ferrum_jax.config import EngineConfig
+from ferrum_jax.embeddings.classifier import Classifier
 from ferrum_jax.embeddings.embedder import RunPrompts, Text
 from ferrum_jax.embeddings.encoder_runner import EncoderRunner
 from ferrum_jax.embeddings.encoder_runtime import (
@@ -62,6 +63,11 @@ class Encoder:
         if not activation:
             return None
         return CrossEncoderScorer(texts.prompts.tokenizer, activation=activation, max_tokens=self.max_text_tokens)
+
+    def classifier(self, texts: Texts) -> Classifier | None:
+        """How logits become classes, of one that has labels."""
+        labels = self.layout.spec.labels
+        return None if labels is None else Classifier(labels)
 
     def run(
         self, texts: Iterable[Text[Key]], prompts: RunPrompts | None = None

@@ -144,7 +144,7 @@ def encoder_buckets(
 
 
 def make_step(layout: EncoderLayout, bucket: EncoderBucket) -> Callable[[tuple[jax.Array, ...], jax.Array], jax.Array]:
-    """(weights, batch [1 + 2R + T] int32) -> vectors [R, D] float32, or logits [R, 1], of each data shard.
+    """(weights, batch [1 + 2R + T] int32) -> vectors [R, D] float32, or logits [R, labels], of each data shard.
 
     batch: the pooling's index in POOLINGS, the length of each text, where its second part begins (its length where it
     is no pair), the token ids of all, end to end.
@@ -157,7 +157,7 @@ def make_step(layout: EncoderLayout, bucket: EncoderBucket) -> Callable[[tuple[j
         rows = TextRows(lengths, length=bucket.length, num_tokens=bucket.num_tokens, seconds=seconds)
         hidden = model(batch[1 + 2 * bucket.num_texts :], rows, shards)
         states = pool(rows.spread(hidden).astype(jnp.float32), lengths, batch[0])
-        return model.scorer(states.astype(hidden.dtype)).astype(jnp.float32) if layout.spec.scorer else states
+        return model.scorer(states.astype(hidden.dtype)).astype(jnp.float32) if layout.spec.labels else states
 
     return step
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from checkpoints.sentence import SentenceLayout
 from ferrum_jax.asked.transcription_params import TranscriptionParams
+from ferrum_jax.embeddings.classifier import Classifier
 from ferrum_jax.embeddings.embedder import Embedder
 from ferrum_jax.prompt import Prompt, PromptParts, take_apart
 from ferrum_jax.text.prompts import PromptEncoder
@@ -20,7 +21,7 @@ class Texts:
     """prompts: to token ids. sentence: what the checkpoint says of vectors. poolings: those that the model can do.
 
     score_tokens: see EngineConfig. headless: the model has no head, so that it embeds and nothing else.
-    transcriber: of a model that writes down sounds.
+    transcriber: of a model that writes down sounds. classifier: of a decoder with a head for classes.
     """
 
     prompts: PromptEncoder
@@ -30,6 +31,7 @@ class Texts:
     score_tokens: str | None = None
     headless: bool = False
     transcriber: Transcriber | None = None
+    classifier: Classifier | None = None
 
     def embedder(self, max_tokens: int) -> Embedder:
         """max_tokens: of a text."""

@@ -26,6 +26,7 @@ from ferrum_jax.models import tensors
 from ferrum_jax.models.config_reader import ConfigReader, stored_dtype
 from ferrum_jax.models.encoder_spec import SCORERS, EncoderSpec
 from ferrum_jax.models.family import EncoderFamily
+from ferrum_jax.models.labels import labels_of
 from ferrum_jax.sharding.shards import WHOLE, Shards
 
 ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
@@ -35,6 +36,7 @@ ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "relu": jax.nn.relu,
 }
 # Keys of config.json that change no vector: dropout and heads for training.
+_OF_PAIRS = ("sentence_transformers", "sbert_ce_default_activation_function")
 _TRAINING_KEYS = (
     "hidden_dropout_prob",
     "attention_probs_dropout_prob",
@@ -99,13 +101,14 @@ class BertLayer(nnx.Module):
 
 
 class BertScorer(nnx.Module):
-    """The one logit of a cross-encoder, from the state of a text's first token: out(tanh(dense(state)))."""
+    """Logits of a classifier, or the one of a cross-encoder, from a text's first state: out(tanh(dense(state)))."""
 
     def __init__(self, spec: BertSpec, *, dtype: jnp.dtype) -> None:
         self.dense = Linear(spec.hidden_size, spec.hidden_size, bias=True, dtype=dtype, rngs=None)
-        self.out = Linear(spec.hidden_size, 1, bias=True, dtype=dtype, rngs=None)
+        assert spec.labels is not None, "it has a head"
+        self.out = Linear(spec.hidden_size, len(spec.labels.names), bias=True, dtype=dtype, rngs=None)
 
-    def __call__(self, state: jax.Array) -> jax.Array:  # [R, D] -> [R, 1]
+    def __call__(self, state: jax.Array) -> jax.Array:  # [R, D] -> [R, labels]
         return self.out(jnp.tanh(self.dense(state)))
 
 
@@ -122,7 +125,7 @@ class Bert(nnx.Module):
         self.types = Embedding(spec.type_vocab_size, spec.hidden_size, dtype=dtype, rngs=None)
         self.norm = LayerNorm(spec.hidden_size, eps=spec.layer_norm_eps, dtype=dtype)
         self.layers = nnx.List([BertLayer(spec, dtype=dtype) for _ in range(spec.num_hidden_layers)])
-        self.scorer = BertScorer(spec, dtype=dtype) if spec.scorer else None
+        self.scorer = BertScorer(spec, dtype=dtype) if spec.labels else None
 
     def __call__(
         self,
@@ -144,6 +147,7 @@ def _spec(config: Mapping[str, Any]) -> BertSpec:
     architecture = str(config["architectures"][0])
     roberta = "Roberta" in architecture  # whose table of positions begins with rows that no token takes
     scores = architecture.endswith("ForSequenceClassification")
+    labels = labels_of(config) if scores else None
     has_prefix = scores or architecture.endswith("ForMaskedLM")
     act = reader.get("hidden_act", "gelu")
     kind = reader.get("position_embedding_type", "absolute")
@@ -169,13 +173,14 @@ def _spec(config: Mapping[str, Any]) -> BertSpec:
         dtype=stored_dtype(reader),
         prefix=("roberta." if roberta else "bert.") if has_prefix else "",
         head="pooler." if not has_prefix else "lm_head." if roberta else "cls.",
-        scorer=scorer_from(reader) if scores else "",
+        scorer=scorer_from(reader) if labels is not None and len(labels.names) == 1 else "",
+        labels=labels,
     )
     if spec.max_position_embeddings < 1:
         raise ValueError(f"max_position_embeddings leaves {spec.max_position_embeddings} positions; it must leave 1")
     if spec.hidden_size % spec.num_attention_heads:
         raise ValueError(f"hidden_size is {spec.hidden_size}, no multiple of {spec.num_attention_heads} heads")
-    reader.leave(*_TRAINING_KEYS)
+    reader.leave(*_TRAINING_KEYS, *(_OF_PAIRS if labels is not None else ()))
     reader.finish()
     return spec
 
@@ -183,14 +188,8 @@ def _spec(config: Mapping[str, Any]) -> BertSpec:
 def scorer_from(reader: ConfigReader) -> str:
     """What a cross-encoder takes of its logit, as sentence-transformers writes it; "sigmoid" where nothing is said.
 
-    Raises ValueError for several logits.
+    Raises ValueError for any other.
     """
-    labels = reader.get("id2label", None)
-    count = len(labels) if isinstance(labels, Mapping) else reader.get("num_labels", 2)
-    if count != 1:
-        raise ValueError(
-            f"the model has {count} labels; pairs are scored by models with one. One that classifies is not served"
-        )
     own = reader.get("sentence_transformers", None) or {}
     named = own.get("activation_fn") if isinstance(own, Mapping) else None
     named = str(named or reader.get("sbert_ce_default_activation_function", None) or "Sigmoid")
@@ -216,7 +215,7 @@ def _rules(spec: BertSpec) -> tuple[Rule, ...]:
     dense, out = ("classifier.dense", "classifier.out_proj") if spec.is_roberta else ("bert.pooler.dense", "classifier")
     layers, both = tuple(range(spec.num_hidden_layers)), tensors.WEIGHT_AND_BIAS
     return (
-        *tensors.named_rules("", "scorer.", {dense: "dense", out: "out"} if spec.scorer else {}, parts=both),
+        *tensors.named_rules("", "scorer.", {dense: "dense", out: "out"} if spec.labels else {}, parts=both),
         *tensors.named_rules(f"{spec.prefix}embeddings.", "", tables, parts=tensors.WEIGHT),
         *tensors.named_rules(f"{spec.prefix}embeddings.", "", {"LayerNorm": "norm"}, parts=both),
         *tensors.named_rules(f"{spec.prefix}encoder.layer.{{i}}.", "layers.{i}.", inside, layers, both),
@@ -225,7 +224,7 @@ def _rules(spec: BertSpec) -> tuple[Rule, ...]:
 
 def _harmless(spec: BertSpec) -> tuple[str, ...]:
     """Patterns of tensors that a checkpoint may carry and the vectors do not need: buffers and heads."""
-    heads = () if spec.scorer else (f"{spec.prefix}pooler.*", f"{spec.head}*")
+    heads = () if spec.labels else (f"{spec.prefix}pooler.*", f"{spec.head}*")
     return ("*embeddings.position_ids", "*embeddings.token_type_ids", *heads)
 
 
@@ -239,8 +238,8 @@ _VECTORS = "embeddings alone; sentence-transformers folders"
 _BERT = _family("BERT, BGE, E5, MiniLM and others", _VECTORS)
 _ROBERTA = _family("XLM-RoBERTa, multilingual E5, BGE-M3's dense vectors", _VECTORS)
 _SCORER = _family(
-    "cross-encoders with one label: ms-marco-MiniLM, BGE-reranker",
-    "`LLM.score`; classifiers with several labels are refused",
+    "cross-encoders with one label: ms-marco-MiniLM, BGE-reranker; classifiers with several",
+    "`LLM.score` with one label, `LLM.classify`",
 )
 ENCODERS = {
     "BertForMaskedLM": _BERT,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
+from ferrum_jax.models.labels import Labels
+
 SCORERS = ("sigmoid", "identity")
 
 
@@ -11,8 +13,8 @@ SCORERS = ("sigmoid", "identity")
 class EncoderSpec:
     """What decides an encoder's vectors, or its scores.
 
-    max_position_embeddings: most tokens of a text. scorer: of a cross-encoder, what is taken of its one logit,
-    "sigmoid" or "identity"; "" of an encoder that makes vectors.
+    max_position_embeddings: most tokens of a text. labels: of one that classifies; None of one that makes vectors.
+    scorer: of a cross-encoder, what is taken of its one logit, "sigmoid" or "identity"; "" of any other.
     """
 
     architecture: str
@@ -24,6 +26,7 @@ class EncoderSpec:
     max_position_embeddings: int
     dtype: str
     scorer: str = ""
+    labels: Labels | None = None
 
     @property
     def num_key_value_heads(self) -> int:

@@ -187,8 +187,11 @@ def _architecture(config: Mapping[str, Any]) -> str:
     if not isinstance(architectures, list | tuple) or len(architectures) != 1 or not isinstance(architectures[0], str):
         raise ValueError(f"config.json's architectures is {shown(architectures, repr)}; it must name one of {known}")
     name = _SPELLINGS.get(architectures[0], architectures[0])
-    whole = name.removesuffix("Model") + "ForCausalLM"  # of a base model that was saved alone
-    return whole if name not in ENCODERS and whole in FAMILIES else name
+    if name in ENCODERS:
+        return name
+    ends = ("ForSequenceClassification", "ForRewardModel", "Model")  # with another head; saved without one
+    whole = next((name.removesuffix(end) + "ForCausalLM" for end in ends if name.endswith(end)), name)
+    return whole if whole in FAMILIES else name
 
 
 def abstract_model(spec: ModelSpec, dtype: jnp.dtype | str = jnp.float32) -> Decoder:

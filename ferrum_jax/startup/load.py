@@ -20,6 +20,7 @@ import numpy as np
 from checkpoints import Adapter, read_adapter
 from checkpoints.memory import Copies
 from checkpoints.placement import stored_targets, weight_shapes
+from ferrum_jax.embeddings.classifier import Classifier
 from ferrum_jax.embeddings.embedder import RunPrompts, States, Text, by_steps
 from ferrum_jax.embeddings.logit_scorer import LogitScorer, TokenLogits, ids_of, score_of_tokens
 from ferrum_jax.embeddings.scorer import Scorer
@@ -50,6 +51,8 @@ class Ready(Protocol):
     def max_text_tokens(self) -> int: ...
 
     def scorer(self, texts: Texts) -> Scorer | None: ...
+
+    def classifier(self, texts: Texts) -> Classifier | None: ...
 
     def run(self, texts: Iterable[Text[Any]], prompts: RunPrompts) -> States:
         """(text, its state, tokens of it that were cached) of each. prompts: runs some where there is an engine."""
@@ -112,6 +115,10 @@ class Loaded:
         weights = dict(zip(self.layout.targets, self.weights, strict=True))
         logits = TokenLogits.of(self.layout.spec, weights, ids_of(asked))
         return LogitScorer.of(asked, texts.sentence, tokenizer, texts.prompts.chat, logits, self.max_text_tokens)
+
+    def classifier(self, texts: Texts) -> Classifier | None:
+        """How vectors become classes, of a checkpoint with a head for these."""
+        return texts.classifier
 
     def run(self, texts: Iterable[Text[Any]], prompts: RunPrompts) -> States:
         return by_steps(texts, prompts)

@@ -13,6 +13,7 @@ from flax import nnx
 
 from checkpoints import Checkpoint, Expansion
 from checkpoints.memory import take
+from ferrum_jax.embeddings.classifier import HEAD, Classifier, head_of
 from ferrum_jax.embeddings.encoder_runtime import POOLINGS
 from ferrum_jax.models import registry
 from ferrum_jax.models.config_reader import ConfigReader
@@ -26,14 +27,15 @@ class ModelSource:
 
     read(targets, expansions): {parameter: array} with exactly the shapes, dtypes and shardings of targets; see
     `checkpoints.Checkpoint.load`. folder: where tokenizer, chat template and the like are; None has none.
-    headless: of a decoder's weights without what makes logits. end_ids: tokens that end a text
-    beside those that the spec names.
+    headless: of a decoder's weights without what makes logits of tokens. classifier: what it has in place of that.
+    end_ids: tokens that end a text beside those that the spec names.
     """
 
     spec: ModelSpec | EncoderSpec
     read: Callable[..., dict[str, jax.Array]]
     folder: Path | None = None
     headless: bool = False
+    classifier: Classifier | None = None
     end_ids: frozenset[int] = frozenset()
 
     @classmethod
@@ -50,13 +52,18 @@ class ModelSource:
             targets: Mapping[str, jax.ShapeDtypeStruct], expansions: Mapping[str, Expansion] = MappingProxyType({})
         ) -> dict[str, jax.Array]:
             own = weights if encodes else registry.for_targets(weights, checkpoint.config, targets)
-            return checkpoint.load(rules=own.rules, harmless=own.harmless, targets=targets, expansions=expansions)
+            harmless = own.harmless if classifier is None else (*own.harmless, f"{HEAD}*")
+            return checkpoint.load(rules=own.rules, harmless=harmless, targets=targets, expansions=expansions)
 
         spec = None if encodes else registry.spec_of(checkpoint.config, lambda: checkpoint.has_head, stored, mtp=mtp)
+        classifier = None if spec is None else head_of(checkpoint, spec.hidden_size)
         return cls(
+            classifier=classifier,
             spec=spec or registry.encoder_spec_of(checkpoint.config),
-            headless=spec is not None
-            and spec.tie_word_embeddings != registry.spec_of(checkpoint.config).tie_word_embeddings,
+            headless=classifier is not None
+            or (
+                spec is not None and spec.tie_word_embeddings != registry.spec_of(checkpoint.config).tie_word_embeddings
+            ),
             read=read,
             folder=checkpoint.path,
             end_ids=frozenset() if spec is None else _end_ids(checkpoint.generation_config, spec),
@@ -67,7 +74,7 @@ class ModelSource:
         """How its texts can become vectors, the usual way first; none of a model that scores pairs alone."""
         if isinstance(self.spec, ModelSpec):
             return ("last",)
-        return () if self.spec.scorer else POOLINGS
+        return () if self.spec.labels else POOLINGS
 
     @property
     def has_dense_layers(self) -> bool:

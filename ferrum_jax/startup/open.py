@@ -21,6 +21,7 @@ from checkpoints import open_checkpoint
 from checkpoints.hub import Show, commit_of
 from checkpoints.sentence import SentenceLayout, read_sentence_layout
 from ferrum_jax.config import EngineConfig
+from ferrum_jax.embeddings.classifier import Classifier
 from ferrum_jax.embeddings.embedder import Embedder
 from ferrum_jax.embeddings.encoder import load_encoder
 from ferrum_jax.embeddings.scorer import Scorer
@@ -75,6 +76,7 @@ class Opened:
     texts: Texts
     embedder: Embedder
     scorer: Scorer | None
+    classifier: Classifier | None
     counter: CompileCounter
     num_compiles: int
     startup_s: float
@@ -180,6 +182,7 @@ class Opening:
             texts=texts,
             embedder=texts.embedder(model.max_text_tokens),
             scorer=model.scorer(texts),
+            classifier=model.classifier(texts),
             counter=counter,
             num_compiles=counter.count,
             startup_s=time.perf_counter() - started,
@@ -215,6 +218,7 @@ class Opening:
             score_tokens=self.config.score_tokens,
             headless=source.headless,
             transcriber=self._transcriber(prompts),
+            classifier=source.classifier,
         )
 
     def requests(self, texts: Texts) -> Reach | None:

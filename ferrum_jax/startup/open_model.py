@@ -17,6 +17,7 @@ from ferrum_jax.answers.choice_text import TokenTexts
 from ferrum_jax.answers.collect import Collector, failure_of
 from ferrum_jax.asked.options import RequestOptions
 from ferrum_jax.asked.sampling import SamplingParams
+from ferrum_jax.embeddings.classifier import ClassifierTexts
 from ferrum_jax.embeddings.embedder import ONE_TOKEN, Outputs, States, Text
 from ferrum_jax.embeddings.encoder import Encoder
 from ferrum_jax.engine.adapters import LoadedAdapters
@@ -297,6 +298,10 @@ class OpenModel:
         now = datetime.datetime.now()
         prepared = (self.prepare(prompt, RequestOptions(), now) for prompt in listed(prompts))
         return score_requests(prepared, completions, self.prompts.tokenizer, mode, self.max_model_len)
+
+    def text_reader(self, truncate: bool) -> ClassifierTexts:
+        """How prompts become texts that are classified."""
+        return ClassifierTexts(embedder=self.embedder, prompts=self.prompts, truncate=truncate)
 
     def run_texts(self, texts: Iterable[Text[Any]]) -> States:
         """(text, its state, tokens of it that were cached) of each, in the order in which steps end."""

@@ -53,7 +53,7 @@ def test_the_short_form_sets_every_sampling_parameter():
     fields |= {"stop": ["x", "y"], "stop_token_ids": [1, 2], "allowed_token_ids": [3, 4], "bad_words": ["z"]}
     fields |= {"include_stop_str_in_output": True, "skip_special_tokens": False, "ignore_eos": True, "logprobs": 2}
     fields |= {"prompt_logprobs": 1, "truncate_prompt_tokens": -1, "detokenize": True, "echo": True}
-    fields |= {"speculative": False}
+    fields |= {"prompt_logprob_token_ids": [5, 6], "prompt_logprob_start": 1, "speculative": False}
     found = row(short(**fields, logit_bias={"17": -3.0}))
     listed = {key: tuple(value) if isinstance(value, list) else value for key, value in fields.items()}
     assert found.params == SamplingParams(**listed, logit_bias={17: -3.0})
