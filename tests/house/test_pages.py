@@ -42,7 +42,6 @@ HELD = {
         ("videos and sounds are refused", _PROMPTS, "sounds, and this model hears none"),
         ("images are refused", _PROMPTS, "and this model takes none: it sees no images"),
         ("videos are refused", "vision/prompt_images.py", "its family's videos are not known"),
-        ("classifiers with several labels are refused", "models/bert.py", "One that classifies is not served"),
         (
             "2 and 3 bits and KV scales",
             "../checkpoints/formats/compressed_tensors.py",
