@@ -117,9 +117,7 @@ class Embedder:
         """
         layout = self.layout
         if not self._poolings:
-            raise ValueError(
-                "the model scores texts and makes no vectors; ask LLM.score, LLM.classify or /v1/score"
-            )
+            raise ValueError("the model scores texts and makes no vectors; ask LLM.score, LLM.classify or /v1/score")
         pooling = pooling or layout.pooling or self._poolings[0]
         if pooling not in self._poolings:
             raise ValueError(

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from ferrum_jax import SamplingParams
+from tests.forked import call
 from tests.support import INVARIANT, small_llm
 
 RNG = np.random.default_rng(3)
@@ -87,3 +88,23 @@ def test_lists_that_do_not_fit_the_prompt_are_refused(llm, changed, why):
     with pytest.raises(ValueError, match=why):
         llm.generate([PROMPT], dataclasses.replace(ASKS, **changed), progress=False)
     assert not llm.engine.has_unfinished
+
+
+@pytest.mark.slow
+def test_on_several_devices_they_are_those_of_the_whole_vocabulary():
+    for found, wanted in call(on_meshes, "tp=2", "dp=2", devices=2):
+        assert [len(rows) for rows in found] == [79, 19] and found == wanted
+
+
+def on_meshes(*meshes: str) -> list[tuple[list, list]]:
+    """What is named on each mesh, and the same of the whole vocabulary."""
+    prompts = [[token % 90 for token in PROMPT], [token % 80 for token in PROMPT[:40]]]
+    every = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=-1)
+    named = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprob_token_ids=[5, 77], prompt_logprob_start=20)
+    both = []
+    for mesh in meshes:
+        llm = small_llm("llama", dataclasses.replace(INVARIANT, mesh=mesh))
+        wholes = [output.prompt_logprobs for output in llm.generate(prompts, every, progress=False)]
+        found = [output.prompt_token_id_logprobs for output in llm.generate(prompts, named, progress=False)]
+        both.append((found, [_of(whole, [[5, 77]] * (len(whole) - 21), 21) for whole in wholes]))
+    return both
