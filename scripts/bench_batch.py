@@ -110,7 +110,7 @@ class HostLLM:
                 yield self._answer(self._running.pop(request.id))
 
     def _step(self, in_flight: StepsInFlight[tuple[StepPlan, np.ndarray]]) -> list[Request]:
-        """Those that ended."""
+        """Gives those that ended."""
         ended: list[Request] = []
         if self._scheduler.waits_for_commit:
             self._commit(*in_flight.popleft(), ended)
