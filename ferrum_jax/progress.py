@@ -16,9 +16,9 @@ from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from ferrum_jax.outputs import EmbeddingOutput, RequestOutput, ScoreOutput
+from ferrum_jax.outputs import ClassOutput, EmbeddingOutput, RequestOutput, RewardOutput, ScoreOutput
 
-Read = EmbeddingOutput | ScoreOutput | ValueError
+Read = ClassOutput | EmbeddingOutput | RewardOutput | ScoreOutput | ValueError
 
 
 class Heard(Protocol):

@@ -98,7 +98,7 @@ STEPS = (
 def shortened(spec: ModelSpec, layers: int) -> ModelSpec:
     """The same model with its first layers."""
     moe = tuple(layer for layer in spec.moe_layers if layer < layers)
-    experts = dataclasses.replace(spec.experts, layers=moe) if moe else None
+    experts = dataclasses.replace(spec.experts, layers=moe) if spec.experts and moe else None
     forms = tuple((name, form) for name, form in spec.forms if int(name.split(".")[1]) < layers)
     return dataclasses.replace(spec, num_hidden_layers=layers, experts=experts, cache_groups=(), forms=forms)
 
@@ -121,7 +121,7 @@ def laid_out(step: Step, layers: int) -> Layout:
     return lay_out(spec, dataclasses.replace(config, kv_memory_bytes=int(free * _KV_SHARE)), mesh)
 
 
-def parts_of(layout: Layout, step: Step) -> tuple[StepPart, StepPart]:
+def parts_of(layout: Layout, step: Step) -> tuple[Bucket, StepPart]:
     """What a decode step of all rows runs: its forward and what samples."""
     (forward,) = (
         part for part in layout.ladder.buckets if part.decode_only and part.num_tokens == part.num_rows == step.rows

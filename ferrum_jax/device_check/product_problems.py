@@ -101,10 +101,11 @@ def _dense(case: expert_cases.Case, target: Target | None, platform: str, *, is_
 
     def oracle() -> np.ndarray:
         *tokens, experts = arguments()
-        return expert_oracle.expert_mlp(*map(np.asarray, (*tokens, experts.gate, experts.up, experts.down)))
+        x, ids, weights, gate, up, down = map(np.asarray, (*tokens, experts.gate, experts.up, experts.down))
+        return expert_oracle.expert_mlp(x, ids, weights, gate, up, down)
 
     experts = arguments()[-1]
-    weights = (experts.gate, experts.up, experts.down)
+    stacks = jax.tree.leaves((experts.gate, experts.up, experts.down))
     pairs = case.num_tokens * case.num_experts_per_token
     return _problem(
         "grouped_matmul",
@@ -114,7 +115,7 @@ def _dense(case: expert_cases.Case, target: Target | None, platform: str, *, is_
         begin,
         oracle,
         platform,
-        num_bytes=sum(array.nbytes for array in weights) if is_real else None,
+        num_bytes=sum(stack.nbytes for stack in stacks) if is_real else None,
         flops=6 * pairs * case.width * case.hidden if is_real else None,
     )
 
