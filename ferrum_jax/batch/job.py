@@ -138,7 +138,7 @@ def run_batch(
 ) -> int:
     """Runs the job and returns its exit code: 0 all rows succeeded, 1 some failed, 3 more than max_errors did,
     130 interrupted by the user, 75 by the system, because another worker took over its rows, or at the end of its time
-    or budget. After 3, 130 and 75 the same command goes on.
+    or budget. After 3, 130 and 75 the same command goes on. With `leaves_early` 0 and 1 may come before the output.
 
     make_llm: loads the model for the rows; called only if there is one to run. input_path, output_path: local paths
     or URLs. model: the name that answers carry. console: where progress and result are shown. notice: tells the job to
@@ -213,7 +213,9 @@ class _Run:
             paces=Paces(place.journal, self._worker),
             notice=notice,
             say=lambda text: _say(console, text),
+            share_s=options.share_s,
         )
+        self._has_left_early = False
         self._partial: str | None = None  # path of the lines of a job that was stopped in time
 
     def to_the_end(self, make_llm: Callable[[JobStart], BatchLLM]) -> int:
@@ -265,10 +267,11 @@ class _Run:
                 self._notice.is_orderly = False
                 self._journal.flush()
             keeper.check()
+            self._has_left_early = worker.has_left_early and not self._notice.is_given
             if llm is not None:
                 self._time.end(self._tally)
                 self._options.on_pace(self._time.ending.report())
-                why = self._notice.reason or "all done"
+                why = self._notice.reason or ("others do the rest" if self._has_left_early else "all done")
                 record = self._recorder.run(self._worker, why, llm.stats(), journal_s=self._journal.busy_s)
                 self._place.journal.replace(f"runs/{self._worker}.json", json.dumps(record).encode())
                 if self._notice.is_given:
@@ -319,6 +322,11 @@ class _Run:
             if self._options.is_exceeded_by(self._tally.num_failed):
                 self._console.print(f"All rows are done, and {too_many}.")
                 return EXIT_TOO_MANY_ERRORS
+            return EXIT_ROWS_FAILED if self._tally.num_failed else EXIT_OK
+        if self._has_left_early:
+            left = f"{self._tally.num_rows - self._tally.num_done:,}"
+            text = f"Ended early: other workers run the {left} rows that are left, and write the output."
+            self._console.print(Text(text), soft_wrap=True)
             return EXIT_ROWS_FAILED if self._tally.num_failed else EXIT_OK
         why = self._notice.reason or too_many
         more = self._time.more if self._notice.reason else " with a higher --max-errors"

@@ -149,7 +149,6 @@ def paced_outlook(
     journal.refresh()
     ending = Ending(
         rows.tokens,
-        part_size=rows.part_size,
         clock=lambda: now,
         end_s=terms.deadline,
         budget=terms.budget,

@@ -10,7 +10,8 @@ import contextlib
 import dataclasses
 import json
 import math
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ferrum_jax.batch.ending.ending import WorkerPace
@@ -19,43 +20,44 @@ from ferrum_jax.batch.journal.job_identity import object_in
 from ferrum_jax.files.store import Store
 
 _FOLDER = "paces"
+_COUNTS = ("num_slots", "num_running", "num_queued")
+_STILL_S = 35.0  # a file that has not changed for so long is of a worker that was killed
 
 
 class Paces:
     """The paces of a job, for one of its workers."""
 
-    def __init__(self, store: Store, worker: str) -> None:
-        self._store, self._worker = store, worker
+    def __init__(self, store: Store, worker: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._store, self.worker, self._clock = store, worker, clock
         self._seen: dict[str, bytes] = {}
-        self._moved: dict[str, int] = {}  # the look at which a file was seen to have changed
-        self._num_looks = 0
+        self._moved_s: dict[str, float] = {}  # when a file was seen to have changed
 
     def write(self, own: WorkerPace, *, ended: bool = False) -> None:
         """Says what this worker knows of itself."""
         pace = None if own.pace is None else own.pace._asdict()
         found = {**dataclasses.asdict(own), "pace": pace, "is_alive": not ended}
         with contextlib.suppress(OSError):  # of a full disk the journal says more
-            self._store.replace(f"{_FOLDER}/{self._worker}.json", json.dumps(found).encode())
+            self._store.replace(f"{_FOLDER}/{self.worker}.json", json.dumps(found).encode())
 
     def own(self) -> WorkerPace | None:
         """What this worker said of itself last."""
-        said = object_in(self._store.read(f"{_FOLDER}/{self._worker}.json"))
+        said = object_in(self._store.read(f"{_FOLDER}/{self.worker}.json"))
         return None if said is None else _pace_in(said)
 
     def others(self) -> list[WorkerPace]:
         """What the other workers, those of earlier runs too, say of themselves. A damaged file says nothing."""
-        self._num_looks += 1
         found = []
         for name in sorted(self._store.names(_FOLDER)):
-            content = self._store.read(f"{_FOLDER}/{name}") if name != f"{self._worker}.json" else None
+            content = self._store.read(f"{_FOLDER}/{name}") if name != f"{self.worker}.json" else None
             said = object_in(content)
             pace = None if said is None else _pace_in(said)
             if content is None or pace is None:
                 continue
             if self._seen.setdefault(name, content) != content:
-                self._seen[name], self._moved[name] = content, self._num_looks
-            moves = self._num_looks - self._moved.get(name, -3) < 3
-            found.append(dataclasses.replace(pace, is_alive=pace.is_alive and moves))
+                self._seen[name], self._moved_s[name] = content, self._clock()
+            moves = self._clock() - self._moved_s.get(name, -math.inf) < _STILL_S
+            worker = name.removesuffix(".json")
+            found.append(dataclasses.replace(pace, is_alive=pace.is_alive and moves, worker=worker))
         return found
 
 
@@ -76,6 +78,7 @@ def _pace_in(said: dict[str, Any]) -> WorkerPace | None:
             spent_s=_number(said["spent_s"]),
             price_per_hour=None if price is None else _number(price),
             is_alive=said["is_alive"] is True,
+            **{name: int(_number(said.get(name, 0))) for name in _COUNTS},  # an older version wrote none
         )
     except (KeyError, TypeError, ValueError):
         return None

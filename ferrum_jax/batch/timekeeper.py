@@ -6,6 +6,7 @@ The worker's loop calls it; nothing here has a thread of its own.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from typing import Any
@@ -19,7 +20,8 @@ from ferrum_jax.batch.notice import EXIT_PREEMPTED, Notice
 from ferrum_jax.batch.paces import Paces
 from ferrum_jax.batch.report.display import Tally
 
-_LOOK_S, _TELL_S = 1.0, 10.0  # between two forecasts; between two looks at other workers
+_LOOK_S, _MOST_TELL_S = 1.0, 10.0  # between two forecasts; between two looks at other workers
+_TELLS = 0.1  # of the time that the run has taken, or takes yet: so much between two looks at other workers
 _MOST_LOOKING = 100  # a look takes at most one part in so many of the time
 _SURE_SPREAD = 0.2  # of a forecast that is said once and for all
 
@@ -36,22 +38,25 @@ class Timekeeper:
         paces: Paces,
         notice: Notice,
         say: Callable[[str], None],
+        share_s: float = 2.0,
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], float] = time.time,
     ) -> None:
-        """paces: of the job, for this worker. now: seconds since 1970. say: shows the user a line."""
+        """paces: of the job, for this worker. now: seconds since 1970. say: shows the user a line. share_s: as in
+        `JobOptions`."""
         self._terms, self._rows, self._journal, self._notice, self._say = terms, rows, journal, notice, say
-        self._paces, self._clock, self._now = paces, clock, now
+        self._paces, self._clock, self._now, self._least_s = paces, clock, now, share_s / 2
         self.ending = Ending(
             rows.tokens,
-            part_size=rows.part_size,
             clock=clock,
+            worker=paces.worker,
             end_s=None if terms.deadline is None else clock() + terms.deadline - now(),
             budget=terms.budget,
             price_per_hour=terms.price_per_hour,
         )
         self._said: bool | None = None  # whether it fits, as it was last said
         self._look_s = self._told_s = clock()
+        self.num_told = 0  # how often other workers were looked at
         self.outlook: Outlook | None = None
         self.has_stopped = False  # for time or money
 
@@ -106,10 +111,10 @@ class Timekeeper:
         started_s = self._clock()
         if started_s < self._look_s:
             return
-        if started_s - self._told_s >= _TELL_S:
+        if started_s - self._told_s >= self._tell_s:
             self._tell()
         self._look()
-        self._look_s = started_s + max(_LOOK_S, _MOST_LOOKING * (self._clock() - started_s))
+        self._look_s = started_s + max(min(_LOOK_S, self._least_s), _MOST_LOOKING * (self._clock() - started_s))
         if self.outlook is not None:
             tally.left_s = self.outlook.seconds
             tally.outlook = progress_phrase(self.outlook, self._terms, self._now())
@@ -140,8 +145,18 @@ class Timekeeper:
         tally.cost = self.ending.spent
         self._paces.write(self.ending.report(), ended=True)
 
+    def tell_soon(self) -> None:
+        """Has this worker say at its next look that it has nothing to run."""
+        self._told_s = self._look_s = -math.inf
+
+    @property
+    def _tell_s(self) -> float:
+        left_s = math.inf if self.outlook is None else self.outlook.seconds
+        return min(max(_TELLS * min(left_s, self.ending.spent_s), self._least_s), _MOST_TELL_S)
+
     def _tell(self) -> None:
         self._told_s = self._clock()
+        self.num_told += 1
         self._paces.write(self.ending.report())
         others = self._paces.others()
         if any(each.is_alive for each in others):

@@ -23,12 +23,14 @@ from ferrum_jax.batch.journal.job_identity import JobIdentity, JobRefused
 from ferrum_jax.batch.journal.journal import CRASH, FAILED, OK, PARTIAL
 from ferrum_jax.batch.journal.keeper import Keeper
 from ferrum_jax.batch.journal.partials import encode_partial
+from ferrum_jax.batch.journal.parts import Parts
 from ferrum_jax.batch.journal.responses import answered_line, failed_line, texts_of, transcribed_line
 from ferrum_jax.batch.notice import Notice
 from ferrum_jax.batch.report.display import Display
 from ferrum_jax.batch.report.recorder import Recorder
 from ferrum_jax.batch.row_answers import Answer, Answers
 from ferrum_jax.batch.row_sounds import READ_AHEAD, RowSounds
+from ferrum_jax.batch.share import Share
 from ferrum_jax.batch.structure_cuts import cut_off
 from ferrum_jax.batch.timekeeper import Timekeeper
 from ferrum_jax.outputs import NOT_FINITE_REASON, CompletionOutput, RequestOutput
@@ -57,29 +59,46 @@ class Worker:
     ) -> None:
         """keeper: of the worker's journal and leases, which makes durable what this loop adds."""
         self._rows, self._job, self._notice, self._display, self._time = rows, job, notice, display, timekeeper
-        self._journal, self._leases, self._options = keeper.journal, keeper.leases, keeper.options
+        self._journal, self._options = keeper.journal, keeper.options
         self._check, self._recorder, self._tally = keeper.check, recorder, display.tally
         self._stats: Callable[[], Mapping[str, Any]] | None = None
-        self._parts = rows.parts()
-        self._taken: set[int] = set()
+        unfinished, refresh = self._journal.unfinished, self._journal.refresh
+        self._share = Share(
+            Parts(rows.parts(), keeper.leases, unfinished=unfinished, refresh=refresh),
+            keeper.leases,
+            timekeeper.ending,
+            num_undone=lambda: self._journal.num_undone,
+            least_s=keeper.options.share_s,
+        )
+        self._queue = self._share.queue
+        self._num_told = 0
         self._running: dict[int, tuple[Row, int]] = {}  # by index: the row and the epoch of its lease
         self._began_s: dict[int, float] = {}  # by index
         self._answers: dict[int, Answers] = {}  # by index
         self._unanswered: set[int] = set()  # keys of requests that the engine has
-        self._queue: deque[tuple[int, int]] = deque()  # rows to run, with their epochs
         self._suspects: deque[tuple[int, int]] = deque()  # rows with which the engine crashed, to be run alone
         self._resumes: dict[int, tuple[CompletionOutput, ...]] = {}
         self._num_crashes_in_turn = 0
         self._source_error: Exception | None = None
         self._sounds = RowSounds(rows)
         self._partials_s = self._shown_s = time.monotonic()
-        self._asked_last = False
+        self._asked_last = self._is_idle = False
         self._awaited: set[int] = set()  # keys of those whose last partial has not come yet
 
     @property
     def is_over(self) -> bool:
         self._time.keep()
         return self._notice.is_given or self.has_too_many_errors
+
+    @property
+    def has_left_early(self) -> bool:
+        """Whether others run all rows that are left, and this worker need not wait for them."""
+        return self._options.leaves_early and self._share.is_done and not self._journal.is_complete
+
+    @property
+    def num_given(self) -> int:
+        """Rows that this worker had and gave back to others."""
+        return self._share.num_given
 
     @property
     def has_too_many_errors(self) -> bool:
@@ -90,13 +109,17 @@ class Worker:
         llm: BatchLLM | None = None
         while not self._journal.is_complete and not self.is_over:
             if self._time.is_closed or not (self._queue or self._suspects or self._take()):
-                if self._time.leave():
+                if self._time.leave() or self.has_left_early:
                     break
+                if not self._is_idle:
+                    self._time.tell_soon()
+                self._is_idle = True
                 self._notice.wait(self._options.poll_s)  # other workers have the rest
                 self._check()
                 self._journal.refresh()
                 self._show()
                 continue
+            self._is_idle = False
             with self._hasty():
                 if llm is None:
                     llm = make_llm()
@@ -130,21 +153,10 @@ class Worker:
     # -- which rows --------------------------------------------------------------------------------------
 
     def _take(self) -> bool:
-        """Queues the unfinished rows of a part that nobody has; False if there is no such part."""
-        for number, part in enumerate(self._parts):
-            if number in self._taken or not len(self._journal.unfinished(part)):
-                continue
-            epoch = self._leases.acquire(str(number))
-            if epoch is None:
-                continue
-            self._taken.add(number)
-            self._journal.refresh()
-            unfinished = self._journal.unfinished(part).tolist()
-            self._queue.extend((index, epoch) for index in unfinished)
-            self._rows.expect(unfinished)
-            if self._queue:
-                return True
-        return False
+        """Queues rows that nobody has; False if there are none for this worker."""
+        rows = self._share.take()
+        self._rows.expect(rows)
+        return bool(rows)
 
     def _requests(self) -> Iterator[tuple[int, int]]:
         """Queued rows and those of further parts, with their epochs; those that crashed the engine wait.
@@ -161,7 +173,7 @@ class Worker:
 
     @property
     def _may_begin(self) -> bool:
-        return not (self.is_over or self._time.is_closed)
+        return not (self.is_over or self._time.is_closed or self._share.is_done)
 
     def _kind_next(self) -> int:
         return self._kind_of(self._queue[0]) if self._queue else GENERATES
@@ -236,14 +248,33 @@ class Worker:
                     assert not self._running, f"rows {sorted(self._running)[:5]} were not answered"
                     return
                 self._receive(*item)
+        if not self.is_over:
+            self._leave_engine()
+
+    def _leave_engine(self) -> None:
+        """Rows that the engine had go to others, or are begun again beside further ones, from their tokens."""
+        self._journal.flush()
+        running = sorted((index, epoch) for index, (_, epoch) in self._running.items())
+        self._forget_running()
+        self._asked_last = False
+        self._share.leave_engine(running)
+
+    def _forget_running(self) -> None:
+        for index in self._running:
+            self._time.ending.meter.drop(index)
+        self._running.clear()
+        self._began_s.clear()
+        self._answers.clear()
+        self._unanswered.clear()
+        self._sounds.clear()
 
     def _wants_partials(self) -> bool:
         """At intervals, and once more, for the last time, when the job is to end."""
         now_s = time.monotonic()
         if self._stats is not None:
             self._recorder.sample(self._stats)
-            self._time.update(self._tally)
-        if self.is_over:
+            self._look()
+        if self.is_over or self._share.breaks:
             asks, self._asked_last = not self._asked_last, True
             if asks:
                 self._awaited = set(self._unanswered)
@@ -323,14 +354,17 @@ class Worker:
         if self._num_crashes_in_turn >= _MOST_CRASHES_IN_TURN:
             raise error
         self._display.say(f"the engine crashed with {error!r}; each row that it had is run again by itself")
-        for index, (_, epoch) in sorted(self._running.items()):
-            self._time.ending.meter.drop(index)
+        suspects = sorted((index, epoch) for index, (_, epoch) in self._running.items())
+        self._forget_running()
+        for index, epoch in suspects:
             self._suspect(index, epoch)
-        self._running.clear()
-        self._began_s.clear()
-        self._answers.clear()
-        self._unanswered.clear()
-        self._sounds.clear()
+
+    def _look(self) -> None:
+        """At the clock, and at other workers where they were read anew."""
+        self._time.update(self._tally)
+        if self._num_told != self._time.num_told:
+            self._num_told = self._time.num_told
+            self._share.look()
 
     def _show(self) -> None:
         self._shown_s = time.monotonic()
@@ -338,7 +372,8 @@ class Worker:
         self._tally.num_failed = self._rows.num_bad + self._journal.num_failed
         if self._stats is not None:
             self._recorder.sample(self._stats)
-        self._time.update(self._tally)
+        self._look()
+        self._tally.num_given = self._share.num_given
         self._display.update()
         self._options.on_progress(self._tally.num_ok, self._tally.num_failed)
 

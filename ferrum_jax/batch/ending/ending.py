@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Sized
 
 import numpy as np
 
@@ -36,7 +36,8 @@ class WorkerPace:
     """What a worker says of itself, for others and for later runs.
 
     pace: None before it was measured. begun: tokens, read and written, of rows that it has begun and not ended. row_s:
-    how long its rows take. spent_s: since it started. is_alive: whether it is at work now.
+    how long its rows take. spent_s: since it started. is_alive: whether it is at work now. worker: its name. num_slots:
+    the most rows that it has run at once. num_running, num_queued: rows that it has begun, and those that it has not.
     """
 
     pace: TokenPace | None
@@ -45,6 +46,10 @@ class WorkerPace:
     spent_s: float
     price_per_hour: float | None
     is_alive: bool = False
+    worker: str = ""
+    num_slots: int = 0
+    num_running: int = 0
+    num_queued: int = 0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -77,22 +82,24 @@ class Ending:
         self,
         tokens: np.ndarray,
         *,
-        part_size: int,
         clock: Callable[[], float],
         end_s: float | None = None,
         budget: float | None = None,
         price_per_hour: float | None = None,
+        worker: str = "",
     ) -> None:
-        """tokens: [rows, 2] as of `Rows`. end_s: when the process has ended. part_size: rows that a worker takes."""
-        self._tokens, self._part_size, self._clock = tokens, part_size, clock
+        """tokens: [rows, 2] as of `Rows`. end_s: when the process has ended. worker: its name."""
+        self._tokens, self.worker, self._clock = tokens, worker, clock
         self._budget, self._price = budget, price_per_hour
         self._began_s = clock()
         self._closing_s = _CLOSING_S + _ROW_CLOSING_S * len(tokens)
         self._end_s = end_s
-        self._others: Sequence[WorkerPace] = ()
+        self.others: Sequence[WorkerPace] = ()
         self._others_s = self._began_s  # when they were told
         self.meter = RowMeter(tokens)
-        self._mean = _mean(_sum(tokens), len(tokens))
+        self.mean = _mean(_sum(tokens), len(tokens))  # of a row
+        self.queue: Sized = ()  # rows that the worker has and has not begun
+        self._num_slots = 0
         self.num_passed = 0  # rows that were not begun
         self._passed_in_turn = 0
 
@@ -101,6 +108,7 @@ class Ending:
     def begin(self, index: int) -> None:
         """A row is given to the engine."""
         self.meter.begin(index, self._clock())
+        self._num_slots = max(self._num_slots, len(self.meter.running))
 
     def end(self, index: int) -> None:
         """A row is answered."""
@@ -108,7 +116,7 @@ class Ending:
 
     def tell(self, others: Sequence[WorkerPace]) -> None:
         """What other workers and earlier runs say of themselves."""
-        self._others, self._others_s = others, self._clock()
+        self.others, self._others_s = others, self._clock()
 
     # -- what a worker asks ------------------------------------------------------------------------------
 
@@ -126,7 +134,7 @@ class Ending:
     def spent_elsewhere(self) -> float:
         """What other workers and earlier runs have cost."""
         since = self._clock() - self._others_s
-        return sum(self._price_of(each) * (each.spent_s + since * each.is_alive) for each in self._others) / 3600
+        return sum(self._price_of(each) * (each.spent_s + since * each.is_alive) for each in self.others) / 3600
 
     @property
     def left_s(self) -> float | None:
@@ -169,9 +177,14 @@ class Ending:
     # -- what is expected --------------------------------------------------------------------------------
 
     @property
+    def rest_s(self) -> float:
+        """How long the rows that run take yet."""
+        return self.meter.rest_s(self._clock())
+
+    @property
     def pace(self) -> TokenPace | None:
         """The worker's own, or the mean of other workers and earlier runs where that is surer."""
-        found = (self.meter.pace(self._clock()), mean_pace(self._others))
+        found = (self.meter.pace(self._clock()), mean_pace(self.others))
         return min((each for each in found if each is not None), key=lambda each: each.spread, default=None)
 
     def report(self) -> WorkerPace:
@@ -180,10 +193,14 @@ class Ending:
         return WorkerPace(
             pace=self.meter.pace(now),
             begun=_sum(self._tokens[self.meter.running]),
-            row_s=self.meter.like_row_s(self._mean, now),
+            row_s=self.meter.like_row_s(self.mean, now),
             spent_s=self.spent_s,
             price_per_hour=self._price,
             is_alive=True,
+            worker=self.worker,
+            num_slots=self._num_slots,
+            num_running=len(self.meter.running),
+            num_queued=len(self.queue),
         )
 
     def outlook(self, undone: np.ndarray) -> Outlook | None:
@@ -193,7 +210,7 @@ class Ending:
         pace = self.pace
         if pace is None:
             return None
-        alive = [each for each in self._others if each.is_alive]
+        alive = [each for each in self.others if each.is_alive]
         paces = [pace, *(each.pace for each in alive if each.pace is not None)]
         begun = [_sum(self._tokens[self.meter.running]), *(each.begun for each in alive)]
         left = _sum(self._tokens[undone])
@@ -203,10 +220,7 @@ class Ending:
         last_s = 0.0
         if reads + writes > 0:
             own_s = self.meter.like_row_s(_mean(left, len(undone)), now)
-            last_s = _LAST_SHARE * max([own_s, *(each.row_s for each in (alive if own_s else self._others))])
-        if alive and len(undone):  # a worker may begin its last part when the others have none left
-            part = min(self._part_size / len(undone), 1.0)
-            last_s += 0.5 * len(alive) / (1 + len(alive)) * part * max(one_s, *others_s, 0.0)
+            last_s = _LAST_SHARE * max([own_s, *(each.row_s for each in (alive if own_s else self.others))])
         seconds = max(queue_s + last_s, self.meter.rest_s(now))
         strange = _STRANGE_SPREAD * self.meter.strangeness(_mean(left, len(undone))) + _LAST_SPREAD * last_s / max(
             seconds, 1e-9
@@ -246,7 +260,7 @@ class Ending:
     def _rate(self) -> float:
         """What an hour of all workers that are at work costs."""
         assert self._price is not None, "a budget has a price"
-        return self._price + sum(self._price_of(each) for each in self._others if each.is_alive)
+        return self._price + sum(self._price_of(each) for each in self.others if each.is_alive)
 
     def _price_of(self, other: WorkerPace) -> float:
         return (self._price or 0.0) if other.price_per_hour is None else other.price_per_hour

@@ -81,8 +81,13 @@ class Journal:
         return int(self._counts[_IS_FAILED])
 
     @property
+    def num_undone(self) -> int:
+        """Rows without a durable line."""
+        return len(self._rows.order) - self.num_ok - self.num_failed
+
+    @property
     def is_complete(self) -> bool:
-        return self.num_ok + self.num_failed == len(self._rows.order)
+        return not self.num_undone
 
     def unfinished(self, indices: np.ndarray) -> np.ndarray:
         return indices[self._state[indices] == _TODO]

@@ -22,8 +22,9 @@ class JobOptions:
 
     max_errors: the job stops once more rows than this have failed; None never stops for it. flush_s: between two
     segments of the journal. partials_s: between two records of rows in progress. expiry_s: how long a worker may be
-    silent before others take it for dead. poll_s: between two looks at what other workers have left. new_run: begin
-    anew, and move the job that is there aside. strict_bits: refuse to go on where equal bits are not promised.
+    silent before others take it for dead. poll_s: between two looks at what other workers have left. share_s: what
+    workers give one another takes as long at least. leaves_early: end, with the code of a job that is done, once other
+    workers run all rows that are left. new_run: begin anew, and move the job that is there aside. strict_bits: refuse to go on where equal bits are not promised.
     page_path: path or URL of an HTML report. loading: how the command loads the model, and its input where that is
     not the file of rows; as JSON, for the report's record. terms: of the run's end and its cost. on_pace: told at the
     end what the worker measured of itself. on_progress: told now and then how many rows were answered and how many
@@ -35,6 +36,8 @@ class JobOptions:
     partials_s: float = 60.0
     expiry_s: float = 60.0
     poll_s: float = 1.0
+    share_s: float = 2.0
+    leaves_early: bool = False
     new_run: bool = False
     strict_bits: bool = False
     page_path: str | os.PathLike[str] | None = None

@@ -1,10 +1,12 @@
 """Leases: which worker does which part of a job. Many workers share a folder, and no process coordinates them.
 
 A lease is a file `leases/LAYOUT/PART.EPOCH` that names its worker. Creating is exclusive, so one worker has it; the
-part is taken over by creating the next epoch, once its worker is dead. A worker is dead when it says so at its end,
-when its process is gone (seen on the same machine), or when its heartbeat has stood still for `expiry_s` of the
-observer's own time. Clocks of machines are never compared and no time of day is read, so a clock may jump. A worker
-that is taken for dead gets a tombstone. If it still lives, it finds it at its next heartbeat and must stop.
+part is taken over by creating the next epoch, once its worker is dead. Its own worker creates the next epoch too, to
+give the part back (the file is then empty) or to keep only what lies before a cut, which stands behind the worker's
+name. A worker is dead when it says so at its end, when its process is gone (seen on the same machine), or when its
+heartbeat has stood still for `expiry_s` of the observer's own time. Clocks of machines are never compared and no time
+of day is read, so a clock may jump. A worker that is taken for dead gets a tombstone. If it still lives, it finds it at
+its next heartbeat and must stop.
 """
 
 from __future__ import annotations
@@ -14,12 +16,22 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 from ferrum_jax.files.store import Store
+
+_MOST_BYTES = 100  # of a lease
 
 
 class LeaseLost(OSError):
     """Another worker took this one for dead."""
+
+
+class Lease(NamedTuple):
+    """What a lease says. worker: "" for a part that was given back. cut: the place before which rows were kept."""
+
+    worker: str
+    cut: int | None = None
 
 
 class Leases:
@@ -34,66 +46,90 @@ class Leases:
         expiry_s: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._store, self._worker, self._folder = store, worker, f"leases/{layout}"
+        self._store, self.worker, self._folder = store, worker, f"leases/{layout}"
         self._expiry_s, self._clock = expiry_s, clock
         self._num_beats = 0
         self._seen: dict[str, tuple[bytes, float]] = {}  # other workers' last heartbeat, and when it was first seen
         self._dead: set[str] = set()
-        self._owners: dict[str, str] = {}  # by lease; the owner of a lease never changes
+        self._known: dict[str, Lease] = {}  # by name; a lease never changes
         self.beat()
 
     def beat(self) -> None:
         """Says that this worker lives. Raises LeaseLost if another took it for dead, OSError if the journal is gone."""
-        if self._store.size(f"workers/{self._worker}.dead") is not None:
+        if self._store.size(f"workers/{self.worker}.dead") is not None:
             raise LeaseLost(f"this worker was silent for {self._expiry_s:.0f} s and another took over its rows")
-        if self._num_beats and self._store.size(f"workers/{self._worker}.beat") is None:
+        if self._num_beats and self._store.size(f"workers/{self.worker}.beat") is None:
             raise OSError(
                 "the journal was deleted or moved while the job ran; put it back and start again, or begin anew"
             )
         self._num_beats += 1
         content = json.dumps({**_process(), "beats": self._num_beats}).encode()
-        self._store.replace(f"workers/{self._worker}.beat", content)
+        self._store.replace(f"workers/{self.worker}.beat", content)
 
     def leave(self) -> None:
         """Gives all leases back."""
-        self._store.create(f"workers/{self._worker}.dead", b"")
+        self._store.create(f"workers/{self.worker}.dead", b"")
 
     def acquire(self, part: str) -> int | None:
         """The epoch under which this worker has the part from now on; None while a living worker has it."""
-        newest = max(self._epochs(part), default=0)
+        newest = max(self.epochs().get(part, ()), default=0)
         if newest:
-            owner = self._owner(f"{part}.{newest}")
-            if owner == self._worker:
+            owner = self.lease(part, newest).worker
+            if owner == self.worker:
                 return newest
-            if self._lives(owner):
+            if self.lives(owner):
                 return None
-        # a lease need not survive a loss of power, because its worker does not either
-        created = self._store.create(f"{self._folder}/{part}.{newest + 1}", self._worker.encode(), lasts=False)
-        return newest + 1 if created else None
+        return newest + 1 if self.advance(part, newest + 1) else None
 
-    def _epochs(self, part: str) -> list[int]:
-        split = (name.rpartition(".") for name in self._names())
-        return [int(epoch) for found, _, epoch in split if found == part]
+    def epochs(self) -> dict[str, list[int]]:
+        """The epochs of each part that was ever taken."""
+        found: dict[str, list[int]] = {}
+        for name in self._names():
+            part, _, epoch = name.rpartition(".")
+            found.setdefault(part, []).append(int(epoch))
+        return found
+
+    def lease(self, part: str, epoch: int) -> Lease:
+        """What the lease says. Raises OSError for one that is damaged or has vanished."""
+        name = f"{part}.{epoch}"
+        if name not in self._known:
+            content = self._store.read(f"{self._folder}/{name}", 0, _MOST_BYTES + 1)
+            if content is None:
+                raise OSError(f"the lease {name} has vanished from the journal; start the job again")
+            worker, _, cut = content.decode(errors="replace").partition(" ")
+            if len(content) > _MOST_BYTES or (cut and not (cut.isascii() and cut.isdigit())):
+                raise OSError(f"the lease {name} of the journal is damaged, it holds {content!r}; delete it")
+            self._known[name] = Lease(worker, int(cut) if cut else None)
+        return self._known[name]
+
+    def advance(self, part: str, epoch: int, *, cut: int | None = None, gives: bool = False) -> bool:
+        """Creates the epoch for this worker, or for nobody where it gives the part back; False if it is there.
+
+        cut: keeps only what lies before it.
+        """
+        content = b"" if gives else self.worker.encode() + (b"" if cut is None else b" %d" % cut)
+        name = f"{self._folder}/{part}.{epoch}"
+        # a lease need not survive a loss of power, because its worker does not either
+        return self._store.create(name, content, lasts=False)
+
+    def is_held_elsewhere(self, part: str) -> bool:
+        """Whether another worker, which lives, has the part."""
+        newest = max(self.epochs().get(part, ()), default=0)
+        owner = self.lease(part, newest).worker if newest else ""
+        return owner not in ("", self.worker) and self.lives(owner)
 
     def _names(self) -> list[str]:
         return self._store.names(self._folder)
 
-    def _owner(self, name: str) -> str:
-        if name not in self._owners:
-            content = self._store.read(f"{self._folder}/{name}")
-            if content is None:
-                raise OSError(f"the lease {name} has vanished from the journal; start the job again")
-            self._owners[name] = content.decode()
-        return self._owners[name]
-
-    def _lives(self, worker: str) -> bool:
-        if worker in self._dead:
+    def lives(self, worker: str) -> bool:
+        """Whether the worker may still be at work; one that is found dead gets its tombstone."""
+        if not worker or worker in self._dead:
             return False
         if self._store.size(f"workers/{worker}.dead") is None:
             beat = self._store.read(f"workers/{worker}.beat")
             if beat is not None and not _is_gone(beat) and not self._is_still(worker, beat):
                 return True
-            self._store.create(f"workers/{worker}.dead", self._worker.encode())
+            self._store.create(f"workers/{worker}.dead", self.worker.encode())
         self._dead.add(worker)
         return False
 

@@ -25,6 +25,7 @@ class Tally:
     num_ok: int = 0
     num_failed: int = 0
     num_own: int = 0  # rows that this worker finished in this run, whatever became of them
+    num_given: int = 0  # rows that it had and gave back to other workers
     num_prompt_tokens: int = 0
     num_hit_tokens: int = 0  # prompt tokens that came from the prefix cache
     num_output_tokens: int = 0
@@ -122,13 +123,15 @@ class Display:
             if self._bar.tasks[0].start_time is None:
                 self._bar.start_task(self._task)
                 self._bar.tasks[0].start_time = tally.started_s  # the clock of the table at the end
-            self._bar.rates = "\n".join([rates, *tally.outlook.split("; ")]).rstrip()  # a line has 80 columns
+            self._bar.rates = "\n".join(
+                [f"{rates}{_given(tally)}", *tally.outlook.split("; ")]
+            ).rstrip()  # a line has 80 columns
             left = "-:--:--" if (left_s := self._left_s()) is None else clock(left_s)
             self._bar.update(self._task, completed=tally.num_done, left=left)
             self._bar.start()  # does nothing if it has started
         else:
             self._has_lines = True
-            line = f"{tally.num_done}/{tally.num_rows} rows, {rates}, {self._left()}"
+            line = f"{tally.num_done}/{tally.num_rows} rows, {rates}, {self._left()}{_given(tally)}"
             line += f", {tally.outlook}" if tally.outlook and tally.num_done < tally.num_rows else ""
             self._console.print(line, highlight=False, soft_wrap=True)  # a log has lines of any width
 
@@ -149,6 +152,10 @@ class Display:
         return (tally.num_rows - tally.num_done) / pace if pace else None
 
 
+def _given(tally: Tally) -> str:
+    return f", {tally.num_given:,} given back" if tally.num_given else ""
+
+
 def summary_table(tally: Tally, title: str) -> Table:
     """The result of a run."""
     table = Table(title=Text(title), show_header=False)
@@ -166,6 +173,9 @@ def summary_table(tally: Tally, title: str) -> Table:
         ("output speed", f"{tally.output_tokens_per_s:,.1f} tok/s"),
     ):
         table.add_row(name, value)
+    if tally.num_given:
+        table.add_row("rows of this worker", f"{tally.num_own:,}")
+        table.add_row("given to other workers", f"{tally.num_given:,}")
     if tally.cost is not None:
         table.add_row("cost of all runs", f"{tally.cost:,.2f}")
     return table

@@ -71,6 +71,7 @@ class Recorder:
             "wall_s": round(tally.wall_s, 3),
             "journal_s": round(journal_s, 3),
             "rows": tally.num_own,
+            "rows_given": tally.num_given,
             "prompt_tokens": tally.num_prompt_tokens,
             "cached_tokens": tally.num_hit_tokens,
             "output_tokens": tally.num_output_tokens,

@@ -10,10 +10,35 @@ from typing import NamedTuple
 import numpy as np
 
 from ferrum_jax.batch.ending.ending import Ending, Outlook
+from ferrum_jax.batch.journal.leases import Leases
+from ferrum_jax.batch.journal.parts import Parts
+from ferrum_jax.batch.share import Share
 from ferrum_jax.ints import ceil_div
 
 _READ_S, _STEP_S, _ROW_S = 2e-4, 0.02, 0.6e-3  # of a token of a prompt; of a step; and of each row in it
 _LOOK_S = 5.0
+
+
+class DictStore:
+    """What leases need of a store."""
+
+    def __init__(self) -> None:
+        self.files: dict[str, bytes] = {}
+
+    def create(self, name: str, content: bytes, *, lasts: bool = True) -> bool:
+        return self.files.setdefault(name, content) is content
+
+    def replace(self, name: str, content: bytes) -> None:
+        self.files[name] = content
+
+    def read(self, name: str, start: int = 0, length: int | None = None) -> bytes | None:
+        return self.files.get(name)
+
+    def size(self, name: str) -> int | None:
+        return len(self.files[name]) if name in self.files else None
+
+    def names(self, folder: str) -> list[str]:
+        return [name.removeprefix(f"{folder}/") for name in self.files if name.startswith(f"{folder}/")]
 
 
 class Forecast(NamedTuple):
@@ -34,8 +59,11 @@ class SimulatedWorker:
     ending: Ending
     width: int
     speed: float
-    queue: list[int] = dataclasses.field(default_factory=list)
+    share: Share
     running: dict[int, int] = dataclasses.field(default_factory=dict)  # by index: tokens that it writes yet
+    epochs: dict[int, int] = dataclasses.field(default_factory=dict)  # by index: of its lease
+    num_done: int = 0
+    ended_s: float = 0.0  # its last row
     look_s: float = 0.0
     has_left: bool = False
 
@@ -66,16 +94,25 @@ class SimulatedJob:
         self.tokens = np.stack([self.random.integers(50, 800, num_rows), most], axis=1).astype(np.uint32)
         self.written = np.minimum(self.random.geometric(0.01, num_rows), most) if rows_stop else most
         size = max(8, min(1024, ceil_div(num_rows, 64)))
+        self.store = DictStore()
         self.done = np.zeros(num_rows, bool) if goes_on is None else goes_on.done.copy()
         rows = order(self.tokens)
         rows = rows[~self.done[rows]]
-        self.parts = [rows[start : start + size].tolist() for start in range(0, len(rows), size)]
+        self.parts = [rows[start : start + size] for start in range(0, len(rows), size)]
+        self.left = self.written.tolist()  # tokens that each row writes yet
         self.end_s, self.forecasts = 0.0, list[Forecast]()
-        how = {"part_size": size, "clock": lambda: self.now_s, "end_s": within_s, **terms}
+        how = {"clock": lambda: self.now_s, "end_s": within_s, **terms}
+        endings = [Ending(self.tokens, worker=str(number), **how) for number in range(len(workers))]
         self.workers = [
-            SimulatedWorker(ending=Ending(self.tokens, **how), width=width, speed=speed) for width, speed in workers
+            SimulatedWorker(ending=ending, width=width, speed=speed, share=self._share(ending))
+            for ending, (width, speed) in zip(endings, workers, strict=True)
         ]
         self._run()
+
+    def _share(self, ending: Ending) -> Share:
+        leases = Leases(self.store, ending.worker, "l", expiry_s=1e9, clock=lambda: self.now_s)
+        parts = Parts(self.parts, leases, unfinished=lambda rows: rows[~self.done[rows]], refresh=lambda: None)
+        return Share(parts, leases, ending, num_undone=lambda: int((~self.done).sum()), least_s=2.0)
 
     def _run(self) -> None:
         steps = [(0.0, number) for number in range(len(self.workers))]
@@ -86,8 +123,11 @@ class SimulatedJob:
             if self.now_s >= worker.look_s:
                 self._look(worker)
             num_read = 0 if worker.ending.over else self._begin_rows(worker)
-            worker.has_left = bool(worker.ending.over) or not worker.running
-            if not worker.has_left:
+            waits = not (worker.running or worker.ending.is_closed or worker.ending.num_passed or self.done.all())
+            worker.has_left = bool(worker.ending.over) or not (worker.running or waits)
+            if waits and not worker.has_left:
+                heapq.heappush(steps, (self.now_s + 1.0, number))
+            elif not worker.has_left:
                 seconds = _STEP_S + _ROW_S * len(worker.running) + num_read * self.read_s
                 seconds *= max(1 + 0.05 * self.random.standard_normal(), 0.5) / worker.speed
                 heapq.heappush(steps, (self.now_s + seconds, number))
@@ -98,20 +138,23 @@ class SimulatedJob:
         for index in [index for index, left in worker.running.items() if left <= 0]:
             del worker.running[index]
             worker.ending.end(index)
+            worker.num_done += 1
+            worker.ended_s = self.now_s
+            assert not self.done[index], "a row has two lines"
             self.done[index], self.end_s = True, self.now_s
 
     def _begin_rows(self, worker: SimulatedWorker) -> int:
         """The tokens of the prompts of rows that are begun."""
         num_read = 0
         while len(worker.running) < worker.width and not worker.ending.is_closed:
-            if not worker.queue and self.parts:
-                worker.queue = self.parts.pop(0)
-            if not worker.queue:
+            if not (worker.share.queue or worker.share.take()):
                 break
-            index = worker.queue.pop(0)
+            index, epoch = worker.share.queue.popleft()
+            assert index not in worker.running and not self.done[index], "a row is begun twice"
             if worker.ending.admits(index):
                 worker.ending.begin(index)
-                worker.running[index] = int(self.written[index])
+                worker.running[index] = self.left[index]
+                worker.epochs[index] = epoch
                 num_read += int(self.tokens[index, 0])
         return num_read
 
@@ -121,6 +164,14 @@ class SimulatedJob:
         worker.ending.tell(
             [dataclasses.replace(other.ending.report(), is_alive=not other.has_left) for other in others]
         )
+        worker.share.look()
+        if worker.share.breaks:
+            running = sorted((index, worker.epochs[index]) for index in worker.running)
+            for index, left in worker.running.items():
+                self.left[index] = left
+                worker.ending.meter.drop(index)
+            worker.running.clear()
+            worker.share.leave_engine(running)
         outlook = worker.ending.outlook(np.flatnonzero(~self.done))
         if outlook is not None:
             self.forecasts.append(Forecast(self.now_s, outlook))

@@ -55,7 +55,7 @@ def test_a_plan_by_what_an_earlier_run_measured_holds_within_10_percent(kind):
         first = SimulatedJob(seeded(seed), within_s=whole_s / 4, **KINDS[kind])
         rest = SimulatedJob(seeded(seed), goes_on=first, **KINDS[kind])
         assert rest.done.all() and 0.2 < first.done.mean() < 0.3
-        plan = Ending(first.tokens, part_size=24, clock=lambda: 0.0, price_per_hour=36.0)
+        plan = Ending(first.tokens, clock=lambda: 0.0, price_per_hour=36.0)
         plan.tell([dataclasses.replace(worker.ending.report(), is_alive=False) for worker in first.workers])
         outlook = plan.outlook(np.flatnonzero(~first.done))
         assert outlook is not None and abs(outlook.seconds / rest.end_s - 1) < 0.10
@@ -130,7 +130,7 @@ def test_where_only_the_budget_is_short_no_more_workers_are_asked_for():
 def clocked(tokens: list[tuple[int, int]], **terms) -> tuple[Ending, list[float]]:
     """An ending and its clock."""
     now = [0.0]
-    return Ending(np.array(tokens, np.uint32), part_size=8, clock=lambda: now[0], **terms), now
+    return Ending(np.array(tokens, np.uint32), clock=lambda: now[0], **terms), now
 
 
 def test_a_row_that_would_not_end_in_time_is_not_begun_but_one_that_never_would_is():

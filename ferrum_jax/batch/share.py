@@ -1,0 +1,101 @@
+"""A worker's share of a job: the rows that it has, what it takes next, and what it gives back to others.
+
+It takes by its pace, so that unlike workers end together. Rows that it has not begun it gives to those that have room.
+When the rows that are left fit into fewer workers, the slower ones give back what they run, with its tokens, and are
+done. One worker has the lease of the end and never is, so nobody leaves the last rows to one that leaves them too.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+
+from ferrum_jax.batch.ending.ending import Ending
+from ferrum_jax.batch.ending.team import Team
+from ferrum_jax.batch.journal.leases import Leases
+from ferrum_jax.batch.journal.parts import Parts
+
+_END = "last"  # the lease of the worker that stays until all rows are done
+
+
+class Share:
+    """What one worker has of a job. breaks: the engine should be left, for running rows are to be given back or joined
+    by others."""
+
+    def __init__(
+        self, parts: Parts, leases: Leases, ending: Ending, *, num_undone: Callable[[], int], least_s: float
+    ) -> None:
+        """num_undone: rows of the job that have no line. least_s: what is shared or moved takes as long at least."""
+        self._parts, self._leases, self._ending = parts, leases, ending
+        self._num_undone, self._least_s = num_undone, least_s
+        self.queue: deque[tuple[int, int]] = deque()  # rows to run, with their epochs
+        self._num_fresh = 0  # rows at the queue's end, of the part that was taken last
+        self._is_dry = False  # the engine was told that there is no further row
+        self.num_given = 0  # rows that others got
+        self.is_done = False  # others run all rows that are left
+        self.breaks = False
+        ending.queue = self.queue
+
+    def take(self) -> list[int]:
+        """Queues rows that nobody has, and returns them; none if nothing is open or it is for others to take."""
+        team, num_undone = self._team, self._num_undone()
+        rows: list[int] = []
+        if not self.is_done and (not team.others or team.rows_to_take(num_undone, num_undone)):
+            rows, epoch = self._parts.take(lambda num_open: team.rows_to_take(num_open, num_undone))
+            self.queue.extend((index, epoch) for index in rows)
+            self._num_fresh = len(rows)
+        self._is_dry = not rows
+        return rows
+
+    def look(self) -> None:
+        """Decides what to give back, by what the ending was told of other workers."""
+        team, num_undone = self._team, self._num_undone()
+        finishers = team.finishers(num_undone) if team.others else []
+        if finishers[:1] == [self._ending.worker]:
+            self._leases.acquire(_END)
+        self.is_done = bool(finishers) and self._ending.worker not in finishers
+        self.is_done = self.is_done and self._leases.is_held_elsewhere(_END)
+        if self.is_done:
+            self.breaks = bool(self.queue) or self._ending.rest_s > self._least_s
+            return
+        self._give(team, num_undone)
+        self.breaks = bool(
+            self._is_dry
+            and not self.queue
+            and team.others
+            and len(self._ending.meter.running) < team.own.num_slots
+            and self._ending.rest_s > 2 * self._least_s
+            and team.rows_to_take(num_undone, num_undone)
+            and self._parts.num_open()
+        )
+
+    def leave_engine(self, running: Iterable[tuple[int, int]]) -> None:
+        """What the engine ran is given back where this worker is done, else queued again; it is durable.
+
+        running: rows and their epochs.
+        """
+        self.breaks, running = False, list(running)
+        if self.is_done:
+            self._parts.give_all()
+            self.num_given += len(running) + len(self.queue)
+            self.queue.clear()
+            return
+        self._num_fresh = min(self._num_fresh, len(self.queue))
+        self.queue.extendleft(reversed(running))
+
+    def _give(self, team: Team, num_undone: int) -> None:
+        """Opens rows of the queue's end to those that have room."""
+        num_fresh = min(self._num_fresh, len(self.queue))
+        num_given = min(len(self.queue) - team.rows_to_keep(len(self.queue), num_undone), num_fresh)
+        if num_given < 1:
+            return
+        self._parts.give(self.queue[-num_given][0])
+        for _ in range(num_given):
+            self.queue.pop()
+        self._num_fresh = num_fresh - num_given
+        self.num_given += num_given
+
+    @property
+    def _team(self) -> Team:
+        ending = self._ending
+        return Team.of(ending.report(), ending.others, mean=ending.mean, least_s=self._least_s)

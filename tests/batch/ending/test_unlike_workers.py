@@ -1,0 +1,57 @@
+"""Unlike workers share a job by their rates: they end together, and the slow ones hand over what is left at the end."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from ferrum_jax.batch.ending.ending import WorkerPace
+from ferrum_jax.batch.ending.row_meter import TokenPace
+from ferrum_jax.batch.ending.team import Team
+from tests.batch.ending.simulated_job import SimulatedJob
+from tests.histories import seeded
+
+RATES = (1.0, 2.0, 4.0, 8.0)
+UNLIKE = tuple((16, rate) for rate in RATES)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_workers_of_rates_1_to_8_end_together_and_as_soon_as_their_rates_add_up_to(seed):
+    alone_s = SimulatedJob(seeded(seed), num_rows=12000).end_s
+    job = SimulatedJob(seeded(seed), num_rows=12000, workers=UNLIKE)
+    assert job.done.all() and sum(worker.num_done for worker in job.workers) == 12000
+    assert job.end_s < 1.05 * alone_s / sum(RATES)
+    ends = [worker.ended_s for worker in job.workers]
+    assert min(ends) > 0.9 * job.end_s
+    shares = np.array([worker.num_done for worker in job.workers]) / 12000
+    assert shares == pytest.approx(np.array(RATES) / sum(RATES), abs=0.03)
+
+
+def worker(name: str, row_s: float, **more: int | float) -> WorkerPace:
+    """A worker that takes so long for a row, 8 at once."""
+    about = {"row_s": 8 * row_s, "num_slots": 8, "is_alive": True, "worker": name, **more}
+    return WorkerPace(pace=TokenPace(0.0, row_s, 0.05, 9), begun=(0.0, 0.0), spent_s=9.0, price_per_hour=None, **about)
+
+
+def team(own: WorkerPace, *others: WorkerPace) -> Team:
+    return Team.of(own, others, mean=(10.0, 1.0), least_s=2.0)
+
+
+SLOW, FAST = worker("slow", 1.0), worker("fast", 0.125)
+
+
+def test_the_rows_that_are_left_are_run_by_the_fewest_and_fastest_workers():
+    assert team(SLOW, FAST).finishers(8) == team(FAST, SLOW).finishers(8) == ["fast"]
+    assert team(SLOW, FAST).finishers(9) == ["fast", "slow"] and team(SLOW, FAST).finishers(17) == []
+
+
+def test_a_slow_worker_begins_no_row_that_would_end_long_after_all_others():
+    assert team(SLOW, FAST).rows_to_take(900, 900) == 50
+    assert team(SLOW, FAST).rows_to_take(10, 10) == 0 and team(FAST, SLOW).rows_to_take(10, 10) == 16
+    assert team(SLOW, worker("dead", 0.125, is_alive=False)).rows_to_take(10, 10) == 10
+
+
+def test_rows_that_were_not_begun_are_given_to_workers_that_have_room_by_their_rates():
+    assert team(SLOW, FAST).rows_to_keep(90, 900) == 10
+    assert team(SLOW, worker("fast", 0.125, num_running=8)).rows_to_keep(90, 900) == 90
+    assert team(SLOW, FAST).rows_to_keep(1, 900) == 1  # it is not worth it
