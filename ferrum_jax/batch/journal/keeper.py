@@ -24,7 +24,8 @@ class JobOptions:
     segments of the journal. partials_s: between two records of rows in progress. expiry_s: how long a worker may be
     silent before others take it for dead. poll_s: between two looks at what other workers have left. share_s: what
     workers give one another takes as long at least. leaves_early: end, with the code of a job that is done, once other
-    workers run all rows that are left. new_run: begin anew, and move the job that is there aside. strict_bits: refuse to go on where equal bits are not promised.
+    workers run all rows that are left. new_run: begin anew, and move the job
+    that is there aside. strict_bits: refuse to go on where equal bits are not promised.
     page_path: path or URL of an HTML report. loading: how the command loads the model, and its input where that is
     not the file of rows; as JSON, for the report's record. terms: of the run's end and its cost. on_pace: told at the
     end what the worker measured of itself. on_progress: told now and then how many rows were answered and how many
