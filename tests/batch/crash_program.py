@@ -4,6 +4,7 @@
     python -m tests.batch.crash_program boundaries
     python -m tests.batch.crash_program workers --kills 100
     python -m tests.batch.crash_program stopped --kills 10
+    python -m tests.batch.crash_program unlike --kills 30
 
 Each start is a fork of this process, which has no threads and no jax, so a start takes milliseconds. After every job
 the output has the bytes of an uninterrupted one and no row has two lines in the journal. Prints a line of JSON.
@@ -12,6 +13,7 @@ the output has the bytes of an uninterrupted one and no row has two lines in the
 from __future__ import annotations
 
 import argparse
+import functools
 import io
 import itertools
 import json
@@ -24,12 +26,14 @@ import tempfile
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from rich.console import Console
 
 from ferrum_jax.batch.job import EXIT_PREEMPTED, JobOptions, JobSettings, run_batch
+from ferrum_jax.batch.journal.leases import Leases
+from ferrum_jax.batch.journal.parts import Parts
 from tests.batch.fake_llm import FakeLLM
 
 NUM_ROWS = 40
@@ -39,13 +43,13 @@ _LOST = EXIT_PREEMPTED  # exit code of a worker that was taken for dead
 class Arena:
     """One job in a folder: started in forks, killed, and compared with what it should be."""
 
-    def __init__(self, folder: Path, seed: int, expiry_s: float = 60.0) -> None:
+    def __init__(self, folder: Path, seed: int, expiry_s: float = 60.0, num_rows: int = NUM_ROWS) -> None:
         self.input, self.output, self.expiry_s = folder / "in.jsonl", folder / "out.jsonl", expiry_s
         self.random = random.Random(seed)
-        self.input.write_bytes(b"".join(_line(index) for index in range(NUM_ROWS)))
+        self.input.write_bytes(b"".join(_line(index) for index in range(num_rows)))
         self.measure()
         self.expected = self.output.read_bytes()
-        assert self.expected.count(b"\n") == NUM_ROWS
+        assert self.expected.count(b"\n") == num_rows
         self.num_resumed = 0
         self.forget()
 
@@ -59,8 +63,8 @@ class Arena:
         self.output.unlink(missing_ok=True)
         shutil.rmtree(f"{self.output}.journal", ignore_errors=True)
 
-    def start(self, prepare: Callable[[], None] = lambda: None) -> int:
-        """The id of a process that runs the job."""
+    def start(self, prepare: Callable[[], None] = lambda: None, **how: float | bool) -> int:
+        """The id of a process that runs the job. how: of `_run`."""
         order = self.random.randrange(1 << 30)
         is_first = not Path(f"{self.output}.journal/job.json").exists()
         pid = os.fork()
@@ -69,20 +73,28 @@ class Arena:
         code = 7
         try:
             prepare()
-            code = self._run(order, 1000.0 if is_first else float(order))  # the time of day may jump
+            code = self._run(order, 1000.0 if is_first else float(order), **how)  # the time of day may jump
         except BaseException:
             traceback.print_exc()
         finally:
             os._exit(code)
 
-    def _run(self, order: int, now: float) -> int:
+    def _run(self, order: int, now: float, step_s: float = 0.0, leaves_early: bool = False) -> int:
+        """step_s: of the engine, beside what it computes."""
         return run_batch(
-            lambda rows: FakeLLM(order=order, width=4, limit=120),
+            lambda rows: FakeLLM(order=order, width=4, limit=120, on_step=lambda llm: time.sleep(step_s)),
             self.input,
             self.output,
             model="fake",
             console=Console(file=io.StringIO()),
-            options=JobOptions(flush_s=0.002, partials_s=0.002, poll_s=0.005, expiry_s=self.expiry_s),
+            options=JobOptions(
+                flush_s=0.002,
+                partials_s=0.002,
+                poll_s=0.005,
+                expiry_s=self.expiry_s,
+                share_s=0.01,
+                leaves_early=leaves_early,
+            ),
             settings=JobSettings(now=lambda: now),
         )
 
@@ -158,21 +170,23 @@ def kill_at_boundaries(arena: Arena, stride: int) -> int:
 def _kill_at(count: int, after: bool) -> None:
     """Makes this process kill itself at the count-th call of those that commit."""
     calls = itertools.count(1)
-
-    def deadly(call: Callable) -> Callable:
-        def wrapped(*args: object, **kwargs: object) -> object:
-            is_last = next(calls) == count
-            if is_last and not after:
-                os.kill(os.getpid(), signal.SIGKILL)
-            result = call(*args, **kwargs)
-            if is_last:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return result
-
-        return wrapped
-
     for name in ("fsync", "link", "replace", "unlink"):
-        setattr(os, name, deadly(getattr(os, name)))
+        setattr(os, name, _deadly(getattr(os, name), calls, count, after))
+
+
+def _deadly(call: Callable, calls: Iterator[int], count: int, after: bool) -> Callable:
+    """The function, which kills this process before or after the count-th of the calls."""
+
+    def wrapped(*args: object, **kwargs: object) -> object:
+        is_last = next(calls) == count
+        if is_last and not after:
+            os.kill(os.getpid(), signal.SIGKILL)
+        result = call(*args, **kwargs)
+        if is_last:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return result
+
+    return wrapped
 
 
 def kill_workers(arena: Arena, kills: int) -> int:
@@ -189,6 +203,33 @@ def kill_workers(arena: Arena, kills: int) -> int:
     assert arena.wait(arena.start()) == 1
     arena.prove()
     return num_killed
+
+
+def kill_those_who_share(arena: Arena, kills: int) -> int:
+    """Three unlike workers share each job; one is killed before or after it takes or gives a piece of a part."""
+    num_killed, killed_at = 0, Counter[str]()
+    while num_killed < kills:
+        steps_s = [0.03, 0.01, 0.003]
+        arena.random.shuffle(steps_s)
+        what = arena.random.choice([(Parts, "_advance"), (Leases, "advance")])
+        count, after = arena.random.randrange(1, 4), arena.random.random() < 0.5
+        killed = arena.start(functools.partial(_kill_at_change, *what, count, after), step_s=steps_s[0])
+        others = [arena.start(step_s=s, leaves_early=arena.random.random() < 0.5) for s in steps_s[1:]]
+        code = arena.wait(killed)
+        assert code in (-signal.SIGKILL, 1), f"the worker that was to be killed ended with {code}"
+        num_killed += code == -signal.SIGKILL
+        killed_at[what[1]] += code == -signal.SIGKILL
+        codes = [arena.wait(pid) for pid in others]
+        assert set(codes) <= {0, 1}, f"the others ended with {codes}"
+        assert arena.wait(arena.start()) == 1
+        arena.prove()
+    assert all(killed_at[name] for name in ("_advance", "advance")), f"killed at {killed_at} alone"
+    return num_killed
+
+
+def _kill_at_change(of: type, name: str, count: int, after: bool) -> None:
+    """Makes this process kill itself at the count-th call of a method that changes whose rows are."""
+    setattr(of, name, _deadly(getattr(of, name), itertools.count(1), count, after))
 
 
 def stop_workers(arena: Arena, stops: int) -> int:
@@ -211,17 +252,23 @@ def stop_workers(arena: Arena, stops: int) -> int:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", choices=("random", "boundaries", "workers", "stopped"))
+    parser.add_argument("what", choices=("random", "boundaries", "workers", "stopped", "unlike"))
     parser.add_argument("--kills", type=int, default=30)
     parser.add_argument("--stride", type=int, default=1)
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        arena = Arena(Path(folder), args.seed, expiry_s=0.4 if args.what == "stopped" else 60.0)
+        how = {"stopped": {"expiry_s": 0.4}, "unlike": {"num_rows": 10 * NUM_ROWS}}.get(args.what, {})
+        arena = Arena(Path(folder), args.seed, **how)
         if args.what == "boundaries":
             count = kill_at_boundaries(arena, args.stride)
         else:
-            run = {"random": kill_at_random, "workers": kill_workers, "stopped": stop_workers}[args.what]
+            run = {
+                "random": kill_at_random,
+                "workers": kill_workers,
+                "stopped": stop_workers,
+                "unlike": kill_those_who_share,
+            }[args.what]
             count = run(arena, args.kills)
     assert "jax" not in sys.modules
     print(json.dumps({"kills": count, "partials": arena.num_resumed, "uninterrupted_s": round(arena.duration_s, 3)}))
