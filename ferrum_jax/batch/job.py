@@ -12,13 +12,12 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import gc
 import itertools
 import json
 import os
 import secrets
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -27,7 +26,7 @@ from rich.text import Text
 from ferrum_jax.asked.sampling import PACE
 from ferrum_jax.batch.batch_llm import BatchLLM
 from ferrum_jax.batch.input.files import reading_rows
-from ferrum_jax.batch.input.rows import Rows
+from ferrum_jax.batch.input.rows import Rows, seldom_looking_for_cycles
 from ferrum_jax.batch.job_paths import check_paths
 from ferrum_jax.batch.journal.job_folder import JobFolder
 from ferrum_jax.batch.journal.job_identity import REQUIRE_VALID, JobIdentity, object_in
@@ -61,18 +60,6 @@ __all__ = [
 
 
 _MOST_NAMED, _MOST_REPORTED = 5, 20  # rows that failed
-_OBJECTS_BETWEEN_LOOKS = 50_000  # Python's default is 700, which would collect every third row
-
-
-@contextlib.contextmanager
-def _seldom_looking_for_cycles() -> Iterator[None]:
-    """Collects garbage rarely: a row is hundreds of objects without cycles, and looking for some costs 5 % of time."""
-    before = gc.get_threshold()
-    gc.set_threshold(_OBJECTS_BETWEEN_LOOKS, *before[1:])
-    try:
-        yield
-    finally:
-        gc.set_threshold(*before)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -249,7 +236,7 @@ class _Run:
         return llm
 
     def _work(self, keeper: Keeper, make_llm: Callable[[], BatchLLM]) -> None:
-        with self._rows.reading_ahead(), _seldom_looking_for_cycles(), Display(self._console, self._tally) as display:
+        with self._rows.reading_ahead(), seldom_looking_for_cycles(), Display(self._console, self._tally) as display:
             self._time.start()
             worker = Worker(
                 rows=self._rows,
@@ -260,11 +247,10 @@ class _Run:
                 display=display,
                 recorder=self._recorder,
             )
-            self._notice.is_orderly = True
             try:
-                llm = worker.run(make_llm)
+                with self._notice.orderly(True):
+                    llm = worker.run(make_llm)
             finally:
-                self._notice.is_orderly = False
                 self._journal.flush()
             keeper.check()
             self._has_left_early = worker.has_left_early and not self._notice.is_given
@@ -317,17 +303,17 @@ class _Run:
         self._console.print(summary_table(self._tally, self._place.target))
         if not self._notice.is_urgent:  # otherwise time is short
             self._name_failed()
+        of_rows = EXIT_ROWS_FAILED if self._tally.num_failed else EXIT_OK
         too_many = f"more than {self._options.max_errors} rows failed"
         if self._journal.is_complete:
             if self._options.is_exceeded_by(self._tally.num_failed):
                 self._console.print(f"All rows are done, and {too_many}.")
                 return EXIT_TOO_MANY_ERRORS
-            return EXIT_ROWS_FAILED if self._tally.num_failed else EXIT_OK
+            return of_rows
         if self._has_left_early:
             left = f"{self._tally.num_rows - self._tally.num_done:,}"
-            text = f"Ended early: other workers run the {left} rows that are left, and write the output."
-            self._console.print(Text(text), soft_wrap=True)
-            return EXIT_ROWS_FAILED if self._tally.num_failed else EXIT_OK
+            _say(self._console, f"Ended early: other workers run the {left} rows that are left, and write the output.")
+            return of_rows
         why = self._notice.reason or too_many
         more = self._time.more if self._notice.reason else " with a higher --max-errors"
         stopped = f"Stopped: {why}. Finished rows are kept; {_same_command(self._options)}{more} goes on with the rest."

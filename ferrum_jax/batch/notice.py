@@ -49,6 +49,15 @@ class Notice:
     def is_given(self) -> bool:
         return self._given.is_set()
 
+    @contextlib.contextmanager
+    def orderly(self, is_checked: bool) -> Iterator[None]:
+        """Inside, the job checks it; or it does not, and a signal interrupts at once."""
+        before, self.is_orderly = self.is_orderly, is_checked
+        try:
+            yield
+        finally:
+            self.is_orderly = before
+
     def wait(self, timeout_s: float) -> bool:
         """Waits until it is given, at most `timeout_s`; whether it is."""
         return self._given.wait(timeout_s)

@@ -71,6 +71,7 @@ def _pace_in(said: dict[str, Any]) -> WorkerPace | None:
     try:
         reads, writes = (_number(each) for each in said["begun"])
         pace, price = said["pace"], said["price_per_hour"]
+        counts: dict[str, Any] = {name: int(_number(said.get(name, 0))) for name in _COUNTS}  # an older version's: 0
         return WorkerPace(
             pace=None if pace is None else _token_pace(pace),
             begun=(reads, writes),
@@ -78,7 +79,7 @@ def _pace_in(said: dict[str, Any]) -> WorkerPace | None:
             spent_s=_number(said["spent_s"]),
             price_per_hour=None if price is None else _number(price),
             is_alive=said["is_alive"] is True,
-            **{name: int(_number(said.get(name, 0))) for name in _COUNTS},  # an older version wrote none
+            **counts,
         )
     except (KeyError, TypeError, ValueError):
         return None

@@ -13,17 +13,17 @@ from collections.abc import Callable, Iterable
 from ferrum_jax.batch.ending.ending import Ending
 from ferrum_jax.batch.ending.team import Team
 from ferrum_jax.batch.journal.leases import Leases
-from ferrum_jax.batch.journal.parts import Parts
+from ferrum_jax.batch.journal.parts import JobParts
 
 _END = "last"  # the lease of the worker that stays until all rows are done
 
 
-class Share:
+class WorkShare:
     """What one worker has of a job. breaks: the engine should be left, for running rows are to be given back or joined
     by others."""
 
     def __init__(
-        self, parts: Parts, leases: Leases, ending: Ending, *, num_undone: Callable[[], int], least_s: float
+        self, parts: JobParts, leases: Leases, ending: Ending, *, num_undone: Callable[[], int], least_s: float
     ) -> None:
         """num_undone: rows of the job that have no line. least_s: what is shared or moved takes as long at least."""
         self._parts, self._leases, self._ending = parts, leases, ending

@@ -17,23 +17,24 @@ from typing import Any
 
 from ferrum_jax.asked.sampling import SamplingParams
 from ferrum_jax.batch.batch_llm import BatchLLM, RowCrash
+from ferrum_jax.batch.engine_rows import EngineRows
 from ferrum_jax.batch.input.formats import EMBEDS, GENERATES, SCORES, TRANSCRIBES, BadRow, Row
 from ferrum_jax.batch.input.rows import Rows
 from ferrum_jax.batch.journal.job_identity import JobIdentity, JobRefused
 from ferrum_jax.batch.journal.journal import CRASH, FAILED, OK, PARTIAL
 from ferrum_jax.batch.journal.keeper import Keeper
 from ferrum_jax.batch.journal.partials import encode_partial
-from ferrum_jax.batch.journal.parts import Parts
+from ferrum_jax.batch.journal.parts import JobParts
 from ferrum_jax.batch.journal.responses import answered_line, failed_line, texts_of, transcribed_line
 from ferrum_jax.batch.notice import Notice
 from ferrum_jax.batch.report.display import Display
 from ferrum_jax.batch.report.recorder import Recorder
-from ferrum_jax.batch.row_answers import Answer, Answers
+from ferrum_jax.batch.row_answers import Answer
 from ferrum_jax.batch.row_sounds import READ_AHEAD, RowSounds
-from ferrum_jax.batch.share import Share
+from ferrum_jax.batch.share import WorkShare
 from ferrum_jax.batch.structure_cuts import cut_off
 from ferrum_jax.batch.timekeeper import Timekeeper
-from ferrum_jax.outputs import NOT_FINITE_REASON, CompletionOutput, RequestOutput
+from ferrum_jax.outputs import NOT_FINITE_REASON, RequestOutput
 from ferrum_jax.prompt import take_apart
 
 _WITH_TOKENS = (GENERATES, TRANSCRIBES)  # kinds of rows that go on from tokens
@@ -63,8 +64,8 @@ class Worker:
         self._check, self._recorder, self._tally = keeper.check, recorder, display.tally
         self._stats: Callable[[], Mapping[str, Any]] | None = None
         unfinished, refresh = self._journal.unfinished, self._journal.refresh
-        self._share = Share(
-            Parts(rows.parts(), keeper.leases, unfinished=unfinished, refresh=refresh),
+        self._share = WorkShare(
+            JobParts(rows.parts(), keeper.leases, unfinished=unfinished, refresh=refresh),
             keeper.leases,
             timekeeper.ending,
             num_undone=lambda: self._journal.num_undone,
@@ -72,18 +73,13 @@ class Worker:
         )
         self._queue = self._share.queue
         self._num_told = 0
-        self._running: dict[int, tuple[Row, int]] = {}  # by index: the row and the epoch of its lease
-        self._began_s: dict[int, float] = {}  # by index
-        self._answers: dict[int, Answers] = {}  # by index
-        self._unanswered: set[int] = set()  # keys of requests that the engine has
+        self._open = EngineRows(len(rows))
         self._suspects: deque[tuple[int, int]] = deque()  # rows with which the engine crashed, to be run alone
-        self._resumes: dict[int, tuple[CompletionOutput, ...]] = {}
         self._num_crashes_in_turn = 0
         self._source_error: Exception | None = None
         self._sounds = RowSounds(rows)
         self._partials_s = self._shown_s = time.monotonic()
-        self._asked_last = self._is_idle = False
-        self._awaited: set[int] = set()  # keys of those whose last partial has not come yet
+        self._is_idle = False
 
     @property
     def is_over(self) -> bool:
@@ -94,11 +90,6 @@ class Worker:
     def has_left_early(self) -> bool:
         """Whether others run all rows that are left, and this worker need not wait for them."""
         return self._options.leaves_early and self._share.is_done and not self._journal.is_complete
-
-    @property
-    def num_given(self) -> int:
-        """Rows that this worker had and gave back to others."""
-        return self._share.num_given
 
     @property
     def has_too_many_errors(self) -> bool:
@@ -120,7 +111,7 @@ class Worker:
                 self._show()
                 continue
             self._is_idle = False
-            with self._hasty():
+            with self._notice.orderly(False):
                 if llm is None:
                     llm = make_llm()
                     self._tally.started_s, self._stats = time.monotonic(), llm.stats
@@ -142,13 +133,6 @@ class Worker:
             row = self._rows.read(index)
             if isinstance(row, Row) and (texts := texts_of(line)):
                 llm.learn(texts, cache_salt=take_apart(row.prompts[0]).cache_salt)
-
-    @contextlib.contextmanager
-    def _hasty(self) -> Iterator[None]:
-        """A signal ends what is inside at once."""
-        self._notice.is_orderly = False
-        yield
-        self._notice.is_orderly = True
 
     # -- which rows --------------------------------------------------------------------------------------
 
@@ -204,18 +188,9 @@ class Worker:
                     except ValueError as error:
                         self._fail(index, _bad_row(row, str(error)), epoch)
                         continue
-                self._running[index], self._began_s[index] = (row, epoch), time.monotonic()
                 self._time.ending.begin(index)
-                answers = self._answers[index] = Answers(
-                    row, self._journal.partial(index) if row.kind in _WITH_TOKENS else ()
-                )
-                for place in answers.order:
-                    key = index + place * len(self._rows)
-                    self._unanswered.add(key)
-                    before = answers.begin(place)
-                    if row.kind in _WITH_TOKENS:
-                        self._resumes[key] = before
-                    yield key, row.prompts[place], row.params_of(place)
+                before = self._journal.partial(index) if row.kind in _WITH_TOKENS else None
+                yield from self._open.begin(index, row, epoch, before)
         except Exception as error:
             self._source_error = error
             raise
@@ -231,10 +206,10 @@ class Worker:
             completions = llm.score_as_completed((index, pair) for index, pair, _ in source)
         else:
             completions = llm.as_completed(
-                source, resume=self._resumes.pop, wants_partials=self._wants_partials, now=self._job.started
+                source, resume=self._open.resumes.pop, wants_partials=self._wants_partials, now=self._job.started
             )
         with contextlib.closing(completions):
-            while not (self._asked_last and not self._awaited):
+            while not self._open.has_said_all:
                 try:
                     item = next(completions, None)
                 except JobRefused:
@@ -245,7 +220,7 @@ class Worker:
                     self._crash(error)
                     return
                 if item is None:
-                    assert not self._running, f"rows {sorted(self._running)[:5]} were not answered"
+                    assert not self._open, f"rows {sorted(self._open)[:5]} were not answered"
                     return
                 self._receive(*item)
         if not self.is_over:
@@ -254,19 +229,16 @@ class Worker:
     def _leave_engine(self) -> None:
         """Rows that the engine had go to others, or are begun again beside further ones, from their tokens."""
         self._journal.flush()
-        running = sorted((index, epoch) for index, (_, epoch) in self._running.items())
-        self._forget_running()
-        self._asked_last = False
-        self._share.leave_engine(running)
+        self._share.leave_engine(self._forget_open())
 
-    def _forget_running(self) -> None:
-        for index in self._running:
+    def _forget_open(self) -> list[tuple[int, int]]:
+        """What the engine had: rows and their epochs."""
+        had = self._open.by_epoch
+        for index in self._open:
             self._time.ending.meter.drop(index)
-        self._running.clear()
-        self._began_s.clear()
-        self._answers.clear()
-        self._unanswered.clear()
+        self._open.forget()
         self._sounds.clear()
+        return had
 
     def _wants_partials(self) -> bool:
         """At intervals, and once more, for the last time, when the job is to end."""
@@ -275,10 +247,7 @@ class Worker:
             self._recorder.sample(self._stats)
             self._look()
         if self.is_over or self._share.breaks:
-            asks, self._asked_last = not self._asked_last, True
-            if asks:
-                self._awaited = set(self._unanswered)
-            return asks
+            return self._open.ask_last()
         if now_s - self._partials_s < self._options.partials_s:
             return False
         self._partials_s = now_s
@@ -286,29 +255,26 @@ class Worker:
 
     def _receive(self, key: int, output: Answer) -> None:
         self._check()
-        self._awaited.discard(key)
-        place, index = divmod(key, len(self._rows))
-        answers = self._answers[index]
+        place, index = self._open.of(key)
+        row, epoch, _, answers = self._open[index]
         if answers.begins_anew(place, output):
             self._display.say(
-                f"{self._running[index][0].custom_id}: an image is not what it was when the row was begun, so the row "
+                f"{row.custom_id}: an image is not what it was when the row was begun, so the row "
                 "was begun anew; rows that are answered keep their answers, --new-run answers them again"
             )
         answers.put(place, output)
-        if not isinstance(output, RequestOutput) or output.finished:
-            self._unanswered.discard(key)
+        self._open.heard(key, output)
         choices, whole = answers.take_choices(), answers.whole
         if whole is not None:
             self._end(index, whole)
         elif choices is not None:
-            self._journal.append(PARTIAL, index, encode_partial(choices), self._running[index][1])
+            self._journal.append(PARTIAL, index, encode_partial(choices), epoch)
 
     def _end(self, index: int, answers: Sequence[Answer]) -> None:
         """A row's line: its answers, or the error of the first of its prompts that has one."""
-        row, epoch = self._running.pop(index)
-        del self._answers[index]
+        row, epoch, began_s, _ = self._open.pop(index)
         first = [answer.first_token_s for answer in answers if isinstance(answer, RequestOutput)]
-        self._recorder.row(self._began_s.pop(index), min((each for each in first if each is not None), default=None))
+        self._recorder.row(began_s, min((each for each in first if each is not None), default=None))
         self._num_crashes_in_turn = 0
         error = next((answer for answer in answers if isinstance(answer, ValueError)), None)
         if isinstance(error, RowCrash):
@@ -347,16 +313,14 @@ class Worker:
 
     def _crash(self, error: Exception) -> None:
         """Remembers which rows the engine had, durably; raises the error if it happens whatever the engine has."""
-        for index, (_, epoch) in self._running.items():
+        for index, epoch in self._open.by_epoch:
             self._journal.append(CRASH, index, type(error).__name__.encode(), epoch)
         self._journal.flush()
         self._num_crashes_in_turn += 1
         if self._num_crashes_in_turn >= _MOST_CRASHES_IN_TURN:
             raise error
         self._display.say(f"the engine crashed with {error!r}; each row that it had is run again by itself")
-        suspects = sorted((index, epoch) for index, (_, epoch) in self._running.items())
-        self._forget_running()
-        for index, epoch in suspects:
+        for index, epoch in self._forget_open():
             self._suspect(index, epoch)
 
     def _look(self) -> None:

@@ -33,7 +33,7 @@ from rich.console import Console
 
 from ferrum_jax.batch.job import EXIT_PREEMPTED, JobOptions, JobSettings, run_batch
 from ferrum_jax.batch.journal.leases import Leases
-from ferrum_jax.batch.journal.parts import Parts
+from ferrum_jax.batch.journal.parts import JobParts
 from tests.batch.fake_llm import FakeLLM
 
 NUM_ROWS = 40
@@ -211,7 +211,7 @@ def kill_those_who_share(arena: Arena, kills: int) -> int:
     while num_killed < kills:
         steps_s = [0.03, 0.01, 0.003]
         arena.random.shuffle(steps_s)
-        what = arena.random.choice([(Parts, "_advance"), (Leases, "advance")])
+        what = arena.random.choice([(JobParts, "_advance"), (Leases, "advance")])
         count, after = arena.random.randrange(1, 4), arena.random.random() < 0.5
         killed = arena.start(functools.partial(_kill_at_change, *what, count, after), step_s=steps_s[0])
         others = [arena.start(step_s=s, leaves_early=arena.random.random() < 0.5) for s in steps_s[1:]]

@@ -17,7 +17,7 @@ import numpy as np
 from ferrum_jax.batch.journal.leases import Lease, LeaseLost, Leases
 
 
-class Part(NamedTuple):
+class JobPart(NamedTuple):
     """The rows at places `first` to `end` of a part of the input. epoch: of its newest lease."""
 
     number: int
@@ -30,7 +30,7 @@ class Part(NamedTuple):
         return f"{self.number}-{self.first}" if self.first else str(self.number)
 
 
-class Parts:
+class JobParts:
     """The parts of a job, for one worker."""
 
     def __init__(
@@ -43,8 +43,8 @@ class Parts:
     ) -> None:
         """parts: the rows of each. unfinished: which of some rows have no line, as known since the last refresh."""
         self._parts, self._leases, self._unfinished, self._refresh = parts, leases, unfinished, refresh
-        self._held: dict[str, Part] = {}
-        self._last: Part | None = None  # the part that was taken last
+        self._held: dict[str, JobPart] = {}
+        self._last: JobPart | None = None  # the part that was taken last
 
     def num_open(self) -> int:
         """Unfinished rows that no living worker has."""
@@ -89,20 +89,20 @@ class Parts:
             if len(self._unfinished(self._rows(part))):
                 self._give_back(part)
 
-    def _give_back(self, part: Part) -> None:
+    def _give_back(self, part: JobPart) -> None:
         self._advance(part, gives=True)
         del self._held[part.name]
 
-    def _advance(self, part: Part, *, cut: int | None = None, gives: bool = False) -> None:
+    def _advance(self, part: JobPart, *, cut: int | None = None, gives: bool = False) -> None:
         epoch, wanted = part.epoch + 1, Lease("") if gives else Lease(self._leases.worker, cut)
         is_made = self._leases.advance(part.name, epoch, cut=cut, gives=gives)
         if not is_made and self._leases.lease(part.name, epoch) != wanted:  # otherwise the store's answer was lost
             raise LeaseLost(f"another worker took over the rows of part {part.name}")
 
-    def _rows(self, part: Part) -> np.ndarray:
+    def _rows(self, part: JobPart) -> np.ndarray:
         return self._parts[part.number][part.first : part.end]
 
-    def _open(self) -> Iterator[tuple[Part, bool, np.ndarray]]:
+    def _open(self) -> Iterator[tuple[JobPart, bool, np.ndarray]]:
         """Parts with unfinished rows that no living worker has, whether this worker has it unknowingly, and the places
         of those rows."""
         epochs, lives = self._leases.epochs(), dict[str, bool]()
@@ -120,15 +120,15 @@ class Parts:
                 if is_own or not lives[worker]:
                     yield part, is_own, part.first + np.flatnonzero(np.isin(here, undone))
 
-    def _intervals(self, number: int, epochs: dict[str, list[int]]) -> Iterator[tuple[Part, str]]:
+    def _intervals(self, number: int, epochs: dict[str, list[int]]) -> Iterator[tuple[JobPart, str]]:
         """What a part of the input is now, in its order, with the worker of each."""
-        todo = [Part(number, 0, len(self._parts[number]), 0)]
+        todo = [JobPart(number, 0, len(self._parts[number]), 0)]
         while todo:
             part, worker = todo.pop(), ""
             for epoch in sorted(epochs.get(part.name, ())):
                 worker, cut = self._leases.lease(part.name, epoch)
                 if cut is not None and part.first < cut < part.end:
-                    todo.append(Part(number, cut, part.end, epoch))
+                    todo.append(JobPart(number, cut, part.end, epoch))
                     part = part._replace(end=cut)
                 part = part._replace(epoch=epoch)
             yield part, worker

@@ -11,8 +11,8 @@ import numpy as np
 
 from ferrum_jax.batch.ending.ending import Ending, Outlook
 from ferrum_jax.batch.journal.leases import Leases
-from ferrum_jax.batch.journal.parts import Parts
-from ferrum_jax.batch.share import Share
+from ferrum_jax.batch.journal.parts import JobParts
+from ferrum_jax.batch.share import WorkShare
 from ferrum_jax.ints import ceil_div
 
 _READ_S, _STEP_S, _ROW_S = 2e-4, 0.02, 0.6e-3  # of a token of a prompt; of a step; and of each row in it
@@ -59,7 +59,7 @@ class SimulatedWorker:
     ending: Ending
     width: int
     speed: float
-    share: Share
+    share: WorkShare
     running: dict[int, int] = dataclasses.field(default_factory=dict)  # by index: tokens that it writes yet
     epochs: dict[int, int] = dataclasses.field(default_factory=dict)  # by index: of its lease
     num_done: int = 0
@@ -109,10 +109,10 @@ class SimulatedJob:
         ]
         self._run()
 
-    def _share(self, ending: Ending) -> Share:
+    def _share(self, ending: Ending) -> WorkShare:
         leases = Leases(self.store, ending.worker, "l", expiry_s=1e9, clock=lambda: self.now_s)
-        parts = Parts(self.parts, leases, unfinished=lambda rows: rows[~self.done[rows]], refresh=lambda: None)
-        return Share(parts, leases, ending, num_undone=lambda: int((~self.done).sum()), least_s=2.0)
+        parts = JobParts(self.parts, leases, unfinished=lambda rows: rows[~self.done[rows]], refresh=lambda: None)
+        return WorkShare(parts, leases, ending, num_undone=lambda: int((~self.done).sum()), least_s=2.0)
 
     def _run(self) -> None:
         steps = [(0.0, number) for number in range(len(self.workers))]

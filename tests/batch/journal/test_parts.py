@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from ferrum_jax.batch.journal.leases import LeaseLost, Leases
-from ferrum_jax.batch.journal.parts import Parts
+from ferrum_jax.batch.journal.parts import JobParts
 from ferrum_jax.files.store import LocalStore
 
 ROWS = [np.arange(0, 10), np.arange(10, 20)]
@@ -15,13 +15,13 @@ def store(tmp_path):
     return LocalStore(tmp_path)
 
 
-def parts(store, worker: str, done: frozenset[int] = frozenset()) -> tuple[Parts, Leases]:
+def parts(store, worker: str, done: frozenset[int] = frozenset()) -> tuple[JobParts, Leases]:
     leases = Leases(store, worker, "l", expiry_s=1000.0)
 
     def unfinished(rows: np.ndarray) -> np.ndarray:
         return rows[~np.isin(rows, list(done))]
 
-    return Parts(ROWS, leases, unfinished=unfinished, refresh=lambda: None), leases
+    return JobParts(ROWS, leases, unfinished=unfinished, refresh=lambda: None), leases
 
 
 def test_what_a_worker_leaves_of_a_part_is_a_part_for_the_next(store):

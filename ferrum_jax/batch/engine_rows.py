@@ -1,0 +1,80 @@
+"""The rows that the engine has: when they were begun, what they are answered so far, and what it was asked of them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from ferrum_jax.batch.input.formats import Row
+from ferrum_jax.batch.row_answers import Answer, Answers
+from ferrum_jax.outputs import CompletionOutput, RequestOutput
+
+
+class EngineRow(NamedTuple):
+    """A row, the epoch of its lease, when it was begun, and its answers."""
+
+    row: Row
+    epoch: int
+    began_s: float
+    answers: Answers
+
+
+class EngineRows(dict[int, EngineRow]):
+    """Open rows by index. A request's key is as in `row_answers`."""
+
+    def __init__(self, num_rows: int) -> None:
+        """num_rows: of the job."""
+        super().__init__()
+        self._num_rows = num_rows
+        self._unanswered: set[int] = set()  # keys of requests that the engine has
+        self._awaited: set[int] = set()  # keys of those whose last partial has not come yet
+        self._asked_last = False
+        self.resumes: dict[int, tuple[CompletionOutput, ...]] = {}  # by key: what a request goes on from
+
+    def begin(self, index: int, row: Row, epoch: int, before: Sequence[CompletionOutput] | None) -> Iterator[tuple]:
+        """Opens a row; (key, prompt, its sampling parameters) of each request, in the order to begin them.
+
+        before: the choices of all prompts as they were journaled; None for a kind of row that does not go on from any.
+        """
+        self[index] = EngineRow(row, epoch, time.monotonic(), answers := Answers(row, before or ()))
+        for place in answers.order:
+            key = index + place * self._num_rows
+            self._unanswered.add(key)
+            begun = answers.begin(place)
+            if before is not None:
+                self.resumes[key] = begun
+            yield key, row.prompts[place], row.params_of(place)
+
+    def of(self, key: int) -> tuple[int, int]:
+        """The place of the prompt in its row, and the row's index."""
+        return divmod(key, self._num_rows)
+
+    def heard(self, key: int, output: Answer) -> None:
+        """The engine gave an answer or said how far it is."""
+        self._awaited.discard(key)
+        if not isinstance(output, RequestOutput) or output.finished:
+            self._unanswered.discard(key)
+
+    def ask_last(self) -> bool:
+        """Whether to ask for partials once more, for the last time; true once."""
+        asks, self._asked_last = not self._asked_last, True
+        if asks:
+            self._awaited = set(self._unanswered)
+        return asks
+
+    @property
+    def has_said_all(self) -> bool:
+        """Whether it was asked for the last time, and gave all of it."""
+        return self._asked_last and not self._awaited
+
+    @property
+    def by_epoch(self) -> list[tuple[int, int]]:
+        """Index and epoch of each, in order."""
+        return sorted((index, open_.epoch) for index, open_ in self.items())
+
+    def forget(self) -> None:
+        """The engine has none of them any more."""
+        self.clear()
+        self._unanswered.clear()
+        self._asked_last = False
