@@ -67,6 +67,12 @@ def add(commands: Any) -> None:
         "--max-errors", type=_count, metavar="N", help="stop, with exit code 3, once more than N rows have failed"
     )
     batch.add_argument(
+        "--leave-early",
+        action="store_true",
+        help="end, with the code of a job that is done, once other workers run all rows that are left: this machine "
+        "may stop then, and one of them writes the output",
+    )
+    batch.add_argument(
         "--require-valid",
         action="store_true",
         help="a row with structured output that max_tokens or a stop cuts off becomes an error line",
@@ -211,6 +217,7 @@ def _run_job(
             expiry_s=args.lease_expiry,
             new_run=args.new_run,
             strict_bits=args.strict_bits,
+            leaves_early=args.leave_early,
             page_path=args.report,
             loading=loading_of(args, getattr(args, "sounds", args.input)),
             terms=terms,

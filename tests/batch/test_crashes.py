@@ -38,6 +38,11 @@ def test_two_workers_that_share_a_job_and_are_killed_in_turn(kills):
     assert run("workers", "--kills", str(kills))["kills"] >= kills
 
 
+@pytest.mark.parametrize("kills", [2, pytest.param(30, marks=pytest.mark.slow)])
+def test_unlike_workers_of_which_one_is_killed_as_it_takes_or_gives_rows(kills):
+    assert run("unlike", "--kills", str(kills))["kills"] == kills
+
+
 @pytest.mark.parametrize("stops", [2, pytest.param(8, marks=pytest.mark.slow)])
 def test_a_worker_that_sleeps_longer_than_its_leases_last_is_replaced_and_harmless(stops):
     run("stopped", "--kills", str(stops))

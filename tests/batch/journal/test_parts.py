@@ -53,6 +53,15 @@ def test_a_worker_that_was_taken_for_dead_gives_nothing_away(store):
     assert parts(store, "three")[0].take(lambda num_open: 100)[0] == list(range(10, 20))
 
 
+def test_a_journal_of_leases_that_were_never_cut_goes_on(store):
+    older = Leases(store, "older", "l", expiry_s=1000.0)
+    assert older.acquire("0") == 1
+    one, _ = parts(store, "one", frozenset(range(5)))
+    assert one.take(lambda num_open: 100)[0] == list(range(10, 20))
+    older.leave()
+    assert one.take(lambda num_open: 100) == ([5, 6, 7, 8, 9], 2)
+
+
 @pytest.mark.parametrize("content", [b"one x", b"one -5", b"one " + b"9" * 200])
 def test_a_damaged_lease_is_refused_with_what_it_holds(store, content):
     store.create("leases/l/0.1", content)
