@@ -2,7 +2,7 @@
 
     python -m scripts.bench_batch --rows 1000000
     python -m scripts.bench_batch --rows 1000000 --no-scheduler     the job's own part alone
-    python -m scripts.bench_batch --rows 1000000 --drafts --restart with drafts, and stopped after half of the rows
+    python -m scripts.bench_batch --rows 1000000 --drafts --restart     with drafts, and stopped after half of the rows
 
 The engine is the real scheduler and cache manager with made tokens in place of a device. Prints one line of JSON.
 `restart_s` is from the command to the first new answer, without a model; `host_ms` what the host takes for a step with

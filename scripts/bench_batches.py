@@ -85,25 +85,25 @@ def main() -> None:
     parser.add_argument("--input-len", type=int, default=64)
     parser.add_argument("--output-len", type=int, default=32)
     parser.add_argument("--num-rows", type=int, default=5000)
-    args, more = parser.parse_known_args()
+    parser.add_argument("serve", nargs="*", help="after --: arguments of `ferrum-jax serve`")
+    args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "ferrum_jax", "serve", "--model", args.model, "--port", "0", *more]
+        command = [sys.executable, "-m", "ferrum_jax", "serve", "--model", args.model, "--port", "0", *args.serve]
         command += ["--batches", str(Path(folder, "batches"))]
-        server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-        try:
-            assert server.stderr is not None
-            line = next(line for line in server.stderr if " at http" in line)
-            url = line.split(" at ")[1].split("/v1 ")[0]
-            _round(url, args)  # what is compiled on first use
-            alone, beside, rows = [], [], []
-            for _ in range(args.rounds):
-                alone.append(_round(url, args))
-                found, num_rows = _beside(url, args)
-                beside.append(found)
-                rows.append(num_rows)
-        finally:
-            server.terminate()
-            server.wait(60)
+        with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
+            try:
+                assert server.stderr is not None
+                line = next(line for line in server.stderr if " at http" in line)
+                url = line.split(" at ")[1].split("/v1 ")[0]
+                _round(url, args)  # what is compiled on first use
+                alone, beside, rows = [], [], []
+                for _ in range(args.rounds):
+                    alone.append(_round(url, args))
+                    found, num_rows = _beside(url, args)
+                    beside.append(found)
+                    rows.append(num_rows)
+            finally:
+                server.terminate()
     report: dict[str, Any] = {"rows_of_the_batch_in_a_round": statistics.median(rows)}
     for name in _TIMES:
         before, now = (statistics.median([each[name] for each in some]) for some in (alone, beside))

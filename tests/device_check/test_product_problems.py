@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ferrum_jax.device_check.problem import kernel_of
-from ferrum_jax.device_check.product_problems import packed_experts, products
+from ferrum_jax.device_check.product_problems import experts_of_kernels, products
 from pallas_kernels.grouped_matmul import cases as expert_cases
 from pallas_kernels.quantized_matmul import cases as product_cases
 from pallas_kernels.target import Target
@@ -20,7 +20,7 @@ def test_a_chip_s_own_kernels_are_compared_in_every_form_that_they_take(
     target = Target.named(name)
     problems = [
         *products(target, target.platform, True),
-        *packed_experts(target, target.platform, True),
+        *experts_of_kernels(target, target.platform, True),
     ]
     assert {problem.implementations for problem in problems} == {("xla", kernel)}
     forms = {problem.shape for problem in problems}

@@ -29,6 +29,7 @@ OF_THE_REFERENCE = {
     "bench_whisper_reference",
     "make_adapter_goldens",
     "make_chat_goldens",
+    "make_classifier_goldens",
     "make_encoder_goldens",
     "make_goldens",
     "make_hearing_goldens",
