@@ -197,10 +197,9 @@ class _Run:
             options.terms,
             rows=rows,
             journal=self._journal,
-            paces=Paces(place.journal, self._worker),
+            paces=Paces(place.journal, self._worker, least_s=options.share_s / 2),
             notice=notice,
             say=lambda text: _say(console, text),
-            share_s=options.share_s,
         )
         self._has_left_early = False
         self._partial: str | None = None  # path of the lines of a job that was stopped in time

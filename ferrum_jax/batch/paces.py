@@ -27,7 +27,11 @@ _STILL_S = 35.0  # a file that has not changed for so long is of a worker that w
 class Paces:
     """The paces of a job, for one of its workers."""
 
-    def __init__(self, store: Store, worker: str, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, store: Store, worker: str, clock: Callable[[], float] = time.monotonic, *, least_s: float = 1.0
+    ) -> None:
+        """least_s: between two looks at other workers, at least."""
+        self.least_s = least_s
         self._store, self.worker, self._clock = store, worker, clock
         self._seen: dict[str, bytes] = {}
         self._moved_s: dict[str, float] = {}  # when a file was seen to have changed

@@ -38,14 +38,12 @@ class Timekeeper:
         paces: Paces,
         notice: Notice,
         say: Callable[[str], None],
-        share_s: float = 2.0,
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], float] = time.time,
     ) -> None:
-        """paces: of the job, for this worker. now: seconds since 1970. say: shows the user a line. share_s: as in
-        `JobOptions`."""
+        """paces: of the job, for this worker. now: seconds since 1970. say: shows the user a line."""
         self._terms, self._rows, self._journal, self._notice, self._say = terms, rows, journal, notice, say
-        self._paces, self._clock, self._now, self._least_s = paces, clock, now, share_s / 2
+        self._paces, self._clock, self._now = paces, clock, now
         self.ending = Ending(
             rows.tokens,
             clock=clock,
@@ -114,7 +112,7 @@ class Timekeeper:
         if started_s - self._told_s >= self._tell_s:
             self._tell()
         self._look()
-        self._look_s = started_s + max(min(_LOOK_S, self._least_s), _MOST_LOOKING * (self._clock() - started_s))
+        self._look_s = started_s + max(min(_LOOK_S, self._paces.least_s), _MOST_LOOKING * (self._clock() - started_s))
         if self.outlook is not None:
             tally.left_s = self.outlook.seconds
             tally.outlook = progress_phrase(self.outlook, self._terms, self._now())
@@ -152,7 +150,7 @@ class Timekeeper:
     @property
     def _tell_s(self) -> float:
         left_s = math.inf if self.outlook is None else self.outlook.seconds
-        return min(max(_TELLS * min(left_s, self.ending.spent_s), self._least_s), _MOST_TELL_S)
+        return min(max(_TELLS * min(left_s, self.ending.spent_s), self._paces.least_s), _MOST_TELL_S)
 
     def _tell(self) -> None:
         self._told_s = self._clock()

@@ -67,12 +67,6 @@ def add(commands: Any) -> None:
         "--max-errors", type=_count, metavar="N", help="stop, with exit code 3, once more than N rows have failed"
     )
     batch.add_argument(
-        "--leave-early",
-        action="store_true",
-        help="end, with the code of a job that is done, once other workers run all rows that are left: this machine "
-        "may stop then, and one of them writes the output",
-    )
-    batch.add_argument(
         "--require-valid",
         action="store_true",
         help="a row with structured output that max_tokens or a stop cuts off becomes an error line",
@@ -142,6 +136,12 @@ def _add_leaving(batch: argparse.ArgumentParser) -> None:
         default=60.0,
         metavar="S",
         help="how long a worker of the same job may be silent before others take its rows (default: 60)",
+    )
+    batch.add_argument(
+        "--leave-early",
+        action="store_true",
+        help="end, with the code of a job that is done, once other workers run all rows that are left: this machine "
+        "may stop then, and one of them writes the output",
     )
     batch.add_argument(
         "--preemption-notice",
