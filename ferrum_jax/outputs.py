@@ -88,7 +88,7 @@ class RequestOutput:
     num_cached_tokens: int  # prompt tokens whose KV came from the prefix cache (first choice)
     num_cached_media: int = 0  # media items that lie wholly within them
     prompt_logprobs: tuple[dict[int, Logprob] | None, ...] | None = None  # the first entry is None
-    # Of the tokens that prompt_logprob_token_ids names, for each token of the prompt behind prompt_logprob_start.
+    # one entry for each prompt token behind prompt_logprob_start: those of the tokens in prompt_logprob_token_ids
     prompt_token_id_logprobs: tuple[tuple[float, ...], ...] | None = None
     finished: bool = True
     weights_version: int = 0  # updates of the weights before its last token

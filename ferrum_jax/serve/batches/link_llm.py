@@ -190,7 +190,7 @@ class LinkLLM:
                 for message in unframer.feed(content):
                     self._take(message)
         except OSError:
-            pass
+            pass  # the engine's process is gone, as at the end of what it sent
         self._lose()
 
     def _send(self, *messages: Message) -> None:
