@@ -267,6 +267,14 @@ class EngineConfig:
         vllm="enable_return_routed_experts",
         unlike="the last token has none; requests take no hits",
     )
+    return_sampling_mask: bool = setting(
+        False,
+        "outputs of `LLM.generate` and `chat` have for each token which ones could have been drawn there, as bits",
+        is_planned=False,
+        has_flag=False,  # arrays, for callers in Python
+        vllm="enable_return_sampling_mask",
+        unlike="packed bits of the vocabulary",
+    )
     max_adapters: int = setting(
         0,
         "LoRA adapters that rows can use at once, each in a slot on the device; 0 has no slots",

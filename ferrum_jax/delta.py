@@ -20,8 +20,8 @@ def entry_of(found: Mapping[int, Logprob]) -> Entry:
 class Beside(NamedTuple):
     """What is known of a choice beside its tokens, for callers in the engine's process: it is never sent.
 
-    weights_version, weights_versions, embedding, scores, routed_experts: as in RequestOutput and CompletionOutput, of
-    all tokens so far. first_token_s: of time.monotonic().
+    weights_version, weights_versions, embedding, scores, routed_experts, sampling_mask: as in RequestOutput and
+    CompletionOutput, of all tokens so far. first_token_s: of time.monotonic().
     """
 
     weights_version: int = 0
@@ -29,6 +29,7 @@ class Beside(NamedTuple):
     embedding: np.ndarray | None = None
     scores: SequenceLogprobs | None = None
     routed_experts: np.ndarray | None = None
+    sampling_mask: np.ndarray | None = None
     first_token_s: float | None = None
 
 

@@ -53,6 +53,8 @@ class CompletionOutput:
     image_digests: tuple[str, ...] = ()
     # [n, layers with experts, X] uint8, uint16 of more than 256 experts; best first, n = prompt + generated tokens - 1.
     routed_experts: np.ndarray | None = dataclasses.field(default=None, compare=False)
+    # [generated tokens, 4 ceil(V / 32)] uint8: bit i of byte b says whether token 8 b + i could have been drawn there.
+    sampling_mask: np.ndarray | None = dataclasses.field(default=None, compare=False)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)

@@ -144,6 +144,7 @@ class ChoiceText:
             weights_versions=self.beside.weights_versions,
             image_digests=image_digests,
             routed_experts=self.beside.routed_experts,
+            sampling_mask=self.beside.sampling_mask,
         )
 
     def _all_logprobs(self) -> tuple[dict[int, Logprob], ...] | None:

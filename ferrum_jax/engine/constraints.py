@@ -106,7 +106,7 @@ class Constraints:
     def _may_force(self, choice: Choice) -> bool:
         """Whether tokens that are not drawn may come: nothing is asked of each token, or forbidden."""
         sampling, rules = choice.submission.sampling, choice.submission.rules
-        asks = sampling.logprobs is not None or sampling.scores_prompt
+        asks = sampling.logprobs is not None or sampling.scores_prompt or choice.masks is not None
         return not asks and rules is not None and rules.say_nothing
 
     def _room(self, request: Request) -> int:

@@ -49,6 +49,8 @@ class DrawnTokens:
         if choice.logprobs is not None:
             found = device_sampling.unpack(rows).row(place, submission.sampling.logprobs or 0)
             choice.logprobs.append(entry_of(found))
+        if choice.masks is not None:
+            choice.masks.append(rows[place, device_sampling.RESULT_WORDS :].copy())
         if request.is_constrained:
             error = self._constraints.advance(choice, request.token_ids[-1])
             if error is not None:

@@ -134,6 +134,7 @@ def _beside(choice: Choice, is_last: bool) -> Beside:
         embedding=submission.embedding,
         scores=scores and scores.sequence(num_cached_tokens, submission.weights_version),
         routed_experts=_experts(choice),
+        sampling_mask=_mask(choice),
         first_token_s=submission.first_token_s,
     )
 
@@ -143,6 +144,14 @@ def _experts(choice: Choice) -> np.ndarray | None:
     if choice.experts is None or choice.request.finish_reason is None:
         return None
     return choice.experts.of_first(len(choice.request.token_ids) - 1)
+
+
+def _mask(choice: Choice) -> np.ndarray | None:
+    """What could have been drawn for each token of an ended choice; None where other processes drew some."""
+    num_tokens = len(choice.request.token_ids) - choice.request.num_prompt_tokens
+    if not choice.masks or choice.request.finish_reason is None or len(choice.masks) != num_tokens:
+        return None
+    return np.stack(choice.masks).view(np.uint8)
 
 
 def _versions(choice: Choice) -> tuple[int, ...]:

@@ -45,6 +45,7 @@ class Choice:
     )  # its tokens before each, the version after
     num_given: int = 0  # of its tokens
     experts: RoutedExperts | None = None  # of its tokens, where they are asked for
+    masks: list[np.ndarray] | None = None  # of its drawn tokens, [ceil(V / 32)] int32 each, where they are asked for
 
 
 @dataclasses.dataclass(kw_only=True, slots=True, eq=False)
@@ -105,11 +106,12 @@ class Intake:
         adapter: Callable[[str], LoadedAdapter],
         images: Sequence[ImageLimits] = (NO_IMAGES,),
         num_routed_layers: int = 0,
+        keeps_masks: bool = False,
     ) -> None:
         """end_ids: the model's end tokens. max_request_tokens: for which the executables' block tables have room.
         seed: the engine's, from which those of requests without one follow. grammar: that a request asks for.
         adapter: by its name. images: what there is room for. num_routed_layers: those whose experts steps give, 0 where
-        none does.
+        none does. keeps_masks: steps give those of what could be drawn.
         """
         self.tokenizer = tokenizer
         self._vocab_size = vocab_size
@@ -120,7 +122,7 @@ class Intake:
         self._grammar = grammar
         self._adapter = adapter
         self._images = images
-        self._num_routed_layers = num_routed_layers
+        self._num_routed_layers, self._keeps_masks = num_routed_layers, keeps_masks
         self._ids = itertools.count(1)
 
     def take(self, prompt_token_ids: Sequence[int], sampling: SamplingParams, options: RequestOptions) -> Submission:
@@ -171,7 +173,8 @@ class Intake:
         seed: int,
     ) -> Choice:
         sampling, options = submission.sampling, submission.options
-        routed = self._num_routed_layers > 0 and options.scores is None and not options.embeds
+        draws = options.scores is None and not options.embeds
+        routed = self._num_routed_layers > 0 and draws
         room = self._max_model_len - len(token_ids)
         # every choice but the first may hit: the prompt's logprobs come from the first one, experts from each
         scores = submission.scores if choice == 0 else None
@@ -205,6 +208,7 @@ class Intake:
             else None,
             logprobs=None if sampling.logprobs is None else [],
             experts=RoutedExperts(self._num_routed_layers) if routed else None,
+            masks=[] if self._keeps_masks and draws else None,
         )
 
     def _check(self, token_ids: Sequence[int], sampling: SamplingParams) -> array[int]:

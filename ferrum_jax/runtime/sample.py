@@ -2,8 +2,8 @@
 
 `sample`, one executable for each row bucket: (head, slots, prompts, masks, hidden, packed input) to (slots, prompts,
 rows, last). It draws a token for each row and writes it where the next forward reads it. `rows` [R, words] are int32
-words as `sampling.unpack` reads them. `last` [R, D] is the final hidden state of each row's last token; it stays on the
-device unless an embedding is asked for.
+words as `sampling.unpack` reads them and, with `options.gives_masks`, then masks of what could be drawn. `last` [R, D]
+is the final hidden state of each row's last token; it stays on the device unless an embedding is asked for.
 `score`, one executable: (head, slots, hidden, packed input) to ([n, words],) of a tile of prompt tokens.
 `score_all`, another: the same with a word for each token of the vocabulary.
 head: the weights that logits are made of, and no others.
@@ -40,7 +40,9 @@ assert SCORE_TILE == invariance.FEWEST_ROWS, "invariant tiles of rows and of pro
 
 Shapes = Mapping[str, jax.ShapeDtypeStruct]
 SampleResult = tuple[jax.Array, jax.Array, jax.Array, jax.Array]
-_sample = jax.jit(sampling.sample)  # traced once for all row buckets that have a tile of one shape
+_sample = jax.jit(
+    sampling.sample, static_argnames="gives_masks"
+)  # traced once for all row buckets that have a tile of one shape
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -270,7 +272,8 @@ def _sample_rows(
     active = inputs.samples > 0
 
     def draw(logits: jax.Array, *rows: jax.Array) -> jax.Array:
-        return _sample(logits, slots, *rows, masks).result
+        sampled = _sample(logits, slots, *rows, masks, gives_masks=options.gives_masks)
+        return jnp.concatenate([sampled.result, *([] if sampled.drawable is None else [sampled.drawable])], axis=1)
 
     if not options.invariant:
         return by_row(states, draw, inputs.slots, inputs.positions, active, inputs.mask_ids)
@@ -282,5 +285,6 @@ def _sample_rows(
         part = [jax.lax.dynamic_slice_in_dim(a, i * tile, tile) for a in whole]
         return jax.lax.dynamic_update_slice_in_dim(rows, by_row(part[0], draw, *part[1:]), i * tile, 0)
 
-    words = jnp.zeros((R + padded, sampling.RESULT_WORDS), jnp.int32)
+    width = sampling.RESULT_WORDS + (masks.shape[1] if options.gives_masks else 0)
+    words = jnp.zeros((R + padded, width), jnp.int32)
     return jax.lax.fori_loop(0, -(-inputs.num_rows // tile), one_tile, words)[:R]

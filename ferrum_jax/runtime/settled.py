@@ -91,6 +91,7 @@ class Settled:
             invariant=config.invariant,
             tiles=config.attention_tiles,
             gives_experts=config.return_routed_experts,
+            gives_masks=config.return_sampling_mask,
             products="xla" if config.product_implementation == "auto" else config.product_implementation,
         )
 

@@ -46,6 +46,7 @@ class StepOptions:
     tiles: str | None = None  # of attention, as EngineConfig.attention_tiles
     products: str = "xla"  # of products with quantised weights
     gives_experts: bool = False  # the forward gives those of its tokens
+    gives_masks: bool = False  # sampling gives those of what it could draw
 
     @property
     def recorded(self) -> str:

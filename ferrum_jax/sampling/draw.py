@@ -18,9 +18,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from ferrum_jax.ints import ceil_div
 from ferrum_jax.sampling.edits import add_bias, forbids_stops, mask_stops, penalise, prefer_stamps
 from ferrum_jax.sampling.logprobs import finite_or_marked, row_results
-from ferrum_jax.sampling.masks import allow
+from ferrum_jax.sampling.masks import allow, only, packed
 from ferrum_jax.sampling.noise import gumbel
 from ferrum_jax.sampling.record_words import (
     ASKS_BIAS,
@@ -50,6 +51,7 @@ class Sampled:
 
     token_ids: jax.Array  # [R] int32; NOT_FINITE where the model's own logits hold NaN or infinity
     result: jax.Array  # [R, RESULT_WORDS] int32: token id, logprob, rank, top ids and logprobs; see `unpack`
+    drawable: jax.Array | None = None  # [R, ceil(V / 32)] int32, where asked for: which tokens could have been drawn
 
 
 def sample(
@@ -60,8 +62,13 @@ def sample(
     active: jax.Array,  # [R] bool, rows that sample in this step
     mask_ids: jax.Array | None = None,  # [R] int32; None is 0 for all
     masks: jax.Array | None = None,  # [S, ceil(V / 32)] int32
+    *,
+    gives_masks: bool = False,
 ) -> Sampled:
-    """The next token of each active row and, where asked for, its log-probabilities."""
+    """The next token of each active row and, where asked for, its log-probabilities.
+
+    gives_masks: what could have been drawn in its place too; of a row without noise that is its token alone.
+    """
     words = read_parameters(slots, row_slots)
     flags = jnp.where(active, words[:, FLAGS], 0)
     forbids = forbids_stops(words, flags, positions)
@@ -74,14 +81,19 @@ def sample(
         allowed = functools.partial(allow, logits, masks, mask_ids)
         return lax.cond(masked, allowed, lambda: logits)
 
-    def choose() -> jax.Array:
+    def choose() -> tuple[jax.Array, ...]:
         edited = functools.partial(_edited, slots=slots, row_slots=row_slots, flags=flags, positions=positions)
         x = lax.cond(edits, lambda: edited(own(), words=words, forbids=forbids), lambda: logits)
         # The scores leave a branch as an array: an argmax that fuses with their computation is slow on the CPU.
-        return _largest(_cond(_any(flags, ASKS_NOISE), lambda x: _scores(x, words, flags, positions), x))
+        scores = _cond(_any(flags, ASKS_NOISE), lambda x: _scores(x, words, flags, positions), x)
+        return _largest(scores), *((packed(scores > -jnp.inf),) if gives_masks else ())
+
+    def choose_largest() -> tuple[jax.Array, ...]:
+        nothing = jnp.zeros((len(logits), ceil_div(logits.shape[1], 32)), jnp.int32)
+        return _largest(logits), *((nothing,) if gives_masks else ())
 
     # One outer branch whose result is [R]: a greedy step passes no [R, V] array through a conditional.
-    token_ids = lax.cond(edits | _any(flags, ASKS_NOISE), choose, lambda: _largest(logits))
+    token_ids, *kept = lax.cond(edits | _any(flags, ASKS_NOISE), choose, choose_largest)
     token_ids = jnp.where(active, finite_or_marked(logits, token_ids), 0)
     result = row_results(
         own,
@@ -89,7 +101,13 @@ def sample(
         wanted=_any(flags, ASKS_LOGPROBS),
         tops_wanted=_any(flags, ASKS_LOGPROBS) & _any(flags, ASKS_TOP_LOGPROBS),
     )
-    return Sampled(token_ids=token_ids, result=jnp.where(active[:, None], result, 0))
+    return Sampled(
+        token_ids=token_ids,
+        result=jnp.where(active[:, None], result, 0),
+        drawable=jnp.where((flags & ASKS_NOISE != 0)[:, None], kept[0], only(token_ids, logits.shape[1]))
+        if gives_masks
+        else None,
+    )
 
 
 def reported(

@@ -124,6 +124,7 @@ def _intake(
         adapter=adapters.get,
         images=_image_limits(layout, sizes),
         num_routed_layers=len(layout.spec.routed_layers) if layout.options.gives_experts else 0,
+        keeps_masks=layout.options.gives_masks,
     )
 
 

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from ferrum_jax.asked.sampling import SamplingParams
-from ferrum_jax.sampling import ALL, unpack, write_masks
+from ferrum_jax.sampling import ALL, sample, unpack, write_masks
+from tests.oracles import sampling as oracle
 from tests.sampling.rows import ROWS, Row, V, pool_of, random_logits, step
 
 WORDS = -(-V // 32)
@@ -57,3 +58,24 @@ def test_masks_are_written_in_place_and_ids_beyond_the_pool_write_nothing():
     rows = np.arange(3 * WORDS, dtype=np.int32).reshape(3, WORDS)
     written = jax.jit(write_masks, donate_argnums=0)(pool, np.array([2, 4, 1], np.int32), rows)
     assert np.asarray(written).tolist() == [[ALL] * WORDS, rows[2].tolist(), rows[0].tolist(), [ALL] * WORDS]
+
+
+def test_what_could_be_drawn_is_what_the_oracle_keeps_and_for_rows_without_noise_their_token():
+    """Rows of every wish at once; the oracle computes in float64, so logits that a threshold could split are apart."""
+    wishes = [SamplingParams(**each) for each in (*WISHES, {"temperature": 0.7, "top_p": 0.5}, {"min_p": 0.2})]
+    rows = [Row()] + [Row(sampling=wishes[i % len(wishes)], seed=i, output=(4, 5, 4)) for i in range(1, ROWS)]
+    logits = np.argsort(np.argsort(random_logits(ROWS, V), axis=1), axis=1).astype(np.float32) / 8
+    ids = np.full(ROWS, 0, np.int32), np.full((3, WORDS), ALL, np.int32)
+    slots, positions = np.arange(ROWS, dtype=np.int32), np.array([row.position for row in rows], np.int32)
+    pool = pool_of(rows[1:], list(range(1, ROWS)))
+    gives = jax.jit(sample, static_argnames="gives_masks")
+    found = gives(logits, pool, slots, positions, np.ones(ROWS, bool), *ids, gives_masks=True)
+    plain = step(logits, pool, slots, positions, np.ones(ROWS, bool))
+    np.testing.assert_array_equal(found.result, plain.result)
+    masks = np.unpackbits(np.asarray(found.drawable).view(np.uint8), axis=1, bitorder="little").astype(bool)
+    assert masks.shape == (ROWS, 32 * WORDS) and not masks[:, V:].any()
+    for i, row in enumerate(rows):
+        edited = oracle.edited_logits(logits[i], row.sampling, row.prompt, row.output, row.stop_ids)
+        noisy = row.sampling.temperature > 0
+        wanted = oracle.kept_probabilities(edited, row.sampling) > 0 if noisy else np.arange(V) == plain.token_ids[i]
+        np.testing.assert_array_equal(masks[i, :V], wanted)
