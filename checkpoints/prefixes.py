@@ -4,13 +4,15 @@
                      arrays/, and its own digest
     arrays/          Orbax: for group g `g/keys` [n, 16] uint8 and for layer l `g/l/values` [n, C, 2K, H] (and, for
                      int8, `g/l/scales` [n, 2K, C]); `prompts/keys` and `prompts/hidden` [n, D]; `states/keys` and
-                     for recurrent layer l `states/l` [n, ...], or `states/l/NAME` of each of its arrays
+                     for recurrent layer l `states/l` [n, ...], or `states/l/NAME` of each of its arrays; beside
+                     the blocks of one group `experts/kept` [n, C, layers * X], of an engine that gives experts
 
 Rows stand from the least recently used block to the most recently used one. Nothing here depends on the mesh,
 on ids or on how the pools are packed. A folder appears whole or not at all.
 
 `invariant` of what the keys belong to says whether the blocks have the bits of invariant mode. An engine in that mode
-takes no others; any other engine takes both. Folders without the field count as not invariant.
+takes no others; any other engine takes both. `experts` says in the same way whether the experts of the blocks' tokens
+are there. Folders without a field count as if it was false.
 """
 
 from __future__ import annotations
@@ -31,10 +33,16 @@ from ferrum_jax.files.json_files import read_json
 FORMAT = 1
 DESCRIPTION = "prefixes.json"
 ARRAYS = "arrays"
+_NEEDS = {  # of some engines, and what becomes of rows that use a folder without it
+    "invariant": "invariant mode: rows that use them would have other bits than rows that compute theirs; save them "
+    "with `cache save --invariant`, or run with --no-invariant, in Python EngineConfig(invariant=False)",
+    "experts": "return_routed_experts: rows that use them would lack the experts of their first tokens; save them with "
+    "EngineConfig(return_routed_experts=True), or load them without it",
+}
 
 
 def save_prefixes(path: Path, identity: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
-    """Writes the folder, atomically. identity: JSON values, equal where it is restored but for `invariant`.
+    """Writes the folder, atomically. identity: JSON values, equal where it is restored but for those of _NEEDS.
 
     Raises ValueError when `path` is there and not an empty folder.
     """
@@ -54,8 +62,8 @@ def save_prefixes(path: Path, identity: Mapping[str, Any], arrays: Mapping[str, 
 def load_prefixes(path: Path, identity: Mapping[str, Any]) -> dict[str, np.ndarray]:
     """The arrays of a folder, every byte checked.
 
-    Raises ValueError naming the folder and what differs, for one of another model, dtype or block size, for one without
-    the bits of invariant mode where they are promised, for one that is damaged, and where there is none.
+    Raises ValueError naming the folder and what differs, for one of another model, dtype or block size, for one that
+    lacks what the engine needs, for one that is damaged, and where there is none.
     """
     if not (path / DESCRIPTION).is_file():
         raise ValueError(f"{path} holds no saved prefixes: it has no {DESCRIPTION}; name a folder of `cache save`")
@@ -78,17 +86,14 @@ def load_prefixes(path: Path, identity: Mapping[str, Any]) -> dict[str, np.ndarr
 def _check_identity(path: Path, saved: Mapping[str, Any], identity: Mapping[str, Any]) -> None:
     wrong = [
         f"{name} is {saved.get(name)!r} there and {identity.get(name)!r} here"
-        for name in sorted((saved.keys() | identity.keys()) - {"invariant"})
+        for name in sorted((saved.keys() | identity.keys()) - {*_NEEDS})
         if saved.get(name) != identity.get(name)
     ]
     if wrong:
         raise ValueError(f"{path} holds prefixes of another engine: {'; '.join(wrong)}; save them with this one")
-    if identity.get("invariant") and not saved.get("invariant"):
-        raise ValueError(
-            f"{path} holds prefixes that were computed without invariant mode: rows that use them would have other "
-            "bits than rows that compute theirs; save them with `cache save --invariant`, or run with --no-invariant, "
-            "in Python EngineConfig(invariant=False)"
-        )
+    for need, why in _NEEDS.items():
+        if identity.get(need) and not saved.get(need):
+            raise ValueError(f"{path} holds prefixes that were computed without {why}")
 
 
 def _file_digests(folder: Path) -> dict[str, str]:

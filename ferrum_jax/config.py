@@ -261,11 +261,11 @@ class EngineConfig:
     return_routed_experts: bool = setting(
         False,
         "outputs of `LLM.generate` and `chat` have the experts of each token, of a model that has some",
-        more="their requests take no hits, because tokens that are not computed go to no expert",
+        more="hits come with them, from host memory; where all layers have a window, requests take no hits",
         is_planned=False,
         has_flag=False,  # arrays, for callers in Python
         vllm="enable_return_routed_experts",
-        unlike="the last token has none; requests take no hits",
+        unlike="the last token has none",
     )
     return_sampling_mask: bool = setting(
         False,

@@ -68,6 +68,7 @@ class Engine:
         self._intake = intake
         self._constraints = constraints
         self._adapters = adapters
+        self.kept_experts = intake.kept_experts
         self._not_ready = NotReady(adapters)
         self._drawn = DrawnTokens(scheduler, constraints)
         self._submissions = OpenSubmissions(self._not_ready, request_log)
@@ -211,7 +212,9 @@ class Engine:
         counts = {name: value for part in parts for name, value in dataclasses.asdict(part).items()}
         drafting = self.scheduler.drafting
         of_drafts = {} if drafting is None else drafting.counts.snapshot() | {"drafts_bytes": drafting.source.bytes}
-        return {**counts, "encoder_calls": self.runner.num_encoder_calls, **of_drafts}
+        kept = self.kept_experts
+        of_experts = {} if kept is None else {"experts_bytes": kept.bytes}
+        return {**counts, "encoder_calls": self.runner.num_encoder_calls, **of_experts, **of_drafts}
 
     def close(self) -> None:
         """Frees the pools; the engine serves no more. For one whose step was broken off."""
@@ -282,9 +285,9 @@ class Engine:
 
     def _observe(self, step: InFlight) -> Sequence[Observed]:
         """Starts what is kept of tokens of a step that was dispatched just now, while slots are its rows'."""
-        if not self._submissions.num_observed:
+        if not (self._submissions.num_scored or step.gives_experts):
             return ()
-        return start_scoring(self.runner, step, self._choice_at)
+        return start_scoring(self.runner, step, self._choice_at, self.kept_experts)
 
     def _choice_at(self, shard: int, slot: int) -> Choice:
         """Who has a row slot."""

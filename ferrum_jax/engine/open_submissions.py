@@ -20,7 +20,7 @@ class OpenSubmissions(dict[int, Submission]):
         """not_ready: holds the adapters of submissions, to their end. request_log: gets a line for each that ended."""
         super().__init__()
         self.choices: dict[int, Choice] = {}  # unfinished ones, by request id
-        self.num_observed = 0  # submissions that keep something of each token
+        self.num_scored = 0  # submissions whose prompt's tokens have log-probabilities
         self._ended: list[Choice] = []  # without a step: resumed ones that had, and ones that failed
         self._not_ready, self._request_log = not_ready, request_log
 
@@ -31,7 +31,7 @@ class OpenSubmissions(dict[int, Submission]):
 
     def add(self, submission: Submission) -> None:
         self[submission.id] = submission
-        self.num_observed += submission.is_observed
+        self.num_scored += submission.scores is not None
         self.choices.update((choice.request.id, choice) for choice in submission.open_choices)
         self._ended += [choice for choice in submission.choices if choice.request.finish_reason is not None]
 
@@ -84,7 +84,7 @@ class OpenSubmissions(dict[int, Submission]):
 
     def _forget(self, submission: Submission) -> None:
         del self[submission.id]
-        self.num_observed -= submission.is_observed
+        self.num_scored -= submission.scores is not None
         self._not_ready.release(submission)
         if self._request_log is not None:
             self._request_log.write(logged(submission))
@@ -177,7 +177,7 @@ def logged(submission: Submission) -> LoggedRequest:
         choices=[_logged_choice(request) for request in requests],
         priority=first.priority,
         prompt_logprobs=submission.scores is not None and first.most_hit_tokens is None,
-        takes_hits=submission.choices[0].experts is None,
+        takes_hits=requests[-1].takes_hits,
         most_hit_tokens=first.most_hit_tokens,
         takes_drafts=sampling.speculative,
         stop_ids=tuple(sorted(first.stop_ids)),

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from ferrum_jax.asked.sampling import MAX_NAMED_IDS
+from ferrum_jax.engine.of_tokens.kept_experts import KeptExperts
 from ferrum_jax.engine.of_tokens.prompt_scores import PromptScores
 from ferrum_jax.engine.of_tokens.routed_experts import RoutedExperts
 from ferrum_jax.engine.submission import Choice
@@ -66,25 +67,44 @@ class Scoring:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Routing:
-    """The experts of the tokens of one step. stretches: book, position of the first token, place in the step, count."""
+    """The experts of the tokens of one step. stretches: book, position of the first token, place in the step, count.
+
+    kept: beside the blocks. hits: by shard and row, the books of rows that begin with a hit.
+    """
 
     step: InFlight
     stretches: Sequence[tuple[RoutedExperts, int, int, int]]
+    kept: KeptExperts | None
+    hits: Mapping[tuple[int, int], RoutedExperts]
 
     def collect(self) -> list[Choice]:
         """Stores them. Waits for the device."""
         experts = self.step.experts()
+        if self.kept is not None:
+            for place, found in self.kept.follow(self.step.plan, experts, self.hits).items():
+                self.hits[place].put(0, found)
         for kept, start, place, count in self.stretches:
             kept.put(start, experts[place : place + count])
         return []
 
 
-def start_scoring(runner: Runner, step: InFlight, choice_at: _ChoiceAt) -> list[Observed]:
-    """Starts what the rows of a step ask for, which was dispatched just now."""
+def start_scoring(
+    runner: Runner, step: InFlight, choice_at: _ChoiceAt, kept: KeptExperts | None = None
+) -> list[Observed]:
+    """Starts what the rows of a step ask for, which was dispatched just now. kept: experts beside the blocks."""
     observed: list[Observed] = [*_start_scores(runner, step.plan, choice_at)]
     if step.gives_experts:
-        observed.append(Routing(step=step, stretches=list(_routed(step.plan, choice_at))))
+        hits = {} if kept is None else dict(_hits(step.plan, choice_at))
+        observed.append(Routing(step=step, stretches=list(_routed(step.plan, choice_at)), kept=kept, hits=hits))
     return observed
+
+
+def _hits(plan: StepPlan, choice_at: _ChoiceAt) -> Iterator[tuple[tuple[int, int], RoutedExperts]]:
+    for index, slot, _ in plan.admitted:
+        (row,) = np.flatnonzero(plan.shards[index].slots == slot).tolist()
+        kept = choice_at(index, slot).experts
+        if kept is not None and plan.shards[index].starts[row]:
+            yield (index, row), kept
 
 
 def _routed(plan: StepPlan, choice_at: _ChoiceAt) -> Iterator[tuple[RoutedExperts, int, int, int]]:

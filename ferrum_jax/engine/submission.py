@@ -19,6 +19,7 @@ from ferrum_jax.asked.sampling import SamplingParams
 from ferrum_jax.delta import Entry, entry_of
 from ferrum_jax.engine.adapters import LoadedAdapter
 from ferrum_jax.engine.image_intake import NO_IMAGES, ImageLimits, placed_media
+from ferrum_jax.engine.of_tokens.kept_experts import KeptExperts
 from ferrum_jax.engine.of_tokens.prompt_scores import PromptScores, prompt_scores
 from ferrum_jax.engine.of_tokens.routed_experts import RoutedExperts
 from ferrum_jax.executables.deferred import DeferredExecutable
@@ -81,11 +82,6 @@ class Submission:
         return self.grammar is not None or self.adapter is not None or self.part is not None
 
     @property
-    def is_observed(self) -> bool:
-        """Whether something is kept of tokens that steps compute, beside what is drawn."""
-        return self.scores is not None or self.choices[0].experts is not None
-
-    @property
     def open_choices(self) -> list[Choice]:
         return [choice for choice in self.choices if choice.request.finish_reason is None]
 
@@ -107,11 +103,12 @@ class Intake:
         images: Sequence[ImageLimits] = (NO_IMAGES,),
         num_routed_layers: int = 0,
         keeps_masks: bool = False,
+        kept_experts: KeptExperts | None = None,
     ) -> None:
         """end_ids: the model's end tokens. max_request_tokens: for which the executables' block tables have room.
         seed: the engine's, from which those of requests without one follow. grammar: that a request asks for.
         adapter: by its name. images: what there is room for. num_routed_layers: those whose experts steps give, 0 where
-        none does. keeps_masks: steps give those of what could be drawn.
+        none does. keeps_masks: steps give those of what could be drawn. kept_experts: with which hits come.
         """
         self.tokenizer = tokenizer
         self._vocab_size = vocab_size
@@ -123,6 +120,7 @@ class Intake:
         self._adapter = adapter
         self._images = images
         self._num_routed_layers, self._keeps_masks = num_routed_layers, keeps_masks
+        self.kept_experts = kept_experts
         self._ids = itertools.count(1)
 
     def take(self, prompt_token_ids: Sequence[int], sampling: SamplingParams, options: RequestOptions) -> Submission:
@@ -176,7 +174,7 @@ class Intake:
         draws = options.scores is None and not options.embeds
         routed = self._num_routed_layers > 0 and draws
         room = self._max_model_len - len(token_ids)
-        # every choice but the first may hit: the prompt's logprobs come from the first one, experts from each
+        # every choice but the first may hit: the prompt's logprobs come from the first one
         scores = submission.scores if choice == 0 else None
         hits_before = scores is not None and (scores.first > 1 or options.scores is not None)
         request = Request(
@@ -192,7 +190,7 @@ class Intake:
             priority=options.priority,
             choice=choice,
             num_choices=sampling.n,
-            takes_hits=not routed and (scores is None or hits_before),
+            takes_hits=(self.kept_experts is not None or not routed) and (scores is None or hits_before),
             most_hit_tokens=scores.first - 1 if scores is not None and hits_before else None,
             adapter="" if submission.adapter is None else submission.adapter.digest,
             cache_salt=options.cache_salt.encode(),

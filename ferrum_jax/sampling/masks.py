@@ -32,7 +32,9 @@ def allow(logits: jax.Array, masks: jax.Array, mask_ids: jax.Array) -> jax.Array
 def packed(allowed: jax.Array) -> jax.Array:
     """Masks [R, ceil(V / 32)] int32 of bools [R, V]; bits beyond the vocabulary are 0."""
     bits = jnp.pad(allowed, ((0, 0), (0, -allowed.shape[1] % 32))).reshape(len(allowed), -1, 32)
-    words = jnp.sum(bits.astype(jnp.uint32) << jnp.arange(32, dtype=jnp.uint32)[None, None, :], axis=2, dtype=jnp.uint32)
+    words = jnp.sum(
+        bits.astype(jnp.uint32) << jnp.arange(32, dtype=jnp.uint32)[None, None, :], axis=2, dtype=jnp.uint32
+    )
     return lax.bitcast_convert_type(words, jnp.int32)
 
 

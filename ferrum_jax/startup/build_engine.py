@@ -13,6 +13,7 @@ from ferrum_jax.engine.engine import Engine
 from ferrum_jax.engine.image_intake import NO_IMAGES, ImageLimits
 from ferrum_jax.engine.lockstep import make_engine
 from ferrum_jax.engine.measured_steps import MeasuredSteps
+from ferrum_jax.engine.of_tokens.kept_experts import KeptExperts
 from ferrum_jax.engine.submission import Intake
 from ferrum_jax.engine.write_guard import WriteGuard
 from ferrum_jax.pools.pools import pools_of
@@ -22,6 +23,7 @@ from ferrum_jax.runtime.buckets import Ladder
 from ferrum_jax.runtime.host_transfers import HostTransfers
 from ferrum_jax.runtime.layout import Layout
 from ferrum_jax.runtime.runner import Runner
+from ferrum_jax.runtime.step import expert_dtype
 from ferrum_jax.scheduling.drafting import drafting_of
 from ferrum_jax.scheduling.flex import StepSizes
 from ferrum_jax.scheduling.request_log import RequestLogWriter
@@ -64,12 +66,13 @@ def build_engine(
     runner = _runner(loaded, fill, has_tier=caches[0].tier is not None)
     constraints = Constraints(tokenizer, vocab_size=layout.spec.vocab_size, end_ids=loaded.end_ids, forms=forms)
     adapters = adapters or LoadedAdapters(None, no_adapter)
+    kept_experts = _kept_experts(layout, sizes) if config.enable_prefix_caching else None
     max_adapters = 0 if layout.adapters is None else min(config.max_adapters, layout.adapters.num_slots)
     engine = make_engine(
         current(),
         runner=runner,
         scheduler=Scheduler(caches, drafting_of(sizes), _steps_of(layout.ladder)),
-        intake=_intake(loaded, sizes, config.seed, tokenizer, constraints, adapters),
+        intake=_intake(loaded, sizes, config.seed, tokenizer, constraints, adapters, kept_experts),
         constraints=constraints,
         adapters=HeldSlots(adapters, max_adapters, runner.write_adapter),
         step_times=MeasuredSteps(accelerator=layout.target.platform != "cpu") if config.speculative_config else None,
@@ -111,6 +114,7 @@ def _intake(
     tokenizer: Tokenizer | None,
     constraints: Constraints,
     adapters: LoadedAdapters,
+    kept_experts: KeptExperts | None,
 ) -> Intake:
     layout = loaded.layout
     return Intake(
@@ -125,7 +129,17 @@ def _intake(
         images=_image_limits(layout, sizes),
         num_routed_layers=len(layout.spec.routed_layers) if layout.options.gives_experts else 0,
         keeps_masks=layout.options.gives_masks,
+        kept_experts=kept_experts,
     )
+
+
+def _kept_experts(layout: Layout, sizes: EngineSizes) -> KeptExperts | None:
+    """What keeps experts beside the blocks; None where steps give none, and where all layers have a window."""
+    experts = layout.spec.experts
+    if experts is None or not layout.options.gives_experts or None not in sizes.windows:
+        return None
+    width = len(layout.spec.routed_layers) * experts.num_experts_per_tok
+    return KeptExperts(sizes, width=width, dtype=expert_dtype(experts.num_experts))
 
 
 def _image_limits(layout: Layout, sizes: EngineSizes) -> tuple[ImageLimits, ...]:

@@ -344,6 +344,7 @@ MAY_IMPORT = {
     "ferrum_jax.engine.prefixes": (
         "checkpoints",
         "ferrum_jax.engine",
+        "ferrum_jax.engine.of_tokens",
         "ferrum_jax.prefix_cache",
         "ferrum_jax.processes",
         "ferrum_jax.runtime",
@@ -380,6 +381,7 @@ MAY_IMPORT = {
         "ferrum_jax.embeddings",
         "ferrum_jax.engine",
         "ferrum_jax.engine.calls",
+        "ferrum_jax.engine.of_tokens",
         "ferrum_jax.engine.prefixes",
         "ferrum_jax.executables",
         "ferrum_jax.meshes",

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from ferrum_jax.engine.of_tokens.kept_experts import KeptExperts
 from ferrum_jax.outputs import NOT_FINITE
 from ferrum_jax.plan import Copy, ShardPlan, StepPlan
 from ferrum_jax.prefix_cache.cache_manager import CacheManager
@@ -165,6 +166,44 @@ class FakeDevice:
         assert np.array_equal(self.tokens[group, block, offset], history[oldest:]), "a row reads foreign tokens"
 
 
+class FakeExperts:
+    """A token and its position in place of experts; checks those that come with a hit against the row's history."""
+
+    def __init__(self, sizes: EngineSizes) -> None:
+        self._kept = KeptExperts(sizes, width=2, dtype=np.dtype(np.int16))
+        self._on_their_way: dict[int, tuple[np.ndarray, dict[tuple[int, int], np.ndarray]]] = {}  # by step
+        self.num_checked = 0  # tokens
+
+    def observe(self, plan: StepPlan, rows: Sequence[np.ndarray]) -> None:
+        """A step was dispatched. rows: the tokens of each shard's slots."""
+        found = [np.zeros((0, 2), np.int16)]
+        wanted: dict[tuple[int, int], np.ndarray] = {}
+        for index, shard in enumerate(plan.shards):
+            new = {slot for at, slot, _ in plan.admitted if at == index}
+            work = zip(shard.slots.tolist(), shard.starts.tolist(), shard.counts.tolist(), strict=True)
+            for row, (slot, start, count) in enumerate(work):
+                computed, drafts = _experts_of(rows[index][slot], start, start + count), shard.drafts_of(row)
+                computed[count - len(drafts) :, 0] = drafts  # where other tokens may have been drawn since
+                found.append(computed)
+                if slot in new:
+                    wanted[index, row] = _experts_of(rows[index][slot], 0, start)
+        self._on_their_way[plan.step] = np.concatenate(found), wanted
+
+    def collect(self, plan: StepPlan) -> None:
+        """What it computed is on the host."""
+        found, wanted = self._on_their_way.pop(plan.step)
+        hits = self._kept.follow(plan, found, wanted)
+        assert hits.keys() == wanted.keys(), "a row's hit is not looked up"
+        for place, expected in wanted.items():
+            assert np.array_equal(hits[place], expected), "a hit comes with the experts of other tokens"
+            self.num_checked += len(expected)
+
+
+def _experts_of(tokens: np.ndarray, start: int, end: int) -> np.ndarray:
+    """[end - start, 2] int16: tokens and positions."""
+    return np.stack([tokens[start:end], np.arange(start, end)], axis=1).astype(np.int16)
+
+
 class KnownDrafts:
     """Drafts that are known to come true, or not to.
 
@@ -254,6 +293,7 @@ class Engine:
             for cache in self.caches
         ]
         self.cache, self.device = self.caches[0], self.devices[0]
+        self._experts = FakeExperts(dataclasses.replace(sizes, num_shards=num_shards)) if None in windows else None
         self.requests: dict[int, Request] = {}
         self.plans: list[StepPlan] = []
         self._in_flight: StepsInFlight[tuple[StepPlan, np.ndarray]] = StepsInFlight()
@@ -317,13 +357,18 @@ class Engine:
         """The tokens of all shards' rows, one shard's after the other's."""
         for shard, slot, request_id in plan.admitted:
             self.devices[shard].write_slot(slot, self.requests[request_id].token_ids)
-        return np.concatenate([device.run(rows) for device, rows in zip(self.devices, plan.shards, strict=True)])
+        sampled = np.concatenate([device.run(rows) for device, rows in zip(self.devices, plan.shards, strict=True)])
+        if self._experts is not None:
+            self._experts.observe(plan, [device.rows for device in self.devices])
+        return sampled
 
     def commit(self) -> list[tuple[Request, int]]:
         """Commit the oldest step in flight."""
         return self._commit(*self._in_flight.popleft())
 
     def _commit(self, plan: StepPlan, sampled: np.ndarray) -> list[tuple[Request, int]]:
+        if self._experts is not None:
+            self._experts.collect(plan)
         got: list[tuple[Request, int]] = []
         some: list[tuple[Request, int]] | None = self.scheduler.commit(plan, sampled)
         while some is not None:
@@ -388,6 +433,9 @@ class Engine:
         assert self.is_idle, f"requests are unfinished after {max_steps} steps"
         for request in self.requests.values():
             self.check(request)
+        metrics = self.scheduler.metrics()
+        if self._experts is not None:
+            assert self._experts.num_checked == metrics.hit_tokens + metrics.resumed_tokens, "a hit has no experts"
         pools = [pool for cache in self.caches for pool in cache.all_pools()]
         assert all(pool.num_live == 0 for pool in pools), "blocks are live after the last request"
         return steps

@@ -6,7 +6,7 @@ import numpy as np
 
 
 class RoutedExperts:
-    """The experts of tokens 0, 1, ... of a sequence that takes no hits, as far as they were computed.
+    """The experts of tokens 0, 1, ... of a sequence, as far as they were computed or came with a hit.
 
     num_layers: those that have experts.
     """
@@ -23,7 +23,7 @@ class RoutedExperts:
         self._parts.append((position, found.copy()))  # the rest of its step is not kept with it
 
     def of_first(self, count: int) -> np.ndarray | None:
-        """[count, num_layers, X] of the first tokens; None where some of them were not computed."""
+        """[count, num_layers, X] of the first tokens; None where some of them are not there."""
         if not self._parts:
             return None
         width, dtype = self._parts[0][1].shape[1], self._parts[0][1].dtype

@@ -78,6 +78,8 @@ class CachedPrefixes:
     def _cache(self) -> PrefixCache:
         refuse_several_processes("a saved prefix cache")
         self.copies.warm_up(tier=False)
+        if self._engine.kept_experts is not None:
+            self.calls.quiet("keep")  # those of the step in flight are not on the host yet
         return PrefixCache(
             spec=self.spec,
             fingerprint=self.fingerprint,
@@ -85,6 +87,7 @@ class CachedPrefixes:
             caches=self._engine.scheduler.caches,
             runner=self._engine.runner,
             copies=self.copies,
+            experts=self._engine.kept_experts,
         )
 
 

@@ -18,12 +18,15 @@ import jax
 import numpy as np
 
 from checkpoints.prefixes import load_prefixes, save_prefixes
+from ferrum_jax.engine.of_tokens.kept_experts import KeptExperts
 from ferrum_jax.prefix_cache.cache_manager import CacheManager
 from ferrum_jax.prefix_cache.id_pool import IdPool
 from ferrum_jax.prefix_cache.keys import KEY_BYTES
 from ferrum_jax.runtime.block_copies import BlockCopies
 from ferrum_jax.runtime.runner import Runner
 from ferrum_jax.spec import ModelSpec
+
+_EXPERTS = "experts/kept"
 
 
 class _SavedBlocks(NamedTuple):
@@ -40,6 +43,7 @@ class PrefixCache:
     """The prefixes that one engine caches: the books of each data shard, and the pools.
 
     invariant: their bits are those of invariant mode, so it reads no others. copies: in which form pools are saved.
+    experts: with which they are saved and read, of an engine that keeps some.
     """
 
     spec: ModelSpec
@@ -48,6 +52,7 @@ class PrefixCache:
     caches: Sequence[CacheManager]
     runner: Runner
     copies: BlockCopies
+    experts: KeptExperts | None = None
 
     def save(self, path: Path, keys: Sequence[bytes] | None = None) -> int:
         """Writes what these keys find, or all that is cached; how many blocks that were.
@@ -65,6 +70,8 @@ class PrefixCache:
                 count += len(found) * (index in self.copies.of_blocks)
                 arrays[f"{self._name(index)}/keys"] = np.frombuffer(b"".join(found), np.uint8).reshape(-1, KEY_BYTES)
                 arrays.update(self._read(index, parts))
+                if self._has_experts(index):
+                    arrays[_EXPERTS] = self._read_experts(parts)
         if not count:
             raise ValueError(f"no full block is cached, so there is nothing to save to {path}")
         save_prefixes(path, self._identity(), arrays)
@@ -100,7 +107,10 @@ class PrefixCache:
         """Brings what was evicted since the last step to host memory, before anything is written in its place."""
         for shard, cache in enumerate(self.caches):
             if cache.tier is not None:
-                self.runner.move(shard, *cache.tier.take())
+                orders = cache.tier.take()
+                self.runner.move(shard, *orders)
+                if self.experts is not None:
+                    self.experts.move(shard, *orders)
 
     def _read(self, index: int, parts: Sequence[_SavedBlocks]) -> dict[str, np.ndarray]:
         """What the parts stand for, one after the other."""
@@ -113,6 +123,15 @@ class PrefixCache:
                 for part, found in self.runner.read_pool(shard, index, ids):
                     batches.append([np.asarray(array)[: part.stop - part.start] for array in jax.tree.leaves(found)])
         return {name: np.concatenate(arrays) for name, *arrays in zip(self._names(index), *batches, strict=True)}
+
+    def _has_experts(self, index: int) -> bool:
+        """Whether experts are kept beside the blocks of a pool."""
+        return self.experts is not None and self.experts.group == index
+
+    def _read_experts(self, parts: Sequence[_SavedBlocks]) -> np.ndarray:
+        """[n, C, layers with experts * X] of the blocks of the parts, one after the other."""
+        assert self.experts is not None, "they are kept"
+        return np.concatenate([self.experts.read(part.shard, part.ids, in_host=part.in_host) for part in parts])
 
     def read(self, path: Path) -> dict[str, np.ndarray]:
         """What a folder holds. Raises ValueError naming the folder if it is foreign or damaged."""
@@ -143,6 +162,8 @@ class PrefixCache:
         ids = pool.take(len(rows))
         self._move()  # what was evicted for them is still there
         self.runner.write_pool(shard, index, ids, self._batches(index, arrays, rows))
+        if self.experts is not None and self._has_experts(index) and rows:
+            self.experts.write(shard, ids, arrays[_EXPERTS][rows])
         for id, row in zip(ids, rows, strict=True):
             pool.publish(id, keys[row])
         pool.release(ids)
@@ -165,6 +186,7 @@ class PrefixCache:
         return {
             "model": self.fingerprint.hex(),
             "invariant": self.invariant,
+            "experts": self.experts is not None,
             "kv_dtype": self.caches[0].counters.kv_dtype,
             "block_size": self.caches[0].sizes.block_size,
             "num_key_value_heads": spec.attention.num_key_value_heads,
