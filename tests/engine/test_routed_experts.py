@@ -79,16 +79,6 @@ def test_a_preempted_row_has_all_of_its_tokens(llm):
 
 
 @pytest.mark.slow
-def test_rows_that_have_them_take_no_hits_and_scored_ones_still_do(llm):
-    llm.reset_prefix_cache()
-    for _ in range(2):
-        (output,) = llm.generate([PROMPTS[1]], GREEDY, progress=False)
-        assert output.num_cached_tokens == 0 and len(experts(output)) == 51
-    (scored,) = llm.compute_logprobs([PROMPTS[1]], [[7, 8]])
-    assert scored.num_cached_tokens == 32
-
-
-@pytest.mark.slow
 def test_they_come_when_a_choice_ends_and_not_where_its_tokens_were_not_computed(llm):
     engine = build_engine(llm.loaded, llm.config, None)
     engine.add(PROMPTS[1], GREEDY, RequestOptions(streams=True))
