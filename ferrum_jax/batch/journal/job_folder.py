@@ -9,12 +9,14 @@ from typing import Any
 
 from ferrum_jax.batch.input.files import writing_rows
 from ferrum_jax.batch.input.rows import Rows
-from ferrum_jax.batch.journal.job_identity import RECORD, new_record, read_record, refuse_changes
+from ferrum_jax.batch.journal.job_identity import RECORD, new_record, object_in, read_record, refuse_changes
 from ferrum_jax.batch.journal.journal import Journal
 from ferrum_jax.batch.journal.leases import require_nobody
 from ferrum_jax.batch.journal.merge import merge
 from ferrum_jax.files.store import Store, split
 from ferrum_jax.paths import is_url
+
+_OF_PARTIAL = "partial.json"  # how many rows the partial output has
 
 
 class JobFolder:
@@ -115,14 +117,17 @@ class JobFolder:
     def merge_partial(self, rows: Rows, journal: Journal) -> str | None:
         """Writes the lines that are there, in the order of the input, to a file of the journal; its path.
 
-        None where there is no line.
+        None where there is no line. One worker at a time may call it; what another has written already stays.
         """
         journal.refresh()
-        if not journal.num_ok + journal.num_failed + rows.num_bad:
+        found = {"layout": rows.layout, "rows": journal.num_ok + journal.num_failed + rows.num_bad}
+        if not found["rows"]:
             return None
         name = f"partial.{self.name}"
-        with self.journal.writing(name) as output, writing_rows(output, name) as lines:
-            merge(rows, journal, self.journal, lines)
+        if self.journal.size(name) is None or object_in(self.journal.read(_OF_PARTIAL)) != found:
+            with self.journal.writing(name) as output, writing_rows(output, name) as lines:
+                merge(rows, journal, self.journal, lines)
+            self.journal.replace(_OF_PARTIAL, json.dumps(found).encode())
         return f"{self.target}.journal/{name}"
 
     def merge(self, rows: Rows, journal: Journal) -> None:
