@@ -1,0 +1,164 @@
+"""A machine with a fake device: workers of jobs run on it one after the other, each a fork that may be killed."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import io
+import json
+import os
+import signal
+import time
+import traceback
+from pathlib import Path
+
+from rich.console import Console
+
+from ferrum_jax.batch.ending.end_terms import EndTerms
+from ferrum_jax.batch.ending.ending import WorkerPace
+from ferrum_jax.batch.ending.row_meter import TokenPace
+from ferrum_jax.batch.job import JobOptions, JobSettings, run_batch
+from tests.batch.fake_llm import FakeLLM
+
+WIDTH = 16  # rows at once
+STEPS_OF_A_ROW = 10  # of 8 tokens, as the fake engine leaves out a fifth of its steps
+_QUICK = JobOptions(flush_s=0.3, partials_s=2.0, poll_s=0.1, share_s=0.5)
+
+
+class FakeDevice:
+    """Takes `step_s` for each step. The host works beside it; where it comes late, the device idles."""
+
+    def __init__(self, step_s: float) -> None:
+        self._step_s, self._free_s = step_s, time.monotonic()
+        self.busy_s = self.idle_s = 0.0
+
+    def step(self, llm: FakeLLM) -> None:
+        """Returns once the step before has ended."""
+        if not self._step_s:
+            return
+        now_s = time.monotonic()
+        if now_s < self._free_s:
+            time.sleep(self._free_s - now_s)
+        else:
+            self.idle_s += now_s - self._free_s
+        self.busy_s += self._step_s
+        self._free_s = max(now_s, self._free_s) + self._step_s
+
+
+class StampedLines(io.StringIO):
+    """A console's file: whole lines, each with its second, to the end of a file."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self._path = path
+
+    def write(self, text: str) -> int:
+        with open(self._path, "a", encoding="utf-8") as file:
+            file.writelines(f"{time.monotonic():.2f} {line}\n" for line in text.splitlines() if line.strip())
+        return len(text)
+
+
+class Machine:
+    """step_s: of its device. is_quick: jobs are so short that workers look at each other more often."""
+
+    def __init__(self, folder: Path, *, step_s: float, is_quick: bool = False) -> None:
+        folder.mkdir()
+        self.folder, self._step_s = folder, step_s
+        self._options = _QUICK if is_quick else JobOptions()
+        self._pids: list[int] = []
+        self._first_line = 0
+        self.code: int | None = 0  # of the last worker, None while it is at work
+        self.cpu_s = 0.0  # of all workers
+
+    @property
+    def num_starts(self) -> int:
+        return len(self._pids)
+
+    def start(self, source: Path, target: Path, deadline: float | None = None) -> None:
+        """Starts a worker of the job from `source` to `target`."""
+        assert self.code is not None, "its worker is at work"
+        self._first_line = len(self._lines())
+        self.code = None
+        if pid := os.fork():
+            self._pids.append(pid)
+            return
+        code = 7
+        try:
+            os.setpgid(0, 0)
+            code = self._work(source, target, deadline)
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(code)
+
+    def _work(self, source: Path, target: Path, deadline: float | None) -> int:
+        device = FakeDevice(self._step_s)
+        options = dataclasses.replace(self._options, terms=EndTerms(deadline=deadline), on_pace=self._keep)
+        code = run_batch(
+            lambda start: FakeLLM(order=os.getpid(), width=WIDTH, on_step=device.step),
+            source,
+            target,
+            model="fake",
+            console=Console(file=StampedLines(self.folder / "shown"), width=200),
+            options=options,
+            settings=JobSettings(now=lambda: 1000.0),
+        )
+        share = device.idle_s / max(device.idle_s + device.busy_s, 1e-9)
+        (self.folder / "idle").write_text(str(share))
+        return code
+
+    def _keep(self, own: WorkerPace) -> None:
+        (self.folder / "pace").write_text(json.dumps({**dataclasses.asdict(own), "pace": own.pace}))
+
+    def pace(self) -> WorkerPace:
+        """What the last worker that came to an end measured."""
+        said = json.loads((self.folder / "pace").read_text())
+        return WorkerPace(**{**said, "pace": TokenPace(*said["pace"]), "begun": tuple(said["begun"])})
+
+    @property
+    def idle_share(self) -> float:
+        """How much of its time the device idled between the steps of the last worker that came to an end."""
+        return float((self.folder / "idle").read_text())
+
+    @property
+    def is_at_work(self) -> bool:
+        if self.code is None:
+            pid, status, usage = os.wait4(self._pids[-1], os.WNOHANG)
+            if pid:
+                self._ended(status, usage.ru_utime + usage.ru_stime)
+        return self.code is None
+
+    def kill(self) -> bool:
+        """Whether the worker was killed before its end."""
+        os.kill(self._pids[-1], signal.SIGKILL)
+        return self.wait() == -signal.SIGKILL
+
+    def wait(self) -> int:
+        """The code of the last worker once it has ended, less than 0 where it was killed."""
+        if self.code is None:
+            _, status, usage = os.wait4(self._pids[-1], 0)
+            self._ended(status, usage.ru_utime + usage.ru_stime)
+        assert self.code is not None
+        return self.code
+
+    def _ended(self, status: int, cpu_s: float) -> None:
+        self.code = os.waitstatus_to_exitcode(status)
+        self.cpu_s += cpu_s
+
+    def num_left(self) -> int:
+        """Starts of which a process is left, the worker or one that it began."""
+        found = 0
+        for pid in self._pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(pid, 0)
+                found += 1
+        return found
+
+    def shown(self) -> list[tuple[float, str]]:
+        """What the last start showed: lines and when, by the clock of `time.monotonic`."""
+        pairs = (line.split(" ", 1) for line in self._lines()[self._first_line :])
+        return [(float(when_s), text) for when_s, text in pairs]
+
+    def _lines(self) -> list[str]:
+        path = self.folder / "shown"
+        return path.read_text(encoding="utf-8").splitlines() if path.exists() else []
