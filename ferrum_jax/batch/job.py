@@ -194,11 +194,12 @@ class _Run:
             num_rows=len(rows), num_ok=self._journal.num_ok, num_failed=rows.num_bad + self._journal.num_failed
         )
         self._recorder = Recorder(self._tally)
+        self._leases: Leases | None = None  # where rows are left to run
         self._time = Timekeeper(
             options.terms,
             rows=rows,
             journal=self._journal,
-            paces=Paces(place.journal, self._worker, least_s=options.share_s / 2),
+            paces=Paces(place.journal, self._worker, lives=self._lives, least_s=options.share_s / 2),
             notice=notice,
             say=lambda text: _say(console, text),
         )
@@ -215,6 +216,7 @@ class _Run:
             )
         if not (self._journal.is_complete and self._place.is_merged(self._rows.layout)):
             leases = Leases(self._place.journal, self._worker, self._rows.part_layout, expiry_s=self._options.expiry_s)
+            self._leases = leases
             try:
                 with Keeper(self._journal, leases, self._options) as keeper:
                     self._work(keeper, functools.partial(self._load, make_llm))
@@ -227,6 +229,10 @@ class _Run:
                 with contextlib.suppress(OSError):  # a full disk, say; others then see that the process has ended
                     leases.leave()
         return self._conclude()
+
+    def _lives(self, worker: str) -> bool:
+        """Whether another worker may still be at work."""
+        return self._leases is not None and self._leases.lives(worker)
 
     def _load(self, make_llm: Callable[[JobStart], BatchLLM]) -> BatchLLM:
         """The model. Raises ValueError if the job was begun with another."""

@@ -1,7 +1,8 @@
 """The paces of a job's workers, in its journal: a file `paces/WORKER.json` that each worker writes as it goes.
 
 Others read it for their forecasts, later runs and `--plan` begin with it, and it says what the job has cost so far,
-also of a worker that was killed. A file that changes while it is watched is of a worker that is at work.
+also of a worker that was killed. A file that changes while it is watched is of a worker that is at work; where it
+stands still, for workers write seldom to a slow store, the leases say whether its worker lives.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ import contextlib
 import dataclasses
 import json
 import math
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -21,20 +21,19 @@ from ferrum_jax.files.store import Store
 
 _FOLDER = "paces"
 _COUNTS = ("num_slots", "num_running", "num_queued")
-_STILL_S = 35.0  # a file that has not changed for so long is of a worker that was killed
 
 
 class Paces:
     """The paces of a job, for one of its workers."""
 
     def __init__(
-        self, store: Store, worker: str, clock: Callable[[], float] = time.monotonic, *, least_s: float = 1.0
+        self, store: Store, worker: str, *, lives: Callable[[str], bool] = lambda worker: False, least_s: float = 1.0
     ) -> None:
-        """least_s: between two looks at other workers, at least."""
+        """lives: whether a worker may still be at work. least_s: between two looks at other workers, at least."""
         self.least_s = least_s
-        self._store, self.worker, self._clock = store, worker, clock
+        self._store, self.worker, self._lives = store, worker, lives
         self._seen: dict[str, bytes] = {}
-        self._moved_s: dict[str, float] = {}  # when a file was seen to have changed
+        self._moving = set[str]()  # files that were seen to change
 
     def write(self, own: WorkerPace, *, ended: bool = False) -> None:
         """Says what this worker knows of itself."""
@@ -57,11 +56,12 @@ class Paces:
             pace = None if said is None else _pace_in(said)
             if content is None or pace is None:
                 continue
-            if self._seen.setdefault(name, content) != content:
-                self._seen[name], self._moved_s[name] = content, self._clock()
-            moves = self._clock() - self._moved_s.get(name, -math.inf) < _STILL_S
-            worker = name.removesuffix(".json")
-            found.append(dataclasses.replace(pace, is_alive=pace.is_alive and moves, worker=worker))
+            worker, has_moved = name.removesuffix(".json"), self._seen.setdefault(name, content) != content
+            if has_moved:
+                self._seen[name] = content
+                self._moving.add(name)
+            is_alive = pace.is_alive and name in self._moving and (has_moved or self._lives(worker))
+            found.append(dataclasses.replace(pace, is_alive=is_alive, worker=worker))
         return found
 
 

@@ -26,6 +26,15 @@ _MOST_LOOKING = 100  # a look takes at most one part in so many of the time
 _SURE_SPREAD = 0.2  # of a forecast that is said once and for all
 
 
+def look_pause_s(left_s: float, spent_s: float, took_s: float, *, least_s: float) -> float:
+    """How long to wait between two looks at other workers.
+
+    left_s, spent_s: of the job and of this run. took_s: the last look, which holds up the run.
+    """
+    pause_s = max(_TELLS * min(left_s, spent_s), least_s)
+    return max(min(pause_s, _MOST_TELL_S), _MOST_LOOKING * took_s)
+
+
 class Timekeeper:
     """Keeps the time and the budget of one worker's run."""
 
@@ -54,6 +63,7 @@ class Timekeeper:
         )
         self._said: bool | None = None  # whether it fits, as it was last said
         self._look_s = self._told_s = clock()
+        self._took_s = 0.0  # the last look at other workers
         self.num_told = 0  # how often other workers were looked at
         self.outlook: Outlook | None = None
         self.has_stopped = False  # for time or money
@@ -106,13 +116,16 @@ class Timekeeper:
     def update(self, tally: Tally) -> None:
         """Looks at the clock, and now and then at the job; puts what is expected into the tally."""
         self.keep()
-        started_s = self._clock()
-        if started_s < self._look_s:
+        if self._clock() < self._look_s:
             return
-        if started_s - self._told_s >= self._tell_s:
+        left_s = math.inf if self.outlook is None else self.outlook.seconds
+        pause_s = look_pause_s(left_s, self.ending.spent_s, self._took_s, least_s=self._paces.least_s)
+        if self._clock() - self._told_s >= pause_s:
             self._tell()
+        started_s = self._clock()
         self._look()
-        self._look_s = started_s + max(min(_LOOK_S, self._paces.least_s), _MOST_LOOKING * (self._clock() - started_s))
+        now = self._clock()
+        self._look_s = now + max(min(_LOOK_S, self._paces.least_s), _MOST_LOOKING * (now - started_s))
         if self.outlook is not None:
             tally.left_s = self.outlook.seconds
             tally.outlook = progress_phrase(self.outlook, self._terms, self._now())
@@ -147,19 +160,16 @@ class Timekeeper:
         """Has this worker say at its next look that it has nothing to run."""
         self._told_s = self._look_s = -math.inf
 
-    @property
-    def _tell_s(self) -> float:
-        left_s = math.inf if self.outlook is None else self.outlook.seconds
-        return min(max(_TELLS * min(left_s, self.ending.spent_s), self._paces.least_s), _MOST_TELL_S)
-
     def _tell(self) -> None:
-        self._told_s = self._clock()
+        started_s = self._clock()
         self.num_told += 1
         self._paces.write(self.ending.report())
         others = self._paces.others()
         if any(each.is_alive for each in others):
             self._journal.refresh()
         self.ending.tell(others)
+        self._told_s = self._clock()
+        self._took_s = self._told_s - started_s
 
     def _look(self) -> None:
         self.outlook = self.ending.outlook(self._journal.unfinished(self._rows.order))

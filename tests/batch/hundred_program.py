@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import operator
 import random
 import re
 import sys
@@ -164,8 +165,11 @@ def run_hundred(job: Hundred, kills: int, slack: float) -> dict[str, Any]:
     early_s = min(60.0, job.seconds / 4)
     shown = {f"{at_s:.0f} s": job.foreseen(began_s, at_s) for at_s in (early_s, took_s / 2)}
     means = {at: sum(ends) / len(ends) for at, ends in shown.items() if ends}
-    for machine in job.machines:
-        print(machine.folder.name, f"{machine.idle_share:.1%} of its last run waited for the host", sep=": ")
+    down_s = [machine.down_s() for machine in job.machines]
+    for machine, seconds in zip(job.machines, down_s, strict=True):
+        share, ended_s = machine.idle()
+        said = f"down for {seconds:.0f} s; {share:.1%} of its last run waited for the host; its last step ended after"
+        print(machine.folder.name, f"{said} {ended_s - began_s:.1f} s", sep=": ")
     cpu_s = sum(machine.cpu_s for machine in job.machines)
     return {
         **found,
@@ -177,7 +181,8 @@ def run_hundred(job: Hundred, kills: int, slack: float) -> dict[str, Any]:
         "took_for_plan": round(took_s / plan["middle"], 3),
         "took_for_shown": {at: round(took_s / end_s, 3) for at, end_s in means.items()},
         "cpus_used": round(cpu_s / took_s, 2),
-        "most_waits_for_host": round(max(machine.idle_share for machine in job.machines), 3),
+        "most_waits_for_host": round(max(machine.idle()[0] for machine in job.machines), 3),
+        "lost_to_kills": round(sum(map(operator.mul, PACES, down_s)) / sum(PACES) / took_s, 3),
         **job.prove(),
     }
 
@@ -189,8 +194,12 @@ def run_late(job: Hundred) -> dict[str, Any]:
         for machine in machines:
             machine.start(job.input, job.output, time.time() + job.seconds / 4)
         codes.append([machine.wait() for machine in machines])
-        print("\n".join(line for _, line in fastest.shown() if line.startswith(("Ends by", "Does not fit", "Stopped"))))
-    shown = [line for _, line in fastest.shown()]
+        print(
+            "\n".join(
+                line for _, line in fastest.shown(last=True) if line.startswith(("Ends by", "Does not fit", "Stopped"))
+            )
+        )
+    shown = [line for _, line in fastest.shown(last=True)]
     number = re.search(r"Does not fit.* ([\d,]+) workers like this one would do it", " ".join(shown[:2]))
     partial = Path(f"{job.output}.journal/partial.out.jsonl")
     report = json.loads(Path(f"{job.output}.report.json").read_bytes())

@@ -30,6 +30,7 @@ class FakeDevice:
 
     def __init__(self, step_s: float) -> None:
         self._step_s, self._free_s = step_s, time.monotonic()
+        self.began_s = 0.0  # its first step
         self.busy_s = self.idle_s = 0.0
 
     def step(self, llm: FakeLLM) -> None:
@@ -37,6 +38,7 @@ class FakeDevice:
         if not self._step_s:
             return
         now_s = time.monotonic()
+        self.began_s = self.began_s or now_s
         if now_s < self._free_s:
             time.sleep(self._free_s - now_s)
         else:
@@ -66,7 +68,8 @@ class Machine:
         self.folder, self._step_s = folder, step_s
         self._options = _QUICK if is_quick else JobOptions()
         self._pids: list[int] = []
-        self._first_line = 0
+        self.died_s = list[float]()  # when its workers were killed, by the clock of `time.monotonic`
+        self._num_lines = 0  # that were shown before the last start
         self.code: int | None = 0  # of the last worker, None while it is at work
         self.cpu_s = 0.0  # of all workers
 
@@ -77,7 +80,7 @@ class Machine:
     def start(self, source: Path, target: Path, deadline: float | None = None) -> None:
         """Starts a worker of the job from `source` to `target`."""
         assert self.code is not None, "its worker is at work"
-        self._first_line = len(self._lines())
+        self._num_lines = len(self.shown())
         self.code = None
         if pid := os.fork():
             self._pids.append(pid)
@@ -93,9 +96,16 @@ class Machine:
 
     def _work(self, source: Path, target: Path, deadline: float | None) -> int:
         device = FakeDevice(self._step_s)
+
+        def step(llm: FakeLLM) -> None:
+            if not device.began_s:
+                with open(self.folder / "began", "a") as file:
+                    file.write(f"{time.monotonic()}\n")
+            device.step(llm)
+
         options = dataclasses.replace(self._options, terms=EndTerms(deadline=deadline), on_pace=self._keep)
         code = run_batch(
-            lambda start: FakeLLM(order=os.getpid(), width=WIDTH, on_step=device.step),
+            lambda start: FakeLLM(order=os.getpid(), width=WIDTH, on_step=step),
             source,
             target,
             model="fake",
@@ -104,7 +114,8 @@ class Machine:
             settings=JobSettings(now=lambda: 1000.0),
         )
         share = device.idle_s / max(device.idle_s + device.busy_s, 1e-9)
-        (self.folder / "idle").write_text(str(share))
+        ended_s = time.monotonic() if not device.began_s else device.began_s + device.busy_s + device.idle_s
+        (self.folder / "idle").write_text(json.dumps([share, ended_s]))
         return code
 
     def _keep(self, own: WorkerPace) -> None:
@@ -115,10 +126,16 @@ class Machine:
         said = json.loads((self.folder / "pace").read_text())
         return WorkerPace(**{**said, "pace": TokenPace(*said["pace"]), "begun": tuple(said["begun"])})
 
-    @property
-    def idle_share(self) -> float:
-        """How much of its time the device idled between the steps of the last worker that came to an end."""
-        return float((self.folder / "idle").read_text())
+    def idle(self) -> tuple[float, float]:
+        """How much of its time the device idled between steps of the last worker that came to an end, and when its
+        last step ended."""
+        share, ended_s = json.loads((self.folder / "idle").read_text())
+        return share, ended_s
+
+    def down_s(self) -> float:
+        """Seconds from the kills of workers to the first steps of those that came after them."""
+        began = [float(line) for line in (self.folder / "began").read_text().split()]
+        return sum(min((each for each in began if each > died_s), default=died_s) - died_s for died_s in self.died_s)
 
     @property
     def is_at_work(self) -> bool:
@@ -131,7 +148,10 @@ class Machine:
     def kill(self) -> bool:
         """Whether the worker was killed before its end."""
         os.kill(self._pids[-1], signal.SIGKILL)
-        return self.wait() == -signal.SIGKILL
+        if self.wait() != -signal.SIGKILL:
+            return False
+        self.died_s.append(time.monotonic())
+        return True
 
     def wait(self) -> int:
         """The code of the last worker once it has ended, less than 0 where it was killed."""
@@ -154,11 +174,9 @@ class Machine:
                 found += 1
         return found
 
-    def shown(self) -> list[tuple[float, str]]:
-        """What the last start showed: lines and when, by the clock of `time.monotonic`."""
-        pairs = (line.split(" ", 1) for line in self._lines()[self._first_line :])
-        return [(float(when_s), text) for when_s, text in pairs]
-
-    def _lines(self) -> list[str]:
+    def shown(self, *, last: bool = False) -> list[tuple[float, str]]:
+        """What its workers showed: lines and when, by the clock of `time.monotonic`. last: of the last start alone."""
         path = self.folder / "shown"
-        return path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+        lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+        pairs = (line.split(" ", 1) for line in lines[self._num_lines if last else 0 :])
+        return [(float(when_s), text) for when_s, text in pairs]

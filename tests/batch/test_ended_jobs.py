@@ -141,19 +141,18 @@ PACE = WorkerPace(
 )
 
 
-def test_workers_know_one_another_by_their_paces_while_these_change(tmp_path):
+def test_workers_know_one_another_by_their_paces_while_they_live(tmp_path):
     store = LocalStore(tmp_path)
-    now = [0.0]
-    one, two = Paces(store, "one"), Paces(store, "two", clock=lambda: now[0])
+    living = {"one"}
+    one, two = Paces(store, "one"), Paces(store, "two", lives=living.__contains__)
     one.write(PACE)
     (found,) = two.others()
     assert found.pace == PACE.pace and not found.is_alive  # of an earlier run, for all that is known
     one.write(WorkerPace(**{**vars(PACE), "spent_s": 40.0}))
     (found,) = two.others()
     assert found.is_alive and found.spent_s == 40.0 and one.others() == []
-    now[0] = 34.0
     assert two.others()[0].is_alive and two.others()[0].worker == "one"
-    now[0] = 36.0
+    living.clear()
     assert not two.others()[0].is_alive  # it was killed
     one.write(WorkerPace(**{**vars(PACE), "spent_s": 50.0}))
     assert two.others()[0].is_alive

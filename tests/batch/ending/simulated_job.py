@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import heapq
+import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from ferrum_jax.batch.ending.ending import Ending, Outlook
+from ferrum_jax.batch.ending.ending import Ending, Outlook, WorkerPace
 from ferrum_jax.batch.journal.leases import Leases
 from ferrum_jax.batch.journal.parts import JobParts
 from ferrum_jax.batch.share import WorkShare
+from ferrum_jax.batch.timekeeper import look_pause_s
 from ferrum_jax.ints import ceil_div
 
 _READ_S, _STEP_S, _ROW_S = 2e-4, 0.02, 0.6e-3  # of a token of a prompt; of a step; and of each row in it
-_LOOK_S = 5.0
+_LEAST_S = 2.0  # as `JobOptions.share_s`
 
 
 class DictStore:
@@ -60,11 +62,16 @@ class SimulatedWorker:
     width: int
     speed: float
     share: WorkShare
+    known: np.ndarray  # [rows] bool: done, as it has read
     running: dict[int, int] = dataclasses.field(default_factory=dict)  # by index: tokens that it writes yet
     epochs: dict[int, int] = dataclasses.field(default_factory=dict)  # by index: of its lease
     num_done: int = 0
     ended_s: float = 0.0  # its last row
-    look_s: float = 0.0
+    outlook: Outlook | None = None
+    look_s: float = 0.0  # when it looks at the job next
+    told_s: float = 0.0  # when it looked at others
+    said: WorkerPace | None = None  # then
+    waits: bool = False
     has_left: bool = False
 
 
@@ -86,10 +93,14 @@ class SimulatedJob:
         within_s: float | None = None,
         goes_on: SimulatedJob | None = None,
         order: Callable[[np.ndarray], np.ndarray] = lambda tokens: np.arange(len(tokens)),
+        takes_s: float = 0.0,
+        slows: tuple[int, float, float] | None = None,
         **terms: float,
     ) -> None:
-        """workers: width and speed of each. goes_on: a job of this seed that was stopped, whose other rows run."""
+        """workers: width and speed of each. goes_on: a job of this seed that was stopped, whose other rows run.
+        takes_s: of a look at other workers. slows: a worker's number, when it slows, and its speed from then on."""
         self.random, self.read_s, self.now_s = np.random.default_rng(seed), read_s, 0.0
+        self.takes_s, self.slows = takes_s, slows
         most = self.random.choice([64, 128, 256], num_rows)
         self.tokens = np.stack([self.random.integers(50, 800, num_rows), most], axis=1).astype(np.uint32)
         self.written = np.minimum(self.random.geometric(0.01, num_rows), most) if rows_stop else most
@@ -104,15 +115,20 @@ class SimulatedJob:
         how = {"clock": lambda: self.now_s, "end_s": within_s, **terms}
         endings = [Ending(self.tokens, worker=str(number), **how) for number in range(len(workers))]
         self.workers = [
-            SimulatedWorker(ending=ending, width=width, speed=speed, share=self._share(ending))
-            for ending, (width, speed) in zip(endings, workers, strict=True)
+            self._worker(ending, width, speed) for ending, (width, speed) in zip(endings, workers, strict=True)
         ]
         self._run()
 
-    def _share(self, ending: Ending) -> WorkShare:
+    def _worker(self, ending: Ending, width: int, speed: float) -> SimulatedWorker:
         leases = Leases(self.store, ending.worker, "l", expiry_s=1e9, clock=lambda: self.now_s)
-        parts = JobParts(self.parts, leases, unfinished=lambda rows: rows[~self.done[rows]], refresh=lambda: None)
-        return WorkShare(parts, leases, ending, num_undone=lambda: int((~self.done).sum()), least_s=2.0)
+        known = self.done.copy()
+
+        def refresh() -> None:
+            known[:] = self.done
+
+        parts = JobParts(self.parts, leases, unfinished=lambda rows: rows[~known[rows]], refresh=refresh)
+        share = WorkShare(parts, leases, ending, num_undone=lambda: int((~known).sum()), least_s=_LEAST_S)
+        return SimulatedWorker(ending=ending, width=width, speed=speed, share=share, known=known)
 
     def _run(self) -> None:
         steps = [(0.0, number) for number in range(len(self.workers))]
@@ -120,17 +136,25 @@ class SimulatedJob:
             self.now_s, number = heapq.heappop(steps)
             worker = self.workers[number]
             self._end_rows(worker)
-            if self.now_s >= worker.look_s:
-                self._look(worker)
+            took_s = self._look(worker) if self.now_s >= worker.look_s else 0.0
             num_read = 0 if worker.ending.over else self._begin_rows(worker)
             waits = not (worker.running or worker.ending.is_closed or worker.ending.num_passed or self.done.all())
             worker.has_left = bool(worker.ending.over) or not (worker.running or waits)
             if waits and not worker.has_left:
+                worker.known[:] = self.done
+                if not worker.waits:
+                    worker.told_s = -math.inf
                 heapq.heappush(steps, (self.now_s + 1.0, number))
             elif not worker.has_left:
                 seconds = _STEP_S + _ROW_S * len(worker.running) + num_read * self.read_s
-                seconds *= max(1 + 0.05 * self.random.standard_normal(), 0.5) / worker.speed
-                heapq.heappush(steps, (self.now_s + seconds, number))
+                seconds *= max(1 + 0.05 * self.random.standard_normal(), 0.5) / self._speed(number)
+                heapq.heappush(steps, (self.now_s + seconds + took_s, number))
+            worker.waits = waits
+
+    def _speed(self, number: int) -> float:
+        """Of a worker, now."""
+        is_slow = self.slows is not None and self.slows[0] == number and self.now_s >= self.slows[1]
+        return self.slows[2] if self.slows is not None and is_slow else self.workers[number].speed
 
     def _end_rows(self, worker: SimulatedWorker) -> None:
         """Ends what the last step ended."""
@@ -141,7 +165,8 @@ class SimulatedJob:
             worker.num_done += 1
             worker.ended_s = self.now_s
             assert not self.done[index], "a row has two lines"
-            self.done[index], self.end_s = True, self.now_s
+            self.done[index] = worker.known[index] = True
+            self.end_s = self.now_s
 
     def _begin_rows(self, worker: SimulatedWorker) -> int:
         """The tokens of the prompts of rows that are begun."""
@@ -158,12 +183,27 @@ class SimulatedJob:
                 num_read += int(self.tokens[index, 0])
         return num_read
 
-    def _look(self, worker: SimulatedWorker) -> None:
-        worker.look_s = self.now_s + _LOOK_S
-        others = [other for other in self.workers if other is not worker]
-        worker.ending.tell(
-            [dataclasses.replace(other.ending.report(), is_alive=not other.has_left) for other in others]
-        )
+    def _look(self, worker: SimulatedWorker) -> float:
+        """Looks at the job, and now and then at other workers; how long that took."""
+        left_s, spent_s = math.inf if worker.outlook is None else worker.outlook.seconds, worker.ending.spent_s
+        pause_s = look_pause_s(left_s, spent_s, self.takes_s if worker.said else 0.0, least_s=_LEAST_S / 2)
+        tells = self.now_s - worker.told_s >= pause_s
+        if tells:
+            self._tell(worker)
+        worker.outlook = worker.ending.outlook(np.flatnonzero(~worker.known))
+        if worker.outlook is not None:
+            self.forecasts.append(Forecast(self.now_s, worker.outlook))
+        took_s = self.takes_s if tells else 0.0
+        worker.look_s = self.now_s + took_s + _LEAST_S / 2
+        return took_s
+
+    def _tell(self, worker: SimulatedWorker) -> None:
+        """The worker says how it is, hears what others said last, and shares."""
+        worker.told_s = self.now_s + self.takes_s
+        worker.said = worker.ending.report()
+        worker.known[:] = self.done
+        others = [(other.said, other.has_left) for other in self.workers if other is not worker]
+        worker.ending.tell([dataclasses.replace(said, is_alive=not left) for said, left in others if said is not None])
         worker.share.look()
         if worker.share.breaks:
             running = sorted((index, worker.epochs[index]) for index in worker.running)
@@ -172,9 +212,6 @@ class SimulatedJob:
                 worker.ending.meter.drop(index)
             worker.running.clear()
             worker.share.leave_engine(running)
-        outlook = worker.ending.outlook(np.flatnonzero(~self.done))
-        if outlook is not None:
-            self.forecasts.append(Forecast(self.now_s, outlook))
 
     def forecast_at(self, share: float) -> Forecast:
         """The first forecast after this share of the job's time."""
