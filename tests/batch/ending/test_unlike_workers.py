@@ -55,3 +55,23 @@ def test_rows_that_were_not_begun_are_given_to_workers_that_have_room_by_their_r
     assert team(SLOW, FAST).rows_to_keep(90, 900) == 10
     assert team(SLOW, worker("fast", 0.125, num_running=8)).rows_to_keep(90, 900) == 90
     assert team(SLOW, FAST).rows_to_keep(1, 900) == 1  # it is not worth it
+
+
+@pytest.mark.parametrize("slowed", [3, 2])
+def test_what_a_worker_that_slows_to_half_cannot_do_others_take_over(slowed):
+    """It slows in the middle. Ideal is when the rates then, added up, would be done."""
+    alone_s = SimulatedJob(seeded(1), num_rows=6000).end_s
+    half_s, left = alone_s / sum(RATES) / 2, sum(RATES) - RATES[slowed] / 2
+    ideal_s = half_s + (alone_s - half_s * sum(RATES)) / left
+    job = SimulatedJob(seeded(1), num_rows=6000, workers=UNLIKE, slows=(slowed, half_s, RATES[slowed] / 2))
+    assert job.done.all() and job.end_s < 1.05 * ideal_s
+    assert min(worker.ended_s for worker in job.workers) > 0.9 * job.end_s
+
+
+@pytest.mark.parametrize(("takes_s", "most"), [(0.3, 1.06), (1.5, 1.13)])
+def test_where_a_look_at_others_is_dear_workers_look_seldom_and_still_end_together(takes_s, most):
+    """As in a bucket. 1.5 s are looked for every 150 s, in a job that takes 170 s."""
+    alone_s = SimulatedJob(seeded(0), num_rows=12000).end_s
+    job = SimulatedJob(seeded(0), num_rows=12000, workers=UNLIKE, takes_s=takes_s)
+    assert job.done.all() and job.end_s < most * alone_s / sum(RATES)
+    assert min(worker.ended_s for worker in job.workers) > 0.9 * job.end_s
