@@ -60,7 +60,6 @@ __all__ = [
 
 
 _MOST_NAMED, _MOST_REPORTED = 5, 20  # rows that failed
-_MOST_TURNS, _TURN_S = 100, 0.1  # in which others that stop write the lines so far
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -223,7 +222,9 @@ class _Run:
                     if self._journal.is_complete:
                         self._merge(leases)
                     elif self._time.has_stopped:
-                        self._write_partial(leases)
+                        self._partial = self._place.merge_partial(self._rows, self._journal, leases)
+                        self._tally.num_ok = self._journal.num_ok
+                        self._tally.num_failed = self._rows.num_bad + self._journal.num_failed
                     keeper.check()
             finally:
                 with contextlib.suppress(OSError):  # a full disk, say; others then see that the process has ended
@@ -280,17 +281,6 @@ class _Run:
                     raise
             else:
                 time.sleep(self._options.poll_s)
-
-    def _write_partial(self, leases: Leases) -> None:
-        """Writes the lines so far. Workers that stop at one moment do so in turn, so the last of them has all rows."""
-        for _ in range(_MOST_TURNS):
-            if (epoch := leases.acquire("partial")) is not None:
-                self._partial = self._place.merge_partial(self._rows, self._journal)
-                self._tally.num_ok = self._journal.num_ok
-                self._tally.num_failed = self._rows.num_bad + self._journal.num_failed
-                leases.advance("partial", epoch + 1, gives=True)
-                return
-            time.sleep(_TURN_S)
 
     def report(self, page_at: str | None, source: str) -> None:
         """Writes report.json beside the output, and the report's page if `page_at` says where. source: the input."""

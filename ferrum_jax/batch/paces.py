@@ -1,7 +1,7 @@
 """The paces of a job's workers, in its journal: a file `paces/WORKER.json` that each worker writes as it goes.
 
 Others read it for their forecasts, later runs and `--plan` begin with it, and it says what the job has cost so far,
-also of a worker that was killed. A file that changes while it is watched is of a worker that is at work; where it
+also of a worker that was killed. A file that appears or changes while they are watched is of a worker at work; where it
 stands still, for workers write seldom to a slow store, the leases say whether its worker lives.
 """
 
@@ -32,15 +32,16 @@ class Paces:
         """lives: whether a worker may still be at work. least_s: between two looks at other workers, at least."""
         self.least_s = least_s
         self._store, self.worker, self._lives = store, worker, lives
-        self._seen: dict[str, bytes] = {}
-        self._moving = set[str]()  # files that were seen to change
+        self._seen: dict[str, bytes] | None = None
+        self._moving = set[str]()  # files that were seen to appear or to change
 
     def write(self, own: WorkerPace, *, ended: bool = False) -> None:
         """Says what this worker knows of itself."""
         pace = None if own.pace is None else own.pace._asdict()
         found = {**dataclasses.asdict(own), "pace": pace, "is_alive": not ended}
         with contextlib.suppress(OSError):  # of a full disk the journal says more
-            self._store.replace(f"{_FOLDER}/{self.worker}.json", json.dumps(found).encode())
+            # the engine waits for it, and a loss of power may take it; what a run ends with lasts
+            self._store.replace(f"{_FOLDER}/{self.worker}.json", json.dumps(found).encode(), lasts=ended)
 
     def own(self) -> WorkerPace | None:
         """What this worker said of itself last."""
@@ -49,16 +50,17 @@ class Paces:
 
     def others(self) -> list[WorkerPace]:
         """What the other workers, those of earlier runs too, say of themselves. A damaged file says nothing."""
-        found = []
+        found, before = [], self._seen
+        self._seen = {} if before is None else before
         for name in sorted(self._store.names(_FOLDER)):
             content = self._store.read(f"{_FOLDER}/{name}") if name != f"{self.worker}.json" else None
             said = object_in(content)
             pace = None if said is None else _pace_in(said)
             if content is None or pace is None:
                 continue
-            worker, has_moved = name.removesuffix(".json"), self._seen.setdefault(name, content) != content
+            worker, has_moved = name.removesuffix(".json"), before is not None and before.get(name) != content
+            self._seen[name] = content
             if has_moved:
-                self._seen[name] = content
                 self._moving.add(name)
             is_alive = pace.is_alive and name in self._moving and (has_moved or self._lives(worker))
             found.append(dataclasses.replace(pace, is_alive=is_alive, worker=worker))

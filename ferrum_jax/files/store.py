@@ -32,8 +32,8 @@ class Store(Protocol):
         """Makes the file whole; False, with nothing changed, if the name is taken. lasts: make it durable."""
         ...
 
-    def replace(self, name: str, content: bytes) -> None:
-        """The file has this content from now on; a reader sees the old one or the new one whole."""
+    def replace(self, name: str, content: bytes, *, lasts: bool = True) -> None:
+        """The file has this content from now on; a reader sees the old one or the new one whole. lasts: as `create`."""
         ...
 
     def read(self, name: str, start: int = 0, length: int | None = None) -> bytes | None:
@@ -107,10 +107,11 @@ class LocalStore:
             sync_folder(path.parent)
         return True
 
-    def replace(self, name: str, content: bytes) -> None:
+    def replace(self, name: str, content: bytes, *, lasts: bool = True) -> None:
         path = self._path(name)
-        write_whole(path, content)
-        sync_folder(path.parent)
+        write_whole(path, content, lasts=lasts)
+        if lasts:
+            sync_folder(path.parent)
 
     def read(self, name: str, start: int = 0, length: int | None = None) -> bytes | None:
         try:
@@ -206,7 +207,7 @@ class UrlStore:
                 time.sleep(_MOST_PAUSE_S * random.random())
         raise AssertionError("the last try returns or raises")
 
-    def replace(self, name: str, content: bytes) -> None:
+    def replace(self, name: str, content: bytes, *, lasts: bool = True) -> None:
         with self._at(name) as path:
             self._system.pipe_file(path, content)
 

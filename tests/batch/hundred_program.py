@@ -32,7 +32,7 @@ from ferrum_jax.batch.job import EXIT_OK
 from ferrum_jax.batch.job_plan import outlook_rows, paced_outlook
 from ferrum_jax.files.store import open_store
 from tests.batch.fake_llm import json_lines
-from tests.batch.machine import STEPS_OF_A_ROW, WIDTH, Machine
+from tests.batch.machine import Machine
 
 PACES = (1, 2, 4, 8)
 _EARLIER_S = 15.0  # of the other job on each machine, or a tenth of this one
@@ -53,7 +53,7 @@ class Hundred:
         self.write(self.input, self.num_rows)
         rates = [self.num_rows / self.seconds * pace / sum(PACES) for pace in PACES]  # rows a second
         self.machines = [
-            Machine(self.folder / f"machine-{pace}", step_s=WIDTH / STEPS_OF_A_ROW / rate, is_quick=self.seconds < 300)
+            Machine(self.folder / f"machine-{pace}", rate=rate, is_quick=self.seconds < 300)
             for pace, rate in zip(PACES, rates, strict=True)
         ]
 
@@ -121,20 +121,23 @@ class Hundred:
             time.sleep(0.02)
         return {"took_s": time.monotonic() - began_s, "began_s": began_s, "killed": killed, "not_killed": len(at_s)}
 
-    def foreseen(self, began_s: float, at_s: float) -> list[float]:
-        """The end, in seconds after the start, as each machine that is at work shows it last before then."""
-        found = []
-        for machine in self.machines:
-            shown = [(when_s - began_s, _LEFT.search(line)) for when_s, line in machine.shown()]
-            said = [(when_s, *map(int, left.groups())) for when_s, left in shown if left and 0 < when_s <= at_s]
-            found += [when_s + 3600 * h + 60 * m + s for when_s, h, m, s in said[-1:] if when_s > 0.8 * at_s]
+    def foreseen(self, began_s: float, at_s: float) -> dict[int, float]:
+        """The end, in seconds after the start, as each machine shows it last in the 15 s before then; by its pace."""
+        found = {}
+        for machine, pace in zip(self.machines, PACES, strict=True):
+            for when_s, line in machine.shown():
+                left = _LEFT.search(line)
+                if left and max(at_s - 15, 0) < when_s - began_s <= at_s:
+                    hours, minutes, seconds = map(int, left.groups())
+                    found[pace] = round(when_s - began_s + 3600 * hours + 60 * minutes + seconds, 1)
         return found
 
     def prove(self) -> dict[str, Any]:
         """The output is that of a job that nobody kills; what the journal holds, and which files are left."""
-        alone = Machine(self.folder / "alone", step_s=0.0)
+        alone = Machine(self.folder / "alone", rate=None)
         alone.start(self.input, self.folder / "alone.jsonl")
         assert alone.wait() == EXIT_OK
+        assert self.output.exists(), f"rows are left; the workers ended with {[each.code for each in self.machines]}"
         assert self.output.read_bytes() == (self.folder / "alone.jsonl").read_bytes(), "the bytes differ"
         lines, segments = Counter[bytes](), Path(f"{self.output}.journal/segments")
         for path in segments.glob("[!.]*"):
@@ -162,9 +165,10 @@ def run_hundred(job: Hundred, kills: int, slack: float) -> dict[str, Any]:
     )
     found = job.run(kills, plan["middle"], time.time() + within_s)
     took_s, began_s = found.pop("took_s"), found.pop("began_s")
-    early_s = min(60.0, job.seconds / 4)
-    shown = {f"{at_s:.0f} s": job.foreseen(began_s, at_s) for at_s in (early_s, took_s / 2)}
-    means = {at: sum(ends) / len(ends) for at, ends in shown.items() if ends}
+    shares = [min(60.0, job.seconds / 4), took_s / 4, took_s / 2, 0.75 * took_s]
+    shown = {f"{at_s:.0f} s": job.foreseen(began_s, at_s) for at_s in shares}
+    for at, ends in shown.items():
+        print(f"the end as shown at {at}", ", ".join(f"{pace}x {end_s} s" for pace, end_s in ends.items()), sep=": ")
     down_s = [machine.down_s() for machine in job.machines]
     for machine, seconds in zip(job.machines, down_s, strict=True):
         share, ended_s = machine.idle()
@@ -179,7 +183,7 @@ def run_hundred(job: Hundred, kills: int, slack: float) -> dict[str, Any]:
         "took_s": round(took_s, 1),
         "plan_s": {name: round(seconds, 1) for name, seconds in plan.items()},
         "took_for_plan": round(took_s / plan["middle"], 3),
-        "took_for_shown": {at: round(took_s / end_s, 3) for at, end_s in means.items()},
+        "took_for_shown": {at: round(took_s * len(ends) / sum(ends.values()), 3) for at, ends in shown.items() if ends},
         "cpus_used": round(cpu_s / took_s, 2),
         "most_waits_for_host": round(max(machine.idle()[0] for machine in job.machines), 3),
         "lost_to_kills": round(sum(map(operator.mul, PACES, down_s)) / sum(PACES) / took_s, 3),

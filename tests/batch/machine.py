@@ -20,8 +20,7 @@ from ferrum_jax.batch.ending.row_meter import TokenPace
 from ferrum_jax.batch.job import JobOptions, JobSettings, run_batch
 from tests.batch.fake_llm import FakeLLM
 
-WIDTH = 16  # rows at once
-STEPS_OF_A_ROW = 10  # of 8 tokens, as the fake engine leaves out a fifth of its steps
+_STEPS_OF_A_ROW = 10  # of 8 tokens, as the fake engine leaves out a fifth of its steps
 _QUICK = JobOptions(flush_s=0.3, partials_s=2.0, poll_s=0.1, share_s=0.5)
 
 
@@ -29,7 +28,8 @@ class FakeDevice:
     """Takes `step_s` for each step. The host works beside it; where it comes late, the device idles."""
 
     def __init__(self, step_s: float) -> None:
-        self._step_s, self._free_s = step_s, time.monotonic()
+        self._step_s = step_s
+        self.free_s = time.monotonic()  # when its last step ends
         self.began_s = 0.0  # its first step
         self.busy_s = self.idle_s = 0.0
 
@@ -39,12 +39,12 @@ class FakeDevice:
             return
         now_s = time.monotonic()
         self.began_s = self.began_s or now_s
-        if now_s < self._free_s:
-            time.sleep(self._free_s - now_s)
+        if now_s < self.free_s:
+            time.sleep(self.free_s - now_s)
         else:
-            self.idle_s += now_s - self._free_s
+            self.idle_s += (now_s - self.free_s) * (self.busy_s > 0)  # but while the job was read
         self.busy_s += self._step_s
-        self._free_s = max(now_s, self._free_s) + self._step_s
+        self.free_s = max(now_s, self.free_s) + self._step_s
 
 
 class StampedLines(io.StringIO):
@@ -61,11 +61,13 @@ class StampedLines(io.StringIO):
 
 
 class Machine:
-    """step_s: of its device. is_quick: jobs are so short that workers look at each other more often."""
+    """rate: rows of 8 tokens a second; None is as fast as the host. is_quick: jobs are so short that fewer rows run at
+    once and workers look at each other more often."""
 
-    def __init__(self, folder: Path, *, step_s: float, is_quick: bool = False) -> None:
+    def __init__(self, folder: Path, *, rate: float | None, is_quick: bool = False) -> None:
         folder.mkdir()
-        self.folder, self._step_s = folder, step_s
+        self.folder, self._width = folder, 16 if is_quick else 64
+        self._step_s = 0.0 if rate is None else self._width / _STEPS_OF_A_ROW / rate
         self._options = _QUICK if is_quick else JobOptions()
         self._pids: list[int] = []
         self.died_s = list[float]()  # when its workers were killed, by the clock of `time.monotonic`
@@ -105,7 +107,7 @@ class Machine:
 
         options = dataclasses.replace(self._options, terms=EndTerms(deadline=deadline), on_pace=self._keep)
         code = run_batch(
-            lambda start: FakeLLM(order=os.getpid(), width=WIDTH, on_step=step),
+            lambda start: FakeLLM(order=os.getpid(), width=self._width, on_step=step),
             source,
             target,
             model="fake",
@@ -114,8 +116,7 @@ class Machine:
             settings=JobSettings(now=lambda: 1000.0),
         )
         share = device.idle_s / max(device.idle_s + device.busy_s, 1e-9)
-        ended_s = time.monotonic() if not device.began_s else device.began_s + device.busy_s + device.idle_s
-        (self.folder / "idle").write_text(json.dumps([share, ended_s]))
+        (self.folder / "idle").write_text(json.dumps([share, device.free_s]))
         return code
 
     def _keep(self, own: WorkerPace) -> None:
@@ -166,7 +167,7 @@ class Machine:
         self.cpu_s += cpu_s
 
     def num_left(self) -> int:
-        """Starts of which a process is left, the worker or one that it began."""
+        """Counts the starts whose process, or one that it began, is left."""
         found = 0
         for pid in self._pids:
             with contextlib.suppress(ProcessLookupError):

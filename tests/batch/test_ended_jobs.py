@@ -159,6 +159,8 @@ def test_workers_know_one_another_by_their_paces_while_they_live(tmp_path):
     one.write(WorkerPace(**{**vars(PACE), "pace": None}), ended=True)
     (found,) = two.others()
     assert not found.is_alive and found.pace is None and [each.spent_s for each in earlier_paces(store)] == [30.0]
+    Paces(store, "three").write(PACE)
+    assert [each.worker for each in two.others() if each.is_alive] == ["three"]  # it appeared
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{", '{"pace": null}', '{"pace": {"read_s": 1}}'])

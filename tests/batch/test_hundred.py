@@ -35,7 +35,7 @@ def test_four_unlike_workers_that_are_killed_and_started_again_answer_each_row_o
     assert "expected time of one worker, by another job here" in said
 
 
-def test_of_a_deadline_that_cannot_be_kept_it_is_said_at_the_start_and_all_stop_in_order():
+def test_a_deadline_that_cannot_be_kept_is_said_at_the_start_and_all_stop_in_order():
     found, said = run("late", "--rows=400", "--seconds=16")
     assert found["codes"] == [[75], [75, 75, 75, 75]] and not found["output"]
     assert found["workers_said_at_start"] > 4 and "Does not fit" in said

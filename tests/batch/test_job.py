@@ -707,9 +707,9 @@ class Failing(LocalStore):
             raise
         return super().create(name, content, lasts=lasts)
 
-    def replace(self, name: str, content: bytes) -> None:
+    def replace(self, name: str, content: bytes, *, lasts: bool = True) -> None:
         self._count(name)
-        super().replace(name, content)
+        super().replace(name, content, lasts=lasts)
 
     def _count(self, name: str) -> None:
         self.left[0] -= 1

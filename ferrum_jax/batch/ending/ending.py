@@ -211,7 +211,8 @@ class Ending:
         if pace is None:
             return None
         alive = [each for each in self.others if each.is_alive]
-        paces = [pace, *(each.pace for each in alive if each.pace is not None)]
+        like_others = mean_pace(self.others) or pace  # who is at work and was not measured yet
+        paces = [pace, *(each.pace or like_others for each in alive)]
         begun = [_sum(self._tokens[self.meter.running]), *(each.begun for each in alive)]
         left = _sum(self._tokens[undone])
         reads, writes = np.maximum(np.array(left) - np.sum(begun, axis=0), 0.0).tolist()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -11,12 +12,13 @@ from ferrum_jax.batch.input.files import writing_rows
 from ferrum_jax.batch.input.rows import Rows
 from ferrum_jax.batch.journal.job_identity import RECORD, new_record, object_in, read_record, refuse_changes
 from ferrum_jax.batch.journal.journal import Journal
-from ferrum_jax.batch.journal.leases import require_nobody
+from ferrum_jax.batch.journal.leases import Leases, require_nobody
 from ferrum_jax.batch.journal.merge import merge
 from ferrum_jax.files.store import Store, split
 from ferrum_jax.paths import is_url
 
 _OF_PARTIAL = "partial.json"  # how many rows the partial output has
+_MOST_TURNS, _TURN_S = 100, 0.1  # in which others that stop write it
 
 
 class JobFolder:
@@ -114,11 +116,22 @@ class JobFolder:
         found = self.journal.read("merged.json")
         return None if found is None else json.loads(found)
 
-    def merge_partial(self, rows: Rows, journal: Journal) -> str | None:
+    def merge_partial(self, rows: Rows, journal: Journal, leases: Leases) -> str | None:
         """Writes the lines that are there, in the order of the input, to a file of the journal; its path.
 
-        None where there is no line. One worker at a time may call it; what another has written already stays.
+        Workers that stop at one moment do so in turn, so the last of them has all rows. None where there is no line, or
+        others take too long.
         """
+        for _ in range(_MOST_TURNS):
+            if (epoch := leases.acquire("partial")) is not None:
+                path = self._merge_partial(rows, journal)
+                leases.advance("partial", epoch + 1, gives=True)
+                return path
+            time.sleep(_TURN_S)
+        return None
+
+    def _merge_partial(self, rows: Rows, journal: Journal) -> str | None:
+        """Writes them, unless another worker has written as many; its path."""
         journal.refresh()
         found = {"layout": rows.layout, "rows": journal.num_ok + journal.num_failed + rows.num_bad}
         if not found["rows"]:

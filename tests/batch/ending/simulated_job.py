@@ -30,7 +30,7 @@ class DictStore:
     def create(self, name: str, content: bytes, *, lasts: bool = True) -> bool:
         return self.files.setdefault(name, content) is content
 
-    def replace(self, name: str, content: bytes) -> None:
+    def replace(self, name: str, content: bytes, *, lasts: bool = True) -> None:
         self.files[name] = content
 
     def read(self, name: str, start: int = 0, length: int | None = None) -> bytes | None:
@@ -152,7 +152,7 @@ class SimulatedJob:
             worker.waits = waits
 
     def _speed(self, number: int) -> float:
-        """Of a worker, now."""
+        """How fast a worker is now."""
         is_slow = self.slows is not None and self.slows[0] == number and self.now_s >= self.slows[1]
         return self.slows[2] if self.slows is not None and is_slow else self.workers[number].speed
 
