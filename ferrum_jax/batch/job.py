@@ -217,6 +217,7 @@ class _Run:
             leases = Leases(self._place.journal, self._worker, self._rows.part_layout, expiry_s=self._options.expiry_s)
             self._leases = leases
             try:
+                leases.claim_layout(self._options.poll_s)
                 with Keeper(self._journal, leases, self._options) as keeper:
                     self._work(keeper, functools.partial(self._load, make_llm))
                     if self._journal.is_complete:

@@ -517,6 +517,23 @@ def test_rows_may_be_added_but_not_taken_away(tmp_path):
         job.run()
 
 
+def test_while_a_worker_runs_another_input_is_refused_before_its_model_loads_and_the_first_goes_on(tmp_path):
+    job, more, other = Job(tmp_path), Job(tmp_path), Job(tmp_path)
+    more.input, other.input = tmp_path / "more.jsonl", tmp_path / "other.jsonl"
+    more.input.write_bytes(GOOD_INPUT + json_lines([{"custom_id": "added", "prompt": "x"}]))
+    other.input.write_bytes(json_lines([{"custom_id": "x", "prompt": "x"}]))
+
+    def on_step(llm: FakeLLM) -> None:
+        if llm.num_steps == 1:
+            for late in (more, other):
+                with pytest.raises(ValueError, match=r"worker \w+ is at work on this job with another input"):
+                    late.run()
+
+    assert job.run(on_step=on_step) == 0 and not more.llms and not other.llms
+    assert len(job.lines()) == len(ROWS)
+    assert more.run() == 0 and len(more.lines()) == len(ROWS) + 1, "rows may be added when nobody runs the old ones"
+
+
 @pytest.mark.parametrize("other", [{"model": "big"}, {"seed": 1}, {"settings": {"dtype": "bfloat16"}}])
 def test_a_job_does_not_go_on_with_other_settings(tmp_path, other):
     job = Job(tmp_path)
@@ -735,7 +752,17 @@ def test_a_full_or_read_only_disk_is_a_clear_error_and_loses_nothing(tmp_path, e
         job.clock = itertools.count(1_000)
         assert job.run() == EXIT_OK and job.output.read_bytes() == expected
         job.forget()
-    places = {"job.json", "model.json", "environments", "workers", "leases", "segments", "runs", "merged.json"}
+    places = {
+        "job.json",
+        "model.json",
+        "environments",
+        "workers",
+        "layouts",
+        "leases",
+        "segments",
+        "runs",
+        "merged.json",
+    }
     places |= {"paces"}  # which says less than the journal: that it was not written stops nothing
     assert failed == places | {"out.jsonl.report.json"}
 

@@ -7,6 +7,8 @@ name. A worker is dead when it says so at its end, when its process is gone (see
 heartbeat has stood still for `expiry_s` of the observer's own time. Clocks of machines are never compared and no time
 of day is read, so a clock may jump. A worker that is taken for dead gets a tombstone. If it still lives, it finds it at
 its next heartbeat and must stop.
+Workers with other layouts, for their input is another, never work at one time: a heartbeat has its worker's layout, and
+the newest file of `layouts` the one that counts.
 """
 
 from __future__ import annotations
@@ -46,7 +48,7 @@ class Leases:
         expiry_s: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._store, self.worker, self._folder = store, worker, f"leases/{layout}"
+        self._store, self.worker, self._layout, self._folder = store, worker, layout, f"leases/{layout}"
         self._expiry_s, self._clock = expiry_s, clock
         self._num_beats = 0
         self._seen: dict[str, tuple[bytes, float]] = {}  # other workers' last heartbeat, and when it was first seen
@@ -63,8 +65,42 @@ class Leases:
                 "the journal was deleted or moved while the job ran; put it back and start again, or begin anew"
             )
         self._num_beats += 1
-        content = json.dumps({**_process(), "beats": self._num_beats}).encode()
+        content = json.dumps({**_process(), "layout": self._layout, "beats": self._num_beats}).encode()
         self._store.replace(f"workers/{self.worker}.beat", content)
+
+    def claim_layout(self, poll_s: float) -> None:
+        """Has the layout of this worker count. Raises ValueError where one with another layout is at work.
+
+        It may have been killed on another machine, so its heartbeat is waited for, up to `expiry_s`.
+        """
+        while True:
+            newest = max(map(int, self._store.names("layouts")), default=0)
+            counts = b"" if not newest else self._store.read(f"layouts/{newest}") or b""
+            if counts == self._layout.encode():
+                return
+            self._require_nobody_with(counts.decode(), poll_s)
+            if self._store.create(f"layouts/{newest + 1}", self._layout.encode()):
+                self._require_nobody_with(counts.decode(), poll_s)  # one that came meanwhile saw its own
+                return
+
+    def _require_nobody_with(self, layout: str, poll_s: float) -> None:
+        seen: dict[str, bytes] = {}
+        while found := {name: beat for name, beat in self._beats(layout) if self.lives(name)}:
+            for name, beat in found.items():
+                if _is_here(beat) or seen.setdefault(name, beat) != beat:
+                    raise ValueError(
+                        f"worker {name} is at work on this job with another input, or takes its rows in another order, "
+                        "as --deadline, --within and --budget have it: stop it, start this one with the same, or name "
+                        "another output"
+                    )
+            time.sleep(poll_s)
+            self.beat()
+
+    def _beats(self, layout: str) -> list[tuple[str, bytes]]:
+        """Workers with this layout and their last heartbeats."""
+        names = [name.removesuffix(".beat") for name in self._store.names("workers") if name.endswith(".beat")]
+        found = [(name, self._store.read(f"workers/{name}.beat")) for name in names]
+        return [(name, beat) for name, beat in found if beat and json.loads(beat).get("layout") == layout]
 
     def leave(self) -> None:
         """Gives all leases back."""
@@ -184,10 +220,15 @@ def _start_of(pid: int) -> str | None:
         return None
 
 
+def _is_here(beat: bytes) -> bool:
+    """Whether a heartbeat comes from a process of this place, which may have ended."""
+    return bool(_PLACE) and json.loads(beat)["place"] == _PLACE
+
+
 def _is_gone(beat: bytes) -> bool:
     """Whether a heartbeat comes from a process of this place that has ended."""
     found = json.loads(beat)
-    return bool(_PLACE) and found["place"] == _PLACE and _start_of(found["pid"]) != found["started"]
+    return _is_here(beat) and _start_of(found["pid"]) != found["started"]
 
 
 _PLACE = _place()

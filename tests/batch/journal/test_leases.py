@@ -74,3 +74,72 @@ def test_a_process_of_another_machine_is_not_looked_for_here(store):
     beat = json.loads(store.read("workers/w1.beat"))
     store.replace("workers/w1.beat", json.dumps({**beat, "place": "elsewhere", "pid": 2**22 + 1}).encode())
     assert worker(store, "w2").acquire("0") is None
+
+
+OTHER_INPUT = "is at work on this job with another input, or takes its rows in another order"
+
+
+def test_workers_with_other_rows_never_work_at_one_time(store):
+    first, second = (
+        worker(store, "w1", layout="a"),
+        worker(store, "w2", layout="b"),
+    )  # both are there before either looks
+    first.claim_layout(0.0)
+    with pytest.raises(ValueError, match=f"worker w1 {OTHER_INPUT}"):
+        second.claim_layout(0.0)
+    worker(store, "w3", layout="a").claim_layout(0.0)
+    first.leave()
+    with pytest.raises(ValueError, match=f"worker w3 {OTHER_INPUT}"):
+        second.claim_layout(0.0)
+
+
+def test_a_job_goes_on_with_other_rows_once_its_workers_are_gone_and_old_ones_do_not_come_back(store):
+    first = worker(store, "w1", layout="a")
+    first.claim_layout(0.0)
+    first.leave()
+    second = worker(store, "w2", layout="b")
+    second.claim_layout(0.0)
+    with pytest.raises(ValueError, match=f"worker w2 {OTHER_INPUT}"):
+        worker(store, "w3", layout="a").claim_layout(0.0)
+    second.leave()
+    worker(store, "w4", layout="a").claim_layout(0.0)
+
+
+def test_one_whose_layout_counted_and_that_comes_as_another_is_claimed_is_seen(store, monkeypatch):
+    """It has said that it is there and has not looked yet."""
+    first = worker(store, "w1", layout="a")
+    first.claim_layout(0.0)
+    first.leave()
+    second, create = worker(store, "w2", layout="b"), store.create
+
+    def meanwhile(name, content, **how):
+        worker(store, "w3", layout="a")
+        return create(name, content, **how)
+
+    monkeypatch.setattr(store, "create", meanwhile)
+    with pytest.raises(ValueError, match=f"worker w3 {OTHER_INPUT}"):
+        second.claim_layout(0.0)
+
+
+@pytest.mark.parametrize("lives", [False, True])
+def test_one_of_another_machine_is_waited_for_until_it_moves_or_is_dead(store, monkeypatch, lives):
+    clock = Clock()
+    silent, other = worker(store, "w1", layout="a"), worker(store, "w2", clock, layout="b")
+    silent.claim_layout(0.0)
+
+    def sleep(seconds: float) -> None:
+        clock.now += seconds
+        if lives and clock.now > 8:
+            silent.beat()
+
+    monkeypatch.setattr(module, "_is_here", lambda beat: False)
+    monkeypatch.setattr(module.time, "sleep", sleep)
+    if lives:
+        with pytest.raises(ValueError, match=f"worker w1 {OTHER_INPUT}"):
+            other.claim_layout(0.5)
+        assert 8 < clock.now < 10
+        return
+    other.claim_layout(0.5)
+    assert clock.now > 10
+    with pytest.raises(LeaseLost):
+        silent.beat()
