@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from ferrum_jax.batch.ending.end_terms import EndTerms
-from ferrum_jax.batch.ending.ending import WorkerPace
+from ferrum_jax.batch.ending.ending import Ending, WorkerPace
 from ferrum_jax.batch.ending.row_meter import TokenPace
 from ferrum_jax.batch.job import EXIT_OK, EXIT_PREEMPTED, JobOptions, JobSettings, run_batch
 from ferrum_jax.batch.notice import Notice
@@ -102,6 +102,16 @@ def test_a_budget_counts_what_earlier_runs_cost_and_a_higher_one_goes_on(tmp_pat
     assert job.report["rows"]["ok"] == done > 0
     assert job.run(budget=100.0, price_per_hour=3600.0) == EXIT_OK
     assert job.report["ending"]["cost"] > 1.0 and "of it spent" in job.shown
+
+
+def test_rows_that_are_passed_over_run_before_those_behind_them_once_they_fit(tmp_path, monkeypatch):
+    job, begun = EndedJob(tmp_path, step_s=0.0), list[int]()
+    begin = Ending.begin
+    monkeypatch.setattr(Ending, "fits", lambda ending, index: index not in range(20, 70) or len(begun) >= 100)
+    monkeypatch.setattr(Ending, "begin", lambda ending, index: (begun.append(index), begin(ending, index))[1])
+    assert job.run(within_s=600.0) == EXIT_OK and "Stopped" not in job.shown
+    assert sorted(begun) == list(range(NUM_ROWS)) and begun[:100] != sorted(begun[:100])
+    assert not set(range(20, 70)) & set(begun[:100]) and set(begun[100:150]) == set(range(20, 70))
 
 
 def test_what_will_not_fit_is_said_at_the_next_start_before_the_model_loads(tmp_path):

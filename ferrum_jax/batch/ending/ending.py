@@ -158,16 +158,28 @@ class Ending:
     def _closing(self, whole_s: float) -> float:
         return min(self._closing_s, _MOST_CLOSING * max(whole_s, 0.0))
 
+    def fits(self, index: int) -> bool:
+        """Whether the row should be begun, as far as is known now."""
+        left_s = self.left_s
+        need_s = _HASTE * self.meter.row_s(index, self._clock())
+        return left_s is None or need_s <= left_s or need_s > left_s + self.spent_s
+
     def admits(self, index: int) -> bool:
-        """Whether the row should be begun."""
-        left_s, now = self.left_s, self._clock()
-        need_s = _HASTE * self.meter.row_s(index, now)
-        if left_s is None or need_s <= left_s or need_s > left_s + self.spent_s:
+        """Whether the row, which has its turn, should be begun; one that should not is passed over."""
+        if self.fits(index):
             self._passed_in_turn = 0
             return True
         self.num_passed += 1
         self._passed_in_turn += 1
         return False
+
+    def return_to(self, index: int) -> bool:
+        """Whether a row that was passed over has its turn again, for it fits now: the pace was that of a start, say."""
+        if not self.fits(index):
+            return False
+        self.num_passed -= 1
+        self._passed_in_turn = 0
+        return True
 
     @property
     def is_closed(self) -> bool:

@@ -152,6 +152,20 @@ def test_a_row_that_would_not_end_in_time_is_not_begun_but_one_that_never_would_
     assert ending.is_closed
 
 
+def test_a_row_that_was_passed_over_has_its_turn_again_once_it_fits():
+    """The first rows were slow, as where executables are loaded, and those after them are not."""
+    ending, now = clocked([(0, 10)] * 40 + [(0, 40)], end_s=100.0)
+    ending.begin(0)
+    now[0] = 30.0
+    ending.end(0)
+    assert ending.fits(1) and not ending.admits(40) and not ending.return_to(40) and ending.num_passed == 1
+    for index in range(1, 40):
+        ending.begin(index)
+        now[0] += 0.5
+        ending.end(index)
+    assert ending.return_to(40) and ending.num_passed == 0 and ending.admits(40)
+
+
 def test_nothing_is_foreseen_before_rows_have_ended_and_what_never_ends_has_no_end():
     ending, now = clocked([(5, 10)] * 20)
     assert ending.outlook(np.arange(20)) is None and ending.left_s is None and ending.over == ""
