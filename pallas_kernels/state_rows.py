@@ -17,17 +17,37 @@ from pallas_kernels.ragged import static
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class SingleRows:
+    """Which rows have one token: the first `count` of `order`, ascending."""
+
+    order: jax.Array  # [R] int32
+    count: jax.Array  # [] int32
+
+    @classmethod
+    def of(cls, counts: jax.Array) -> SingleRows:
+        """counts: [R] int32, tokens of each row."""
+        is_single, rows = counts == 1, jnp.arange(len(counts), dtype=jnp.int32)
+        # compared, each with each: a sort or a running sum takes many small operations
+        before = jnp.sum(is_single[None] & (rows[None] < rows[:, None]), axis=1, dtype=jnp.int32)
+        here = is_single[None] & (before[None] == rows[:, None])
+        order = jnp.sum(jnp.where(here, rows[None], 0), axis=1, dtype=jnp.int32)
+        return cls(order=order, count=jnp.sum(is_single, dtype=jnp.int32))
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class StateRows:
     """The rows of a step.
 
     decode_only: no row has more than one token. sequential: a recurrence takes one token after the other, so that a
-    token's bits depend on the tokens before it and on nothing else.
+    token's bits depend on the tokens before it and on nothing else. singles: for kernels, once for all layers.
     """
 
     slots: jax.Array  # [R] int32
     starts: jax.Array  # [R] int32
     counts: jax.Array  # [R] int32, 0 for rows that compute nothing
     offsets: jax.Array  # [R] int32
+    singles: SingleRows | None = None
     decode_only: bool = static(default=False)
     sequential: bool = static(default=False)
 

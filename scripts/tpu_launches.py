@@ -24,7 +24,7 @@ from pallas_kernels.indexer import choose_keys
 from pallas_kernels.paged_attention.cases import REAL_CASES, Case
 from pallas_kernels.paged_attention.work import Work
 from pallas_kernels.quantized_matmul import quantized_matmul
-from pallas_kernels.state_rows import StateRows
+from pallas_kernels.state_rows import SingleRows, StateRows
 from pallas_kernels.state_space import state_space
 from pallas_kernels.target import Target
 from scripts import indexer_static
@@ -208,30 +208,40 @@ def _recurrence(
     of_rule: int,
     decays: int | None = None,
 ) -> Launch:
-    """Rows of `count` tokens each, in a step of 16 rows or more. of_rule: products of a token with each state."""
+    """Rows of `count` tokens each, in a step of 16 rows or more. of_rule: products of a token with each state.
+
+    Rows of one token are the kernel's, tiles of longer ones XLA's.
+    """
     tokens, width = num_rows * count, 128 if op is state_space else state[2]
     heads = state[0]
     values = _shape(tokens, heads, state[1] if op is state_space else width)
     decay = jax.ShapeDtypeStruct((tokens, heads, decays) if decays else (tokens, heads), jnp.float32)
     beta = [] if op is state_space else [jax.ShapeDtypeStruct((tokens, heads), jnp.float32)]
     given = [_shape(tokens, *keys), _shape(tokens, *keys), values, decay, *beta]
-    ints: Any = jax.ShapeDtypeStruct((max(num_rows, _GROUP),), jnp.int32)
-    rows = StateRows(slots=ints, starts=ints, counts=ints, offsets=ints, decode_only=count == 1)
+    is_decode, places = count == 1, np.arange(max(num_rows, _GROUP), dtype=np.int32)
+    counts = np.where(places < num_rows, count, 0).astype(np.int32)
+    given_rows: dict[str, Any] = {
+        "slots": places + 1,
+        "starts": places + 9,
+        "counts": counts,
+        "offsets": places * count,
+    }
+    rows = StateRows(**given_rows, singles=SingleRows(order=places, count=np.int32(num_rows)), decode_only=is_decode)
     pool = jax.ShapeDtypeStruct((_POOL_SLOTS, *state), jnp.float32)
     moved = _bytes(given) + _bytes(values) + 2 * 4 * num_rows * int(np.prod(state))
     program = Program(
-        fn=op,
+        fn=functools.partial(op, implementation="mosaic_tpu" if is_decode else "xla"),
         args=[*given, pool, rows],
         donate=(len(given),),
         hbm_bytes=moved,
         flops=2 * of_rule * tokens * int(np.prod(state)),
-        turns=(num_rows // _GROUP,) if count == 1 else (0, count // _TILE),
+        turns=() if is_decode else (0, count // _TILE),
     )
     return Launch(
-        name=f"{name}_decode_{num_rows}" if count == 1 else f"{name}_prefill_{count}",
+        name=f"{name}_decode_{num_rows}" if is_decode else f"{name}_prefill_{count}",
         program=lambda generation: program,
         generations=("v6e",) if decays and count > 1 else GENERATIONS,  # it takes a minute to compile
-        counted_by="estimate",
+        counted_by="kernels" if is_decode else "estimate",
     )
 
 

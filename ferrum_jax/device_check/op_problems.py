@@ -19,6 +19,7 @@ from ferrum_jax.device_check.product_problems import experts_of_kernels, product
 from pallas_kernels.causal_conv import cases as conv_cases
 from pallas_kernels.causal_conv import causal_conv
 from pallas_kernels.causal_conv import oracle as conv_oracle
+from pallas_kernels.gated_delta import ON_TPU as delta_on_tpu
 from pallas_kernels.gated_delta import cases as delta_cases
 from pallas_kernels.gated_delta import gated_delta
 from pallas_kernels.gated_delta import oracle as delta_oracle
@@ -34,6 +35,9 @@ from pallas_kernels.paged_attention import LatentConfig, TpuConfig, run_case
 from pallas_kernels.paged_attention import cases as attention_cases
 from pallas_kernels.paged_attention.support import refusals
 from pallas_kernels.paged_attention.work import Work
+from pallas_kernels.row_recurrence import RowRecurrence
+from pallas_kernels.row_recurrence.tpu_support import state_class
+from pallas_kernels.state_space import ON_TPU as space_on_tpu
 from pallas_kernels.state_space import cases as space_cases
 from pallas_kernels.state_space import oracle as space_oracle
 from pallas_kernels.state_space import state_space
@@ -166,7 +170,7 @@ def _write_problem(case: write_cases.Case, names: tuple[str, ...], platform: str
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _PlainOp:
-    """An op that has "xla" alone. given: its keywords in a case. shape: the case's class. has_rows: of states."""
+    """An op by "xla" alone. given: its keywords in a case. shape: the case's class. has_rows: of states."""
 
     run: Callable[..., Any]
     cases: Any
@@ -236,9 +240,74 @@ _PLAIN = {
         run=causal_conv, cases=conv_cases, oracle=conv_oracle.causal_conv, shape="I={width} taps={taps}", given=()
     ),
 }
+
+
+def _recurrences(
+    op: str, target: Target | None, platform: str, full: bool, *, on_tpu: RowRecurrence
+) -> Iterator[Problem]:
+    """Rows of one token by the kernel: on a chip also in the sizes of models, for a verdict on each class of states."""
+    kernel, cases = kernel_of(op, target, platform), _PLAIN[op].cases
+    if kernel is None:
+        return
+    real = () if platform == "cpu" else cases.REAL_TPU_CASES
+    for case in (*real, *chosen(cases.TPU_CASES, op, platform, full)):
+        yield _recurrence(op, case, on_tpu, kernel, platform, is_real=case in real)
+
+
+def _recurrence(op: str, case: Any, on_tpu: RowRecurrence, kernel: str, platform: str, *, is_real: bool) -> Problem:
+    arguments = functools.partial(_PLAIN[op].cases.make_arguments, case)
+
+    def begin(implementation: str) -> Callable[[], Any]:
+        def run(first: jax.Array, second: jax.Array, v: jax.Array, *rest: Any) -> tuple[jax.Array, jax.Array]:
+            if implementation == "xla" or platform != "cpu":
+                return _PLAIN[op].run(first, second, v, *rest, tile=case.tile, implementation=implementation)
+            *of_heads, pool, rows = rest
+            interpreted = dataclasses.replace(on_tpu, interpret=interpreter())
+            return interpreted((first, second), v, tuple(of_heads), pool, rows, tile=case.tile)
+
+        *given, pool, rows = arguments()
+        compiled = jax.jit(run, donate_argnums=len(given), compiler_options=options_of(platform))
+
+        def call() -> tuple[jax.Array, jax.Array]:
+            nonlocal pool
+            out, pool = compiled(*given, pool, rows)
+            return out, pool  # until the next call, which takes the pool
+
+        return call
+
+    def real(result: tuple[Any, Any], _: str) -> np.ndarray:
+        """What real tokens have, and the states of their rows, one after the other."""
+        out, pool = (np.asarray(x).astype(np.float64) for x in result)
+        slots = np.asarray(arguments()[-1].slots)[: len(case.rows)]
+        return np.concatenate([out[: case.num_real].ravel(), pool[slots].ravel()])
+
+    def oracle() -> np.ndarray:
+        *given, rows = arguments()
+        return real(_PLAIN[op].oracle(*map(np.asarray, given), rows), "")
+
+    *given, pool, _ = arguments()
+    state_bytes, num_read = 4 * pool[0].size, sum(x.nbytes for x in (*given, given[2]))
+    return Problem(
+        op=op,
+        name=case.name,
+        dtype=case.dtype,
+        shape=state_class(pool.shape[1:], by_channel=given[3].ndim == 3),
+        tolerance=tolerance_of(case.dtype, platform),
+        implementations=("xla", kernel),
+        begin=begin,
+        oracle=oracle,
+        real=real,
+        axes=("value",),
+        num_bytes=num_read + 2 * case.num_real * state_bytes if is_real else None,
+        flops=6 * case.num_real * state_bytes // 4 if is_real else None,
+    )
+
+
 _WITH_KERNELS = {
     "paged_attention": _attention,
     "kv_write": _kv_write,
     "quantized_matmul": products,
     "grouped_matmul": experts_of_kernels,
+    "gated_delta": functools.partial(_recurrences, "gated_delta", on_tpu=delta_on_tpu),
+    "state_space": functools.partial(_recurrences, "state_space", on_tpu=space_on_tpu),
 }

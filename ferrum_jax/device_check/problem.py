@@ -12,14 +12,16 @@ from pallas_kernels.fast_compile import FAST_COMPILE
 from pallas_kernels.target import Target
 
 INTERPRETED_AS = "tpu:v5e"  # off a chip
+_ON_BOTH = ("paged_attention", "quantized_matmul", "grouped_matmul")
+_ON_TPUS = ("kv_write", "gated_delta", "state_space")
 # Off a chip: of each op the cases that show most in least time. On a chip these tiny ones before the real sizes.
 FEW = {
     "paged_attention": ("decode_gqa", "mixed_int8_h64_window"),
     "kv_write": ("decode", "int8"),
     "quantized_matmul": ("w4a16",),
     "grouped_matmul": ("uneven", "bfloat16"),
-    "gated_delta": ("mixed",),
-    "state_space": ("mixed",),
+    "gated_delta": ("mixed", "tpu_some"),
+    "state_space": ("mixed", "tpu_mixed"),
     "causal_conv": ("mixed",),
 }
 
@@ -50,12 +52,12 @@ class Problem:
 
 def kernel_of(op: str, target: Target | None, platform: str) -> str | None:
     """The kernel that an op has beside "xla"; on the CPU the TPU's, which is interpreted."""
-    if op not in ("paged_attention", "kv_write", "quantized_matmul", "grouped_matmul"):
+    if op not in (*_ON_BOTH, *_ON_TPUS):
         return None
     if platform == "cpu" or (target is not None and target.runs_tpu_kernels):
         return "mosaic_tpu"
     is_hopper = target is not None and target.num_cores is not None
-    return "mosaic_gpu" if op != "kv_write" and is_hopper else None
+    return "mosaic_gpu" if op in _ON_BOTH and is_hopper else None
 
 
 def options_of(platform: str) -> Any:

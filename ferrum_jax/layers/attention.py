@@ -186,7 +186,7 @@ class LayerContext:
     """The surroundings of one layer in one forward pass.
 
     attend, across, choose, recur: see `Attend`, `AttendAcross`, `Choose` and `Recur`, of this layer. expert_tile: rows
-    of a tile of one expert, None for the kernel's own choice. implementation: of the kernels. shards: the devices that
+    of a tile of one expert, None for the kernel's own choice. implementation: of recurrences. shards: the devices that
     share the layer's work. expert_shards: the data shards whose tokens go to the experts together. is_token: [T], False
     for padding, which goes to no expert; None where there is none. borrowed: the keys and values of the layer that
     lends to this one. chosen: the keys that the last indexer before this layer chose.

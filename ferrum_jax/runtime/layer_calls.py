@@ -60,6 +60,7 @@ class _LayerKind:
 
     graph: nnx.GraphDef
     implementation: str | None  # of attention
+    recurrence: str  # the implementation of one
     gives_experts: bool
     expert_tile: int | None
     shards: Shards
@@ -153,6 +154,7 @@ def _context_of(kind: _LayerKind, given: _LayerOperands, caches: dict[str, Any])
         choose=choose,
         recur=recur,
         expert_tile=kind.expert_tile,
+        implementation=kind.recurrence,
         shards=kind.shards,
         expert_shards=kind.expert_shards,
         is_token=given.is_token,
@@ -196,6 +198,7 @@ class LayerCalls:
         kind = _LayerKind(
             graph=graph,
             implementation=own.implementation,
+            recurrence=options.recurrence,
             gives_experts=options.gives_experts,
             expert_tile=invariance.EXPERT_TILE if options.invariant else None,
             shards=options.shards,

@@ -42,7 +42,7 @@ from pallas_kernels.indexer import make_indexer_schedule
 from pallas_kernels.kv_pool import KVPool
 from pallas_kernels.low_rank import ExpertSlots, LowRankSlots, Pairs, pairs_of
 from pallas_kernels.paged_attention import RaggedBatch, make_schedule
-from pallas_kernels.state_rows import StateRows
+from pallas_kernels.state_rows import SingleRows, StateRows
 
 ForwardResult = tuple[Any, ...]  # kv, hidden and, where they are asked for, the experts of each token
 
@@ -341,6 +341,7 @@ def _state_rows(inputs: ForwardInputs, tokens: TokenLayout, bucket: Bucket, opti
         starts=starts,
         counts=counts,
         offsets=offsets,
+        singles=SingleRows.of(counts) if options.recurrence == "mosaic_tpu" else None,
         decode_only=bucket.decode_only,
         sequential=options.invariant,
     )

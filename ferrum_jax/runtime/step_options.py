@@ -15,6 +15,7 @@ from ferrum_jax.spec import ModelSpec
 from pallas_kernels.kv_pool import KVPool
 from pallas_kernels.paged_attention import AttentionConfig, GpuConfig, LatentConfig, TpuConfig
 from pallas_kernels.paged_attention.support import serving
+from pallas_kernels.row_recurrence.tpu_support import refusals
 from pallas_kernels.target import Target
 
 # Options of a TPU's compiler. Layers have equal code: compiled and kept once, it takes a third less time and a seventh
@@ -44,9 +45,15 @@ class StepOptions:
     implementation: str  # of attention
     invariant: bool
     tiles: str | None = None  # of attention, as EngineConfig.attention_tiles
-    products: str = "xla"  # of products with quantised weights
+    products: str = "xla"  # of products with quantised weights, of experts and of recurrences
     gives_experts: bool = False  # the forward gives those of its tokens
     gives_masks: bool = False  # sampling gives those of what it could draw
+
+    @property
+    def recurrence(self) -> str:
+        """Who computes the states of recurrent layers: a TPU's kernel where products have theirs and it takes them."""
+        state = None if self.spec.recurrence is None else self.spec.recurrence.state_shape
+        return "mosaic_tpu" if self.products == "mosaic_tpu" and state and not refusals(state) else "xla"
 
     @property
     def recorded(self) -> str:

@@ -110,6 +110,10 @@ class ShortConvSpec:
             raise ValueError(f"conv_L_cache is {self.conv_kernel_dim}; it must be at least 2")
 
     @property
+    def state_shape(self) -> None:
+        """A row's state has no matrices."""
+
+    @property
     def output_size(self) -> int:
         """What the output projection is given."""
         return self.conv_channels
@@ -155,6 +159,11 @@ class Mamba2Spec:
     def output_size(self) -> int:
         """What the output projection is given."""
         return self.num_heads * self.head_dim
+
+    @property
+    def state_shape(self) -> tuple[int, int, int]:
+        """Heads of a row's state, what each takes in, and what writes and reads it."""
+        return self.num_heads, self.head_dim, self.state_dim
 
     @property
     def group_size(self) -> int:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import jax
 
 from pallas_kernels.gated_delta.math import one_tile, one_token
+from pallas_kernels.gated_delta.tpu_rule import one_row
 from pallas_kernels.row_recurrence import RowRecurrence
+from pallas_kernels.row_recurrence.tpu_support import check_states
 from pallas_kernels.shapes import check_counts, check_shapes
 from pallas_kernels.state_rows import StateRows
 
 __all__ = ["gated_delta"]
 
-_IN_XLA = RowRecurrence(one_token=one_token, one_tile=one_tile)
+IN_XLA = RowRecurrence(one_token=one_token, one_tile=one_tile)
+ON_TPU = RowRecurrence(one_token=one_token, one_tile=one_tile, heads=one_row)
 
 
 def gated_delta(
@@ -35,8 +38,10 @@ def gated_delta(
     tile: tokens of a row that are computed at once where it has several; tiles are cut at multiples of `tile` of the
     absolute position, so rows have the same bits however they are cut into steps at such positions. None is
     choose_tile's. Rows of one token are taken one token at a time, and so are all with `rows.sequential`.
+    implementation: "xla", or "mosaic_tpu", whose kernel takes the rows of one token and leaves the others to XLA.
     It has nine parameters: the arrays of the rule, one by one, so that a call reads like it.
-    Raises ValueError for shapes that do not fit and for an unknown implementation.
+    Raises ValueError for shapes that do not fit, for states that the kernel does not take and for an unknown
+    implementation.
     Source: Yang, Kautz, Hatamizadeh 2024, Gated Delta Networks, equations 10 (the rule) and section 3.3 (tiles); Kimi
     Team 2025, Kimi Linear, section 3 (decays of channels).
     """
@@ -53,5 +58,8 @@ def gated_delta(
     if sizes["N"] % sizes["K"]:
         raise ValueError(f"v has {sizes['N']} heads, no multiple of the {sizes['K']} of k")
     if implementation == "xla":
-        return _IN_XLA((q, k), v, (log_decay, beta), pool, rows, tile=tile)
-    raise ValueError(f"implementation is {implementation!r}; gated_delta has only 'xla'")
+        return IN_XLA((q, k), v, (log_decay, beta), pool, rows, tile=tile)
+    if implementation == "mosaic_tpu":
+        check_states(pool.shape[1:])
+        return ON_TPU((q, k), v, (log_decay, beta), pool, rows, tile=tile)
+    raise ValueError(f"implementation is {implementation!r}; gated_delta has 'xla' and 'mosaic_tpu'")

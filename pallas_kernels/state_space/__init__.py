@@ -5,13 +5,16 @@ from __future__ import annotations
 import jax
 
 from pallas_kernels.row_recurrence import RowRecurrence
+from pallas_kernels.row_recurrence.tpu_support import check_states
 from pallas_kernels.shapes import check_counts, check_shapes
 from pallas_kernels.state_rows import StateRows
 from pallas_kernels.state_space.math import one_tile, one_token
+from pallas_kernels.state_space.tpu_rule import one_row
 
 __all__ = ["state_space"]
 
-_IN_XLA = RowRecurrence(one_token=one_token, one_tile=one_tile)
+IN_XLA = RowRecurrence(one_token=one_token, one_tile=one_tile)
+ON_TPU = RowRecurrence(one_token=one_token, one_tile=one_tile, heads=one_row)
 
 
 def state_space(
@@ -30,9 +33,10 @@ def state_space(
     c, b: [T, K, A]; head n of N uses those of group n // (N / K). v: [T, N, B], inputs times their steps. log_decay:
     [T, N] float32, at most 0. pool: [slots, N, B, A] float32, a row's S; returned with those after the step, in place
     where it is donated. Outputs of padding tokens are 0. All is computed in float32.
-    tile, and the order in which tokens are taken: as in `gated_delta`. It has eight parameters: the arrays of the rule,
-    one by one, so that a call reads like it.
-    Raises ValueError for shapes that do not fit and for an unknown implementation.
+    tile, implementation, and the order in which tokens are taken: as in `gated_delta`. It has eight parameters: the
+    arrays of the rule, one by one, so that a call reads like it.
+    Raises ValueError for shapes that do not fit, for states that the kernel does not take and for an unknown
+    implementation.
     Source: Dao, Gu 2024, Transformers are SSMs, equation 1 with a scalar decay (the rule) and section 6 (tiles).
     """
     sizes = check_shapes(
@@ -47,5 +51,8 @@ def state_space(
     if sizes["N"] % sizes["K"]:
         raise ValueError(f"v has {sizes['N']} heads, no multiple of the {sizes['K']} groups of b")
     if implementation == "xla":
-        return _IN_XLA((c, b), v, (log_decay,), pool, rows, tile=tile)
-    raise ValueError(f"implementation is {implementation!r}; state_space has only 'xla'")
+        return IN_XLA((c, b), v, (log_decay,), pool, rows, tile=tile)
+    if implementation == "mosaic_tpu":
+        check_states(pool.shape[1:])
+        return ON_TPU((c, b), v, (log_decay,), pool, rows, tile=tile)
+    raise ValueError(f"implementation is {implementation!r}; state_space has 'xla' and 'mosaic_tpu'")

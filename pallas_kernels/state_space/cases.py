@@ -28,6 +28,28 @@ CASES = (
     Case(name="bfloat16", rows=((4, 3), (0, 40), (6, 1)), num_tokens=64, num_rows=3, tile=16, dtype="bfloat16"),
 )
 
+# What the TPU's kernel takes; the last is Granite-4.0-H-Small's, on one device.
+_FOR_TPU = {"state_dim": 128, "head_dim": 16}
+TPU_CASES = (
+    Case(name="tpu_decode", rows=DECODE, num_tokens=20, num_rows=20, decode_only=True, **_FOR_TPU),
+    Case(name="tpu_mixed", rows=MIXED, num_tokens=40, num_rows=9, tile=8, dtype="bfloat16", **_FOR_TPU),
+    Case(name="tpu_halves", rows=MIXED, num_tokens=40, num_rows=9, tile=8, state_dim=128, head_dim=64),
+)
+REAL_TPU_CASES = (
+    Case(
+        name="mamba2_decode_64",
+        rows=((9, 1),) * 64,
+        num_tokens=64,
+        num_rows=64,
+        decode_only=True,
+        num_groups=1,
+        num_heads=128,
+        state_dim=128,
+        head_dim=64,
+        dtype="bfloat16",
+    ),
+)
+
 
 def make_arguments(case: Case, seed: int = 0) -> tuple[Any, ...]:
     """c, b, v, log_decay, pool, rows: random. NaN fills padding tokens, slots that no row owns, and slots of rows that

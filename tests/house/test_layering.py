@@ -175,8 +175,9 @@ MAY_IMPORT = {
     "ferrum_jax.pools": ("ferrum_jax.sharding", "nouns", "pallas_kernels"),
     "ferrum_jax.engine.of_tokens": ("ferrum_jax.sampling", "nouns"),
     "ferrum_jax.scheduling": ("ferrum_jax.prefix_cache", "ferrum_jax.speculation", "nouns"),
-    "pallas_kernels.gated_delta": ("pallas_kernels",),
-    "pallas_kernels.state_space": ("pallas_kernels",),
+    "pallas_kernels.row_recurrence": ("pallas_kernels",),
+    "pallas_kernels.gated_delta": ("pallas_kernels", "pallas_kernels.row_recurrence"),
+    "pallas_kernels.state_space": ("pallas_kernels", "pallas_kernels.row_recurrence"),
     "pallas_kernels.paged_attention.gpu": ("pallas_kernels", "pallas_kernels.kv_write"),
     "pallas_kernels.paged_attention.gpu.latent": (
         "pallas_kernels",
@@ -304,6 +305,7 @@ MAY_IMPORT = {
         "pallas_kernels.indexer",
         "pallas_kernels.low_rank",
         "pallas_kernels.paged_attention",
+        "pallas_kernels.row_recurrence",
     ),
     "ferrum_jax.embeddings": (
         "checkpoints",
@@ -401,9 +403,10 @@ MAY_IMPORT = {
         "ferrum_jax.vision",
         "nouns",
         "pallas_kernels",
-        "pallas_kernels.paged_attention",
         "pallas_kernels.grouped_matmul",
+        "pallas_kernels.paged_attention",
         "pallas_kernels.quantized_matmul",
+        "pallas_kernels.row_recurrence",
     ),
     "ferrum_jax.llm": (
         "ferrum_jax.answers",
@@ -441,6 +444,7 @@ MAY_IMPORT = {
         "pallas_kernels.paged_attention.gpu",
         "pallas_kernels.paged_attention.tpu.decode",
         "pallas_kernels.quantized_matmul",
+        "pallas_kernels.row_recurrence",
         "pallas_kernels.state_space",
     ),
     "ferrum_jax.serve.link": (

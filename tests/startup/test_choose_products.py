@@ -125,6 +125,24 @@ def test_a_job_s_record_has_both_and_records_of_attention_alone_are_still_read()
     assert AttentionChoice.recorded(recorded_products(both)[0]).tiles == "tile_kv=512,items=2"
 
 
+@pytest.mark.parametrize(
+    ("name", "entry"),
+    [
+        ("Qwen3-Next-80B-A3B", "gated_delta bfloat16 128 by 128"),
+        ("Kimi-Linear-48B-A3B", "gated_delta bfloat16 128 by 128 by channel"),
+        ("Granite-4.0-H-Small", "state_space bfloat16 64 by 128"),
+    ],
+)
+def test_a_recurrence_has_a_verdict_of_its_own(name, entry, tmp_path):
+    spec = spec_of(config_of(name))
+    keep(tmp_path, {DENSE_EXPERTS})
+    choice = choose_products(spec, config(tmp_path), CHIP, chip="chip")
+    assert choice.why.startswith(f"recurrences run on 'xla': no check on this chip proved 'mosaic_tpu' for {entry};")
+    keep(tmp_path, {entry})
+    choice = choose_products(spec, config(tmp_path), CHIP, chip="chip")
+    assert choice.implementation == "mosaic_tpu" and "recurrences run on 'mosaic_tpu'" in choice.why
+
+
 def test_bfloat16_experts_have_a_verdict_of_their_own(tmp_path):
     spec = spec_of(QWEN3_30B_A3B | {"num_hidden_layers": 2})
     choice = choose_products(spec, config(tmp_path), CHIP, chip="chip")

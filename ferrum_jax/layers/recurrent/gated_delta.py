@@ -58,7 +58,7 @@ def delta_of_rows(
     dtype, N = mixed.dtype, beta.shape[1]
 
     def compute(pools: Any, rows: StateRows) -> tuple[jax.Array, Any]:
-        convolved, conv = causal_conv(mixed, weight, pools["conv"], rows, implementation=context.implementation)
+        convolved, conv = causal_conv(mixed, weight, pools["conv"], rows)
         q, k, v = unit_heads(act(convolved.astype(jnp.float32)), N, key_dim, value_dim)
         out, delta = gated_delta(
             q, k, v.astype(dtype), log_decay, beta, pools["delta"], rows, implementation=context.implementation

@@ -26,11 +26,11 @@ from pallas_kernels.state_space import state_space
 def mamba2_arrays(spec: ModelSpec, dtype: jnp.dtype) -> dict[str, StateArray]:
     """A layer's states of a row: the convolutions' last inputs, and the matrix of each head."""
     own = _sizes(spec)
-    kept, state = own.conv_kernel_dim - 1, (own.num_heads, own.head_dim, own.state_dim)
+    kept = own.conv_kernel_dim - 1
     return {
         "conv_heads": StateArray(shape=(kept, own.output_size), dtype=dtype, axes=(None, "heads")),
         "conv_whole": StateArray(shape=(kept, 2 * own.group_size), dtype=dtype, axes=(None, None)),
-        "state": StateArray(shape=state, dtype=jnp.float32, axes=("heads", None, None)),
+        "state": StateArray(shape=own.state_shape, dtype=jnp.float32, axes=("heads", None, None)),
     }
 
 
@@ -148,7 +148,7 @@ class ShortConv(nnx.Module):
         given, weight = self.b_heads(x) * self.v_heads(x), self.conv_heads[...][:, 0]
 
         def compute(pool: Any, rows: StateRows) -> tuple[jax.Array, Any]:
-            return causal_conv(given, weight, pool, rows, implementation=context.implementation)
+            return causal_conv(given, weight, pool, rows)
 
         state = jax.ShapeDtypeStruct((weight.shape[1] - 1, weight.shape[0]), x.dtype)
         convolved = context.recur(state, compute, len(x))

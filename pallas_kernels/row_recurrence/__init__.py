@@ -1,14 +1,16 @@
-"""Recurrences over flat ragged tokens in plain XLA: a loop over rows of one token, and one over tiles of longer rows.
+"""Recurrences over flat ragged tokens: a loop over rows of one token, and one over tiles of longer rows.
 
 Trip counts are data, so cost follows the tokens that there are, and states are read and written in their slots. What a
 token or a tile does to a state is the caller's: `one_token` for a token of each of several rows, `one_tile` for
-neighbouring tokens of one row. Heads stand as [K, G]: those of a group share what the group brings.
+neighbouring tokens of one row. Heads stand as [K, G]: those of a group share what the group brings. On a TPU a kernel
+may take the rows of one token (`mosaic_tpu`).
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -31,11 +33,13 @@ class RowRecurrence:
     """one_token: states [R, K, G, ...], tokens [R, ...] each -> (out [R, K, G, B], the states after it).
 
     one_tile: a state [K, G, ...], tokens [L, ...] each, 0 for those that are not the row's -> (out [L, K, G, B], the
-    state after them).
+    state after them). heads: what `one_token` does, as the TPU's kernel asks for it; None leaves it to XLA.
     """
 
     one_token: Rule
     one_tile: Rule
+    heads: Callable[..., jax.Array] | None = None
+    interpret: Any = False  # the kernel, for tests and checks
 
     def __call__(
         self,
@@ -50,16 +54,31 @@ class RowRecurrence:
         """(out as v is, the pool after the step). tile: None is choose_tile's."""
         T, K, _ = shared[0].shape
         by_group = (T, K, v.shape[1] // K)
-        values = v.reshape(*by_group, -1)
-        tokens = (*shared, values, *(each.reshape(*by_group, *each.shape[2:]) for each in of_heads))
-        out = jnp.zeros(values.shape, v.dtype)
+        tokens = (*shared, *(each.reshape(*by_group, *each.shape[2:]) for each in (v, *of_heads)))
+        out = jnp.zeros(tokens[len(shared)].shape, v.dtype)
         if rows.sequential:
             out, pool = self._sequential(tokens, out, pool, rows)
         else:
-            out, pool = self._singles(tokens, out, pool, rows)
+            if self.heads is None:
+                out, pool = self._singles(tokens, out, pool, rows)
+            else:
+                out, pool = self._by_kernel((*shared, v, *of_heads), len(shared), pool, rows)
+                out = out.reshape(*by_group, -1)
             if not rows.decode_only:
                 out, pool = self._tiles(tokens, out, pool, rows, tile or choose_tile(num_tokens=T))
         return out.reshape(v.shape), pool
+
+    def _by_kernel(
+        self, tokens: tuple[jax.Array, ...], num_shared: int, pool: jax.Array, rows: StateRows
+    ) -> tuple[jax.Array, jax.Array]:
+        """Rows of one token on a TPU; out [T, K * G, B]."""
+        from pallas_kernels.row_recurrence import mosaic_tpu  # Pallas takes half a second
+
+        assert self.heads is not None, "asked before"
+        out = jnp.zeros_like(tokens[num_shared])
+        return mosaic_tpu.one_token(
+            self.heads, tokens, out, pool, rows, num_shared=num_shared, interpret=self.interpret
+        )
 
     def _singles(
         self, tokens: tuple[jax.Array, ...], out: jax.Array, pool: jax.Array, rows: StateRows

@@ -1,0 +1,37 @@
+"""Which states the TPU's kernel of recurrences takes, and in how many turns: pure functions of shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+_LANES, _SUBLANES = 128, 8
+_MOST_BYTES = 2**21  # of states in one transfer; four are in VMEM at once
+
+
+def turns_of_row(state: Sequence[int], num_groups: int) -> int:
+    """Transfers of a row's states (N, ...) float32: the fewest of equal heads that lie within groups, or hold whole
+    ones."""
+    N, (size, lanes) = state[0], state[1:]
+    fits = [n for n in range(1, N + 1) if N % n == 0 and (num_groups % n == 0 or n % num_groups == 0)]
+    return next((n for n in fits if 4 * N // n * size * lanes <= _MOST_BYTES), N)
+
+
+def refusals(state: Sequence[int]) -> list[str]:
+    """Why the kernel does not take states (N, ...) of a row, [] where it does."""
+    _, size, lanes = state
+    if size % _SUBLANES or lanes % _LANES:
+        return [f"states of {size} by {lanes} are no multiples of {_SUBLANES} by {_LANES}"]
+    if 4 * size * lanes > _MOST_BYTES:
+        return [f"a state of {size} by {lanes} has more than {_MOST_BYTES} bytes"]
+    return []
+
+
+def state_class(state: Sequence[int], *, by_channel: bool = False) -> str:
+    """The class of states (N, ...) of a row, as verdicts name it. by_channel: each channel decays by itself."""
+    return f"{state[1]} by {state[2]}{' by channel' if by_channel else ''}"
+
+
+def check_states(state: Sequence[int]) -> None:
+    """Raises ValueError for states (N, ...) of a row that the kernel does not take."""
+    if reasons := refusals(state):
+        raise ValueError(f"{'; '.join(reasons)}: the kernel does not take them; take implementation 'xla'")
