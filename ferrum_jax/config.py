@@ -148,8 +148,8 @@ class EngineConfig:
     )
     product_implementation: str = setting(
         "auto",
-        "implementation of products with quantised weights and, on TPUs, of experts; mosaic_tpu on TPUs and mosaic_gpu "
-        "on Hopper GPUs alone",
+        "implementation of products with quantised weights and, on TPUs, of experts and recurrences; mosaic_tpu on "
+        "TPUs and mosaic_gpu on Hopper GPUs alone",
         more="auto takes the chip's kernels where `ferrum-jax check` found them right and no slower on this chip, for "
         "every form that the model has",
         choices=("auto", "xla", "mosaic_tpu", "mosaic_gpu"),
