@@ -36,11 +36,51 @@ class SingleRows:
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class RowTiles:
+    """Tiles of rows of several tokens, cut at multiples of `tile` of the absolute position; `count` of them are there.
+
+    Each has at most `tile` tokens, from firsts[i] on in the flat ones. leads: 1 for a row's first tile of the step.
+    begins: 1 where the row's state is zeros before it.
+    """
+
+    slots: jax.Array  # [tiles] int32, as all that follow
+    firsts: jax.Array
+    counts: jax.Array
+    leads: jax.Array
+    begins: jax.Array
+    count: jax.Array  # [] int32
+    tile: int = static()
+
+    @classmethod
+    def of(cls, rows: StateRows, num_tokens: int, tile: int) -> RowTiles:
+        """All tiles of the rows."""
+        lead = rows.starts % tile
+        num = jnp.where(rows.counts > 1, -(-(lead + rows.counts) // tile), 0)
+        most = num_tokens // tile + 2 * min(len(num), num_tokens // 2) + 1
+        i = jnp.arange(most, dtype=jnp.int32)
+        rows_of = jnp.arange(len(num), dtype=jnp.int32)
+        ends = jnp.sum(jnp.where(rows_of[None] <= rows_of[:, None], num[None], 0), axis=1, dtype=jnp.int32)
+        row = jnp.minimum(jnp.sum(ends[None] <= i[:, None], axis=1, dtype=jnp.int32), len(num) - 1)
+        done = (i - ends[row] + num[row]) * tile - lead[row]  # tokens of the row before the tile
+        skipped = jnp.maximum(done, 0)
+        return cls(
+            slots=rows.slots[row],
+            firsts=jnp.minimum(rows.offsets[row] + skipped, num_tokens - 1),
+            counts=jnp.clip(jnp.minimum(done + tile, rows.counts[row]) - skipped, 0, tile),
+            leads=(done <= 0).astype(jnp.int32),
+            begins=((done <= 0) & (rows.starts[row] == 0)).astype(jnp.int32),
+            count=jnp.sum(num, dtype=jnp.int32),
+            tile=tile,
+        )
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class StateRows:
     """The rows of a step.
 
     decode_only: no row has more than one token. sequential: a recurrence takes one token after the other, so that a
-    token's bits depend on the tokens before it and on nothing else. singles: for kernels, once for all layers.
+    token's bits depend on the tokens before it and on nothing else. singles, tiles: for kernels, once for all layers.
     """
 
     slots: jax.Array  # [R] int32
@@ -48,6 +88,7 @@ class StateRows:
     counts: jax.Array  # [R] int32, 0 for rows that compute nothing
     offsets: jax.Array  # [R] int32
     singles: SingleRows | None = None
+    tiles: RowTiles | None = None
     decode_only: bool = static(default=False)
     sequential: bool = static(default=False)
 

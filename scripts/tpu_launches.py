@@ -210,7 +210,7 @@ def _recurrence(
 ) -> Launch:
     """Rows of `count` tokens each, in a step of 16 rows or more. of_rule: products of a token with each state.
 
-    Rows of one token are the kernel's, tiles of longer ones XLA's.
+    Tiles of rows whose channels decay each by itself are XLA's, all else is the kernels'.
     """
     tokens, width = num_rows * count, 128 if op is state_space else state[2]
     heads = state[0]
@@ -218,7 +218,8 @@ def _recurrence(
     decay = jax.ShapeDtypeStruct((tokens, heads, decays) if decays else (tokens, heads), jnp.float32)
     beta = [] if op is state_space else [jax.ShapeDtypeStruct((tokens, heads), jnp.float32)]
     given = [_shape(tokens, *keys), _shape(tokens, *keys), values, decay, *beta]
-    is_decode, places = count == 1, np.arange(max(num_rows, _GROUP), dtype=np.int32)
+    is_decode, is_xla = count == 1, count > 1 and decays is not None
+    places = np.arange(max(num_rows, _GROUP), dtype=np.int32)
     counts = np.where(places < num_rows, count, 0).astype(np.int32)
     given_rows: dict[str, Any] = {
         "slots": places + 1,
@@ -230,18 +231,18 @@ def _recurrence(
     pool = jax.ShapeDtypeStruct((_POOL_SLOTS, *state), jnp.float32)
     moved = _bytes(given) + _bytes(values) + 2 * 4 * num_rows * int(np.prod(state))
     program = Program(
-        fn=functools.partial(op, implementation="mosaic_tpu" if is_decode else "xla"),
+        fn=functools.partial(op, implementation="xla" if is_xla else "mosaic_tpu"),
         args=[*given, pool, rows],
         donate=(len(given),),
         hbm_bytes=moved,
         flops=2 * of_rule * tokens * int(np.prod(state)),
-        turns=() if is_decode else (0, count // _TILE),
+        turns=(0, count // _TILE) if is_xla else (),
     )
     return Launch(
         name=f"{name}_decode_{num_rows}" if is_decode else f"{name}_prefill_{count}",
         program=lambda generation: program,
         generations=("v6e",) if decays and count > 1 else GENERATIONS,  # it takes a minute to compile
-        counted_by="kernels" if is_decode else "estimate",
+        counted_by="estimate" if is_xla else "kernels",
     )
 
 

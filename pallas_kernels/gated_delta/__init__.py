@@ -6,6 +6,7 @@ import jax
 
 from pallas_kernels.gated_delta.math import one_tile, one_token
 from pallas_kernels.gated_delta.tpu_rule import one_row
+from pallas_kernels.gated_delta.tpu_tile_rule import one_tile as one_tile_on_tpu
 from pallas_kernels.row_recurrence import RowRecurrence
 from pallas_kernels.row_recurrence.tpu_support import check_states
 from pallas_kernels.shapes import check_counts, check_shapes
@@ -14,7 +15,7 @@ from pallas_kernels.state_rows import StateRows
 __all__ = ["gated_delta"]
 
 IN_XLA = RowRecurrence(one_token=one_token, one_tile=one_tile)
-ON_TPU = RowRecurrence(one_token=one_token, one_tile=one_tile, heads=one_row)
+ON_TPU = RowRecurrence(one_token=one_token, one_tile=one_tile, heads=one_row, heads_tile=one_tile_on_tpu)
 
 
 def gated_delta(

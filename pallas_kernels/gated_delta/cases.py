@@ -46,7 +46,8 @@ TPU_CASES = (
     Case(name="tpu_decode", rows=DECODE, num_tokens=20, num_rows=20, decode_only=True, **_FOR_TPU),
     Case(name="tpu_some", rows=((3, 1), (8, 0), (0, 1)), num_tokens=4, num_rows=4, decode_only=True, **_FOR_TPU),
     Case(name="tpu_no_token", rows=(), num_tokens=8, num_rows=3, **_FOR_TPU),
-    Case(name="tpu_mixed", rows=MIXED, num_tokens=40, num_rows=9, tile=8, dtype="bfloat16", **_FOR_TPU),
+    Case(name="tpu_mixed", rows=MIXED, num_tokens=40, num_rows=9, tile=16, dtype="bfloat16", **_FOR_TPU),
+    Case(name="tpu_tiles", rows=((70, 100), (3, 1), (0, 21), (5, 2)), num_tokens=128, num_rows=5, tile=32, **_FOR_TPU),
     Case(name="tpu_channels", rows=MIXED, num_tokens=40, num_rows=9, tile=8, by_channel=True, **_FOR_TPU),
 )
 _REAL = {"rows": ((9, 1),) * 64, "num_tokens": 64, "num_rows": 64, "decode_only": True, "num_value_heads": 32}

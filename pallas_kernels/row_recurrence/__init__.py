@@ -15,7 +15,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels.state_rows import StateRows
+from pallas_kernels.row_recurrence.tpu_support import takes_tiles
+from pallas_kernels.state_rows import RowTiles, StateRows
 
 GROUP = 16  # rows of one token that are computed at once
 _MOST = 64
@@ -33,13 +34,15 @@ class RowRecurrence:
     """one_token: states [R, K, G, ...], tokens [R, ...] each -> (out [R, K, G, B], the states after it).
 
     one_tile: a state [K, G, ...], tokens [L, ...] each, 0 for those that are not the row's -> (out [L, K, G, B], the
-    state after them). heads: what `one_token` does, as the TPU's kernel asks for it; None leaves it to XLA.
+    state after them). heads, heads_tile: what `one_token` and `one_tile` do, as the TPU's kernels ask for it; None
+    leaves it to XLA.
     """
 
     one_token: Rule
     one_tile: Rule
     heads: Callable[..., jax.Array] | None = None
-    interpret: Any = False  # the kernel, for tests and checks
+    heads_tile: Callable[..., None] | None = None
+    interpret: Any = False  # the kernels, for tests and checks
 
     def __call__(
         self,
@@ -52,33 +55,37 @@ class RowRecurrence:
         tile: int | None,
     ) -> tuple[jax.Array, jax.Array]:
         """(out as v is, the pool after the step). tile: None is choose_tile's."""
-        T, K, _ = shared[0].shape
-        by_group = (T, K, v.shape[1] // K)
-        tokens = (*shared, *(each.reshape(*by_group, *each.shape[2:]) for each in (v, *of_heads)))
-        out = jnp.zeros(tokens[len(shared)].shape, v.dtype)
+        flat, num_shared = (*shared, v, *of_heads), len(shared)
+        tile = tile or choose_tile(num_tokens=len(v))
+        if self.heads is not None and not rows.sequential:
+            return self._by_kernels(flat, num_shared, pool, rows, tile)
+        tokens = _grouped(flat, num_shared)
+        out = jnp.zeros_like(tokens[num_shared])
         if rows.sequential:
             out, pool = self._sequential(tokens, out, pool, rows)
         else:
-            if self.heads is None:
-                out, pool = self._singles(tokens, out, pool, rows)
-            else:
-                out, pool = self._by_kernel((*shared, v, *of_heads), len(shared), pool, rows)
-                out = out.reshape(*by_group, -1)
+            out, pool = self._singles(tokens, out, pool, rows)
             if not rows.decode_only:
-                out, pool = self._tiles(tokens, out, pool, rows, tile or choose_tile(num_tokens=T))
+                out, pool = self._tiles(tokens, out, pool, rows, tile)
         return out.reshape(v.shape), pool
 
-    def _by_kernel(
-        self, tokens: tuple[jax.Array, ...], num_shared: int, pool: jax.Array, rows: StateRows
+    def _by_kernels(
+        self, tokens: tuple[jax.Array, ...], num_shared: int, pool: jax.Array, rows: StateRows, tile: int
     ) -> tuple[jax.Array, jax.Array]:
-        """Rows of one token on a TPU; out [T, K * G, B]."""
-        from pallas_kernels.row_recurrence import mosaic_tpu  # Pallas takes half a second
+        """Rows of one token on a TPU, and tiles of longer ones where a kernel takes them."""
+        from pallas_kernels.row_recurrence import mosaic_tpu, tpu_tiles  # Pallas takes half a second
 
         assert self.heads is not None, "asked before"
-        out = jnp.zeros_like(tokens[num_shared])
-        return mosaic_tpu.one_token(
-            self.heads, tokens, out, pool, rows, num_shared=num_shared, interpret=self.interpret
-        )
+        v, how = tokens[num_shared], {"num_shared": num_shared, "interpret": self.interpret}
+        out, pool = mosaic_tpu.one_token(self.heads, tokens, jnp.zeros_like(v), pool, rows, **how)
+        if rows.decode_only:
+            return out, pool
+        if self.heads_tile is not None and takes_tiles(tile, len(v), [x.ndim for x in tokens[num_shared + 1 :]]):
+            tiles = rows.tiles or RowTiles.of(rows, len(v), tile)
+            return tpu_tiles.several_tokens(self.heads_tile, tokens, out, pool, tiles, **how)
+        grouped = _grouped((*tokens, out), num_shared)
+        out, pool = self._tiles(grouped[:-1], grouped[-1], pool, rows, tile)
+        return out.reshape(v.shape), pool
 
     def _singles(
         self, tokens: tuple[jax.Array, ...], out: jax.Array, pool: jax.Array, rows: StateRows
@@ -163,6 +170,13 @@ class RowRecurrence:
         wide = jax.tree.map(padded, tokens)
         out, pool = jax.lax.fori_loop(0, ends[-1], one, (padded(out), pool))
         return out[tile : tile + T], pool
+
+
+def _grouped(tokens: tuple[jax.Array, ...], num_shared: int) -> tuple[jax.Array, ...]:
+    """The same with heads [K * G] behind those of groups as [K, G]."""
+    T, K, _ = tokens[0].shape
+    of_heads = (x.reshape(T, K, x.shape[1] // K, *x.shape[2:]) for x in tokens[num_shared:])
+    return *tokens[:num_shared], *of_heads
 
 
 def _wide(tokens: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:

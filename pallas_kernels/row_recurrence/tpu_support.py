@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from pallas_kernels.row_recurrence.heads_tile import BLOCK
+
 _LANES, _SUBLANES = 128, 8
 _MOST_BYTES = 2**21  # of states in one transfer; four are in VMEM at once
+TILE_BYTES = 2**20  # likewise, where many tokens change them at once
 
 
-def turns_of_row(state: Sequence[int], num_groups: int) -> int:
+def turns_of_row(state: Sequence[int], num_groups: int, most_bytes: int = _MOST_BYTES) -> int:
     """Transfers of a row's states (N, ...) float32: the fewest of equal heads that lie within groups, or hold whole
     ones."""
     N, (size, lanes) = state[0], state[1:]
     fits = [n for n in range(1, N + 1) if N % n == 0 and (num_groups % n == 0 or n % num_groups == 0)]
-    return next((n for n in fits if 4 * N // n * size * lanes <= _MOST_BYTES), N)
+    return next((n for n in fits if 4 * N // n * size * lanes <= most_bytes), N)
 
 
 def refusals(state: Sequence[int]) -> list[str]:
@@ -24,6 +27,11 @@ def refusals(state: Sequence[int]) -> list[str]:
     if 4 * size * lanes > _MOST_BYTES:
         return [f"a state of {size} by {lanes} has more than {_MOST_BYTES} bytes"]
     return []
+
+
+def takes_tiles(tile: int, num_tokens: int, ranks: Sequence[int]) -> bool:
+    """Whether the kernel takes tiles of several tokens. ranks: of what heads have, 3 where each channel decays."""
+    return tile % BLOCK == 0 and tile & (tile - 1) == 0 and tile <= num_tokens and max(ranks) == 2
 
 
 def state_class(state: Sequence[int], *, by_channel: bool = False) -> str:

@@ -10,11 +10,12 @@ from pallas_kernels.shapes import check_counts, check_shapes
 from pallas_kernels.state_rows import StateRows
 from pallas_kernels.state_space.math import one_tile, one_token
 from pallas_kernels.state_space.tpu_rule import one_row
+from pallas_kernels.state_space.tpu_tile_rule import one_tile as one_tile_on_tpu
 
 __all__ = ["state_space"]
 
 IN_XLA = RowRecurrence(one_token=one_token, one_tile=one_tile)
-ON_TPU = RowRecurrence(one_token=one_token, one_tile=one_tile, heads=one_row)
+ON_TPU = RowRecurrence(one_token=one_token, one_tile=one_tile, heads=one_row, heads_tile=one_tile_on_tpu)
 
 
 def state_space(

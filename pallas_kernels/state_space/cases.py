@@ -32,8 +32,9 @@ CASES = (
 _FOR_TPU = {"state_dim": 128, "head_dim": 16}
 TPU_CASES = (
     Case(name="tpu_decode", rows=DECODE, num_tokens=20, num_rows=20, decode_only=True, **_FOR_TPU),
-    Case(name="tpu_mixed", rows=MIXED, num_tokens=40, num_rows=9, tile=8, dtype="bfloat16", **_FOR_TPU),
-    Case(name="tpu_halves", rows=MIXED, num_tokens=40, num_rows=9, tile=8, state_dim=128, head_dim=64),
+    Case(name="tpu_mixed", rows=MIXED, num_tokens=40, num_rows=9, tile=16, dtype="bfloat16", **_FOR_TPU),
+    Case(name="tpu_halves", rows=MIXED, num_tokens=40, num_rows=9, tile=16, state_dim=128, head_dim=64),
+    Case(name="tpu_tiles", rows=((70, 100), (3, 1), (0, 21), (5, 2)), num_tokens=128, num_rows=5, tile=32, **_FOR_TPU),
 )
 REAL_TPU_CASES = (
     Case(

@@ -1,0 +1,71 @@
+"""What a rule of an op is given of a tile on a TPU, and what rules have in common: pure functions of arrays."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+BLOCK = 16  # tokens whose triangular system is inverted; a tile is a multiple of it
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class HeadsTile:
+    """A tile of L tokens of one row, and H of its heads. What is not of the tile's tokens is 0, but for q's.
+
+    shared: of a group, [L, A] each. value: of a head, [L, B]. of_heads: [L, H] each. load, keep: of a head, its state
+    before and after. say: of a head, its output [L, B].
+    """
+
+    shared: tuple[Callable[[int], jax.Array], ...]
+    value: Callable[[int], jax.Array]
+    of_heads: tuple[jax.Array, ...]
+    load: Callable[[int], jax.Array]
+    keep: Callable[[int, jax.Array], None]
+    say: Callable[[int, jax.Array], None]
+    num_groups: int
+    num_heads: int
+    num_tokens: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TileDecays:
+    """Of H heads that decay as a whole. since: [L, H], from the tile's begin to each token; until: to its end; whole:
+    [1, H]. sums: [L, H], of log_decay; across: the same as [H, L]."""
+
+    sums: jax.Array
+    across: jax.Array
+    since: jax.Array
+    until: jax.Array
+    whole: jax.Array
+
+    @classmethod
+    def of(cls, log_decay: jax.Array) -> TileDecays:  # [L, H]
+        L = len(log_decay)
+        sums = dot(jnp.where(_lower(L), 1.0, 0.0), log_decay, (1, 0))
+        last = sums[L - 1 :]
+        return cls(sums=sums, across=sums.T, since=jnp.exp(sums), until=jnp.exp(last - sums), whole=jnp.exp(last))
+
+    def between(self, n: int) -> jax.Array:
+        """[L, L] of a head: from token j to token i for j <= i, else 0."""
+        gaps = self.sums[:, n : n + 1] - self.across[n : n + 1]
+        return jnp.exp(jnp.where(_lower(len(self.sums)), gaps, -jnp.inf))
+
+
+def _lower(size: int) -> jax.Array:
+    """Whether i >= j."""
+    row, column = (jax.lax.broadcasted_iota(jnp.int32, (size, size), axis) for axis in (0, 1))
+    return row >= column
+
+
+def dot(x: jax.Array, y: jax.Array, axes: tuple[int, int]) -> jax.Array:
+    """The product over these axes of x and y, of float32 numbers, not rounded to what is multiplied fastest."""
+    return jax.lax.dot_general(
+        x,
+        y,
+        (((axes[0],), (axes[1],)), ((), ())),
+        precision=jax.lax.Precision.HIGHEST,
+        preferred_element_type=jnp.float32,
+    )
