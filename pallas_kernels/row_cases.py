@@ -12,6 +12,7 @@ from pallas_kernels.on_device import on_device
 from pallas_kernels.state_rows import StateRows
 
 MIXED = ((5, 1), (0, 2), (1, 1), (13, 20), (30, 0), (7, 11), (0, 1))
+PROMPT: dict[str, Any] = {"rows": ((64, 512),), "num_tokens": 512, "num_rows": 16, "decode_only": False}
 DECODE = tuple((i, 1) for i in range(19))
 
 

@@ -24,7 +24,8 @@ from pallas_kernels.indexer import choose_keys
 from pallas_kernels.paged_attention.cases import REAL_CASES, Case
 from pallas_kernels.paged_attention.work import Work
 from pallas_kernels.quantized_matmul import quantized_matmul
-from pallas_kernels.state_rows import SingleRows, StateRows
+from pallas_kernels.row_recurrence import for_kernels
+from pallas_kernels.state_rows import StateRows
 from pallas_kernels.state_space import state_space
 from pallas_kernels.target import Target
 from scripts import indexer_static
@@ -223,24 +224,27 @@ def _recurrence(
     counts = np.where(places < num_rows, count, 0).astype(np.int32)
     given_rows: dict[str, Any] = {
         "slots": places + 1,
-        "starts": places + 9,
+        "starts": _TILE * (places + 1),
         "counts": counts,
         "offsets": places * count,
     }
-    rows = StateRows(**given_rows, singles=SingleRows(order=places, count=np.int32(num_rows)), decode_only=is_decode)
     pool = jax.ShapeDtypeStruct((_POOL_SLOTS, *state), jnp.float32)
     moved = _bytes(given) + _bytes(values) + 2 * 4 * num_rows * int(np.prod(state))
-    program = Program(
-        fn=functools.partial(op, implementation="xla" if is_xla else "mosaic_tpu"),
-        args=[*given, pool, rows],
-        donate=(len(given),),
-        hbm_bytes=moved,
-        flops=2 * of_rule * tokens * int(np.prod(state)),
-        turns=(0, count // _TILE) if is_xla else (),
-    )
+
+    def program(generation: str) -> Program:
+        rows = for_kernels(StateRows(**given_rows, decode_only=is_decode), num_tokens=tokens)
+        return Program(
+            fn=functools.partial(op, implementation="xla" if is_xla else "mosaic_tpu"),
+            args=[*given, pool, jax.tree.map(np.asarray, rows)],
+            donate=(len(given),),
+            hbm_bytes=moved,
+            flops=2 * of_rule * tokens * int(np.prod(state)),
+            turns=(0, count // _TILE) if is_xla else (),
+        )
+
     return Launch(
         name=f"{name}_decode_{num_rows}" if is_decode else f"{name}_prefill_{count}",
-        program=lambda generation: program,
+        program=program,
         generations=("v6e",) if decays and count > 1 else GENERATIONS,  # it takes a minute to compile
         counted_by="estimate" if is_xla else "kernels",
     )

@@ -42,7 +42,8 @@ from pallas_kernels.indexer import make_indexer_schedule
 from pallas_kernels.kv_pool import KVPool
 from pallas_kernels.low_rank import ExpertSlots, LowRankSlots, Pairs, pairs_of
 from pallas_kernels.paged_attention import RaggedBatch, make_schedule
-from pallas_kernels.state_rows import SingleRows, StateRows
+from pallas_kernels.row_recurrence import for_kernels
+from pallas_kernels.state_rows import StateRows
 
 ForwardResult = tuple[Any, ...]  # kv, hidden and, where they are asked for, the experts of each token
 
@@ -336,12 +337,12 @@ def _state_rows(inputs: ForwardInputs, tokens: TokenLayout, bucket: Bucket, opti
     if bucket.num_rows == 1:
         slots, starts, counts = (jnp.pad(x, (0, 1)) for x in (slots, starts, counts))
         offsets = jnp.append(offsets, counts[0])
-    return StateRows(
+    rows = StateRows(
         slots=slots,
         starts=starts,
         counts=counts,
         offsets=offsets,
-        singles=SingleRows.of(counts) if options.recurrence == "mosaic_tpu" else None,
         decode_only=bucket.decode_only,
         sequential=options.invariant,
     )
+    return for_kernels(rows, num_tokens=bucket.num_tokens) if options.recurrence == "mosaic_tpu" else rows

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from pallas_kernels.row_cases import DECODE, MIXED, RecurrentCase, make_pool, recurrent_arguments
+from pallas_kernels.row_cases import DECODE, MIXED, PROMPT, RecurrentCase, make_pool, recurrent_arguments
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -40,12 +40,12 @@ CASES = (
     Case(name="bfloat16", rows=((4, 3), (0, 40), (6, 1)), num_tokens=64, num_rows=3, tile=16, dtype="bfloat16"),
 )
 
-# What the TPU's kernel takes; the last two are sizes of models: Qwen3-Next's and Kimi-Linear's, on one device.
+# What the TPU's kernel takes; then sizes of models: Qwen3-Next's and Kimi-Linear's, on one device.
 _FOR_TPU = {"key_dim": 16, "value_dim": 128}
 TPU_CASES = (
     Case(name="tpu_decode", rows=DECODE, num_tokens=20, num_rows=20, decode_only=True, **_FOR_TPU),
     Case(name="tpu_some", rows=((3, 1), (8, 0), (0, 1)), num_tokens=4, num_rows=4, decode_only=True, **_FOR_TPU),
-    Case(name="tpu_no_token", rows=(), num_tokens=8, num_rows=3, **_FOR_TPU),
+    Case(name="tpu_no_token", rows=(), num_tokens=16, num_rows=3, **_FOR_TPU),
     Case(name="tpu_mixed", rows=MIXED, num_tokens=40, num_rows=9, tile=16, dtype="bfloat16", **_FOR_TPU),
     Case(name="tpu_tiles", rows=((70, 100), (3, 1), (0, 21), (5, 2)), num_tokens=128, num_rows=5, tile=32, **_FOR_TPU),
     Case(name="tpu_channels", rows=MIXED, num_tokens=40, num_rows=9, tile=8, by_channel=True, **_FOR_TPU),
@@ -55,6 +55,7 @@ _REAL |= {"key_dim": 128, "value_dim": 128, "dtype": "bfloat16"}
 REAL_TPU_CASES = (
     Case(name="gated_delta_decode_64", num_key_heads=16, **_REAL),
     Case(name="kda_decode_64", num_key_heads=32, by_channel=True, **_REAL),
+    Case(name="gated_delta_prefill_512", num_key_heads=16, **(_REAL | PROMPT)),
 )
 
 

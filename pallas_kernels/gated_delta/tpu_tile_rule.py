@@ -7,17 +7,19 @@ below them are products. Each stage runs over all heads before the next, or each
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels.row_recurrence.heads_tile import BLOCK, HeadsTile, TileDecays, dot
+from pallas_kernels.row_recurrence.heads_tile import BLOCK, HeadsTile, TileDecays
 
 _SUBLANES = 8
 
 
 def one_tile(tile: HeadsTile) -> None:
     """L tokens of H heads."""
-    L, H, K = tile.num_tokens, tile.num_heads, tile.num_groups
+    L, H, K, dot = tile.num_tokens, tile.num_heads, tile.num_groups, tile.dot
     log_decay, beta = tile.of_heads  # [L, H]
     queries, keys = ([read(g) for g in range(K)] for read in tile.shared)
     group = [n * K // H for n in range(H)]
@@ -29,7 +31,7 @@ def one_tile(tile: HeadsTile) -> None:
     systems = [jnp.where(row > column, pairs[group[n]][:L] * between[n], 0.0) * beta[:, n : n + 1] for n in range(H)]
     read = [dot(both[group[n]], tile.load(n), (1, 0)) for n in range(H)]  # [2 L, B]
     wanted = [beta[:, n : n + 1] * (tile.value(n) - decays.since[:, n : n + 1] * read[n][:L]) for n in range(H)]
-    written = _solve(systems, wanted)
+    written = _solve(systems, wanted, dot)
     for n in range(H):
         seen = dot(pairs[group[n]][L:] * between[n], written[n], (1, 0))
         tile.say(n, decays.since[:, n : n + 1] * read[n][L:] + seen)
@@ -38,7 +40,7 @@ def one_tile(tile: HeadsTile) -> None:
         tile.keep(n, tile.load(n) * decays.whole[:, n : n + 1] + kept)
 
 
-def _solve(systems: list[jax.Array], wanted: list[jax.Array]) -> list[jax.Array]:
+def _solve(systems: list[jax.Array], wanted: list[jax.Array], dot: Callable[..., jax.Array]) -> list[jax.Array]:
     """x of (1 + system) x = wanted of each head; a system [L, L] has zeros on and above its diagonal."""
     L = len(systems[0])
     inverses = _inverses(systems)

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels.row_recurrence.tpu_support import takes_tiles
-from pallas_kernels.state_rows import RowTiles, StateRows
+from pallas_kernels.state_rows import RowTiles, SingleRows, StateRows
 
 GROUP = 16  # rows of one token that are computed at once
 _MOST = 64
@@ -27,6 +27,12 @@ Rule = Callable[..., tuple[jax.Array, jax.Array]]  # (state, *tokens) -> (out, s
 def choose_tile(*, num_tokens: int) -> int:
     """Tokens of a tile: as many as a step has, at most 64, where a tile costs as much as reading a state."""
     return min(_MOST, max(2, num_tokens))
+
+
+def for_kernels(rows: StateRows, *, num_tokens: int) -> StateRows:
+    """The rows with what kernels need to know of them, for all layers of a step of this many tokens."""
+    tiles = None if rows.decode_only else RowTiles.of(rows, num_tokens, choose_tile(num_tokens=num_tokens))
+    return dataclasses.replace(rows, singles=SingleRows.of(rows.counts), tiles=tiles)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from pallas_kernels.row_recurrence.heads_tile import HeadsTile
+from pallas_kernels.row_recurrence.heads_tile import HeadsTile, close_dot, exact_dot
 from pallas_kernels.row_recurrence.tpu_support import TILE_BYTES, turns_of_row
 from pallas_kernels.state_rows import RowTiles
 
@@ -62,7 +62,11 @@ def several_tokens(
             grid=(turns, tiles.count),
             in_specs=[*map(of_tiles, given), anywhere, states],
             out_specs=[anywhere, states],
-            scratch_shapes=[*wide, pltpu.VMEM((L, H, B), out.dtype), pltpu.SemaphoreType.DMA],
+            scratch_shapes=[
+                *wide,
+                *(pltpu.VMEM((L, H, B), dtype) for dtype in (jnp.float32, out.dtype)),
+                pltpu.SemaphoreType.DMA,
+            ],
         ),
         out_shape=[jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (begun, pool)],
         input_output_aliases={_FIELDS + len(given): 0, _FIELDS + 1 + len(given): 1},
@@ -76,10 +80,11 @@ def several_tokens(
 
 
 def _kernel(slots, firsts, counts, leads, begins, *refs, rule, num_tokens: int, num_shared: int, T: int, L: int):
-    """refs: tokens of a tile, what out was, states before; out, states after; tokens in float32, out's tile, its DMA's
-    semaphore. leads: 1 where a row's first tile is. begins: 1 where its state is zeros."""
+    """refs: tokens of a tile, what out was, states before; out, states after; tokens in float32, out's tile
+    in float32 and as it goes out, its DMA's semaphore. leads: 1 where a row's first tile is. begins: 1 where its state
+    is zeros."""
     tokens, (_, before, out, after, *scratch) = refs[:num_tokens], refs[num_tokens:]
-    *wide, said, left = scratch
+    *wide, found, said, left = scratch
     h, i = pl.program_id(0), pl.program_id(1)
     num_tiles = pl.num_programs(1)
     first, count = firsts[i], counts[i]
@@ -93,8 +98,8 @@ def _kernel(slots, firsts, counts, leads, begins, *refs, rule, num_tokens: int, 
         after[...] = jnp.where(begins[i] == 1, 0.0, before[...])
 
     def read(x: Any, n: int, is_masked: bool = True) -> jax.Array:
-        found = x[pl.ds(at, L), n, :]
-        return jnp.where(own, found, 0.0) if is_masked else found
+        given = x[pl.ds(at, L), n, :]
+        return jnp.where(own, given, 0.0) if is_masked else given
 
     def copies(turn: Any, tile: Any, act: Callable[[Any], None]) -> None:
         """The tile's own tokens, in runs of powers of two."""
@@ -116,7 +121,7 @@ def _kernel(slots, firsts, counts, leads, begins, *refs, rule, num_tokens: int, 
         copies(jnp.where(wrap, h - 1, h), jnp.where(wrap, num_tiles - 1, i - 1), lambda copy: copy.wait())
 
     def say(n: int, x: jax.Array) -> None:
-        said[:, n, :] = x.astype(said.dtype)
+        found[:, n, :] = x  # of 16 bits each store of a token would read its neighbour
 
     def keep(n: int, x: jax.Array) -> None:
         after[n] = x
@@ -129,11 +134,13 @@ def _kernel(slots, firsts, counts, leads, begins, *refs, rule, num_tokens: int, 
             load=lambda n: after[n],
             keep=keep,
             say=say,
+            dot=exact_dot if said.dtype == jnp.float32 else close_dot,
             num_groups=wide[0].shape[1],
             num_heads=wide[num_shared].shape[1],
             num_tokens=L,
         )
     )
+    said[...] = found[...].astype(said.dtype)
     copies(h, i, lambda copy: copy.start())
 
     @pl.when((h == pl.num_programs(0) - 1) & (i == num_tiles - 1))

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from pallas_kernels.row_cases import DECODE, MIXED, RecurrentCase, make_pool, recurrent_arguments
+from pallas_kernels.row_cases import DECODE, MIXED, PROMPT, RecurrentCase, make_pool, recurrent_arguments
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -28,7 +28,7 @@ CASES = (
     Case(name="bfloat16", rows=((4, 3), (0, 40), (6, 1)), num_tokens=64, num_rows=3, tile=16, dtype="bfloat16"),
 )
 
-# What the TPU's kernel takes; the last is Granite-4.0-H-Small's, on one device.
+# What the TPU's kernel takes; then sizes of a model: Granite-4.0-H-Small's, on one device.
 _FOR_TPU = {"state_dim": 128, "head_dim": 16}
 TPU_CASES = (
     Case(name="tpu_decode", rows=DECODE, num_tokens=20, num_rows=20, decode_only=True, **_FOR_TPU),
@@ -36,19 +36,11 @@ TPU_CASES = (
     Case(name="tpu_halves", rows=MIXED, num_tokens=40, num_rows=9, tile=16, state_dim=128, head_dim=64),
     Case(name="tpu_tiles", rows=((70, 100), (3, 1), (0, 21), (5, 2)), num_tokens=128, num_rows=5, tile=32, **_FOR_TPU),
 )
+_REAL = {"rows": ((9, 1),) * 64, "num_tokens": 64, "num_rows": 64, "decode_only": True, "dtype": "bfloat16"}
+_REAL |= {"num_groups": 1, "num_heads": 128, "state_dim": 128, "head_dim": 64}
 REAL_TPU_CASES = (
-    Case(
-        name="mamba2_decode_64",
-        rows=((9, 1),) * 64,
-        num_tokens=64,
-        num_rows=64,
-        decode_only=True,
-        num_groups=1,
-        num_heads=128,
-        state_dim=128,
-        head_dim=64,
-        dtype="bfloat16",
-    ),
+    Case(name="mamba2_decode_64", **_REAL),
+    Case(name="mamba2_prefill_512", **(_REAL | PROMPT)),
 )
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from pallas_kernels.row_recurrence.heads_tile import HeadsTile, TileDecays, dot
+from pallas_kernels.row_recurrence.heads_tile import HeadsTile, TileDecays
 
 
 def one_tile(tile: HeadsTile) -> None:
     """L tokens of H heads; a state is [B, A]."""
-    H, K = tile.num_heads, tile.num_groups
+    H, K, dot = tile.num_heads, tile.num_groups, tile.dot
     reads, writes = ([of(g) for g in range(K)] for of in tile.shared)  # [L, A] each
     decays = TileDecays.of(tile.of_heads[0])
     group, heads = [n * K // H for n in range(H)], range(H)

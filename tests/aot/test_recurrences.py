@@ -13,6 +13,7 @@ GENERATIONS = ("v5e", "v5p", "v6e", "v7x")
 NAMES = (
     *("qwen3_next", "qwen3_next_tp4", "qwen3_next_tp16", "qwen3_next_mixed", "qwen3_next_float32", "qwen35_48_heads"),
     *("kimi", "kimi_tp8", "granite_small", "granite_small_tp8", "granite_tiny_mixed"),
+    *("qwen3_next_tp16_mixed", "qwen35_48_heads_mixed", "falcon_h1_34b_mixed", "nemotron_h_8b_mixed"),
     *("falcon_h1_34b", "falcon_h1_1b", "nemotron_h_8b", "nemotron_h_47b"),
 )
 
@@ -31,7 +32,8 @@ def test_states_are_changed_in_place_and_a_turn_fits_vector_memory(generation: s
     assert {name: program["error"] for name, program in found.items() if "error" in program} == {}
     assert list(found) == names
     for name, program in found.items():
-        assert program["kernels"].keys() == {"row_recurrence"}, name
-        assert program["kernels"]["row_recurrence"] < 10 * 2**20, name
+        tiles = {"row_recurrence_tiles"} if name.endswith("_mixed") else set()
+        assert program["kernels"].keys() == {"row_recurrence"} | tiles, name
+        assert max(program["kernels"].values()) < 12 * 2**20, name
         assert program["aliased_bytes"] >= program["pool_bytes"], name
         assert program["pool_copies"] == [], name

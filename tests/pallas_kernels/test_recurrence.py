@@ -132,13 +132,13 @@ def test_shapes_that_do_not_fit_and_an_unknown_implementation_are_errors() -> No
         gated_delta(*(np.repeat(x, 2, axis=1)[:, :3] for x in (q, k)), v, *rest)
     with pytest.raises(ValueError, match="tile is 0; it must be a whole number, 1 or more"):
         gated_delta(*arguments, tile=0)
-    with pytest.raises(ValueError, match="implementation is 'mosaic_tpu'"):
-        gated_delta(*arguments, implementation="mosaic_tpu")
+    with pytest.raises(ValueError, match="implementation is 'mosaic_gpu'"):
+        gated_delta(*arguments, implementation="mosaic_gpu")
     c, b, *others = space.make_arguments(space.CASES[0])
     with pytest.raises(ValueError, match="v has 4 heads, no multiple of the 3 groups of b"):
         state_space(*(np.repeat(x, 2, axis=1)[:, :3] for x in (c, b)), *others)
-    with pytest.raises(ValueError, match="implementation is 'mosaic_tpu'"):
-        state_space(c, b, *others, implementation="mosaic_tpu")
+    with pytest.raises(ValueError, match="implementation is 'mosaic_gpu'"):
+        state_space(c, b, *others, implementation="mosaic_gpu")
     x, weight, pool, rows = conv.make_arguments(conv.CASES[0])
     with pytest.raises(ValueError, match="the pool keep W - 1"):
         causal_conv(x, weight[:, 1:], pool, rows)

@@ -18,6 +18,7 @@ from pallas_kernels.gated_delta import cases as delta_cases
 from pallas_kernels.gated_delta.oracle import gated_delta as delta_oracle
 from pallas_kernels.row_cases import RecurrentCase, make_rows
 from pallas_kernels.row_recurrence import RowRecurrence, tpu_support
+from pallas_kernels.state_rows import RowTiles
 from pallas_kernels.state_space import cases as space_cases
 from pallas_kernels.state_space.oracle import state_space as space_oracle
 from pallas_kernels.tolerance import TOLERANCE
@@ -46,6 +47,10 @@ def run(kernel: RowRecurrence, arguments: tuple[Any, ...], tile: int | None = No
     return np.asarray(out).astype(np.float64), np.asarray(pool)
 
 
+def on_xla(*_: Any) -> Any:
+    raise AssertionError("kernels take all rows")
+
+
 @pytest.mark.parametrize(
     "case",
     [
@@ -56,6 +61,8 @@ def run(kernel: RowRecurrence, arguments: tuple[Any, ...], tile: int | None = No
 )
 def test_every_case_equals_the_oracle_and_leaves_all_else_as_it_was(case: RecurrentCase) -> None:
     kernel, cases, oracle = OPS[type(case)]
+    if not getattr(case, "by_channel", False):
+        kernel = dataclasses.replace(kernel, one_token=on_xla, one_tile=on_xla)
     arguments = cases.make_arguments(case)
     *arrays, rows = arguments
     out, pool = run(kernel, arguments, case.tile)
@@ -90,6 +97,35 @@ def test_a_row_has_the_same_bits_alone_and_beside_others(case: RecurrentCase) ->
         out, pools = run(kernel, (*cut, pool, alone))
         np.testing.assert_array_equal(out[0], together[row])
         np.testing.assert_array_equal(pools[slot], states[slot])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", [delta_cases.TPU_CASES[0], space_cases.TPU_CASES[0]], ids=["delta", "space"])
+def test_a_row_has_the_same_bits_cut_at_multiples_of_the_tile_beside_another(case: RecurrentCase) -> None:
+    kernel, cases, _ = OPS[type(case)]
+    case = dataclasses.replace(case, rows=((0, 50),), num_tokens=64, num_rows=3, decode_only=False)
+    *tokens, pool, rows = cases.make_arguments(case)
+    whole, states = run(kernel, (*tokens, pool, rows), 16)
+    slot, parts, start = int(rows.slots[0]), [], 0
+    for end, other, size in ((16, 0, 16), (48, 3, 128), (50, 21, 32)):
+        step = make_rows(((9, other), (start, end - start)), 4, np.array([3, slot]))
+        behind = size - other - end + start
+        cut = [jnp.pad(x[start:end], ((other, behind), *((0, 0),) * (x.ndim - 1))) for x in tokens]
+        out, pool = run(kernel, (*cut, jnp.asarray(pool).at[3].set(0), step), 16)
+        parts.append(out[other : other + end - start])
+        start = end
+    np.testing.assert_array_equal(np.concatenate(parts), whole[:50])
+    np.testing.assert_array_equal(pool[slot], states[slot])
+
+
+def test_tiles_are_cut_at_multiples_of_the_position_and_hold_each_token_once() -> None:
+    rows = make_rows(((70, 100), (3, 1), (0, 21), (5, 2), (9, 0)), 6, np.arange(1, 6))
+    tiles = RowTiles.of(rows, 128, 32)
+    count = int(tiles.count)
+    columns = (x[:count].tolist() for x in (tiles.slots, tiles.firsts, tiles.counts, tiles.leads, tiles.begins))
+    found = list(zip(*columns, strict=True))
+    of_first = [(1, 0, 26, 1, 0), (1, 26, 32, 0, 0), (1, 58, 32, 0, 0), (1, 90, 10, 0, 0)]
+    assert found == [*of_first, (3, 101, 21, 1, 1), (4, 122, 2, 1, 0)]
 
 
 @pytest.mark.slow
