@@ -151,6 +151,6 @@ FAMILIES = {
         harmless=harmless_tensors,
         also=("BailingHybridForCausalLM",),
         models="Ling-3.0-flash, Ling-3.0-tiny",
-        notes=f"Kimi Delta Attention; {LATENT}",
+        notes=f"Kimi Delta Attention, on TPUs decoded by a kernel; {LATENT}",
     )
 }

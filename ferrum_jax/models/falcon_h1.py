@@ -13,7 +13,7 @@ from checkpoints.rules import Rule
 from ferrum_jax.models import tensors
 from ferrum_jax.models.bounds import shown
 from ferrum_jax.models.config_reader import ConfigReader
-from ferrum_jax.models.family import Family
+from ferrum_jax.models.family import IN_KERNELS, Family
 from ferrum_jax.models.mamba2_reader import mamba2_from, mamba2_rules
 from ferrum_jax.models.plain import attention_from, mlp_from, spec_from
 from ferrum_jax.spec import AttentionSpec, CacheGroup, Mamba2Spec, MlpSpec, ModelSpec
@@ -95,6 +95,6 @@ FAMILIES = {
         defaults={"max_position_embeddings": 8192, "rms_norm_eps": 1e-5},
         weight_rules=_rules,
         models="Falcon-H1",
-        notes="attention and Mamba2 in each layer",
+        notes=f"attention and Mamba2 in each layer, {IN_KERNELS}",
     )
 }

@@ -15,6 +15,7 @@ from ferrum_jax.models.config_reader import ConfigReader
 from ferrum_jax.models.mtp import MtpLayers
 from ferrum_jax.spec import ModelSpec
 
+IN_KERNELS = "on TPUs in kernels"
 ONE_TOKEN = "the layers that predict several tokens are not used"
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from checkpoints.rules import Rule
 from ferrum_jax.models import tensors
 from ferrum_jax.models.config_reader import ConfigReader
-from ferrum_jax.models.family import Family
+from ferrum_jax.models.family import IN_KERNELS, Family
 from ferrum_jax.models.granite import expert_rules, granite_spec
 from ferrum_jax.models.mamba2_reader import mamba2_from, mamba2_groups, mamba2_rules
 from ferrum_jax.models.plain import experts_from, mlp_from
@@ -62,6 +62,6 @@ FAMILIES = {
         defaults={"max_position_embeddings": 2048, "intermediate_size": 11008},
         weight_rules=_rules,
         models="Granite 4.0, also its H sizes",
-        notes="Mamba2 layers",
+        notes=f"Mamba2 layers, {IN_KERNELS}",
     )
 }

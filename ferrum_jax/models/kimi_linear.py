@@ -109,6 +109,6 @@ FAMILIES = {
         respell=with_deepseeks_keys,
         weight_rules=_rules,
         models="Kimi-Linear",
-        notes=f"Kimi Delta Attention; {LATENT}",
+        notes=f"Kimi Delta Attention, on TPUs decoded by a kernel; {LATENT}",
     )
 }

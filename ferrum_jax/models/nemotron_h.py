@@ -13,7 +13,7 @@ from checkpoints.rules import Rule
 from ferrum_jax.models import deepseek, tensors
 from ferrum_jax.models.bounds import shown
 from ferrum_jax.models.config_reader import ConfigReader
-from ferrum_jax.models.family import ONE_TOKEN, Family, with_unserved
+from ferrum_jax.models.family import IN_KERNELS, ONE_TOKEN, Family, with_unserved
 from ferrum_jax.models.mamba2_reader import mamba2_groups, mamba2_rules, step_limit
 from ferrum_jax.models.plain import attention_from, layers_where, mlp_from, norm_from, spec_from
 from ferrum_jax.spec import Mamba2Spec, ModelSpec
@@ -121,6 +121,6 @@ FAMILIES = {
         weight_rules=_rules,
         harmless=with_unserved("mtp.*"),
         models="Nemotron-H, Nemotron Nano 2 and 3",
-        notes=f"Mamba2 layers; {ONE_TOKEN}",
+        notes=f"Mamba2 layers, {IN_KERNELS}; {ONE_TOKEN}",
     )
 }

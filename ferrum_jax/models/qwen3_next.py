@@ -13,7 +13,7 @@ from typing import Any
 from checkpoints.rules import Rule
 from ferrum_jax.models import tensors
 from ferrum_jax.models.config_reader import ConfigReader
-from ferrum_jax.models.family import ONE_TOKEN, Family, with_unserved
+from ferrum_jax.models.family import IN_KERNELS, ONE_TOKEN, Family, with_unserved
 from ferrum_jax.models.mtp import MtpLayers, rules_above
 from ferrum_jax.models.plain import attention_from, hybrid_groups, norm_from, spec_from
 from ferrum_jax.models.qwen import experts_of
@@ -88,6 +88,6 @@ FAMILIES = {
         harmless=with_unserved("mtp.*"),
         mtp=MtpLayers(default=1, most=1),  # whose published config counts none
         models="Qwen3-Next",
-        notes=f"Gated DeltaNet layers; {ONE_TOKEN}",
+        notes=f"Gated DeltaNet layers, {IN_KERNELS}; {ONE_TOKEN}",
     )
 }
