@@ -41,7 +41,7 @@ class RecurrentCase(RowCase):
     sequential: bool = False
 
 
-def make_rows(rows: tuple[tuple[int, int], ...], num_rows: int, slots: np.ndarray, **options: bool) -> StateRows:
+def make_rows(rows: tuple[tuple[int, int], ...], num_rows: int, slots: np.ndarray, **options: Any) -> StateRows:
     """StateRows of the (start, count) pairs at these slots, padded with absent rows to num_rows."""
     absent = num_rows - len(rows)
     starts, counts = np.array([*rows, *[(0, 0)] * absent], np.int32).reshape(-1, 2).T

@@ -41,7 +41,7 @@ CASES = (
 )
 
 # What the TPU's kernel takes; then sizes of models: Qwen3-Next's and Kimi-Linear's, on one device.
-_FOR_TPU = {"key_dim": 16, "value_dim": 128}
+_FOR_TPU: dict[str, Any] = {"key_dim": 16, "value_dim": 128}
 TPU_CASES = (
     Case(name="tpu_decode", rows=DECODE, num_tokens=20, num_rows=20, decode_only=True, **_FOR_TPU),
     Case(name="tpu_some", rows=((3, 1), (8, 0), (0, 1)), num_tokens=4, num_rows=4, decode_only=True, **_FOR_TPU),
@@ -50,7 +50,13 @@ TPU_CASES = (
     Case(name="tpu_tiles", rows=((70, 100), (3, 1), (0, 21), (5, 2)), num_tokens=128, num_rows=5, tile=32, **_FOR_TPU),
     Case(name="tpu_channels", rows=MIXED, num_tokens=40, num_rows=9, tile=8, by_channel=True, **_FOR_TPU),
 )
-_REAL = {"rows": ((9, 1),) * 64, "num_tokens": 64, "num_rows": 64, "decode_only": True, "num_value_heads": 32}
+_REAL: dict[str, Any] = {
+    "rows": ((9, 1),) * 64,
+    "num_tokens": 64,
+    "num_rows": 64,
+    "decode_only": True,
+    "num_value_heads": 32,
+}
 _REAL |= {"key_dim": 128, "value_dim": 128, "dtype": "bfloat16"}
 REAL_TPU_CASES = (
     Case(name="gated_delta_decode_64", num_key_heads=16, **_REAL),

@@ -34,8 +34,8 @@ class HeadsTile:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TileDecays:
-    """Of H heads that decay as a whole. since: [L, H], from the tile's begin to each token; until: to its end; whole:
-    [1, H]. sums: [L, H], of log_decay; across: the same as [H, L]."""
+    """The decays of H heads, each as a whole. since: [L, H], from the tile's begin to each token; until: to its end;
+    whole: [1, H]. sums: [L, H], of log_decay; across: the same as [H, L]."""
 
     sums: jax.Array
     across: jax.Array

@@ -79,10 +79,10 @@ def several_tokens(
     return after.reshape(out.shape), pool
 
 
-def _kernel(slots, firsts, counts, leads, begins, *refs, rule, num_tokens: int, num_shared: int, T: int, L: int):
-    """refs: tokens of a tile, what out was, states before; out, states after; tokens in float32, out's tile
-    in float32 and as it goes out, its DMA's semaphore. leads: 1 where a row's first tile is. begins: 1 where its state
-    is zeros."""
+def _kernel(*refs, rule, num_tokens: int, num_shared: int, T: int, L: int):
+    """refs: of RowTiles, tokens of a tile, what out was, states before; out, states after; tokens in float32, out's
+    tile in float32 and as it goes out, its DMA's semaphore."""
+    (_, firsts, counts, leads, begins), refs = refs[:_FIELDS], refs[_FIELDS:]
     tokens, (_, before, out, after, *scratch) = refs[:num_tokens], refs[num_tokens:]
     *wide, found, said, left = scratch
     h, i = pl.program_id(0), pl.program_id(1)
@@ -102,18 +102,10 @@ def _kernel(slots, firsts, counts, leads, begins, *refs, rule, num_tokens: int, 
         return jnp.where(own, given, 0.0) if is_masked else given
 
     def copies(turn: Any, tile: Any, act: Callable[[Any], None]) -> None:
-        """The tile's own tokens, in runs of powers of two."""
-        size = L
-        while size:
-            run = size
+        def run(here: Any, there: Any) -> None:
+            act(pltpu.make_async_copy(said.at[here], out.at[there, turn], left))
 
-            @pl.when((counts[tile] & run) != 0)
-            def _(run: int = run) -> None:
-                skip = counts[tile] & ~(2 * run - 1)
-                to = out.at[pl.ds(firsts[tile] + skip, run), turn]
-                act(pltpu.make_async_copy(said.at[pl.ds(skip, run)], to, left))
-
-            size //= 2
+        _each_run(firsts[tile], counts[tile], L, run)
 
     @pl.when((h > 0) | (i > 0))
     def _() -> None:
@@ -146,3 +138,13 @@ def _kernel(slots, firsts, counts, leads, begins, *refs, rule, num_tokens: int, 
     @pl.when((h == pl.num_programs(0) - 1) & (i == num_tiles - 1))
     def _() -> None:
         copies(h, i, lambda copy: copy.wait())
+
+
+def _each_run(first: Any, count: Any, most: int, act: Callable[[Any, Any], None]) -> None:
+    """Calls act with the places of runs of powers of two, in a tile and behind `first`, that are `count` tokens."""
+    for size in (1 << bit for bit in reversed(range(most.bit_length()))):
+
+        @pl.when((count & size) != 0)
+        def _(size: int = size) -> None:
+            skip = count & ~(2 * size - 1)
+            act(pl.ds(skip, size), pl.ds(first + skip, size))

@@ -29,14 +29,20 @@ CASES = (
 )
 
 # What the TPU's kernel takes; then sizes of a model: Granite-4.0-H-Small's, on one device.
-_FOR_TPU = {"state_dim": 128, "head_dim": 16}
+_FOR_TPU: dict[str, Any] = {"state_dim": 128, "head_dim": 16}
 TPU_CASES = (
     Case(name="tpu_decode", rows=DECODE, num_tokens=20, num_rows=20, decode_only=True, **_FOR_TPU),
     Case(name="tpu_mixed", rows=MIXED, num_tokens=40, num_rows=9, tile=16, dtype="bfloat16", **_FOR_TPU),
     Case(name="tpu_halves", rows=MIXED, num_tokens=40, num_rows=9, tile=16, state_dim=128, head_dim=64),
     Case(name="tpu_tiles", rows=((70, 100), (3, 1), (0, 21), (5, 2)), num_tokens=128, num_rows=5, tile=32, **_FOR_TPU),
 )
-_REAL = {"rows": ((9, 1),) * 64, "num_tokens": 64, "num_rows": 64, "decode_only": True, "dtype": "bfloat16"}
+_REAL: dict[str, Any] = {
+    "rows": ((9, 1),) * 64,
+    "num_tokens": 64,
+    "num_rows": 64,
+    "decode_only": True,
+    "dtype": "bfloat16",
+}
 _REAL |= {"num_groups": 1, "num_heads": 128, "state_dim": 128, "head_dim": 64}
 REAL_TPU_CASES = (
     Case(name="mamba2_decode_64", **_REAL),
