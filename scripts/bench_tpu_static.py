@@ -42,11 +42,8 @@ def launch(
     blocks = 1 + np.arange(np.prod(tables), dtype=np.int32).reshape(tables)  # none null: that is not written
     schedule = make_schedule(
         make_batch(case, blocks),
-        num_tokens=case.num_tokens,
-        block_size=case.block_size,
+        **case.step,
         config=config or choose_config(case, target),
-        window=case.window,
-        causal=case.causal,
         implementation="mosaic_tpu",
     )
     fn = functools.partial(paged_attention, **case.attention, implementation="mosaic_tpu")

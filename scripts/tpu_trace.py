@@ -220,6 +220,7 @@ _ARITHMETIC: dict[str, Callable[[Any, Any], Any]] = {
     "scalar_lea": lambda a, b: _wrap(a + b),
     "ssub": lambda a, b: _wrap(a - b),
     "smul": lambda a, b: _wrap(a * b),
+    "smulhi": lambda a, b: _wrap((a & 0xFFFFFFFF) * (b & 0xFFFFFFFF) >> 32),  # of .u32, by which others divide
     "sshll": lambda a, b: _wrap(a << b),
     "sshra": lambda a, b: a >> b,
     "sshrl": lambda a, b: (a & 0xFFFFFFFF) >> b,

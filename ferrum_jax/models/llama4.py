@@ -94,7 +94,7 @@ _TEXT = Family(
     },
     weight_rules=_rules,
     models="MobileLLM-R1, and Llama 4 text saved alone",
-    notes="chunked attention, on TPUs by XLA",
+    notes="chunked attention",
 )
 FAMILIES = {
     "Llama4ForCausalLM": _TEXT,
@@ -102,6 +102,6 @@ FAMILIES = {
         _TEXT,
         _OF_IMAGES,
         models="Llama 4 Scout, Maverick",
-        notes="its text part; images are refused; chunked attention, on TPUs by XLA",
+        notes="its text part; images are refused; chunked attention",
     ),
 }

@@ -222,16 +222,11 @@ def lacks_kernels(spec: ModelSpec, kv_dtype: str, platform: str) -> bool:
             return not has_gpu_heads(own.head_dim, own.v_head_dim)
         return own.head_dim != own.v_head_dim or own.head_dim > max(TPU_HEAD_DIMS)
 
-    on_hopper_alone = _is_chunked(spec) or sees_images_whole(spec)
-    return (on_hopper_alone and platform != "gpu") or any(lacks(own) for own in _kept(spec))
+    return (sees_images_whole(spec) and platform != "gpu") or any(lacks(own) for own in _kept(spec))
 
 
 def _unnamed_implementation(spec: ModelSpec, kv_dtype: str, target: Target) -> str:
     return "xla" if lacks_kernels(spec, kv_dtype, target.platform) else default_implementation(target)
-
-
-def _is_chunked(spec: ModelSpec) -> bool:
-    return any(group.chunked for group in spec.kv_groups)
 
 
 def _kept(spec: ModelSpec) -> list[Kept]:
@@ -283,7 +278,6 @@ def _refusals(asked: Settled) -> list[str]:
             head_dim=own.head_dim,
             v_head_dim=own.v_head_dim,
             is_latent=own.is_latent,
-            chunked=_is_chunked(spec),
             block_size=config.block_size,
             kv_dtype=asked.kv_dtype,
         )

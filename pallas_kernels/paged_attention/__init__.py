@@ -61,21 +61,18 @@ def make_schedule(
 
     config: AttentionConfig for "xla", GpuConfig for "mosaic_gpu", and for "mosaic_tpu" TpuConfig, or over latents
     LatentConfig. window: a token at position p attends to positions p - window + 1 .. p; None is all up to p.
-    chunked: to those of p's own stretch instead, p - p % window .. p, which "mosaic_tpu" does not have, as it has no
-    tokens that see beyond themselves. causal: False for encoders, where each
-    token of a row attends to all of the row's positions, 0 .. start + count - 1. Raises ValueError for a config of
-    another implementation, for one that does not fit the step, for a window that is not causal or over latents, for a
-    number below 1, and for an unknown implementation.
+    chunked: to those of p's own stretch instead, p - p % window .. p. "mosaic_tpu" has no tokens that see beyond
+    themselves. causal: False for encoders, where each token of a row attends to all of the row's positions,
+    0 .. start + count - 1. Raises ValueError for a config of another implementation, for one that does not fit the
+    step, for a window that is not causal or over latents, for a number below 1, and for an unknown implementation.
     """
     check_counts(num_tokens=num_tokens, block_size=block_size)
     if window is not None and window < 1:
         raise ValueError(f"window is {window}; it must be 1 or more, or None, with which a token sees all before it")
     if window is not None and not causal:
         raise ValueError(f"window is {window} and causal is False; a window looks back from a causal query only")
-    if chunked and (window is None or implementation == "mosaic_tpu"):
-        raise ValueError(
-            f"chunked is True with window {window} in {implementation!r}; it is for windows in 'xla' and 'mosaic_gpu'"
-        )
+    if chunked and window is None:
+        raise ValueError("chunked is True and window None; it is for windows, whose size is that of a chunk")
     makers: dict[str, tuple[type, Callable[..., Any]]] = {
         "xla": (AttentionConfig, xla_schedule.make_schedule),
         "mosaic_tpu": (TpuConfig, tpu_schedule.make_schedule),

@@ -29,7 +29,7 @@ class Case:
 
     tiny: small enough to be run with arrays everywhere, in TPU interpret mode too; the others are sizes that models
     have, which are compiled for targets from shapes. invariant: only "xla" has such tiles. rope_dim: of a latent, what
-    K has beside the head_dim values that are V; None is K and V of each head. chunked: not "mosaic_tpu".
+    K has beside the head_dim values that are V; None is K and V of each head.
     """
 
     name: str
@@ -353,6 +353,9 @@ _GEMMA4: _Heads = {"num_heads": 32, "num_kv_heads": 4, "head_dim": 512}  # 31B's
 _MIMO: Any = {"num_heads": 64, "head_dim": 192, "v_head_dim": 128}
 
 
+_LLAMA4: _Heads = {"num_heads": 40, "num_kv_heads": 8}
+
+
 _OSS: _Heads = {"num_heads": 64, "num_kv_heads": 8, "head_dim": 64}
 
 
@@ -398,6 +401,9 @@ REAL_CASES = (
     _mixed(name="llama_8b_mixed", **_LLAMA_8B),
     _mixed(name="llama_8b_mixed_int8", block_size=32, kv_dtype="int8", **_LLAMA_8B),
     _mixed(name="qwen3_30b_tp4_mixed", block_size=64, **_QWEN3_MOE_TP4),
+    # Rows in their second chunk of 8,192 tokens: 1,024 of it, and 4,096.
+    _decode(name="llama4_decode", rows=((9215, 1),) * 64, window=8192, chunked=True, **_LLAMA4),
+    _prefill(name="llama4_prefill", rows=((11776, 512),), window=8192, chunked=True, **_LLAMA4),
     Case(
         name="bert_encoder",
         rows=((0, 512),) * 4,
@@ -428,13 +434,13 @@ HOPPER_CASES = (
     _mixed(name="mimo_v2_mixed", num_kv_heads=4, **_MIMO),
     _mixed(name="mimo_v2_mixed_window", num_kv_heads=8, window=128, has_sinks=True, **_MIMO),
     _mixed(name="mimo_v2_mixed_int8", num_kv_heads=4, kv_dtype="int8", **_MIMO),
-    _mixed(name="llama4_mixed", num_heads=40, num_kv_heads=8, window=8192, chunked=True),
+    _mixed(name="llama4_mixed", window=8192, chunked=True, **_LLAMA4),
     _mixed(name="gemma3_mixed_image", window=1024, spans=((60, 1100, 1356),), **_GEMMA),
     _mixed(name="gemma3_mixed_image_no_window", spans=((60, 1100, 1356),), **_GEMMA),
 )
 
 
-CASES = TINY_CASES + INVARIANT_CASES + LATENT_CASES + REAL_CASES
+CASES = TINY_CASES + CHUNKED_CASES + INVARIANT_CASES + LATENT_CASES + REAL_CASES
 
 
 _POOL_BYTES = 2**30  # XLA puts a pool that fits there into VMEM, and a kernel's schedule is then another

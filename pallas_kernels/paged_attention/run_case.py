@@ -211,7 +211,9 @@ def _of_one_query(case: Case, logical: Arguments, row: int, query: int) -> np.nd
         np.array([count]),
         **case.attention,
         window=case.window,
+        chunked=case.chunked,
         sinks=None if logical.sinks is None else np.asarray(logical.sinks),
         causal=case.causal,
+        seen_ends=None if case.seen_ends is None else case.seen_ends[first : first + count],
         queries=[query],
     )[query][:, : case.value_dim]

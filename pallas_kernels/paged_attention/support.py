@@ -52,7 +52,6 @@ def refusals(
     head_dim: int,
     v_head_dim: int | None = None,
     is_latent: bool = False,
-    chunked: bool = False,
     block_size: int | None,
     kv_dtype: str,
 ) -> list[str]:
@@ -62,8 +61,6 @@ def refusals(
     """
     if implementation == "xla":
         return []
-    if chunked and implementation != "mosaic_gpu":
-        return [f"attention is chunked, which {implementation!r} does not have; take implementation 'xla'"]
     if implementation == "mosaic_gpu":
         return _gpu_refusals(target, (head_dim, v_head_dim or head_dim), is_latent, block_size, kv_dtype)
     if v_head_dim not in (None, head_dim) and not is_latent:

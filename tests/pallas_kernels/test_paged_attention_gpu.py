@@ -277,14 +277,12 @@ def test_what_the_kernels_cannot_do_is_refused_with_what_to_take_instead() -> No
         reasons, ("a100, which is no Hopper", "head_dim is 80", "size is 8", "float32"), strict=True
     ):
         assert part in reason
-    assert not refusals("mosaic_gpu", target=H200, head_dim=96, block_size=None, kv_dtype="int8", chunked=True)
+    assert not refusals("mosaic_gpu", target=H200, head_dim=96, block_size=None, kv_dtype="int8")
     wide = {"target": H200, "block_size": None, "kv_dtype": "fp8_e4m3"}
     assert not refusals("mosaic_gpu", head_dim=192, v_head_dim=128, **wide) + refusals(
         "mosaic_gpu", head_dim=512, **wide
     )
     assert "head_dim is 128 and that of V 192" in refusals("mosaic_gpu", head_dim=128, v_head_dim=192, **wide)[0]
-    on_tpu = {"target": Target.named("tpu:v6e"), "head_dim": 128, "block_size": None, "kv_dtype": "int8"}
-    assert "attention is chunked" in refusals("mosaic_tpu", **on_tpu, chunked=True)[0]
     with pytest.raises(ValueError, match="80 query heads share a KV head; 'mosaic_gpu' has at most 64"):
         GpuConfig.choose(num_heads=80, pool=_pool(num_kv_heads=1), decode_only=True, target=H200, dtype=jnp.bfloat16)
     with pytest.raises(ValueError, match="activations are float32; 'mosaic_gpu' multiplies bfloat16"):

@@ -18,6 +18,7 @@ from pallas_kernels.kv_pool import KV_DTYPES, KVPool, encode, pool_shape
 from pallas_kernels.logits import Logits
 from pallas_kernels.paged_attention import TpuConfig, TpuSchedule, make_schedule, oracle
 from pallas_kernels.paged_attention.cases import (
+    CHUNKED_CASES,
     LONG_CASES,
     REAL_CASES,
     TINY_CASES,
@@ -109,7 +110,7 @@ def _expected_pool(case: Case, a: Arguments, before: KVPool) -> tuple[np.ndarray
     return values, scales
 
 
-@pytest.mark.parametrize("case", _by_cost(TINY_CASES), ids=lambda case: case.name)
+@pytest.mark.parametrize("case", _by_cost(TINY_CASES + CHUNKED_CASES), ids=lambda case: case.name)
 def test_every_tiny_case_equals_the_float64_oracle_and_leaves_its_tokens_in_the_pool(case: Case) -> None:
     _check(case)
 

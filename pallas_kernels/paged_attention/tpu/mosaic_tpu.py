@@ -77,6 +77,7 @@ def _decode(
             scale=logits.scale,
             soft_cap=logits.soft_cap,
             window=schedule.window,
+            chunked=schedule.chunked,
             interpret=interpret,
         ),
     )

@@ -41,11 +41,19 @@ class TpuSchedule:
     block_size: int = static()
     config: TpuConfig = dataclasses.field(metadata={"static": True})
     window: int | None = static()
+    chunked: bool = static()
     causal: bool = static()
 
 
 def make_schedule(
-    batch: RaggedBatch, *, num_tokens: int, block_size: int, config: TpuConfig, window: int | None, causal: bool
+    batch: RaggedBatch,
+    *,
+    num_tokens: int,
+    block_size: int,
+    config: TpuConfig,
+    window: int | None = None,
+    chunked: bool = False,
+    causal: bool = True,
 ) -> TpuSchedule:
     """See the package's make_schedule."""
     if config.shape.block_size != block_size:
@@ -68,6 +76,7 @@ def make_schedule(
                 block_size=block_size,
                 config=config.prefill,
                 window=window,
+                chunked=chunked,
                 causal=causal,
             ),
         )
@@ -78,6 +87,7 @@ def make_schedule(
         block_size=block_size,
         config=config.decode,
         window=window,
+        chunked=chunked,
     )
     return TpuSchedule(
         decode=decode,
@@ -87,5 +97,6 @@ def make_schedule(
         block_size=block_size,
         config=config,
         window=window,
+        chunked=chunked,
         causal=causal,
     )

@@ -267,4 +267,5 @@ class Specialisation:
     scale: float
     soft_cap: float | None
     window: int | None
+    chunked: bool
     interpret: Any

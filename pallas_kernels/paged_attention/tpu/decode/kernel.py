@@ -28,6 +28,7 @@ from pallas_kernels.kv_pool import KVPool
 from pallas_kernels.paged_attention.tpu.decode.columns import number_columns
 from pallas_kernels.paged_attention.tpu.decode.config import Specialisation
 from pallas_kernels.paged_attention.tpu.decode.movement import Movement
+from pallas_kernels.paged_attention.tpu.decode.records import LOW_BITS
 from pallas_kernels.paged_attention.tpu.decode.ring import Stream
 from pallas_kernels.paged_attention.tpu.decode.schedule import DecodeSchedule
 from pallas_kernels.paged_attention.tpu.decode.scratch import (
@@ -90,7 +91,7 @@ def _kernel(*refs, static: Specialisation, has_sinks: bool, has_scales: bool):
     x = named(Scratch, refs[: len(dataclasses.fields(Scratch))])
     T = q_ref.shape[0]
     moves = Movement(
-        stream=dataclasses.replace(stream, fetched=x.scalars),
+        stream=dataclasses.replace(stream, fetched=x.scalars, low_bits=LOW_BITS if static.chunked else 1),
         slabs=slabs_ref,
         pool=pool_ref,
         scale_pool=scales_ref,
@@ -99,6 +100,7 @@ def _kernel(*refs, static: Specialisation, has_sinks: bool, has_scales: bool):
         shape=static.shape,
         config=static.config,
         window=static.window,
+        chunked=static.chunked,
     )
     stages = Stages(
         q=q_ref,
@@ -110,7 +112,6 @@ def _kernel(*refs, static: Specialisation, has_sinks: bool, has_scales: bool):
         config=static.config,
         scale=static.scale,
         soft_cap=static.soft_cap,
-        window=static.window,
         interpret=bool(static.interpret),
     )
 

@@ -31,20 +31,29 @@ class Movement:
     shape: DecodeShape
     config: DecodeConfig
     window: int | None
+    chunked: bool
+
+    def low(self, t: Any, s: int) -> Any:
+        """The first token of item s that its query sees, below 0 for those before it too; None where it sees all."""
+        if self.window is None:
+            return None
+        return self.stream.low(t, s) if self.chunked else self.stream.place(t, s) - self.window + 1
 
     def fetch(self, t: Any) -> list[Any]:
         """Starts, one function a block, of the DMAs of step t's blocks."""
         buffer, C = t & self.config.buffers - 1, self.shape.block_size
         tile, x, xs = self.config.tile_kv, self.scratch, self.scales
         given, items = self.stream, range(self.config.items)
-        rows = [(given.place(t, s), given.first_block(t, s)) for s in items]  # read once, not for each block
+        rows = [
+            (given.place(t, s), given.first_block(t, s), self.low(t, s)) for s in items
+        ]  # read once, not for each block
 
         def start(s: int, b: int) -> None:
-            at, first_block = rows[s]
+            at, first_block, low = rows[s]
             block = given.ring[first_block + b]
             wanted = at >= b * C
-            if self.window is not None:
-                wanted &= at - self.window + 1 < (b + 1) * C
+            if low is not None:
+                wanted &= low < (b + 1) * C
 
             @pl.when(wanted)
             def _() -> None:
@@ -78,10 +87,10 @@ class Movement:
                     tiles[buffer, pl.ds(i, size)] = jnp.zeros((size, *tiles.shape[2:]), tiles.dtype)
 
         for s in range(self.config.items):
-            at = self.stream.place(t, s)
+            at, low = self.stream.place(t, s), self.low(t, s)
             zeroed(s * tile + jnp.where(at < 0, tile, jnp.minimum(at + 1, tile)), (s + 1) * tile)
-            if self.window is not None:
-                zeroed(s * tile, s * tile + jnp.clip(at - self.window + 1, 0, tile))
+            if low is not None:
+                zeroed(s * tile, s * tile + jnp.clip(low, 0, tile))
 
     def insert(self, t: Any) -> None:
         """Puts the new tokens of step t's rows in their places in the buffer."""

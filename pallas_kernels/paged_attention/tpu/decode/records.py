@@ -21,6 +21,7 @@ import jax.numpy as jnp
 from pallas_kernels.table_lines import LINE, num_lines, row_lines
 
 LOOK_BACK = 2  # idle steps before the first, which the kernel's later stages see
+LOW_BITS = 14  # of an item's word that say its first visible token, for windows that are chunks
 CHUNKS = 8  # in the ring, a power of two: of the step before to the third after the step's own, which is on its way
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
@@ -21,6 +22,7 @@ class Stream:
     records: Any = None  # [words] int32 in HBM
     tables: Any = None  # [lines, 128] int32 in HBM
     fetched: Any = None  # DMA semaphores, one for each step that waits
+    low_bits: int = 1  # of an item's token, 0 but in its row's first item: 1 + the first token that its query sees
 
     @classmethod
     def of(cls, shape: Records, ring: Any, refs: list[Any]) -> tuple[Stream, list[Any]]:
@@ -44,11 +46,15 @@ class Stream:
 
     def token(self, t: Any, s: int) -> Any:
         """The flat token of the item's row."""
-        return self._of_item(t, s, 2) >> 1
+        return self._of_item(t, s, 2) >> self.low_bits
 
     def is_first(self, t: Any, s: int) -> Any:
         """Whether the item is its row's first, or idle."""
-        return (self._of_item(t, s, 2) & 1) == 1
+        return self._mark(t, s) == 1 if self.low_bits == 1 else self._mark(t, s) > 0
+
+    def low(self, t: Any, s: int) -> Any:
+        """The first token of the item that its query sees, where `low_bits` have room for it."""
+        return jnp.maximum(self._mark(t, s) - 1, 0)
 
     def fetch(self, t: Any) -> None:
         """Starts the transfers that step t waits for: lines of the items of step t + ahead, and a chunk of records."""
@@ -76,6 +82,9 @@ class Stream:
             return
         all_of_them = self.ring.at[pl.ds(0, self.shape.chunk_words + self.shape.step_words)]
         pltpu.make_async_copy(all_of_them, all_of_them, self._fetched(t)).wait()
+
+    def _mark(self, t: Any, s: int) -> Any:
+        return self._of_item(t, s, 2) & (1 << self.low_bits) - 1
 
     def _fetched(self, t: Any) -> Any:
         return self.fetched.at[t & self.shape.buffers - 1]

@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels.paged_attention.tpu.decode.config import DecodeConfig
-from pallas_kernels.paged_attention.tpu.decode.records import LOOK_BACK
-from pallas_kernels.ragged_batch import RaggedBatch
+from pallas_kernels.paged_attention.tpu.decode.records import LOOK_BACK, LOW_BITS
+from pallas_kernels.ragged_batch import RaggedBatch, oldest_seen
 from pallas_kernels.table_lines import LINE, in_lines, row_lines
 
 
@@ -38,16 +38,19 @@ def decode_schedule(
     block_size: int,
     config: DecodeConfig,
     window: int | None,
+    chunked: bool = False,
     owners: jax.Array | None = None,
 ) -> DecodeSchedule:
     """The items of all rows that have one query. An idle item fetches nothing and its result is dropped.
 
-    owners: [R] int32, whose block table each row reads; None is its own.
+    window, chunked: as the package's make_schedule has them. owners: [R] int32, whose block table each row reads;
+    None is its own.
     """
     R, M = len(batch.counts), batch.block_tables.shape[1]
     C, S, tile = block_size, config.items, config.tile_kv
     shape, decodes = config.records(C), batch.counts == 1
-    first = jnp.zeros_like(batch.starts) if window is None else jnp.maximum(batch.starts - window + 1, 0) // tile
+    oldest = oldest_seen(batch.starts, window=window, chunked=chunked)
+    first = oldest // tile
     counts = jnp.where(decodes, batch.starts // tile + 1 - first, 0)  # [R] items
     ends = jnp.cumsum(counts)
     num_steps = config.num_steps(R, M * C)
@@ -57,7 +60,7 @@ def decode_schedule(
     is_live = (i >= 0) & (i < ends[-1])
     tiles = first[rows] + done
     at = jnp.where(is_live, batch.starts[rows] - tiles * tile, -1)
-    low = jnp.zeros_like(at) if window is None else jnp.maximum(at - window + 1, 0)
+    low = jnp.where(is_live & (done == 0), oldest[rows] % tile, 0)  # first token of the item that the query sees
     blocks = jnp.where(is_live, jnp.minimum(at, tile - 1) // C + 1 - low // C, 0)
     is_partial = is_live & ((at < tile - 1) | (low > 0))
     table = rows if owners is None else owners[rows]
@@ -67,7 +70,9 @@ def decode_schedule(
     lines, places = words // LINE, i % (shape.slots * S) * shape.item_words + shape.first_line + words % LINE
     if shape.is_resident:
         places = (LOOK_BACK + num_steps) * shape.words + words
-    tokens = jnp.where(is_live, 2 * batch.query_offsets[rows] + (done == 0).astype(jnp.int32), 2 * num_tokens + 1)
+    is_first = jnp.where(is_live, done == 0, True).astype(jnp.int32)
+    bits, marks = (LOW_BITS, is_first * (1 + low)) if chunked else (1, is_first)  # see Stream.low_bits
+    tokens = (jnp.where(is_live, batch.query_offsets[rows], num_tokens) << bits) + marks
     of_items = [field.reshape(-1, S) for field in (at, places, tokens, lines)[: 3 if shape.is_resident else 4]]
     fetches = 2 * jnp.sum(blocks.reshape(-1, S), axis=1) + jnp.max(is_partial.reshape(-1, S).astype(jnp.int32), axis=1)
     records = jnp.concatenate([fetches[:, None], *of_items], axis=1).astype(jnp.int32)

@@ -48,7 +48,6 @@ class Stages:
     config: DecodeConfig
     scale: float
     soft_cap: float | None
-    window: int | None
     interpret: bool
 
     @property
@@ -90,7 +89,7 @@ class Stages:
         order = [n for first in range(self.pairs) for n in range(first, len(chunks), self.pairs)]
         state = x.states[self._ring(t - 1), S - 1]
         for s in range(S):
-            at = moves.stream.place(t, s)
+            at, low = moves.stream.place(t, s), moves.low(t, s)
             q = self.q[jnp.minimum(moves.stream.token(t, s), self.q.shape[0] - 1)].astype(self.shape.compute_dtype)
             if xs is not None:
                 buffer = t & self.config.buffers - 1
@@ -103,7 +102,7 @@ class Stages:
                     start()
                 ys = []
                 for lane in range(0, self.config.chunk, LANES):
-                    y = self._visible(raw[:, lane : lane + LANES], at, s, chunks[n], n, lane)
+                    y = self._visible(raw[:, lane : lane + LANES], (low, at), s, chunks[n], n, lane)
                     x.scores[s, :, pl.ds(n * self.config.chunk + lane, LANES)] = y
                     ys.append(y)
                 top = jnp.maximum(top, functools.reduce(jnp.maximum, ys))
@@ -111,22 +110,27 @@ class Stages:
             state = jnp.maximum(state, jnp.max(top, axis=1, keepdims=True))
             x.states[self._ring(t), s] = state
 
-    def _visible(self, y: jax.Array, at: Any, s: int, chunk: DotColumns, n: int, lane: int) -> jax.Array:  # [N, 128]
-        """Scores y of 128 columns of chunk n, of the row at position `at`, where it may see them. Keeps V's scales."""
-        xs, shape, window, column = self.scales, self.shape, self.window, chunk.column + lane
+    def _visible(
+        self, y: jax.Array, seen: tuple[Any, Any], s: int, chunk: DotColumns, n: int, lane: int
+    ) -> jax.Array:  # [N, 128]
+        """Scores y of 128 columns of chunk n where their token is one of those seen. Keeps V's scales.
+
+        seen: the first, None for all from the item's first on, and the last.
+        """
+        xs, shape, (low, high), column = self.scales, self.shape, seen, chunk.column + lane
         if xs is not None:
             key_scales, value_scales = column_scales(xs.tile, chunk.part, column, shape)
             y = y * key_scales
             token = tokens_of((1, LANES), column, shape)
-            seen = token <= at if window is None else (token <= at) & (token > at - window)
-            xs.values[s, :, pl.ds(n * self.config.chunk + lane, LANES)] = jnp.where(seen, value_scales, 0.0)
+            is_seen = token <= high if low is None else (token <= high) & (token >= low)
+            xs.values[s, :, pl.ds(n * self.config.chunk + lane, LANES)] = jnp.where(is_seen, value_scales, 0.0)
         if self.soft_cap is not None:
             y = jnp.tanh(y * (self.scale / self.soft_cap))
         token = self.scratch.columns[chunk.part, :, pl.ds(column % shape.period, LANES)]
-        high = at - column // shape.period * (shape.period // shape.words)
-        visible = token <= high
-        if window is not None:
-            visible &= token > high - window
+        before = column // shape.period * (shape.period // shape.words)
+        visible = token <= high - before
+        if low is not None:
+            visible &= token >= low - before
         return jnp.where(visible, y, _HIDDEN)
 
     def softmax(self, t: Any) -> None:

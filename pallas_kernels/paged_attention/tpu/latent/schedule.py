@@ -49,10 +49,17 @@ class LatentSchedule:
 
 
 def make_latent_schedule(
-    batch: RaggedBatch, *, num_tokens: int, block_size: int, config: LatentConfig, window: int | None, causal: bool
+    batch: RaggedBatch,
+    *,
+    num_tokens: int,
+    block_size: int,
+    config: LatentConfig,
+    window: int | None,
+    causal: bool,
+    chunked: bool = False,
 ) -> LatentSchedule:
     """See the package's make_schedule. Raises ValueError for a window and for what is not causal."""
-    if window is not None or not causal:
+    if window is not None or chunked or not causal:
         raise ValueError(
             f"window is {window} and causal {causal}; the latents' kernel for TPUs attends to all before a token: "
             "take implementation 'xla'"

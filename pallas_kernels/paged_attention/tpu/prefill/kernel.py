@@ -63,6 +63,7 @@ def prefill_attention(
             config=config,
             row_lines=schedule.row_lines,
             window=schedule.window,
+            chunked=schedule.chunked,
             causal=schedule.causal,
             cap=None if soft_cap is None else soft_cap * _LOG2_E,
             has_scales=scales is not None,

@@ -100,7 +100,7 @@ def _arrive(w: Walk, tile: Tile, j) -> None:
 def _blocks_of(w: Walk, tile: Tile, j) -> tuple[Any, Any]:
     """Blocks first .. end - 1 of KV tile j hold what the query tile may see."""
     C, in_tile = w.shape.block_size, w.blocks
-    first = jnp.maximum(tile.oldest(w.window) // C - j * in_tile, 0)
+    first = jnp.maximum(w.oldest(tile) // C - j * in_tile, 0)
     return first, jnp.minimum(pl.cdiv(tile.end_position, C) - j * in_tile, in_tile)
 
 
@@ -115,7 +115,7 @@ def _places(w: Walk, first, count) -> Any:
 def _take_apart(w: Walk, tile: Tile, j, step) -> None:
     """K and V of each head of a step, from blocks in which they alternate; what no query sees of V is zero."""
     size = w.config.step_kv
-    start, oldest = j * w.config.tile_kv + step * size, tile.oldest(w.window)
+    start, oldest = j * w.config.tile_kv + step * size, w.oldest(tile)
 
     @pl.loop(0, size // PIECE)
     def _(piece):

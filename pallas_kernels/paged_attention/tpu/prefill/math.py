@@ -9,6 +9,8 @@ import jax
 import jax.numpy as jnp
 from jax.experimental.pallas import tpu as pltpu
 
+from pallas_kernels.ragged_batch import oldest_seen
+
 HIDDEN = -1e30  # finite: the difference of two is 0, not NaN
 LANES = 128
 
@@ -60,20 +62,26 @@ def visible(
     first_key: jax.Array,  # position
     end_position: jax.Array,
     window: int | None,
+    chunked: bool,
     causal: bool,
 ) -> jax.Array:  # bool
     """Which query sees which key.
 
-    causal     keys ->         window of 2      not causal
-    queries    # . . .         # . . .          # # # .
-      |        # # . .         # # . .          # # # .
-      v        # # # .         . # # .          # # # .  (the last key is beyond the context)
+    causal     keys ->         window of 2      chunks of 2      not causal
+    queries    # . . .         # . . .          # . . .          # # # .
+      |        # # . .         # # . .          # # . .          # # # .
+      v        # # # .         . # # .          . . # .          # # # .  (the last key is beyond the context)
     """
     key = jax.lax.broadcasted_iota(jnp.int32, shape, 1)
     query = jax.lax.broadcasted_iota(jnp.int32, shape, 0)
     ahead = key - query  # of the query, less first_query - first_key
     seen = ahead <= first_query - first_key if causal else key < end_position - first_key
-    return seen if window is None else seen & (ahead > first_query - first_key - window)
+    if window is None:
+        return seen
+    if not chunked:
+        return seen & (ahead > first_query - first_key - window)
+    position = first_query + jax.lax.broadcasted_iota(jnp.int32, (shape[0], 1), 0)
+    return seen & (key >= oldest_seen(position, window=window, chunked=True) - first_key)
 
 
 def halves(words: jax.Array, dtype: jnp.dtype | str) -> tuple[jax.Array, jax.Array]:  # [n, H] uint32 -> two [n, H]

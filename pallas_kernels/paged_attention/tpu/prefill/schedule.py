@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from pallas_kernels.paged_attention.tpu.prefill.config import ALIGNMENT, PrefillConfig
 from pallas_kernels.ragged import static
-from pallas_kernels.ragged_batch import RaggedBatch
+from pallas_kernels.ragged_batch import RaggedBatch, oldest_seen
 from pallas_kernels.table_lines import LINE, in_lines, num_lines, row_lines
 
 _FIELDS = ("row", "first_token", "first_lane", "end_lane", "position", "end_position", "first_kv", "end_kv")
@@ -31,6 +31,7 @@ class PrefillSchedule:
     row_lines: int = static()
     config: PrefillConfig = dataclasses.field(metadata={"static": True})
     window: int | None = static()
+    chunked: bool = static()
     causal: bool = static()
 
 
@@ -62,10 +63,6 @@ class Tile:
         """Position of the last query."""
         return self.position + self.end_lane - 1
 
-    def oldest(self, window: int | None) -> jax.Array | int:
-        """The first position that any query of the tile sees."""
-        return 0 if window is None else jnp.maximum(self.low - window + 1, 0)
-
 
 def make_prefill_schedule(
     batch: RaggedBatch,
@@ -74,12 +71,13 @@ def make_prefill_schedule(
     block_size: int,
     config: PrefillConfig,
     window: int | None = None,
+    chunked: bool = False,
     causal: bool = True,
 ) -> PrefillSchedule:
     """The query tiles of all rows, rows in order.
 
-    window: a token at position p sees p - window + 1 .. p. causal: False lets every query see the row's whole context,
-    starts + counts.
+    window: a token at position p sees p - window + 1 .. p. chunked: p - p % window .. p instead. causal:
+    False lets every query see the row's whole context, starts + counts.
     """
     R, M = batch.block_tables.shape
     tile_q = config.tile_q
@@ -97,7 +95,7 @@ def make_prefill_schedule(
     position = batch.starts[row] + first_token - batch.query_offsets[row]
     low, high = position + first - first_token, position + end - first_token - 1
     end_position = high + 1 if causal else (batch.starts + batch.counts)[row]
-    oldest = jnp.zeros_like(low) if window is None else jnp.maximum(low - window + 1, 0)
+    oldest = oldest_seen(low, window=window, chunked=chunked)
     fields = {
         "row": row,
         "first_token": first_token,
@@ -119,5 +117,6 @@ def make_prefill_schedule(
         row_lines=row_lines(M),
         config=config,
         window=window,
+        chunked=chunked,
         causal=causal,
     )

@@ -81,6 +81,7 @@ def _keys(w: Walk, t, tile: Tile, part: ItemPart) -> None:
             first_key=w.start_of(part.item) + first,
             end_position=tile.end_position,
             window=w.window,
+            chunked=w.chunked,
             causal=w.causal,
         )
         unsure = logits[:, first:]

@@ -11,6 +11,7 @@ from jax.experimental import pallas as pl
 from pallas_kernels.paged_attention.tpu.prefill.config import ALIGNMENT, PrefillConfig, PrefillShape
 from pallas_kernels.paged_attention.tpu.prefill.schedule import Tile
 from pallas_kernels.paged_attention.tpu.prefill.stretch import Stretch, diagonal, plain, single
+from pallas_kernels.ragged_batch import oldest_seen
 
 Item = tuple[Any, Any, Any, Any]  # int32 scalars
 
@@ -42,8 +43,17 @@ class Walk:
     config: PrefillConfig
     row_lines: int
     window: int | None
+    chunked: bool
     causal: bool
     cap: float | None
+
+    def oldest(self, tile: Tile) -> Any:
+        """The first position that any query of the tile sees."""
+        return self._oldest_of(tile.low)
+
+    def _oldest_of(self, position) -> Any:
+        """The first position that the query at this one sees."""
+        return 0 if self.window is None else oldest_seen(position, window=self.window, chunked=self.chunked)
 
     def first_of(self, tile: Tile, j) -> Item:
         """The first item of KV tile j."""
@@ -63,7 +73,7 @@ class Walk:
         """Steps first .. end - 1 of KV tile j hold what the query tile may see."""
         start, size = j * self.config.tile_kv, self.config.step_kv
         end = jnp.minimum(pl.cdiv(tile.end_position - start, size), self.config.steps)
-        return jnp.maximum(tile.oldest(self.window) - start, 0) // size, end
+        return jnp.maximum(self.oldest(tile) - start, 0) // size, end
 
     def chunks_of(self, tile: Tile, j, step) -> tuple[Any, Any]:
         """Chunks first .. end - 1 of the query tile have a query that sees a key of the step of KV tile j."""
@@ -72,7 +82,9 @@ class Walk:
         if self.causal:
             first = jnp.maximum(first, start - tile.position)
         if self.window is not None:
-            end = jnp.minimum(end, start + self.config.step_kv - 1 + self.window - tile.position)
+            last = start + self.config.step_kv - 1
+            last += self.window - last % self.window - 1 if self.chunked else self.window - 1  # that sees this key
+            end = jnp.minimum(end, last + 1 - tile.position)
         return first // size, pl.cdiv(end, size)
 
     @property
@@ -95,7 +107,7 @@ class Walk:
         the tile, and each chunk has queries.
         """
         config, window, start = self.config, self.window, j * self.config.tile_kv + step * self.config.step_kv
-        in_window = jnp.bool_(True) if window is None else start > tile.high - window
+        in_window = jnp.bool_(True) if window is None else start >= self._oldest_of(tile.high)
         beside, found = diagonal(config), []
         if window is None or window >= config.step_kv:  # otherwise each step has a key that some query does not see
             seen = start + config.step_kv <= (tile.low + 1 if self.causal else tile.end_position)
