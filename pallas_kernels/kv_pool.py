@@ -1,10 +1,11 @@
 """KVPool: K and V of all blocks of one layer, in the form that an implementation of attention reads.
 
     form        values           K and V of head k                              who
-    logical     [P, C, 2K, H]    vectors 2k and 2k + 1                          "xla"; "mosaic_tpu" with H of 128, 256
+    logical     [P, C, 2K, H]    vectors 2k and 2k + 1                          "xla"; "mosaic_tpu": H 128, 256, 512
     padded      [P, C, 2K, Hp]   the same, zeros in lanes H .. Hp - 1           "mosaic_tpu" with H of 80 to 240
     packed      [P, C, K, 2H]    lanes 0 .. H - 1 and H .. 2H - 1 of vector k   "mosaic_tpu" with H of 64
     packed      [P, C, K, H + V] lanes 0 .. H - 1 and H .. H + V - 1            "xla", "mosaic_gpu", V of another size
+    packed      [P, C, K, Hp+Vp] K from lane 0 and V from lane Hp on, zeros     "mosaic_tpu", V of another size
     latent      [P, C, 1, H + V] V is lanes 0 .. H - 1, and K all of them       "xla" and both kernels'
 
 A layer with an indexer has its keys beside, [P, C, 1, I] under the same ids, in the pool's dtype, or in bfloat16 where
@@ -34,8 +35,9 @@ KV_DTYPES = {
     "fp8_e4m3": jnp.dtype(jnp.float8_e4m3fn),
     "fp8_e5m2": jnp.dtype(jnp.float8_e5m2),
 }
+TPU_LANES = 128  # of a memory tile
 # lanes of a vector in the pool, by head dim
-_TPU_LANES = {64: 128, 80: 128, 96: 128, 112: 128, 128: 128, 160: 256, 192: 256, 240: 256, 256: 256}
+_TPU_LANES = {64: 128, 80: 128, 96: 128, 112: 128, 128: 128, 160: 256, 192: 256, 240: 256, 256: 256, 512: 512}
 TPU_HEAD_DIMS = tuple(_TPU_LANES)
 _PACKED_HEAD_DIM = 64
 _INT8_MAX = 127
@@ -46,7 +48,7 @@ _INT8_MAX = 127
 class KVPool:
     """One layer's pool, on the device or as shapes; heads are axis 2 of values and axis 1 of scales."""
 
-    values: Any  # [P, C, 2K, Hp], or packed [P, C, K, H + V]
+    values: Any  # [P, C, 2K, Hp], or packed [P, C, K, H + V] or [P, C, K, Hp + Vp]
     scales: Any  # [P, 2K, C] float32, K of head k at 2k and V at 2k + 1; None where values are not int8
     index_keys: Any = None  # [P, C, 1, I], of an indexer; None where there is none
     head_dim: int = static()  # H
@@ -78,13 +80,30 @@ class KVPool:
     @property
     def is_packed(self) -> bool:
         """Whether K and V of a head share a vector."""
-        return self.values.shape[3] == self.head_dim + self.v_head_dim
+        return self.head_dim != self.v_head_dim or self.values.shape[3] == self.head_dim + self.v_head_dim
+
+    @property
+    def first_value(self) -> int:
+        """The lane of a packed vector at which V begins."""
+        is_tight = self.values.shape[3] == self.head_dim + self.v_head_dim
+        return self.head_dim if is_tight else -(-self.head_dim // TPU_LANES) * TPU_LANES
+
+    @property
+    def key_lanes(self) -> int:
+        """Lanes of a vector, the first, that a key has where it shares the vector with a wider or narrower V."""
+        return self.values.shape[3] if self.head_dim == self.v_head_dim else self.first_value
+
+    @property
+    def value_lanes(self) -> int:
+        """Likewise the last, that V has."""
+        return self.values.shape[3] - (0 if self.head_dim == self.v_head_dim else self.first_value)
 
     @property
     def padded_bytes(self) -> int:
         """Bytes of the lanes that only pad a vector."""
         lanes = self.values.shape[3]
-        return 0 if self.is_packed else self.values.size // lanes * (lanes - self.head_dim) * self.values.dtype.itemsize
+        used = self.head_dim + (self.v_head_dim if self.is_packed else 0)
+        return self.values.size // lanes * (lanes - used) * self.values.dtype.itemsize
 
     @property
     def num_kv_heads(self) -> int:
@@ -121,13 +140,13 @@ def pool_shape(
     if is_latent and implementation in ("mosaic_tpu", "mosaic_gpu"):
         implementation = "xla"  # one form, for steps that mix are computed by XLA
     if head_dim != V or is_latent:
-        if implementation == "mosaic_tpu":
-            raise ValueError(f"head_dim is {head_dim} and v_head_dim {V}; {implementation} has them equal, no latents")
         vectors, lanes = num_kv_heads, head_dim + V
     if implementation == "mosaic_tpu":
-        if head_dim not in _TPU_LANES:
-            raise ValueError(f"head_dim is {head_dim}; mosaic_tpu has {TPU_HEAD_DIMS}")
-        lanes = _TPU_LANES[head_dim]
+        if head_dim not in _TPU_LANES or V not in _TPU_LANES or head_dim < V:
+            raise ValueError(
+                f"head_dim is {head_dim} and v_head_dim {V}; mosaic_tpu has {TPU_HEAD_DIMS}, for V none that is larger"
+            )
+        lanes = _TPU_LANES[head_dim] + (0 if head_dim == V else _TPU_LANES[V])
         vectors = num_kv_heads if head_dim == _PACKED_HEAD_DIM else vectors
     elif implementation == "xla":
         if jnp.issubdtype(dtype, jnp.floating) and dtype.itemsize < 4:
@@ -145,8 +164,23 @@ def vectors_at(pool: KVPool, blocks: jax.Array, offset: int) -> tuple[jax.Array,
     assert pool.scales is None and not pool.is_latent, "these are kept as they are read"
     kept = from_bits(pool.values[blocks, offset], pool)
     if pool.is_packed:
-        return kept[..., : pool.head_dim], kept[..., pool.head_dim :]
+        return unpack(kept, pool)
     return kept[:, 0::2, : pool.head_dim], kept[:, 1::2, : pool.v_head_dim]
+
+
+def pack(k: jax.Array, v: jax.Array, pool: KVPool) -> jax.Array:  # [..., H], [..., V] -> [..., lanes]
+    """K and V of heads in the vectors of a packed pool; lanes that only pad are zero."""
+    before = pool.first_value - k.shape[-1]
+    behind = pool.values.shape[3] - pool.first_value - v.shape[-1]
+    pad, leading = jnp.pad, [(0, 0)] * (k.ndim - 1)
+    parts = [part if not n else pad(part, [*leading, (0, n)]) for part, n in ((k, before), (v, behind))]
+    return jnp.concatenate(parts, axis=-1)
+
+
+def unpack(vectors: Any, pool: KVPool) -> tuple[Any, Any]:  # [..., lanes] -> [..., H], [..., V]
+    """K and V of the vectors of a packed pool, NumPy's arrays or jax's."""
+    first = pool.first_value
+    return vectors[..., : pool.head_dim], vectors[..., first : first + pool.v_head_dim]
 
 
 def with_index_keys(shape: KVPool, index_dim: int) -> KVPool:

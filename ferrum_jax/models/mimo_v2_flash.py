@@ -111,6 +111,6 @@ FAMILIES = {
         weight_rules=_rules,
         harmless=with_unserved("model.mtp.*"),
         models="MiMo-V2-Flash",
-        notes=f"keys wider than values, on TPUs by XLA; {ONE_TOKEN}",
+        notes=f"keys wider than values; {ONE_TOKEN}",
     )
 }

@@ -14,8 +14,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from pallas_kernels.kv_pool import KVPool, as_bits, from_bits, index_bits, index_values
+from pallas_kernels.kv_pool import KVPool, as_bits, from_bits, index_bits, index_values, pack, unpack
 
 
 @jax.tree_util.register_dataclass
@@ -45,7 +46,10 @@ def outside(pool: KVPool, values: Any, scales: Any, index_keys: Any, head_copies
     They are NumPy's arrays or jax's. Every device of "tp" has all of an indexer's keys.
     """
     n, C, H, both = values.shape[0], pool.block_size, pool.head_dim, pool.head_dim + pool.v_head_dim
-    values = values if pool.is_packed else values[..., :H]  # of [n, C, K, H + V] or [n, C, 2K, Hp]
+    if not pool.is_packed:
+        values = values[..., :H]  # of [n, C, 2K, Hp]
+    elif values.shape[3] != both:
+        values = (np if isinstance(values, np.ndarray) else jnp).concatenate(unpack(values, pool), axis=-1)
     values = values.reshape(n, C, -1, both)[:, :, ::head_copies].reshape(n, C, -1, _lanes(pool))
     if scales is not None:
         scales = scales.reshape(n, -1, 2, C)[:, ::head_copies].reshape(n, -1, C)
@@ -67,9 +71,12 @@ def scatter_blocks(
 def _scatter(pool: KVPool, ids: jax.Array, blocks: LayerBlocks, head_copies: int) -> KVPool:
     n, C, H = len(ids), pool.block_size, pool.head_dim
     values = jnp.repeat(blocks.values.reshape(n, C, -1, H + pool.v_head_dim), head_copies, axis=2)
-    values = values.reshape(n, C, *pool.values.shape[2:]) if pool.is_packed else values.reshape(n, C, -1, H)
-    lanes = pool.values.shape[3] - values.shape[3]
-    values = as_bits(jnp.pad(values, ((0, 0), (0, 0), (0, 0), (0, lanes))), pool)
+    if pool.is_packed:
+        values = pack(values[..., :H], values[..., H:], pool)
+    else:
+        values = values.reshape(n, C, -1, H)
+        values = jnp.pad(values, ((0, 0), (0, 0), (0, 0), (0, pool.values.shape[3] - H)))
+    values = as_bits(values, pool)
     scales = pool.scales
     if scales is not None and blocks.scales is not None:
         repeated = jnp.repeat(blocks.scales.reshape(n, -1, 2, C), head_copies, axis=1)

@@ -28,7 +28,7 @@ from ferrum_jax.sizes.speculative import asks_the_model
 from ferrum_jax.spec import Kept, ModelSpec
 from ferrum_jax.towers.tower_refusals import sees_images_whole, tower_refusals
 from pallas_kernels.kv_pool import KV_DTYPES, TPU_HEAD_DIMS, KVPool
-from pallas_kernels.paged_attention.support import LATENT_LANES, default_implementation, has_gpu_heads
+from pallas_kernels.paged_attention.support import LATENT_LANES, default_implementation, has_gpu_heads, has_tpu_heads
 from pallas_kernels.paged_attention.support import refusals as kernel_refusals
 from pallas_kernels.target import Target
 
@@ -220,7 +220,9 @@ def lacks_kernels(spec: ModelSpec, kv_dtype: str, platform: str) -> bool:
             return own.head_dim % LATENT_LANES > 0 or kv_dtype == "int8"
         if platform == "gpu":
             return not has_gpu_heads(own.head_dim, own.v_head_dim)
-        return own.head_dim != own.v_head_dim or own.head_dim > max(TPU_HEAD_DIMS)
+        if own.head_dim != own.v_head_dim:
+            return not has_tpu_heads(own.head_dim, own.v_head_dim)
+        return own.head_dim > max(TPU_HEAD_DIMS)
 
     return (sees_images_whole(spec) and platform != "gpu") or any(lacks(own) for own in _kept(spec))
 

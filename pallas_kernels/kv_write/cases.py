@@ -127,7 +127,9 @@ def make_pool(context: np.ndarray, dtype: jnp.dtype, implementation: str, v_head
         context, padding = np.where(lacks, 0, context), np.zeros_like(padding)
     values, scales = encode(np.concatenate([context, padding], axis=-1), dtype)
     if shape.is_packed:
-        values = np.ascontiguousarray(values.reshape(P, C, pairs // 2, 2 * H)[..., : H + shape.v_head_dim])
+        k, v = values[:, :, 0::2], values[:, :, 1::2, : shape.v_head_dim]
+        gap, rest = shape.first_value - H, shape.values.shape[3] - shape.first_value - shape.v_head_dim
+        values = np.concatenate([k, *[k[..., :1] * 0] * gap, v, *[v[..., :1] * 0] * rest], axis=-1)
     values = values.reshape(shape.values.shape).view(shape.values.dtype)
     if scales is not None:
         scales = on_device(np.where(lacks[..., 0], np.nan, scales).transpose(0, 2, 1), np.float32)

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from pallas_kernels.kv_pool import KVPool, encode
+from pallas_kernels.kv_pool import KVPool, encode, pack
 from pallas_kernels.kv_write.runs import GROUP, Runs
 
 _LANES = 128
@@ -22,7 +22,7 @@ _FRONT = 256  # lanes before the first token's scale: a block's first place may 
 
 
 def kv_write(pool: KVPool, k: jax.Array, v: jax.Array, runs: Runs, *, interpret: Any = False) -> KVPool:
-    """The pool with k and v, [T, K, H], written where the runs say; in place where it is donated."""
+    """The pool with k, [T, K, H], and v, [T, K, V], written where the runs say; in place where it is donated."""
     vectors, scales = encode_tokens(pool, k, v)
     pool = write_vectors(pool, vectors, runs, interpret=interpret)
     return pool if scales is None else write_scales(pool, scales, runs, interpret=interpret)
@@ -53,9 +53,14 @@ def write_vectors(pool: KVPool, vectors: jax.Array, runs: Runs, *, interpret: An
 def encode_tokens(pool: KVPool, k: jax.Array, v: jax.Array) -> tuple[jax.Array, jax.Array | None]:
     """A token's vectors, [T, vectors, lanes], and scales, [T, 2K], as the pool keeps them."""
     (T, K, H), lanes = k.shape, pool.values.shape[3]
-    values, scales = encode(jnp.stack([k, v], axis=2), pool.dtype)  # [T, K, 2, H], [T, K, 2]
-    if not pool.is_packed:
-        values = jnp.pad(values, ((0, 0), (0, 0), (0, 0), (0, lanes - H)))
+    if v.shape[2] != H:
+        (k, k_scales), (v, v_scales) = encode(k, pool.dtype), encode(v, pool.dtype)
+        values = pack(k, v, pool)
+        scales = None if k_scales is None or v_scales is None else jnp.stack([k_scales, v_scales], axis=2)
+    else:
+        values, scales = encode(jnp.stack([k, v], axis=2), pool.dtype)  # [T, K, 2, H], [T, K, 2]
+        if not pool.is_packed:
+            values = jnp.pad(values, ((0, 0), (0, 0), (0, 0), (0, lanes - H)))
     return values.reshape(T, -1, lanes), None if scales is None else scales.reshape(T, 2 * K)
 
 

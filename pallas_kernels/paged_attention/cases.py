@@ -234,7 +234,7 @@ CHUNKED_CASES = (
 )
 
 
-# Heads that only "xla" and "mosaic_gpu" have: wider than 256, and with values narrower than keys.
+# Heads wider than 256, and with values narrower than keys.
 _narrow: Any = {"head_dim": 192, "v_head_dim": 128}
 WIDE_HEAD_CASES = (
     _tiny_decode(name="decode_h512", num_heads=8, head_dim=512),
@@ -404,6 +404,11 @@ REAL_CASES = (
     # Rows in their second chunk of 8,192 tokens: 1,024 of it, and 4,096.
     _decode(name="llama4_decode", rows=((9215, 1),) * 64, window=8192, chunked=True, **_LLAMA4),
     _prefill(name="llama4_prefill", rows=((11776, 512),), window=8192, chunked=True, **_LLAMA4),
+    _decode(name="gemma4_decode", **_GEMMA4),
+    _prefill(name="gemma4_prefill", **_GEMMA4),
+    _decode(name="mimo_v2_decode", num_kv_heads=4, **_MIMO),
+    _decode(name="mimo_v2_decode_window", num_kv_heads=8, window=128, has_sinks=True, **_MIMO),
+    _prefill(name="mimo_v2_prefill", num_kv_heads=4, **_MIMO),
     Case(
         name="bert_encoder",
         rows=((0, 512),) * 4,
@@ -440,7 +445,7 @@ HOPPER_CASES = (
 )
 
 
-CASES = TINY_CASES + CHUNKED_CASES + INVARIANT_CASES + LATENT_CASES + REAL_CASES
+CASES = TINY_CASES + CHUNKED_CASES + WIDE_HEAD_CASES + INVARIANT_CASES + LATENT_CASES + REAL_CASES
 
 
 _POOL_BYTES = 2**30  # XLA puts a pool that fits there into VMEM, and a kernel's schedule is then another

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pallas_kernels.kv_pool import KV_DTYPES, as_bits, encode, pool_shape
+from pallas_kernels.kv_pool import KV_DTYPES, as_bits, encode, pack, pool_shape
 from pallas_kernels.logits import Logits
 from pallas_kernels.paged_attention import (
     AttentionConfig,
@@ -159,11 +159,10 @@ def _make_on_device(case: Case, implementation: str) -> Arguments:
             return as_bits(encode(jax.random.normal(key, form.values.shape, jnp.bfloat16), form.dtype)[0], form), None
         shape = (form.values.shape[0], case.block_size, 2 * case.num_kv_heads, case.head_dim)
         values, scales = encode(jax.random.normal(key, shape, jnp.bfloat16), form.dtype)
-        lanes = 0 if form.is_packed else form.values.shape[3] - case.head_dim
-        values = jnp.pad(values, ((0, 0), (0, 0), (0, 0), (0, lanes)))
         if form.is_packed:
-            values = values.reshape(*shape[:2], case.num_kv_heads, -1)[..., : case.head_dim + case.value_dim]
-        values = values.reshape(form.values.shape)
+            values = pack(values[:, :, 0::2], values[:, :, 1::2, : case.value_dim], form)
+        else:
+            values = jnp.pad(values, ((0, 0), (0, 0), (0, 0), (0, form.values.shape[3] - case.head_dim)))
         return as_bits(values, form), None if scales is None else scales.transpose(0, 2, 1)
 
     values, scales = make(keys[0])

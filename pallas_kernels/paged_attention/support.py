@@ -63,11 +63,6 @@ def refusals(
         return []
     if implementation == "mosaic_gpu":
         return _gpu_refusals(target, (head_dim, v_head_dim or head_dim), is_latent, block_size, kv_dtype)
-    if v_head_dim not in (None, head_dim) and not is_latent:
-        return [
-            f"head_dim is {head_dim} and that of V {v_head_dim}; {implementation!r} has them equal alone; take "
-            "implementation 'xla'"
-        ]
     if implementation != "mosaic_tpu":
         return [f"implementation is {implementation!r}; it must be one of {IMPLEMENTATIONS}"]
     reasons = []
@@ -79,8 +74,12 @@ def refusals(
         reasons.append(
             f"kv_lora_rank is {head_dim}; 'mosaic_tpu' has multiples of {LATENT_LANES}; take implementation 'xla'"
         )
-    elif not is_latent and head_dim not in TPU_HEAD_DIMS:
-        reasons.append(f"head_dim is {head_dim}; 'mosaic_tpu' has {TPU_HEAD_DIMS}; take implementation 'xla'")
+    elif not is_latent and not has_tpu_heads(head_dim, v_head_dim or head_dim):
+        of_values = "" if v_head_dim in (None, head_dim) else f" and that of V {v_head_dim}"
+        reasons.append(
+            f"head_dim is {head_dim}{of_values}; 'mosaic_tpu' has {TPU_HEAD_DIMS}, for V one that is no larger; take "
+            "implementation 'xla'"
+        )
     if block_size is not None and block_size not in TPU_BLOCK_SIZES:
         reasons.append(f"block_size is {block_size}; 'mosaic_tpu' has {TPU_BLOCK_SIZES}")
     if is_latent and kv_dtype == "int8":
@@ -90,6 +89,11 @@ def refusals(
     if KV_DTYPES[kv_dtype].name.startswith("float8") and target.runs_tpu_kernels and not target.has_fp8:
         reasons.append(f"kv_dtype is {kv_dtype!r}; {target.generation} has no float8 in 'mosaic_tpu'; take 'int8'")
     return reasons
+
+
+def has_tpu_heads(head_dim: int, v_head_dim: int) -> bool:
+    """Whether "mosaic_tpu" has keys and values of these sizes."""
+    return head_dim in TPU_HEAD_DIMS and v_head_dim in TPU_HEAD_DIMS and v_head_dim <= head_dim
 
 
 def has_gpu_heads(head_dim: int, v_head_dim: int) -> bool:

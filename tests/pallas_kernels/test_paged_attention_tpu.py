@@ -14,7 +14,7 @@ import pytest
 from jax._src.pallas.mosaic.interpret import interpret_pallas_call  # where the interpreter keeps the races it saw
 from jax.experimental.pallas import tpu as pltpu
 
-from pallas_kernels.kv_pool import KV_DTYPES, KVPool, encode, pool_shape
+from pallas_kernels.kv_pool import KV_DTYPES, KVPool, encode, pack, pool_shape
 from pallas_kernels.logits import Logits
 from pallas_kernels.paged_attention import TpuConfig, TpuSchedule, make_schedule, oracle
 from pallas_kernels.paged_attention.cases import (
@@ -23,6 +23,7 @@ from pallas_kernels.paged_attention.cases import (
     REAL_CASES,
     TINY_CASES,
     WIDE_CASES,
+    WIDE_HEAD_CASES,
     Arguments,
     Case,
     make_arguments,
@@ -95,14 +96,15 @@ def _expected_pool(case: Case, a: Arguments, before: KVPool) -> tuple[np.ndarray
     """Values and scales of a pool after the step; the token's place by its row's table."""
     tables = np.asarray(a.batch.block_tables)
     values, scales = np.array(before.values), None if before.scales is None else np.array(before.scales)
-    encoded, units = encode(jnp.asarray(np.stack([a.k, a.v], axis=2)), before.dtype)  # [T, K, 2, H], [T, K, 2]
-    encoded, units = np.asarray(encoded), None if units is None else np.asarray(units)
-    vectors, lanes = values.shape[2:]
+    (k, k_units), (v, v_units) = (encode(jnp.asarray(x), before.dtype) for x in (a.k, a.v))  # [T, K, H or V], [T, K]
+    joined = pack(k, v, before) if before.is_packed else jnp.stack([k, v], axis=2)
+    encoded, lanes = np.asarray(joined).reshape(len(k), values.shape[2], -1), values.shape[3]
+    units = None if k_units is None or v_units is None else np.stack([k_units, v_units], axis=2)
     token = 0
     for r, (start, count) in enumerate(case.rows):
         for position in range(start, start + count):
             block, offset = tables[r, position // case.block_size], position % case.block_size
-            kept = encoded[token].reshape(vectors, -1)  # a packed pool has both of a head side by side
+            kept = encoded[token]  # a packed pool has both of a head side by side
             values[block, offset] = np.pad(kept, ((0, 0), (0, lanes - kept.shape[1])))
             if scales is not None:
                 scales[block, :, offset] = units[token].reshape(-1)
@@ -110,7 +112,7 @@ def _expected_pool(case: Case, a: Arguments, before: KVPool) -> tuple[np.ndarray
     return values, scales
 
 
-@pytest.mark.parametrize("case", _by_cost(TINY_CASES + CHUNKED_CASES), ids=lambda case: case.name)
+@pytest.mark.parametrize("case", _by_cost(TINY_CASES + CHUNKED_CASES + WIDE_HEAD_CASES), ids=lambda case: case.name)
 def test_every_tiny_case_equals_the_float64_oracle_and_leaves_its_tokens_in_the_pool(case: Case) -> None:
     _check(case)
 

@@ -73,6 +73,26 @@ def test_a_block_is_the_same_from_every_form():
     assert np.array_equal(np.asarray(pools[0].values)[..., :64], k), "K of head k in the first lanes of vector k"
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
+def test_a_block_of_keys_wider_than_values_is_the_same_from_every_form(dtype):
+    sizes = {"num_blocks": P, "block_size": C, "num_kv_heads": K, "head_dim": 96, "v_head_dim": 64}
+    tight, wide = (
+        pool_shape(**sizes, dtype=KV_DTYPES[dtype], implementation=implementation)
+        for implementation in ("xla", "mosaic_tpu")
+    )
+    assert tight.values.shape[3] == 160 and wide.values.shape[3] == 256
+    assert tight.padded_bytes == 0 and wide.padded_bytes == wide.values.size * wide.dtype.itemsize * 96 // 256
+    (blocks,) = gather((filled(tight),), np.arange(P), head_copies=1)
+    (pool,) = scatter((zeros(wide),), np.arange(P), (blocks,), head_copies=1)
+    values = np.asarray(pool.values)
+    assert np.array_equal(values[..., :96], np.asarray(blocks.values)[..., :96])
+    assert np.array_equal(values[..., 128:192], np.asarray(blocks.values)[..., 96:])
+    assert not values[..., 96:128].any() and not values[..., 192:].any()
+    (again,) = gather((pool,), np.arange(P), head_copies=1)
+    for old, new in zip(leaves(blocks), leaves(again), strict=True):
+        assert np.array_equal(old, new)
+
+
 @pytest.mark.parametrize(("v_head_dim", "is_latent", "dtype"), [(12, False, "bfloat16"), (4, True, "int8")])
 def test_blocks_with_vectors_of_two_sizes_go_back_to_a_mesh_that_repeats_them(v_head_dim, is_latent, dtype):
     sizes = {"num_blocks": P, "block_size": C, "head_dim": 8, "v_head_dim": v_head_dim, "is_latent": is_latent}

@@ -202,7 +202,6 @@ def test_chunked_attention_has_kernels():
     assert not lacks_kernels(spec, "bfloat16", "tpu") and not lacks_kernels(spec, "bfloat16", "gpu")
 
 
-@pytest.mark.parametrize("name", ["Gemma-4-E2B", "MiMo-V2-Flash"])
-def test_heads_of_512_and_keys_wider_than_values_have_a_kernel_on_gpus_alone(name: str):
-    spec = registry.spec_of(PUBLISHED[name][0])
-    assert lacks_kernels(spec, "bfloat16", "tpu") and not lacks_kernels(spec, "bfloat16", "gpu")
+def test_keys_wider_than_values_have_kernels():
+    spec = registry.spec_of(PUBLISHED["MiMo-V2-Flash"][0])
+    assert not lacks_kernels(spec, "bfloat16", "tpu") and not lacks_kernels(spec, "bfloat16", "gpu")

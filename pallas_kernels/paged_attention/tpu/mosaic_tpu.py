@@ -25,7 +25,7 @@ from pallas_kernels.paged_attention.tpu.schedule import TpuSchedule
 def paged_attention(
     q: jax.Array,  # [T, N, H]
     k: jax.Array,  # [T, K, H]
-    v: jax.Array,
+    v: jax.Array,  # [T, K, V]
     pool: KVPool,
     schedule: TpuSchedule,
     logits: Logits,
@@ -61,7 +61,7 @@ def _decode(
     """Attention of the rows of one query, whose vectors are written to the pool."""
     N, H = q.shape[1:]
     shape, sinks = schedule.config.shape, logits.sinks
-    padded = jnp.pad(q, ((0, 0), (0, shape.num_heads - N), (0, shape.lanes - H)))
+    padded = jnp.pad(q, ((0, 0), (0, shape.num_heads - N), (0, shape.key_lanes - H)))
     if sinks is not None:
         column = jnp.pad(sinks.astype(jnp.float32), (0, shape.num_heads - N))
         sinks = jnp.broadcast_to(column[:, None], (shape.num_heads, LANES))
@@ -81,5 +81,5 @@ def _decode(
             interpret=interpret,
         ),
     )
-    first = H if pool.is_packed else 0  # values are in the second half of a packed vector
-    return out[:, :N, first : first + H], dataclasses.replace(pool, values=values)
+    first = H if pool.is_packed and pool.v_head_dim == H else 0  # such values are in the second half of their vector
+    return out[:, :N, first : first + pool.v_head_dim], dataclasses.replace(pool, values=values)

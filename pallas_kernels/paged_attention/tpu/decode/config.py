@@ -46,6 +46,8 @@ class DecodeShape:
     """The specialisation of the decode kernel. A word is 32 bits; vectors of a token lie in words one by one.
 
     num_heads: N, padded to a multiple of 8. group: query heads of a KV head. vectors: of a token in the pool.
+    key_lanes: of a vector the first, with which queries are multiplied. value_lanes: the last, which are summed; both
+    are all of them but where V has another size than K.
     """
 
     num_heads: int
@@ -54,6 +56,8 @@ class DecodeShape:
     block_size: int
     vectors: int
     lanes: int  # of a vector
+    key_lanes: int
+    value_lanes: int
     is_packed: bool  # K and V of a head share a vector
     pool_dtype: jnp.dtype
     compute_dtype: jnp.dtype
@@ -68,6 +72,8 @@ class DecodeShape:
             block_size=pool.block_size,
             vectors=pool.values.shape[2],
             lanes=pool.values.shape[3],
+            key_lanes=pool.key_lanes,
+            value_lanes=pool.value_lanes,
             is_packed=pool.is_packed,
             pool_dtype=pool.dtype,
             compute_dtype=jnp.dtype(dtype if pool.dtype.itemsize == 1 or pool.dtype == dtype else jnp.float32),
@@ -118,7 +124,7 @@ class DecodeShape:
     @property
     def halves(self) -> bool:
         """Whether values of two chunks stand side by side in a dot, which fills a matrix unit of 256 columns."""
-        return self.lanes == LANES
+        return self.value_lanes == LANES
 
     def columns(self, tile_kv: int) -> int:
         return tile_kv * self.num_kv_heads
@@ -237,18 +243,19 @@ class DecodeConfig:
 
     def vmem_bytes(self, shape: DecodeShape, num_tokens: int) -> int:
         """Vector memory of a launch: queries, tokens' vectors, results, buffers and what stages hand on."""
-        N, H, S, X = shape.num_heads, shape.lanes, self.items, shape.columns(self.tile_kv)
-        token = tiled_bytes(shape.vectors, H, shape.itemsize)
-        heads = tiled_bytes(N, H, shape.compute_dtype.itemsize)
+        N, V, S, X = shape.num_heads, shape.value_lanes, self.items, shape.columns(self.tile_kv)
+        token = tiled_bytes(shape.vectors, shape.lanes, shape.itemsize)
+        queries, results = (tiled_bytes(N, n, shape.compute_dtype.itemsize) for n in (shape.key_lanes, V))
         buffers = self.buffers * (S * self.tile_kv + 1) * token
-        stages = S * (N * X * (4 + shape.compute_dtype.itemsize) + N * 4 * (H + (RING + 2) * LANES))
-        state = N * 4 * (H + LANES + shape.parts * shape.period + LANES)
+        stages = S * (N * X * (4 + shape.compute_dtype.itemsize) + N * 4 * (V + (RING + 2) * LANES))
+        state = N * 4 * (V + LANES + shape.parts * shape.period + LANES)
         scales = 0
         if shape.pool_dtype == jnp.int8:
             pairs, blocks = 2 * shape.num_kv_heads, S * (self.tile_kv // shape.block_size)
             scales = self.buffers * blocks * tiled_bytes(pairs, shape.block_size, 4) + S * 8 * X * 4
             scales += tiled_bytes(pairs, self.tile_kv + LANES, 4)
-        return COMPILER_BYTES + buffers + stages + state + scales + num_tokens * token + (2 * num_tokens + 1) * heads
+        rows = num_tokens * (token + queries) + (num_tokens + 1) * results
+        return COMPILER_BYTES + buffers + stages + state + scales + rows
 
 
 @functools.cache

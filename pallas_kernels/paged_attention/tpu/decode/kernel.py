@@ -42,13 +42,13 @@ from pallas_kernels.paged_attention.tpu.decode.stages import Stages
 
 
 def decode(
-    q: jax.Array,  # [T, N, Hp]
+    q: jax.Array,  # [T, N, lanes of a key]
     slabs: jax.Array,  # [T, vectors, Hp], the tokens' K and V as the pool keeps them
     pool: KVPool,  # its scales, of int8, have those of the tokens already
     schedule: DecodeSchedule,
     sinks: jax.Array | None,  # [N, 128] float32, lanes alike
     static: Specialisation,
-) -> tuple[jax.Array, jax.Array]:  # [T, N, Hp], zero where no decoding row has its token; the pool's values
+) -> tuple[jax.Array, jax.Array]:  # [T, N, Vp], zero where no decoding row has its token; the pool's values
     """Attention of all rows of one query, whose slabs are written to the pool."""
     T, values, scales, shape, config = len(q), pool.values, pool.scales, static.shape, static.config
     inputs = [q, slabs, *([] if sinks is None else [sinks])]
@@ -69,7 +69,10 @@ def decode(
                 *(() if scales is None else scale_scratch_shapes(shape, config)),
             ],
         ),
-        out_shape=[jax.ShapeDtypeStruct(q.shape, q.dtype), jax.ShapeDtypeStruct(values.shape, values.dtype)],
+        out_shape=[
+            jax.ShapeDtypeStruct((*q.shape[:2], shape.value_lanes), q.dtype),
+            jax.ShapeDtypeStruct(values.shape, values.dtype),
+        ],
         input_output_aliases={len(prefetched) + len(in_hbm) + len(inputs): 1},
         compiler_params=pltpu.CompilerParams(
             dimension_semantics=("arbitrary",), vmem_limit_bytes=config.vmem_limit_bytes, disable_bounds_checks=True
@@ -83,10 +86,10 @@ def _kernel(*refs, static: Specialisation, has_sinks: bool, has_scales: bool):
     """refs: the schedule's, inputs, outputs, scratch."""
     sizes, ring, *refs = refs  # of `DecodeSchedule`
     stream, refs = Stream.of(static.config.records(static.shape.block_size), ring, refs)
-    q_ref, slabs_ref, *refs = refs  # [T, N, Hp], [T, vectors, Hp]
+    q_ref, slabs_ref, *refs = refs  # [T, N, lanes of a key], [T, vectors, Hp]
     sinks_ref = refs.pop(0) if has_sinks else None  # [N, 128]
     scales_ref = refs.pop(1) if has_scales else None  # [P, 2K, C] in HBM
-    _, out_ref, pool_ref, *refs = refs  # [T, N, Hp] and [P, C, vectors, Hp] in HBM
+    _, out_ref, pool_ref, *refs = refs  # [T, N, Vp] and [P, C, vectors, Hp] in HBM
     xs = named(ScaleScratch, refs[-len(dataclasses.fields(ScaleScratch)) :]) if has_scales else None
     x = named(Scratch, refs[: len(dataclasses.fields(Scratch))])
     T = q_ref.shape[0]

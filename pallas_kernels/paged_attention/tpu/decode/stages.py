@@ -39,7 +39,7 @@ _STARTS_OF_ONE, _STARTS_OF_SEVERAL = 20, 8
 class Stages:
     """References of one launch and what its arithmetic is specialised to."""
 
-    q: Any  # [T, N, Hp]
+    q: Any  # [T, N, lanes of a key]
     sinks: Any  # [N, 128] or None
     moves: Movement
     scratch: Scratch
@@ -97,7 +97,9 @@ class Stages:
                     xs.tile[:, pl.ds(b * C, C)] = xs.blocks[buffer, s * (self.config.tile_kv // C) + b]
             top = jnp.full((N, LANES), _HIDDEN)
             for i, n in enumerate(order, s * len(chunks)):
-                raw = self._dot(q, self._load(t, s, chunks[n], chunks[n].key), 1)  # [N, width]
+                raw = self._dot(
+                    q, self._load(t, s, chunks[n], chunks[n].key)[:, : self.shape.key_lanes], 1
+                )  # [N, width]
                 for start in starts[i * many : (i + 1) * many]:
                     start()
                 ys = []
@@ -158,15 +160,16 @@ class Stages:
         """PV of step t."""
         x, shape, width, N = self.scratch, self.shape, self.config.chunk, self.shape.num_heads
         for s in range(self.config.items):
-            acc = jnp.zeros((self.num_halves * N, self.num_halves * shape.lanes))
+            first, lanes = shape.lanes - shape.value_lanes, shape.value_lanes
+            acc = jnp.zeros((self.num_halves * N, self.num_halves * lanes))
             for n in range(self.pairs):
-                v = [self._load(t, s, chunk, chunk.value) for chunk in self.chunks[n :: self.pairs]]
+                v = [self._load(t, s, chunk, chunk.value)[:, first:] for chunk in self.chunks[n :: self.pairs]]
                 v = jnp.concatenate(v, axis=1) if len(v) > 1 else v[0]
                 weights = x.weights[s, :, pl.ds(n * width, width)]
                 if weights.dtype == jnp.uint32:
                     weights = pltpu.bitcast(weights, shape.compute_dtype)
                 acc += self._dot(weights, v, 0)
-            x.sums[s] = acc[:N, : shape.lanes] + acc[N:, shape.lanes :] if shape.halves else acc
+            x.sums[s] = acc[:N, :lanes] + acc[N:, lanes:] if shape.halves else acc
 
     def merge(self, t: Any) -> None:
         """Adds step t to the rows' sums and stores their results as they stand."""
@@ -198,8 +201,8 @@ class Stages:
         return weights if weights.dtype == jnp.float32 else pltpu.bitcast(weights, jnp.uint32)
 
     def _repeated(self, y: jax.Array) -> jax.Array:
-        """y of [N, 128], lanes alike, as [N, Hp]."""
-        lanes = self.shape.lanes
+        """y of [N, 128], lanes alike, as [N, Vp]."""
+        lanes = self.shape.value_lanes
         return jnp.concatenate([y] * -(-lanes // LANES), axis=1)[:, :lanes]
 
     def _ring(self, t: Any) -> Any:

@@ -26,11 +26,16 @@ COMPILER_BYTES = 96 * 2**10  # vector memory left to the compiler, which was see
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PrefillShape:
-    """The static shape of one call of the kernel. vectors: per token in the pool; 2K, or K if packed."""
+    """The static shape of one call of the kernel.
+
+    vectors: per token in the pool; 2K, or K if packed. key_lanes, value_lanes: see `DecodeShape`; values have no more.
+    """
 
     num_kv_heads: int  # K
     group: int  # G, query heads of a KV head
     lanes: int  # of a vector in the pool
+    key_lanes: int
+    value_lanes: int
     vectors: int
     block_size: int  # C
     pool_dtype: str
@@ -43,6 +48,8 @@ class PrefillShape:
             num_kv_heads=pool.num_kv_heads,
             group=num_heads // pool.num_kv_heads,
             lanes=pool.values.shape[3],
+            key_lanes=pool.key_lanes,
+            value_lanes=pool.value_lanes,
             vectors=pool.values.shape[2],
             block_size=pool.block_size,
             pool_dtype=pool.dtype.name,
@@ -132,8 +139,9 @@ class PrefillConfig:
                 part_q=_part_q(chunk_q, shape.group),
                 tile_kv=steps * step_kv,
                 step_kv=step_kv,
-                sums_by_product=shape.lanes % mxu_columns > 0 and shape.pool_dtype != "int8",  # weights have V's scales
-                stretch=_stretch(shape.num_kv_heads * chunks, chunk_q * shape.group * shape.lanes),
+                sums_by_product=shape.value_lanes % mxu_columns > 0
+                and shape.pool_dtype != "int8",  # weights have V's scales
+                stretch=_stretch(shape.num_kv_heads * chunks, chunk_q * shape.group * shape.key_lanes),
             )
             if config.vmem_bytes(shape) <= vmem_bytes * 3 // 4:
                 return config
@@ -181,7 +189,8 @@ class PrefillConfig:
 
     def buffers(self, shape: PrefillShape) -> dict[str, tuple[tuple[int, ...], str]]:
         """Shape and dtype of each scratch buffer."""
-        K, N, H, C, Vn = shape.num_kv_heads, shape.num_heads, shape.lanes, shape.block_size, shape.vectors
+        K, N, C, Vn = shape.num_kv_heads, shape.num_heads, shape.block_size, shape.vectors
+        Hp, H, V = shape.lanes, shape.key_lanes, shape.value_lanes
         rows, keys = shape.group * self.chunk_q, self.step_kv
         pair = shape.group * self.part_q * min(2, self.parts)  # two parts take turns
         slots = K * self.chunks
@@ -189,20 +198,20 @@ class PrefillConfig:
         sizes = {
             "q": ((2, N, self.tile_q, H), shape.dtype),  # later the results
             "border": ((N, ALIGNMENT, H), shape.dtype),
-            "blocks": ((self.tile_kv * Vn, H) if shape.is_dense else (blocks, C, Vn, H), shape.pool_dtype),
+            "blocks": ((self.tile_kv * Vn, Hp) if shape.is_dense else (blocks, C, Vn, Hp), shape.pool_dtype),
             "words": (
-                (H // LANES, PIECE * Vn // (2 if shape.has_pairs else 1), LANES),  # strided loads take 128 lanes only
+                (Hp // LANES, PIECE * Vn // (2 if shape.has_pairs else 1), LANES),  # strided loads take 128 lanes only
                 "uint32" if shape.has_pairs else "float32",
             ),
             "keys": ((2, self.steps, K, keys, H), shape.dtype),
-            "values": ((4, self.steps, K, keys, H), shape.dtype),
+            "values": ((4, self.steps, K, keys, V), shape.dtype),
             "logits": ((rows, keys), "float32"),
             "tops": ((pair, LANES), "float32"),
             "weights": ((pair, keys), shape.dtype),
             "kept": ((pair, LANES), "float32"),
             "highest": ((slots, rows, LANES), "float32"),
             "total": ((slots, rows, LANES), "float32"),
-            "sums": ((slots, rows, H), "float32"),
+            "sums": ((slots, rows, V), "float32"),
         }
         if shape.pool_dtype == "int8":
             sizes["block_scales"] = ((blocks, 2 * K, C), "float32")

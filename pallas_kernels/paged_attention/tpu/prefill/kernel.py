@@ -38,14 +38,14 @@ def prefill_attention(
     logits: Logits,
     *,
     interpret: Any = False,
-) -> jax.Array:  # [T, N, H], the dtype of q; tokens of no query tile hold anything, NaN too
+) -> jax.Array:  # [T, N, V], the dtype of q; tokens of no query tile hold anything, NaN too
     """softmax(scale * q k^T + mask) v of the tokens of the schedule's query tiles, accumulated in float32."""
     T, N, H = q.shape
     values, scales, soft_cap, sinks = pool.values, pool.scales, logits.soft_cap, logits.sinks
     config, shape = schedule.config, PrefillShape.of(num_heads=N, dtype=q.dtype, pool=pool)
     config.check(shape)
     factor = logits.scale * _LOG2_E if soft_cap is None else logits.scale / soft_cap
-    heads = _heads_first(q, factor, config.tile_q, shape.lanes)
+    heads = _heads_first(q, factor, config.tile_q, shape.key_lanes)
     arguments = [schedule.tables, heads, values.reshape(len(values), -1, shape.lanes) if shape.is_dense else values]
     anywhere = pl.BlockSpec(memory_space=pl.ANY)
     specs = [anywhere, anywhere, anywhere]
@@ -87,8 +87,8 @@ def prefill_attention(
         interpret=interpret,
         name="prefill_attention",
     )(schedule.num_tiles, schedule.tiles, schedule.lines, *arguments)
-    out = out[..., H : 2 * H] if shape.is_packed else out[..., :H]
-    return out[:, :T].transpose(1, 0, 2)
+    first = H if shape.is_packed and pool.v_head_dim == H else 0  # such values are in the second half of their vector
+    return out[:, :T, first : first + pool.v_head_dim].transpose(1, 0, 2)
 
 
 def _heads_first(q: jax.Array, factor: float, tile_q: int, lanes: int) -> jax.Array:  # -> [N, tokens, lanes]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax
@@ -155,15 +156,22 @@ def _load_words(w: Walk, token) -> None:
 
 
 def _heads_of_words(w: Walk):
-    """Yields K and V of each head, [PIECE, lanes]."""
+    """Yields K and V of each head, [PIECE, their lanes]."""
     dtype, Vn, is_packed = w.shape.dtype, w.shape.vectors, w.shape.is_packed
     if w.shape.has_pairs:
         for pair in range(Vn // 2):
-            low, high = halves(_strided_words(w, pair, Vn // 2), dtype)
-            yield from ((low, low), (high, high)) if is_packed else ((low, high),)
+            both = halves(_strided_words(w, pair, Vn // 2), dtype)
+            yield from map(functools.partial(_parted, w), both) if is_packed else (both,)
     else:
         vectors = [_strided_words(w, i, Vn).astype(dtype) for i in range(Vn)]
-        yield from zip(vectors, vectors, strict=True) if is_packed else zip(*[iter(vectors)] * 2, strict=True)
+        yield from (
+            map(functools.partial(_parted, w), vectors) if is_packed else zip(*[iter(vectors)] * 2, strict=True)
+        )
+
+
+def _parted(w: Walk, vector: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """K and V of a packed vector, [PIECE, lanes]; each is all of it where a column of lanes has both."""
+    return vector[:, : w.shape.key_lanes], vector[:, w.shape.lanes - w.shape.value_lanes :]
 
 
 def _strided_words(w: Walk, first: int, stride: int) -> jax.Array:  # [PIECE, lanes]

@@ -55,12 +55,12 @@ def finish(w: Walk, t, tile: Tile) -> None:
             rows = w.rows(part)
             total = w.buffers["total"][at, rows]
             if w.config.sums_by_product:
-                total = repeat_lanes(total, w.shape.lanes)
+                total = repeat_lanes(total, w.shape.value_lanes)
             else:
                 total = jnp.sum(total, axis=1, keepdims=True)
             result = w.buffers["sums"][at, rows] / jnp.where(total > 0, total, 1.0)
-            result = result.astype(out.dtype).reshape(G, w.config.part_q, w.shape.lanes)
-            out[pl.ds(head * G, G), w.tokens(chunk, part), :] = result
+            result = result.astype(out.dtype).reshape(G, w.config.part_q, w.shape.value_lanes)
+            out[pl.ds(head * G, G), w.tokens(chunk, part), pl.ds(0, w.shape.value_lanes)] = result
 
     _for_chunks(w, tile, one_chunk)
     border = w.buffers["border"]

@@ -69,7 +69,7 @@ def _keys(w: Walk, t, tile: Tile, part: ItemPart) -> None:
     (j, step, head, chunk), index, (first, end) = part
     buffers, rows, keys, G = w.buffers, w.rows(index), pl.ds(0, end), w.shape.group
     q = buffers["q"][t & 1, pl.ds(head * G, G), w.tokens(chunk, index), :]
-    logits = dot_keys(q.reshape(-1, w.shape.lanes), buffers["keys"][j & 1, step, head, keys, :])
+    logits = dot_keys(q.reshape(-1, w.shape.key_lanes), buffers["keys"][j & 1, step, head, keys, :])
     if w.scales is not None:
         logits = logits * buffers["scales"][j & 1, step, head, pl.ds(0, 1), keys]
     if w.cap is not None:
@@ -109,7 +109,7 @@ def _softmax(w: Walk, part: ItemPart) -> None:
 def _values(w: Walk, part: ItemPart) -> None:
     (j, step, head, _), index, (_, end) = part
     buffers, rows, keys, at = w.buffers, w.rows(index), pl.ds(0, end), w.slot_of(part.item)
-    v, kept, lanes = buffers["values"][j & 3, step, head, keys, :], buffers["kept"][w.pair(index)], w.shape.lanes
+    v, kept, lanes = buffers["values"][j & 3, step, head, keys, :], buffers["kept"][w.pair(index)], w.shape.value_lanes
     if w.config.sums_by_product:
         v = jnp.concatenate([v, jnp.ones((end, LANES), v.dtype)], axis=1)
     added = dot_values(buffers["weights"][w.pair(index), keys], v)
