@@ -37,7 +37,9 @@ _POOL_SLOTS = 1024
 _GROUP = 16  # rows that a recurrence takes at once
 _TILE = 64  # tokens likewise
 _BF16 = jnp.bfloat16
-_LONG_COMPILES = {("gemma_prefill", "v7x")}  # of more than ten minutes
+_LONG_COMPILES = {
+    (name, "v7x") for name in ("gemma_prefill", "gemma3_prefill_image", "gemma4_prefill")
+}  # ten minutes and more
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

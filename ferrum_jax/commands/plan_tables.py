@@ -19,7 +19,6 @@ from ferrum_jax.pools.budget import RESERVED_BYTES
 from ferrum_jax.runtime.block_copies import BlockCopies
 from ferrum_jax.runtime.placing.fit import scalar_bytes
 from ferrum_jax.runtime.programs import others_of
-from ferrum_jax.runtime.settled import sees_images_whole
 from ferrum_jax.sharding import local_bytes
 from ferrum_jax.spec.stored_weight import weight_of
 
@@ -88,8 +87,6 @@ def _print_memory(console: Console, order: BundleOrder, layout: Layout, *, is_co
         if count:
             memory.add_row(what, f"{count / size:,.2f}", text)
     console.print(memory)
-    if target.platform == "tpu" and sees_images_whole(layout.options.spec):
-        console.print("attention runs on 'xla', which has tokens of images that see each other", highlight=False)
     scalars = scalar_bytes(layout)
     if scalars is not None:
         taken, there = scalars

@@ -252,7 +252,7 @@ FAMILIES = {
         sound_rules=gemma4_sound.tower_rules,
         of_sounds=("model.audio_tower.*", "model.embed_audio.*"),
         models=_SAID,
-        notes="[images of any size and videos](../guides/images.md), on TPUs by XLA; E2B and E4B "
+        notes="[images of any size and videos](../guides/images.md); E2B and E4B "
         "[with sounds](../guides/sounds.md#sounds-in-prompts)",
     ),
 }

@@ -26,7 +26,7 @@ from ferrum_jax.sizes.engine_sizes import Reach
 from ferrum_jax.sizes.mesh_shape import MeshShape
 from ferrum_jax.sizes.speculative import asks_the_model
 from ferrum_jax.spec import Kept, ModelSpec
-from ferrum_jax.towers.tower_refusals import sees_images_whole, tower_refusals
+from ferrum_jax.towers.tower_refusals import tower_refusals
 from pallas_kernels.kv_pool import KV_DTYPES, TPU_HEAD_DIMS, KVPool
 from pallas_kernels.paged_attention.support import LATENT_LANES, default_implementation, has_gpu_heads, has_tpu_heads
 from pallas_kernels.paged_attention.support import refusals as kernel_refusals
@@ -224,7 +224,7 @@ def lacks_kernels(spec: ModelSpec, kv_dtype: str, platform: str) -> bool:
             return not has_tpu_heads(own.head_dim, own.v_head_dim)
         return own.head_dim > max(TPU_HEAD_DIMS)
 
-    return (sees_images_whole(spec) and platform != "gpu") or any(lacks(own) for own in _kept(spec))
+    return any(lacks(own) for own in _kept(spec))
 
 
 def _unnamed_implementation(spec: ModelSpec, kv_dtype: str, target: Target) -> str:
@@ -303,7 +303,6 @@ def _refusals(asked: Settled) -> list[str]:
     kernels += tower_refusals(
         spec,
         config,
-        implementation=asked.implementation,
         kv_dtype=asked.kv_dtype,
         num_rows=asked.limits.max_num_seqs,
     )

@@ -6,15 +6,8 @@ from ferrum_jax.config import EngineConfig
 from ferrum_jax.spec import ModelSpec, VisionSpec
 
 
-def sees_images_whole(spec: ModelSpec) -> bool:
-    """Whether tokens of an image attend to all of it, those behind them too."""
-    return spec.vision is not None and spec.vision.sees_both_ways
-
-
-def tower_refusals(
-    spec: ModelSpec, config: EngineConfig, *, implementation: str, kv_dtype: str, num_rows: int
-) -> list[str]:
-    """The reasons; none for a model that reads text alone. implementation: of attention. num_rows: max_num_seqs."""
+def tower_refusals(spec: ModelSpec, config: EngineConfig, *, kv_dtype: str, num_rows: int) -> list[str]:
+    """The reasons; none for a model that reads text alone. num_rows: max_num_seqs."""
     found = []
     if spec.vision is not None and config.max_adapters:
         found.append(
@@ -32,11 +25,6 @@ def tower_refusals(
         )
     if spec.vision is not None:
         found += _image_refusals(config, spec.vision, num_rows)
-    if sees_images_whole(spec) and implementation == "mosaic_tpu":
-        found.append(
-            "implementation is 'mosaic_tpu', and tokens of this model's images see each other, which it does not "
-            "compute; take 'xla', or set max_image_tokens=0 to serve the text alone"
-        )
     return found
 
 

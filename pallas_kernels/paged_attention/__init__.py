@@ -61,10 +61,10 @@ def make_schedule(
 
     config: AttentionConfig for "xla", GpuConfig for "mosaic_gpu", and for "mosaic_tpu" TpuConfig, or over latents
     LatentConfig. window: a token at position p attends to positions p - window + 1 .. p; None is all up to p.
-    chunked: to those of p's own stretch instead, p - p % window .. p. "mosaic_tpu" has no tokens that see beyond
-    themselves. causal: False for encoders, where each token of a row attends to all of the row's positions,
-    0 .. start + count - 1. Raises ValueError for a config of another implementation, for one that does not fit the
-    step, for a window that is not causal or over latents, for a number below 1, and for an unknown implementation.
+    chunked: to those of p's own stretch instead, p - p % window .. p. causal: False for encoders, where each token of
+    a row attends to all of the row's positions, 0 .. start + count - 1. Raises ValueError for a config of another
+    implementation, for one that does not fit the step, for a window that is not causal or over latents, for tokens that
+    see beyond themselves likewise, for a number below 1, and for an unknown implementation.
     """
     check_counts(num_tokens=num_tokens, block_size=block_size)
     if window is not None and window < 1:
@@ -82,10 +82,10 @@ def make_schedule(
         makers["mosaic_tpu"] = (LatentConfig, make_latent_schedule)
     if implementation not in makers:
         raise ValueError(f"implementation is {implementation!r}; paged_attention has {sorted(makers)}")
-    if batch.seen_ends is not None and (implementation == "mosaic_tpu" or not causal):
+    if batch.seen_ends is not None and (isinstance(config, LatentConfig) or not causal):
         raise ValueError(
-            f"some tokens see beyond themselves (seen_ends), and implementation is {implementation!r}, causal "
-            f"{causal}; 'xla' and 'mosaic_gpu' have that where the others are causal"
+            f"some tokens see beyond themselves (seen_ends), config is a {type(config).__name__} and causal {causal}; "
+            "they may where the others are causal, and on TPUs not over latents"
         )
     kind, make = makers[implementation]
     if not isinstance(config, kind):

@@ -409,6 +409,7 @@ REAL_CASES = (
     _decode(name="mimo_v2_decode", num_kv_heads=4, **_MIMO),
     _decode(name="mimo_v2_decode_window", num_kv_heads=8, window=128, has_sinks=True, **_MIMO),
     _prefill(name="mimo_v2_prefill", num_kv_heads=4, **_MIMO),
+    _prefill(name="gemma3_prefill_image", window=1024, spans=((0, 3700, 3956),), **_GEMMA),
     Case(
         name="bert_encoder",
         rows=((0, 512),) * 4,
@@ -445,7 +446,7 @@ HOPPER_CASES = (
 )
 
 
-CASES = TINY_CASES + CHUNKED_CASES + WIDE_HEAD_CASES + INVARIANT_CASES + LATENT_CASES + REAL_CASES
+CASES = TINY_CASES + CHUNKED_CASES + WIDE_HEAD_CASES + SPAN_CASES + INVARIANT_CASES + LATENT_CASES + REAL_CASES
 
 
 _POOL_BYTES = 2**30  # XLA puts a pool that fits there into VMEM, and a kernel's schedule is then another

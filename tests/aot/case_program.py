@@ -39,7 +39,7 @@ def estimates(case: Case, config: TpuConfig | LatentConfig) -> dict[str, int]:
     found = {"paged_attention_decode": config.decode.vmem_bytes(config.shape, case.num_rows)}
     if config.prefill is not None:
         shape = PrefillShape.of(num_heads=case.num_heads, dtype=jnp.dtype(case.dtype), pool=pool)
-        found["prefill_attention"] = config.prefill.vmem_bytes(shape)
+        found["prefill_attention"] = config.prefill.vmem_bytes(shape, has_ends=bool(case.spans))
     return found
 
 

@@ -21,6 +21,7 @@ from pallas_kernels.paged_attention.cases import (
     CHUNKED_CASES,
     LONG_CASES,
     REAL_CASES,
+    SPAN_CASES,
     TINY_CASES,
     WIDE_CASES,
     WIDE_HEAD_CASES,
@@ -40,6 +41,7 @@ from tests.pallas_kernels.alone import alone_of
 BY_NAME = {case.name: case for case in TINY_CASES}
 _TWO_PARTS_TWO_STEPS = PrefillConfig(tile_q=32, chunk_q=32, part_q=16, tile_kv=256, step_kv=128, stretch=2)
 _TWO_CHUNKS = PrefillConfig(tile_q=32, chunk_q=16, part_q=16, tile_kv=128, step_kv=128, stretch=2, sums_by_product=True)
+_DIAGONAL = PrefillConfig(tile_q=256, chunk_q=128, part_q=64, tile_kv=256, step_kv=256, stretch=4, sums_by_product=True)
 _PREFILL = {
     "mixed_mqa_f32": _TWO_PARTS_TWO_STEPS,
     "mixed_h96_window_sinks": _TWO_CHUNKS,
@@ -47,9 +49,10 @@ _PREFILL = {
     "mixed_big_blocks": PrefillConfig(tile_q=16, chunk_q=16, part_q=16, tile_kv=256, step_kv=256),
     "prefill_long": PrefillConfig(tile_q=64, chunk_q=32, part_q=16, tile_kv=128, step_kv=128, stretch=3),
     "encoder": _TWO_PARTS_TWO_STEPS,
-    "diagonal": PrefillConfig(
-        tile_q=256, chunk_q=128, part_q=64, tile_kv=256, step_kv=256, stretch=4, sums_by_product=True
-    ),
+    "spans_f32": _TWO_CHUNKS,
+    "spans_window_mqa_f32": _TWO_PARTS_TWO_STEPS,
+    "diagonal": _DIAGONAL,
+    "diagonal_spans": _DIAGONAL,
     "window": PrefillConfig(tile_q=64, chunk_q=32, part_q=16, tile_kv=256, step_kv=128, stretch=2),
 }
 _F32: Any = {"dtype": "float32", "kv_dtype": "float32"}
@@ -112,7 +115,9 @@ def _expected_pool(case: Case, a: Arguments, before: KVPool) -> tuple[np.ndarray
     return values, scales
 
 
-@pytest.mark.parametrize("case", _by_cost(TINY_CASES + CHUNKED_CASES + WIDE_HEAD_CASES), ids=lambda case: case.name)
+@pytest.mark.parametrize(
+    "case", _by_cost(TINY_CASES + CHUNKED_CASES + WIDE_HEAD_CASES + SPAN_CASES), ids=lambda case: case.name
+)
 def test_every_tiny_case_equals_the_float64_oracle_and_leaves_its_tokens_in_the_pool(case: Case) -> None:
     _check(case)
 
@@ -146,6 +151,7 @@ def test_more_steps_than_scalar_memory_has_records_for_match_the_oracle() -> Non
 
 _LEAVES_OUT = (
     Case(name="diagonal", rows=((256, 256), (0, 200)), num_tokens=512, num_rows=2, window=600, **_F32),
+    Case(name="diagonal_spans", rows=((256, 256), (0, 200)), spans=((1, 20, 150),), num_tokens=512, num_rows=2, **_F32),
     Case(name="window", rows=((150, 100),), num_tokens=100, num_rows=1, window=40, **_F32),
 )
 

@@ -178,17 +178,17 @@ class PrefillConfig:
     def smem_bytes(self, num_tokens: int, num_rows: int, block_size: int) -> int:
         """Scalar memory of a launch: tiles, and lines of the block tables of two KV tiles."""
         lines = 2 * num_lines(self.tile_kv // block_size) * LINE
-        return SMEM_FIXED + 4 * (8 * self.max_tiles(num_tokens, num_rows) + lines)
+        return SMEM_FIXED + 4 * (9 * self.max_tiles(num_tokens, num_rows) + lines)
 
-    def vmem_bytes(self, shape: PrefillShape) -> int:
-        """Bytes of vector memory that the kernel takes."""
-        buffers = self.buffers(shape).values()
+    def vmem_bytes(self, shape: PrefillShape, *, has_ends: bool = False) -> int:
+        """Bytes of vector memory that the kernel takes. has_ends: see `buffers`."""
+        buffers = self.buffers(shape, has_ends=has_ends).values()
         return COMPILER_BYTES + sum(
             math.prod(outer) * tiled_bytes(rows, lanes, _itemsize(dtype)) for (*outer, rows, lanes), dtype in buffers
         )
 
-    def buffers(self, shape: PrefillShape) -> dict[str, tuple[tuple[int, ...], str]]:
-        """Shape and dtype of each scratch buffer."""
+    def buffers(self, shape: PrefillShape, *, has_ends: bool = False) -> dict[str, tuple[tuple[int, ...], str]]:
+        """Shape and dtype of each scratch buffer. has_ends: tokens may see keys behind their own."""
         K, N, C, Vn = shape.num_kv_heads, shape.num_heads, shape.block_size, shape.vectors
         Hp, H, V = shape.lanes, shape.key_lanes, shape.value_lanes
         rows, keys = shape.group * self.chunk_q, self.step_kv
@@ -213,6 +213,8 @@ class PrefillConfig:
             "total": ((slots, rows, LANES), "float32"),
             "sums": ((slots, rows, V), "float32"),
         }
+        if has_ends:
+            sizes["ends"] = ((2, self.tile_q, LANES), "int32")
         if shape.pool_dtype == "int8":
             sizes["block_scales"] = ((blocks, 2 * K, C), "float32")
             sizes["scales"] = ((2, self.steps, K, 2, keys), "float32")

@@ -22,7 +22,7 @@ from pallas_kernels.kv_pool import KVPool
 from pallas_kernels.logits import Logits
 from pallas_kernels.paged_attention.tpu.prefill.config import ALIGNMENT, LANES, PrefillShape
 from pallas_kernels.paged_attention.tpu.prefill.kv_tiles import enter, fetch_blocks
-from pallas_kernels.paged_attention.tpu.prefill.query_tiles import copy_q, finish, start_sums, wait_out
+from pallas_kernels.paged_attention.tpu.prefill.query_tiles import finish, start_q, start_sums, wait_out, wait_q
 from pallas_kernels.paged_attention.tpu.prefill.schedule import PrefillSchedule, Tile
 from pallas_kernels.paged_attention.tpu.prefill.stages import begin, end, run_stretch
 from pallas_kernels.paged_attention.tpu.prefill.stretch import Stretch
@@ -45,13 +45,16 @@ def prefill_attention(
     config, shape = schedule.config, PrefillShape.of(num_heads=N, dtype=q.dtype, pool=pool)
     config.check(shape)
     factor = logits.scale * _LOG2_E if soft_cap is None else logits.scale / soft_cap
+    buffers = config.buffers(shape, has_ends=schedule.ends is not None)
     heads = _heads_first(q, factor, config.tile_q, shape.key_lanes)
     arguments = [schedule.tables, heads, values.reshape(len(values), -1, shape.lanes) if shape.is_dense else values]
     anywhere = pl.BlockSpec(memory_space=pl.ANY)
     specs = [anywhere, anywhere, anywhere]
-    if scales is not None:
-        arguments.append(scales)
-        specs.append(anywhere)
+    has_ends = schedule.ends is not None
+    for operand in (scales, schedule.ends):
+        if operand is not None:
+            arguments.append(operand)
+            specs.append(anywhere)
     if sinks is not None:
         lanes = (len(sinks), 1, LANES)
         arguments.append(jnp.broadcast_to(sinks.astype(jnp.float32)[:, None, None] * _LOG2_E, lanes))
@@ -67,6 +70,7 @@ def prefill_attention(
             causal=schedule.causal,
             cap=None if soft_cap is None else soft_cap * _LOG2_E,
             has_scales=scales is not None,
+            has_ends=has_ends,
             has_sinks=sinks is not None,
         ),
         out_shape=jax.ShapeDtypeStruct(heads.shape, q.dtype),
@@ -76,13 +80,13 @@ def prefill_attention(
             in_specs=specs,
             out_specs=anywhere,
             scratch_shapes=[
-                {name: pltpu.VMEM(size, jnp.dtype(dtype)) for name, (size, dtype) in config.buffers(shape).items()},
+                {name: pltpu.VMEM(size, jnp.dtype(dtype)) for name, (size, dtype) in buffers.items()},
                 {name: pltpu.SemaphoreType.DMA(()) for name in ("q", "lines", "blocks", "out")},
                 pltpu.SMEM((1,), jnp.int32),
             ],
         ),
         compiler_params=pltpu.CompilerParams(
-            vmem_limit_bytes=config.vmem_bytes(shape) * 5 // 4 + 2**21, disable_bounds_checks=True
+            vmem_limit_bytes=config.vmem_bytes(shape, has_ends=has_ends) * 5 // 4 + 2**21, disable_bounds_checks=True
         ),
         interpret=interpret,
         name="prefill_attention",
@@ -99,9 +103,10 @@ def _heads_first(q: jax.Array, factor: float, tile_q: int, lanes: int) -> jax.Ar
     return jnp.pad(heads, ((0, 0), (0, tokens - T), (0, lanes - H)))
 
 
-def _kernel(*refs, has_scales: bool, has_sinks: bool, **static: Any) -> None:
+def _kernel(*refs, has_scales: bool, has_ends: bool, has_sinks: bool, **static: Any) -> None:
     num_tiles, tiles, lines, tables, q, pool, *rest = refs  # see Walk
     scales = rest.pop(0) if has_scales else None
+    ends = rest.pop(0) if has_ends else None
     sinks = rest.pop(0) if has_sinks else None
     out, buffers, semaphores, turn = rest
     walk = Walk(
@@ -113,6 +118,7 @@ def _kernel(*refs, has_scales: bool, has_sinks: bool, **static: Any) -> None:
         q=q,
         pool=pool,
         scales=scales,
+        ends=ends,
         sinks=sinks,
         out=out,
         buffers=buffers,
@@ -126,7 +132,7 @@ def _run(w: Walk) -> None:
     @pl.when(w.num_tiles > 0)
     def _():
         first = Tile.read(w.tiles, jnp.int32(0))
-        copy_q(w, 0).start()
+        start_q(w, 0)
         w.turn[0] = 0
         fetch_blocks(w, 0, first, first.first_kv)
         w.buffers["border"][...] = jnp.zeros_like(w.buffers["border"])
@@ -138,7 +144,7 @@ def _run_tile(w: Walk, t, _) -> None:
     """All of one query tile: the pipeline over its items."""
     tile = Tile.read(w.tiles, t)
     start_sums(w, tile)
-    copy_q(w, t).wait()
+    wait_q(w, t)
 
     @pl.when(t > 0)
     def _():
@@ -146,7 +152,7 @@ def _run_tile(w: Walk, t, _) -> None:
 
     @pl.when(t + 1 < w.num_tiles)
     def _():
-        copy_q(w, t + 1).start()
+        start_q(w, t + 1)
 
     enter(w, t, tile, tile.first_kv)
     first = w.first_of(tile, tile.first_kv)

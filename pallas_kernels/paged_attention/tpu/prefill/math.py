@@ -64,8 +64,9 @@ def visible(
     window: int | None,
     chunked: bool,
     causal: bool,
+    ends: jax.Array | None = None,  # [queries, 128] int32, lanes alike
 ) -> jax.Array:  # bool
-    """Which query sees which key.
+    """Which query sees which key. ends: it sees those before this position too.
 
     causal     keys ->         window of 2      chunks of 2      not causal
     queries    # . . .         # . . .          # . . .          # # # .
@@ -76,6 +77,8 @@ def visible(
     query = jax.lax.broadcasted_iota(jnp.int32, shape, 0)
     ahead = key - query  # of the query, less first_query - first_key
     seen = ahead <= first_query - first_key if causal else key < end_position - first_key
+    if ends is not None:
+        seen |= key < repeat_lanes(ends, shape[1]) - first_key
     if window is None:
         return seen
     if not chunked:

@@ -34,11 +34,25 @@ def start_sums(w: Walk, tile: Tile) -> None:
     _for_chunks(w, tile, one_chunk)
 
 
-def copy_q(w: Walk, t) -> Any:
-    """The transfer of query tile t."""
-    first = pl.multiple_of(Tile.read(w.tiles, t).first_token, ALIGNMENT)
-    source = w.q.at[:, pl.ds(first, w.config.tile_q), :]
-    return pltpu.make_async_copy(source, w.buffers["q"].at[t & 1], w.semaphores["q"])
+def start_q(w: Walk, t) -> None:
+    """Starts the transfers of query tile t."""
+    for copy in _copies(w, t):
+        copy.start()
+
+
+def wait_q(w: Walk, t) -> None:
+    """Waits for them."""
+    for copy in _copies(w, t):
+        copy.wait()
+
+
+def _copies(w: Walk, t) -> list[Any]:
+    """The transfers of query tile t, and of what its tokens see behind themselves."""
+    tokens = pl.ds(pl.multiple_of(Tile.read(w.tiles, t).first_token, ALIGNMENT), w.config.tile_q)
+    sources = {"q": w.q.at[:, tokens, :]} | ({} if w.ends is None else {"ends": w.ends.at[tokens, :]})
+    return [
+        pltpu.make_async_copy(source, w.buffers[name].at[t & 1], w.semaphores["q"]) for name, source in sources.items()
+    ]
 
 
 def finish(w: Walk, t, tile: Tile) -> None:

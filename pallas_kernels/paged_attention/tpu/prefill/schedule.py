@@ -11,12 +11,22 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels.paged_attention.tpu.prefill.config import ALIGNMENT, PrefillConfig
+from pallas_kernels.paged_attention.tpu.prefill.config import ALIGNMENT, LANES, PrefillConfig
 from pallas_kernels.ragged import static
 from pallas_kernels.ragged_batch import RaggedBatch, oldest_seen
 from pallas_kernels.table_lines import LINE, in_lines, num_lines, row_lines
 
-_FIELDS = ("row", "first_token", "first_lane", "end_lane", "position", "end_position", "first_kv", "end_kv")
+_FIELDS = (
+    "row",
+    "first_token",
+    "first_lane",
+    "end_lane",
+    "position",
+    "end_position",
+    "first_kv",
+    "end_kv",
+    "sees_ahead",
+)
 
 
 @jax.tree_util.register_dataclass
@@ -25,9 +35,10 @@ class PrefillSchedule:
     """Scalars of the kernel. Entries of `tiles` from num_tiles on are not run. Tables stay in HBM but for `lines`."""
 
     num_tiles: jax.Array  # [1] int32
-    tiles: jax.Array  # [tiles * 8] int32, the fields of Tile
+    tiles: jax.Array  # [tiles * 9] int32, the fields of Tile
     lines: jax.Array  # [2 * words of a KV tile's lines] int32: those of the first KV tile, and room for the next one's
     tables: jax.Array  # [lines, 128] int32: the rows' block tables
+    ends: jax.Array | None  # [tokens, 128] int32, lanes alike: what RaggedBatch.seen_ends has
     row_lines: int = static()
     config: PrefillConfig = dataclasses.field(metadata={"static": True})
     window: int | None = static()
@@ -47,6 +58,7 @@ class Tile:
     end_position: jax.Array  # no query of the tile sees it or what follows
     first_kv: jax.Array  # KV tiles first .. end - 1 hold what the tile may see
     end_kv: jax.Array
+    sees_ahead: jax.Array  # 1 where a query sees a key behind its own
 
     @classmethod
     def read(cls, ref: jax.Array, t: jax.Array) -> Tile:
@@ -94,7 +106,17 @@ def make_prefill_schedule(
     first_token = jnp.minimum(begin, padded - tile_q)
     position = batch.starts[row] + first_token - batch.query_offsets[row]
     low, high = position + first - first_token, position + end - first_token - 1
-    end_position = high + 1 if causal else (batch.starts + batch.counts)[row]
+    end_position, seen_ends, sees_ahead = high + 1, batch.seen_ends, jnp.zeros_like(low)
+    if not causal:
+        end_position = (batch.starts + batch.counts)[row]
+    elif seen_ends is not None:
+        seen_ends = jnp.pad(seen_ends, (0, padded - num_tokens))
+        lane = jnp.arange(tile_q)
+        own = (lane >= (first - first_token)[:, None]) & (lane < (end - first_token)[:, None])
+        of_lanes = jnp.where(own, seen_ends.at[first_token[:, None] + lane].get(mode="clip"), 0)
+        end_position = jnp.maximum(end_position, jnp.max(of_lanes, axis=1))
+        sees_ahead = jnp.any(of_lanes > position[:, None] + lane + 1, axis=1).astype(jnp.int32)
+        seen_ends = jnp.broadcast_to(seen_ends[:, None], (padded, LANES))
     oldest = oldest_seen(low, window=window, chunked=chunked)
     fields = {
         "row": row,
@@ -105,6 +127,7 @@ def make_prefill_schedule(
         "end_position": end_position,
         "first_kv": oldest // config.tile_kv,
         "end_kv": -(-end_position // config.tile_kv),
+        "sees_ahead": sees_ahead,
     }
     blocks = config.tile_kv // block_size
     tables, first = in_lines(batch.block_tables, blocks), row[0] * row_lines(M) + fields["first_kv"][0] * blocks // LINE
@@ -114,6 +137,7 @@ def make_prefill_schedule(
         tiles=jnp.stack([fields[name] for name in _FIELDS], axis=1).reshape(-1).astype(jnp.int32),
         lines=jnp.concatenate([first_lines, jnp.zeros_like(first_lines)]),
         tables=tables,
+        ends=seen_ends,
         row_lines=row_lines(M),
         config=config,
         window=window,

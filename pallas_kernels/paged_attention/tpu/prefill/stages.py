@@ -83,6 +83,7 @@ def _keys(w: Walk, t, tile: Tile, part: ItemPart) -> None:
             window=w.window,
             chunked=w.chunked,
             causal=w.causal,
+            ends=None if w.ends is None else buffers["ends"][t & 1, w.tokens(chunk, index), :],
         )
         unsure = logits[:, first:]
         unsure = jnp.where(seen[None], unsure.reshape(G, *seen.shape), HIDDEN).reshape(unsure.shape)

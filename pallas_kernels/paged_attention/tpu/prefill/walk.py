@@ -25,13 +25,14 @@ class Walk:
 
     # prefetched scalars
     num_tiles: Any  # int32 scalar
-    tiles: Any  # [tiles * 8]
+    tiles: Any  # [tiles * 9]
     lines: Any  # [2 * words of a KV tile's lines], of the KV tile that is fetched and of the one after it
     # in HBM
     tables: Any  # [lines, 128]
     q: Any  # [N, tokens, lanes]
     pool: Any  # [P, C * vectors, lanes] or [P, C, vectors, lanes]
     scales: Any  # [P, 2K, C] or None
+    ends: Any  # [tokens, 128] or None
     out: Any  # [N, tokens, lanes]
     turn: Any  # [1] in scalar memory: KV tiles that were fetched
     # in VMEM
@@ -80,7 +81,8 @@ class Walk:
         size, start = self.config.chunk_q, j * self.config.tile_kv + step * self.config.step_kv
         first, end = tile.first_lane, tile.end_lane
         if self.causal:
-            first = jnp.maximum(first, start - tile.position)
+            seeing = jnp.maximum(first, start - tile.position)
+            first = seeing if self.ends is None else jnp.where(tile.sees_ahead == 1, first, seeing)
         if self.window is not None:
             last = start + self.config.step_kv - 1
             last += self.window - last % self.window - 1 if self.chunked else self.window - 1  # that sees this key
@@ -114,7 +116,8 @@ class Walk:
             found.append((seen & in_window, plain(config)))
         if self.causal and beside and (window is None or window > config.tile_q - config.chunk_q):
             has_all = (tile.first_lane < config.chunk_q) & (tile.end_lane > config.tile_q - config.chunk_q)
-            found.append((has_all & (start == tile.position) & in_window, beside))
+            is_causal = jnp.bool_(True) if self.ends is None else tile.sees_ahead == 0
+            found.append((has_all & is_causal & (start == tile.position) & in_window, beside))
         return [*found, (jnp.bool_(True), single(config))]
 
     def rows(self, part: int) -> Any:
