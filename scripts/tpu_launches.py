@@ -37,9 +37,8 @@ _POOL_SLOTS = 1024
 _GROUP = 16  # rows that a recurrence takes at once
 _TILE = 64  # tokens likewise
 _BF16 = jnp.bfloat16
-_LONG_COMPILES = {
-    (name, "v7x") for name in ("gemma_prefill", "gemma3_prefill_image", "gemma4_prefill")
-}  # ten minutes and more
+_LONG_COMPILES = {("gemma_prefill", "v7x")}  # of more than ten minutes
+_ON_V6E = ("gemma4_", "mimo_v2_", "gemma3_prefill_image")  # names begin so: they compile for minutes, so for one alone
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -97,6 +96,7 @@ def _attention(case: Case) -> Launch:
     generations = tuple(
         g for g in GENERATIONS if (_target(g).has_fp8 or not is_fp8) and (case.name, g) not in _LONG_COMPILES
     )
+    generations = ("v6e",) if case.name.startswith(_ON_V6E) else generations
     return Launch(name=case.name, program=program, generations=generations)
 
 

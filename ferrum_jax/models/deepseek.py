@@ -25,11 +25,14 @@ from ferrum_jax.models.rope_reader import mapping, rope_from
 from ferrum_jax.spec import AttentionSpec, ExpertsSpec, IndexerSpec, LatentSpec, ModelSpec, RopeSpec
 
 LATENT = (
-    "latent attention: on Hopper GPUs a kernel decodes, all else there is on XLA; on TPUs prompts too have a kernel"
+    "latent attention: on Hopper GPUs a kernel decodes, all else there is "
+    "[on XLA](../decisions/0092-latents-on-hopper.md); on TPUs prompts too have a kernel"
 )
+LEFT_TO_XLA = "../decisions/0106-more-shapes-on-tpus.md"
 
 CHOSEN = (
-    "latent attention to keys that an indexer chooses: on TPUs kernels decode, prompts beyond those keys are on XLA"
+    "latent attention to keys that an indexer chooses: on TPUs kernels decode, prompts beyond those keys are "
+    f"[on XLA]({LEFT_TO_XLA})"
 )
 
 

@@ -158,7 +158,8 @@ _TEXT = Family(
     weight_rules=_rules,
     harmless=_harmless,
     models="MiniMax-M3, text",
-    notes="attention to blocks of keys that an indexer chooses: where contexts may be longer than those, on XLA",
+    notes="attention to blocks of keys that an indexer chooses: where contexts may be longer than those, "
+    "[on XLA](../decisions/0106-more-shapes-on-tpus.md)",
 )
 _WHOLE = text_part_of(
     _TEXT,
