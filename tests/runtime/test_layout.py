@@ -198,6 +198,6 @@ def test_xla_has_no_limits_and_an_unknown_implementation_is_named():
 
 
 @pytest.mark.parametrize("name", ["Llama-4-Scout", "Gemma-4-E2B", "Gemma-4-31B", "Gemma-3-4B", "MiMo-V2-Flash"])
-def test_chunks_wide_heads_images_seen_whole_and_keys_wider_than_values_have_kernels(name: str):
+def test_chunks_wide_heads_narrow_values_and_whole_images_have_kernels(name: str):
     spec = registry.spec_of(PUBLISHED[name][0])
     assert not lacks_kernels(spec, "bfloat16", "tpu") and not lacks_kernels(spec, "bfloat16", "gpu")
