@@ -83,6 +83,7 @@ def test_at_its_deadline_a_job_stops_with_75_and_a_partial_output_and_then_goes_
     assert job.run(within_s=60.0) == EXIT_OK
     assert (tmp_path / "out.jsonl").read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
     assert job.report["ending"]["partial"] is None
+    assert not list((tmp_path / "out.jsonl.journal").glob("partial*")), "it says less than the output"
 
 
 def test_a_budget_counts_what_earlier_runs_cost_and_a_higher_one_goes_on(tmp_path):

@@ -148,3 +148,5 @@ class JobFolder:
             digest = merge(rows, journal, self.journal, lines)
         merged = {"layout": rows.layout, "bytes": self.output.size(self.name), "digest": digest}
         self.journal.replace("merged.json", json.dumps(merged).encode())
+        for name in (f"partial.{self.name}", _OF_PARTIAL):  # of a run that was stopped: it says less
+            self.journal.remove(name)
