@@ -7,7 +7,7 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
-from ferrum_jax.setting import check_settings, described, setting
+from ferrum_jax.setting import check_settings, described, setting, some_of
 from ferrum_jax.sizes.engine_sizes import refuse_more_rows_than_tokens
 from ferrum_jax.sizes.mesh_shape import MeshShape, devices_of, ids_of, wrong_ids
 from ferrum_jax.sizes.speculative import SpeculativeConfig, speculative_of
@@ -15,15 +15,8 @@ from ferrum_jax.sizes.tiles import tiles_of
 from ferrum_jax.spec.stored_weight import made_form
 
 _DTYPES = ("auto", "float32", "bfloat16")
-_ADAPTER_TARGETS = ("attention", "mlp", "experts", "head")
 MANY_ROWS, _ROWS_ON_CPU = 256, 16  # that run at once: where throughput counts; where each row slows the others
 _MOST_OF_IMAGES = 1 << 30  # tokens or patches, which are counted in 32 bits
-
-
-def _wrong_targets(text: str) -> str | None:
-    targets = [part.strip() for part in text.split(",")]
-    is_right = len(set(targets)) == len(targets) and set(targets) <= set(_ADAPTER_TARGETS)
-    return None if is_right else f"name some of {', '.join(_ADAPTER_TARGETS)}, once each, such as 'attention,mlp'"
 
 
 def _wrong_tokens(text: str) -> str | None:
@@ -36,7 +29,6 @@ class EngineConfig:
     """How an engine runs. Defaults suit the platform; names are vLLM's where it has one.
 
     docs/reference/configuration.md says what each field means, and `help(EngineConfig)`, from what stands beside it.
-
     Raises ValueError with the field, its value and what is allowed.
     """
 
@@ -286,7 +278,7 @@ class EngineConfig:
     adapter_targets: str = setting(
         "attention,mlp",
         "weights that adapters may add to, from attention, mlp, experts and head",
-        rule=_wrong_targets,
+        rule=some_of("attention", "mlp", "experts", "head"),
         metavar="NAMES",
     )
     tool_form: str | None = setting(

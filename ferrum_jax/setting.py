@@ -67,6 +67,17 @@ def setting(default: Any, text: str, **said: Any) -> Any:
     return dataclasses.field(default=default, metadata={_KEY: Setting(text=text, **said)})
 
 
+def some_of(*names: str) -> Callable[[str], str | None]:
+    """The rule of a text that names some of these, once each, with commas between them."""
+
+    def wrong(text: str) -> str | None:
+        found = [part.strip() for part in text.split(",")]
+        is_right = len(set(found)) == len(found) and set(found) <= set(names)
+        return None if is_right else f"name some of {', '.join(names)}, once each, such as '{','.join(names[:2])}'"
+
+    return wrong
+
+
 def settings_of(kind: type) -> Iterator[tuple[dataclasses.Field[Any], Setting]]:
     """The fields of a config, each with what is said of it."""
     return ((field, field.metadata[_KEY]) for field in dataclasses.fields(kind))

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable
+from itertools import islice
 
 from ferrum_jax.batch.ending.ending import Ending
 from ferrum_jax.batch.ending.team import Team
 from ferrum_jax.batch.journal.leases import Leases
 from ferrum_jax.batch.journal.parts import JobParts
 
+_MOST_LOOKED_AT = 64  # of the rows that were passed over, at once
 _END = "last"  # the lease of the worker that stays until all rows are done
 
 
@@ -29,6 +31,7 @@ class WorkShare:
         self._parts, self._leases, self._ending = parts, leases, ending
         self._num_undone, self._least_s = num_undone, least_s
         self.queue: deque[tuple[int, int]] = deque()  # rows to run, with their epochs
+        self._passed: deque[tuple[int, int]] = deque()  # rows that would not have ended in time when their turn came
         self._num_fresh = 0  # rows at the queue's end, of the part that was taken last
         self._is_dry = False  # the engine was told that there is no further row
         self.num_given = 0  # rows that others got
@@ -46,6 +49,21 @@ class WorkShare:
             self._num_fresh = len(rows)
         self._is_dry = not rows
         return rows
+
+    def admits(self, index: int, epoch: int) -> bool:
+        """Whether a row, whose turn has come, should be begun; one that should not is passed over."""
+        admits = self._ending.admits(index)
+        if not admits:
+            self._passed.append((index, epoch))
+        return admits
+
+    def return_to_passed(self) -> None:
+        """Puts the first row that was passed over and fits now before all others."""
+        for place, queued in enumerate(islice(self._passed, _MOST_LOOKED_AT)):
+            if self._ending.return_to(queued[0]):
+                del self._passed[place]
+                self.queue.appendleft(queued)
+                return
 
     def look(self) -> None:
         """Decides what to give back, by what the ending was told of other workers."""
@@ -79,6 +97,7 @@ class WorkShare:
             self._parts.give_all()
             self.num_given += len(running) + len(self.queue)
             self.queue.clear()
+            self._passed.clear()
             return
         self._num_fresh = min(self._num_fresh, len(self.queue))
         self.queue.extendleft(reversed(running))

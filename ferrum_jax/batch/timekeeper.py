@@ -92,10 +92,6 @@ class Timekeeper:
         elif over == BUDGET:
             self._stop(f"the job's budget of {self._terms.budget:,.2f} is spent")
 
-    def admits(self, index: int) -> bool:
-        """Whether the row should be begun."""
-        return not self._terms.has_end or self.ending.admits(index)
-
     @property
     def is_closed(self) -> bool:
         """Whether no more rows are begun."""

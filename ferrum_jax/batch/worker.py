@@ -42,7 +42,6 @@ _MOST_CRASHES = 2  # of the engine with one row
 _SHOW_INTERVAL_S = 0.05
 _LEARNT_BYTES = 4 << 20  # of answers in the journal: a million tokens, which drafts come from
 _MOST_CRASHES_IN_TURN = 4  # with no row finished between them: it is not the rows then
-_MOST_LOOKED_AT = 64  # of the rows that were passed over, at once
 
 
 class Worker:
@@ -73,11 +72,9 @@ class Worker:
             least_s=keeper.options.share_s,
         )
         self._queue = self._share.queue
-        self._num_told = 0
         self._open = EngineRows(len(rows))
-        self._passed: deque[tuple[int, int]] = deque()  # rows that would not have ended in time when their turn came
         self._suspects: deque[tuple[int, int]] = deque()  # rows with which the engine crashed, to be run alone
-        self._num_crashes_in_turn = 0
+        self._num_told = self._num_crashes_in_turn = 0
         self._source_error: Exception | None = None
         self._sounds = RowSounds(rows)
         self._partials_s = self._shown_s = time.monotonic()
@@ -101,7 +98,7 @@ class Worker:
         """To the end. Raises OSError if files fail, and what the engine raises if it is not one row's fault."""
         llm: BatchLLM | None = None
         while not self._journal.is_complete and not self.is_over:
-            self._return_to_passed()
+            self._share.return_to_passed()
             if self._time.is_closed or not (self._queue or self._suspects or self._take()):
                 if self._time.leave() or self.has_left_early:
                     break
@@ -155,19 +152,9 @@ class Worker:
             index, epoch = self._queue.popleft()
             if index in self._journal.num_crashes:
                 self._suspect(index, epoch)
-            elif self._time.admits(index):
+            elif self._share.admits(index, epoch):
                 yield index, epoch
-            else:
-                self._passed.append((index, epoch))
-            self._return_to_passed()
-
-    def _return_to_passed(self) -> None:
-        """Puts the first row that was passed over and fits now before all others."""
-        for place, queued in enumerate(islice(self._passed, _MOST_LOOKED_AT)):
-            if self._time.ending.return_to(queued[0]):
-                del self._passed[place]
-                self._queue.appendleft(queued)
-                return
+            self._share.return_to_passed()
 
     @property
     def _may_begin(self) -> bool:

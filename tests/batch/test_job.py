@@ -517,7 +517,7 @@ def test_rows_may_be_added_but_not_taken_away(tmp_path):
         job.run()
 
 
-def test_while_a_worker_runs_another_input_is_refused_before_its_model_loads_and_the_first_goes_on(tmp_path):
+def test_while_a_worker_runs_another_input_is_refused_before_its_model_loads(tmp_path):
     job, more, other = Job(tmp_path), Job(tmp_path), Job(tmp_path)
     more.input, other.input = tmp_path / "more.jsonl", tmp_path / "other.jsonl"
     more.input.write_bytes(GOOD_INPUT + json_lines([{"custom_id": "added", "prompt": "x"}]))

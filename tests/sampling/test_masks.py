@@ -60,7 +60,7 @@ def test_masks_are_written_in_place_and_ids_beyond_the_pool_write_nothing():
     assert np.asarray(written).tolist() == [[ALL] * WORDS, rows[2].tolist(), rows[0].tolist(), [ALL] * WORDS]
 
 
-def test_what_could_be_drawn_is_what_the_oracle_keeps_and_for_rows_without_noise_their_token():
+def test_what_could_be_drawn_is_what_the_oracle_keeps_or_the_token_alone():
     """Rows of every wish at once; the oracle computes in float64, so logits that a threshold could split are apart."""
     wishes = [SamplingParams(**each) for each in (*WISHES, {"temperature": 0.7, "top_p": 0.5}, {"min_p": 0.2})]
     rows = [Row()] + [Row(sampling=wishes[i % len(wishes)], seed=i, output=(4, 5, 4)) for i in range(1, ROWS)]

@@ -93,7 +93,7 @@ def test_workers_with_other_rows_never_work_at_one_time(store):
         second.claim_layout(0.0)
 
 
-def test_a_job_goes_on_with_other_rows_once_its_workers_are_gone_and_old_ones_do_not_come_back(store):
+def test_a_job_goes_on_with_other_rows_once_its_workers_are_gone(store):
     first = worker(store, "w1", layout="a")
     first.claim_layout(0.0)
     first.leave()

@@ -45,16 +45,13 @@ def prefill_attention(
     config, shape = schedule.config, PrefillShape.of(num_heads=N, dtype=q.dtype, pool=pool)
     config.check(shape)
     factor = logits.scale * _LOG2_E if soft_cap is None else logits.scale / soft_cap
-    buffers = config.buffers(shape, has_ends=schedule.ends is not None)
+    has_ends = schedule.ends is not None
+    buffers = config.buffers(shape, has_ends=has_ends)
     heads = _heads_first(q, factor, config.tile_q, shape.key_lanes)
     arguments = [schedule.tables, heads, values.reshape(len(values), -1, shape.lanes) if shape.is_dense else values]
     anywhere = pl.BlockSpec(memory_space=pl.ANY)
-    specs = [anywhere, anywhere, anywhere]
-    has_ends = schedule.ends is not None
-    for operand in (scales, schedule.ends):
-        if operand is not None:
-            arguments.append(operand)
-            specs.append(anywhere)
+    arguments += [operand for operand in (scales, schedule.ends) if operand is not None]
+    specs = [anywhere] * len(arguments)
     if sinks is not None:
         lanes = (len(sinks), 1, LANES)
         arguments.append(jnp.broadcast_to(sinks.astype(jnp.float32)[:, None, None] * _LOG2_E, lanes))

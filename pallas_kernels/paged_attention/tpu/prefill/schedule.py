@@ -111,11 +111,9 @@ def make_prefill_schedule(
         end_position = (batch.starts + batch.counts)[row]
     elif seen_ends is not None:
         seen_ends = jnp.pad(seen_ends, (0, padded - num_tokens))
-        lane = jnp.arange(tile_q)
-        own = (lane >= (first - first_token)[:, None]) & (lane < (end - first_token)[:, None])
-        of_lanes = jnp.where(own, seen_ends.at[first_token[:, None] + lane].get(mode="clip"), 0)
-        end_position = jnp.maximum(end_position, jnp.max(of_lanes, axis=1))
-        sees_ahead = jnp.any(of_lanes > position[:, None] + lane + 1, axis=1).astype(jnp.int32)
+        lanes = first - first_token, end - first_token
+        furthest, sees_ahead = _furthest_seen(seen_ends, first_token, lanes, position, tile_q)
+        end_position = jnp.maximum(end_position, furthest)
         seen_ends = jnp.broadcast_to(seen_ends[:, None], (padded, LANES))
     oldest = oldest_seen(low, window=window, chunked=chunked)
     fields = {
@@ -144,3 +142,17 @@ def make_prefill_schedule(
         chunked=chunked,
         causal=causal,
     )
+
+
+def _furthest_seen(
+    seen_ends: jax.Array,  # [tokens]
+    first_token: jax.Array,  # [tiles]
+    lanes: tuple[jax.Array, jax.Array],  # [tiles] each: the row's first, and the end of its own
+    position: jax.Array,  # [tiles], of lane 0
+    tile_q: int,
+) -> tuple[jax.Array, jax.Array]:
+    """[tiles] each: the last of the ends that a tile's queries have, and 1 where one sees a key behind its own."""
+    lane = jnp.arange(tile_q)
+    own = (lane >= lanes[0][:, None]) & (lane < lanes[1][:, None])
+    ends = jnp.where(own, seen_ends.at[first_token[:, None] + lane].get(mode="clip"), 0)
+    return jnp.max(ends, axis=1), jnp.any(ends > position[:, None] + lane + 1, axis=1).astype(jnp.int32)
