@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -124,11 +125,11 @@ def test_batches_that_wait_are_cancelled_and_expire_too(folder):
     assert folder.state(waits.id).output_file is None
 
 
-def test_a_model_that_is_another_after_a_restart_fails_the_batch(folder):
-    asked = asked_of(folder)
-    assert run(folder, "rows", NOW + 1) == -signal.SIGKILL
-    others = lambda endpoint: rules_of(endpoint)._replace(names=("other", "small"))  # noqa: E731
-    clerk = Clerk(folder, lambda owner: FakeLLM(), others, ClerkTimes(poll_s=0.01, now=lambda: NOW + 2))
+def run_until_final(folder: BatchFolder, asked, now: float = NOW + 2, names=("other", "small")) -> None:
+    """By a clerk whose server serves these names."""
+    others = lambda endpoint: rules_of(endpoint)._replace(names=names)  # noqa: E731
+    times = ClerkTimes(poll_s=0.01, pause_s=0.01, now=lambda: now)
+    clerk = Clerk(folder, lambda owner: FakeLLM(), others, times)
     thread = threading.Thread(target=clerk.run)
     thread.start()
     until = time.monotonic() + 60
@@ -136,8 +137,55 @@ def test_a_model_that_is_another_after_a_restart_fails_the_batch(folder):
         time.sleep(0.01)
     clerk.end()
     thread.join()
-    (error,) = folder.state(asked.id).errors
-    assert folder.state(asked.id).status == "failed" and "begun with other settings" in error["message"]
+
+
+@pytest.mark.parametrize("names", [("other", "small"), ("other",)])
+def test_a_batch_of_another_model_fails_with_the_rows_that_were_answered(folder, names):
+    asked = asked_of(folder)
+    assert run(folder, "rows", NOW + 1) == -signal.SIGKILL
+    run_until_final(folder, asked, names=names)
+    state = folder.state(asked.id)
+    (error,) = state.errors
+    assert state.status == "failed" and error["code"] == "job_refused"
+    assert error["message"] == (
+        'the server now serves other settings than those with which this batch began: model "small", now "other"'
+    )
+    done = ids(lines(folder, state.output_file))
+    assert 0 < len(done) == state.num_ok < 24 and ids(lines(folder, state.error_file)) == [12, 13]
+    assert folder.store.names("jobs") == ["README"], "all that was answered is in the files"
+
+
+@pytest.mark.parametrize("how", ["cancelled", "expired"])
+def test_a_batch_ends_early_under_another_name_with_the_rows_that_were_answered(folder, how):
+    asked = asked_of(folder)
+    assert run(folder, "rows", NOW + 1) == -signal.SIGKILL
+    if how == "cancelled":
+        folder.cancel(asked.id, NOW + 5)
+    run_until_final(folder, asked, NOW + 10 if how == "cancelled" else NOW + WINDOW_S, names=("other",))
+    state = folder.state(asked.id)
+    assert state.status == how and 0 < len(lines(folder, state.output_file)) == state.num_ok
+
+
+def test_a_batch_that_waits_is_checked_again_under_other_names(folder):
+    asked = asked_of(folder)
+    assert run(folder, "in_progress", NOW + 1) == -signal.SIGKILL
+    run_until_final(folder, asked, names=("other",))
+    state = folder.state(asked.id)
+    assert state.status == "failed" and {error["code"] for error in state.errors} == {"model_not_found"}
+
+
+def test_answers_that_cannot_be_read_are_kept(folder):
+    asked = asked_of(folder)
+    assert run(folder, "rows", NOW + 1) == -signal.SIGKILL
+    job = folder.job_path(asked.id)
+    segments = sorted(Path(f"{job}.journal/segments").iterdir())
+    folder.remove_file(asked.input_file)
+    run_until_final(folder, asked, names=("small",))
+    state = folder.state(asked.id)
+    assert state.status == "failed" and {error["code"] for error in state.errors} == {"server_error"}
+    assert folder.root not in str(state.errors)
+    run_until_final(folder, asked_of(folder, rows(1)), names=("small",))  # a server that is begun anew
+    assert sorted(Path(f"{job}.journal/segments").iterdir()) == segments != []
 
 
 def test_one_clerk_at_a_time_works_at_a_folder(folder):

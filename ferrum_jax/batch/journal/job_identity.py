@@ -36,6 +36,17 @@ class JobRefused(ValueError):
     """The job was begun with something else, or somewhere else; no row of it can be answered here."""
 
 
+class SettingsChanged(JobRefused):
+    """The job was begun with other settings. changes: a phrase for each, which names no path of the job."""
+
+    def __init__(self, target: str, changes: Sequence[str]) -> None:
+        super().__init__(
+            f"{target} was begun with other settings: {'; '.join(changes)}. Use those of its first start, or "
+            "begin anew with --new-run, which moves the old job aside"
+        )
+        self.changes = tuple(changes)
+
+
 class JobIdentity:
     """The records of one job, read and extended by one of its workers."""
 
@@ -235,12 +246,9 @@ def _moment(seconds: float) -> datetime.datetime:
 
 
 def refuse_changes(target: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Raises JobRefused, naming each value that has changed."""
+    """Raises SettingsChanged, naming each value that has changed."""
     if changes := changed_values(before, now):
-        raise JobRefused(
-            f"{target} was begun with other settings: {'; '.join(changes)}. Use those of its first start, or "
-            "begin anew with --new-run, which moves the old job aside"
-        )
+        raise SettingsChanged(target, changes)
 
 
 def changed_values(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

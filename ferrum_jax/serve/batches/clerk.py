@@ -11,18 +11,20 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import logging
 import secrets
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from typing import BinaryIO
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, BinaryIO
 
 from ferrum_jax.batch.batch_llm import BatchLLM
 from ferrum_jax.batch.input.rows import Rows
 from ferrum_jax.batch.job import EXIT_OK, EXIT_ROWS_FAILED, JobOptions, JobSettings, run_batch
 from ferrum_jax.batch.journal.job_folder import JobFolder
+from ferrum_jax.batch.journal.job_identity import SettingsChanged
 from ferrum_jax.batch.journal.journal import Journal
 from ferrum_jax.batch.journal.leases import LeaseLost, Leases
 from ferrum_jax.batch.journal.merge import merge
@@ -130,9 +132,11 @@ class Clerk:
             if self._current is not None and asked.id == self._current.asked.id:
                 if ends_as is not None:
                     self._current.notice.give(ends_as, EXIT_PREEMPTED, is_urgent=False)
+            elif time.monotonic() < self._rest_until:
+                continue
             elif ends_as is not None:
-                self._settle(asked, self._folder.state(asked.id), ends_as)
-            elif self._current is None and time.monotonic() >= self._rest_until:
+                self._attempt(asked, functools.partial(self._settle, asked, self._folder.state(asked.id), ends_as))
+            elif self._current is None:
                 self._current = _Current(asked, self._work)
 
     def _open(self) -> list[AskedBatch]:
@@ -141,9 +145,11 @@ class Clerk:
         for asked in self._folder.batches():
             if asked.id in self._final:
                 continue
-            if self._folder.state(asked.id).is_final:
+            state = self._folder.state(asked.id)
+            if state.is_final:
                 self._final.add(asked.id)
-                self._folder.remove_job(asked.id)  # a kill may have come between
+                if state.status != FAILED or state.output_file or state.error_file:
+                    self._folder.remove_job(asked.id)  # a kill may have come between
             else:
                 found.append(asked)
         return found
@@ -157,37 +163,49 @@ class Clerk:
     # -- one batch -------------------------------------------------------------------------------------
 
     def _work(self, current: _Current) -> None:
-        """On a thread of its own: a batch from the state that it has to its end, or to the notice."""
-        asked, notice = current.asked, current.notice
+        """On a thread of its own."""
+        self._attempt(current.asked, lambda: self._advance(current.asked, current.notice))
+
+    def _attempt(self, asked: AskedBatch, step: Callable[[], None]) -> None:
+        """Takes a step of a batch. One that fails is taken again later; a job that cannot go on fails the batch."""
         try:
-            state = self._folder.state(asked.id)
-            if state.status == VALIDATING:
-                state = self._validate(asked, state)
-            if state.status == IN_PROGRESS:
-                state = self._answer(asked, state, notice)
-            if state.status == FINALIZING:
-                self._settle(asked, state, COMPLETED)
-            elif not state.is_final and notice.reason in (CANCELLED, EXPIRED):
-                self._settle(asked, state, notice.reason)
+            try:
+                step()
+            except EngineGone:  # it goes on when the server does
+                _log.warning("batch %s: the engine is gone", asked.id)
+                return
+            except ValueError as error:
+                _log.error("batch %s cannot go on: %s", asked.id, error)
+                self._fail(asked, "job_refused", _told(error))
             self._failures.pop(asked.id, None)
-        except EngineGone:  # it goes on when the server does
-            _log.warning("batch %s: the engine is gone", asked.id)
-        except ValueError as error:  # the job cannot go on, with another model, say
-            self._fail(asked, "job_refused", str(error))
-        except Exception as error:
+        except Exception:
             _log.exception("batch %s: it is tried again", asked.id)
             self._rest_until = time.monotonic() + self._times.pause_s
-            count = self._failures[asked.id] = self._failures.get(asked.id, 0) + 1
-            if count >= _MOST_FAILURES:
-                self._fail(asked, "server_error", f"it failed {count} times in turn, at last with {error!r}")
+            self._failures[asked.id] = self._failures.get(asked.id, 0) + 1
+
+    def _advance(self, asked: AskedBatch, notice: Notice) -> None:
+        """Takes a batch from the state that it has to its end, or to the notice."""
+        state = self._folder.state(asked.id)
+        if (count := self._failures.get(asked.id, 0)) >= _MOST_FAILURES:
+            self._fail(asked, "server_error", f"the server failed {count} times in turn; its log says how")
+            return
+        is_begun = state.status == IN_PROGRESS and self._job(asked).record() is not None
+        if state.status == VALIDATING or (state.status == IN_PROGRESS and not is_begun):  # names may be others now
+            state = self._validate(asked, state)
+        if state.status == IN_PROGRESS:
+            state = self._answer(asked, state, notice)
+        if state.status == FINALIZING:
+            self._settle(asked, state, COMPLETED)
+        elif not state.is_final and notice.reason in (CANCELLED, EXPIRED):
+            self._settle(asked, state, notice.reason)
 
     def _keep(self, asked: AskedBatch, state: BatchState) -> BatchState:
         self._folder.keep_state(asked.id, state)
         return state
 
     def _fail(self, asked: AskedBatch, code: str, why: str) -> None:
-        errors = ({"code": code, "message": why, "line": None, "param": None},)
-        self._keep(asked, self._folder.state(asked.id).entered(FAILED, self._now(), errors=errors))
+        """Ends a batch with the output so far."""
+        self._settle(asked, self._folder.state(asked.id), FAILED, _error(code, why))
 
     def _now(self) -> int:
         return int(self._times.now())
@@ -209,7 +227,7 @@ class Clerk:
                 counts, told_s = (num_ok, num_failed), time.monotonic()
                 self._keep(asked, dataclasses.replace(state, num_ok=num_ok, num_failed=num_failed))
 
-        names = self._names(asked)
+        names = self._rules_of(asked.endpoint).names
         code = run_batch(
             lambda start: self._llm_for(asked.owner),
             self._folder.content_path(asked.input_file),
@@ -226,23 +244,42 @@ class Clerk:
             raise OSError(f"the job of {asked.id} was stopped with exit code {code}")
         return self._keep(asked, state.entered(FINALIZING, self._now()))
 
-    def _names(self, asked: AskedBatch) -> Sequence[str]:
-        return self._rules_of(asked.endpoint).names
+    def _job(self, asked: AskedBatch) -> JobFolder:
+        return JobFolder(self._folder.job_path(asked.id), open_store)
 
     # -- its end ---------------------------------------------------------------------------------------
 
-    def _settle(self, asked: AskedBatch, state: BatchState, status: str) -> None:
-        """Writes the files of what was answered, then the batch's last state; the same again after a kill."""
-        if state.num_rows:
-            with tempfile.TemporaryFile() as answers, tempfile.TemporaryFile() as errors:
-                found = self._gather(asked, answers, errors, with_expired=status == EXPIRED)
-                output = self._keep_file(asked, "output", answers, found.ok_bytes)
-                error = self._keep_file(asked, "error", errors, found.failed_bytes)
-            counts = {"num_ok": found.num_ok, "num_failed": found.num_failed}
-            state = dataclasses.replace(state, **counts, output_file=output, error_file=error)
-        self._keep(asked, state.entered(status, self._now()))
+    def _settle(self, asked: AskedBatch, state: BatchState, status: str, *errors: Mapping[str, Any]) -> None:
+        """Writes the files of what was answered, then the batch's last state; the same again after a kill.
+
+        A journal that cannot be read, however often, is kept, and the batch fails without files.
+        """
+        try:
+            state = self._with_files(asked, state, with_expired=status == EXPIRED)
+        except Exception:
+            if self._failures.get(asked.id, 0) <= _MOST_FAILURES:
+                raise
+            _log.exception(
+                "batch %s: its answers cannot be read and are left in jobs/%s.jsonl.journal", *[asked.id] * 2
+            )
+            unread = _error("server_error", "the answers cannot be read; the server's log says why, and keeps them")
+            self._keep(asked, state.entered(FAILED, self._now(), errors=(*errors, unread)))
+            self._final.add(asked.id)
+            return
+        self._keep(asked, state.entered(status, self._now(), errors=errors))
         self._final.add(asked.id)
         self._folder.remove_job(asked.id)
+
+    def _with_files(self, asked: AskedBatch, state: BatchState, *, with_expired: bool) -> BatchState:
+        """The state of a batch whose files hold what its job has."""
+        if not state.num_rows:
+            return state
+        with tempfile.TemporaryFile() as answers, tempfile.TemporaryFile() as errors:
+            found = self._gather(asked, answers, errors, with_expired=with_expired)
+            output = self._keep_file(asked, "output", answers, found.ok_bytes)
+            error = self._keep_file(asked, "error", errors, found.failed_bytes)
+        counts = {"num_ok": found.num_ok, "num_failed": found.num_failed}
+        return dataclasses.replace(state, **counts, output_file=output, error_file=error)
 
     def _keep_file(self, asked: AskedBatch, what: str, content: BinaryIO, num_bytes: int) -> str | None:
         """The id of a file that the batch gives; None of an empty one, which is not kept."""
@@ -261,10 +298,10 @@ class Clerk:
         return kept.id
 
     def _gather(self, asked: AskedBatch, answers: BinaryIO, errors: BinaryIO, *, with_expired: bool) -> Counts:
-        """Parts the lines that the job's journal has, in the order of the input."""
-        place = JobFolder(self._folder.job_path(asked.id), open_store)
+        """Parts the lines that the job's journal has, in the order of the input, whatever the model is called now."""
+        place = self._job(asked)
         with open_local(self._folder.content_path(asked.input_file)) as raw, tempfile.TemporaryFile() as lines:
-            rows = Rows(raw, 0, self._names(asked))
+            rows = Rows(raw, 0)
             journal = Journal(place.journal, rows, secrets.token_hex(8))
             journal.refresh()
             merge(rows, journal, place.journal, lines)
@@ -272,6 +309,18 @@ class Clerk:
             found = parted(lines, answers, errors)
             num_expired = write_expired(rows, journal, errors) if with_expired else 0
         return found._replace(num_failed=found.num_failed + num_expired, failed_bytes=errors.tell())
+
+
+def _error(code: str, why: str) -> Mapping[str, Any]:
+    return {"code": code, "message": why, "line": None, "param": None}
+
+
+def _told(error: ValueError) -> str:
+    """Why a job cannot go on, for who asked for it: without paths and options of the server."""
+    if isinstance(error, SettingsChanged):
+        changes = "; ".join(error.changes)
+        return f"the server now serves other settings than those with which this batch began: {changes}"
+    return "the server cannot go on with this batch; its log says why"
 
 
 class _Current:
