@@ -459,6 +459,7 @@ MAY_IMPORT = {
     ),
     "ferrum_jax.serve.http": (
         "ferrum_jax.answers",
+        "ferrum_jax.files",
         "ferrum_jax.openai",
         "ferrum_jax.quoting",
         "ferrum_jax.serve.bodies",

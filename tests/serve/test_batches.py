@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import concurrent.futures
+import errno
 import json
 import time
 
 import openai
 import pytest
 
+from ferrum_jax.files.store import LocalStore
 from ferrum_jax.serve.http.api_keys import read_keys
 from ferrum_jax.serve.http.settings import ServerSettings
 from tests.serve.batch_input import CHAT, begin, ended, lines_of, rows
@@ -210,6 +212,18 @@ FILE, PURPOSE = (b"file", b'; filename="a"', b"{}"), (b"purpose", b"", b"batch")
 def test_an_upload_that_is_none_is_refused(server, parts, status, says):
     found, answer = upload(server, *parts)
     assert found == status and says in answer["error"]["message"]
+
+
+def test_a_full_disk_is_told_in_words(server, monkeypatch):
+    def full(*args: object, **more: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", "/srv/files/x")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(LocalStore, "writing", full)
+        status, answer = upload(server, FILE, PURPOSE)
+    assert status == 507 and answer["error"]["type"] == "server_error" and answer["error"]["code"] == "disk_full"
+    assert answer["error"]["message"] == "the server's disk is full; ask again when its owner has made room"
+    assert upload(server, FILE, PURPOSE)[0] == 200
 
 
 def test_a_file_is_named_by_no_path(server):

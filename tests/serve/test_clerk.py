@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -13,8 +15,10 @@ from pathlib import Path
 
 import pytest
 
+from ferrum_jax.files.store import LocalStore
 from ferrum_jax.serve.batches.batch_folder import BatchFolder, FolderFull
 from ferrum_jax.serve.batches.clerk import Clerk, ClerkTimes
+from ferrum_jax.serve.batches.pauses import Pauses
 from tests.batch.fake_llm import FakeLLM
 from tests.serve.batch_input import CHAT, rows
 from tests.serve.clerk_program import PLACES, rules_of, work
@@ -186,6 +190,93 @@ def test_answers_that_cannot_be_read_are_kept(folder):
     assert folder.root not in str(state.errors)
     run_until_final(folder, asked_of(folder, rows(1)), names=("small",))  # a server that is begun anew
     assert sorted(Path(f"{job}.journal/segments").iterdir()) == segments != []
+
+
+class Disk:
+    """Full or not: writes to local folders raise while it is."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.is_full, self.num_refused = False, 0
+        for name in ("create", "replace", "writing"):
+            patch.setattr(LocalStore, name, self._writing(getattr(LocalStore, name)))
+
+    def _writing(self, write):
+        def writes(*args, **more):
+            if self.is_full:
+                self.num_refused += 1
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(args[1]))
+            return write(*args, **more)
+
+        return writes
+
+
+@pytest.mark.parametrize("how", ["completed", "expired"])
+def test_a_full_disk_is_waited_for_and_logged_once(folder, monkeypatch, caplog, how):
+    asked, disk, now = asked_of(folder), Disk(monkeypatch), NOW + 1
+
+    def step(llm: FakeLLM) -> None:
+        time.sleep(0.002)
+        if llm.num_steps == 12 and not disk.num_refused:
+            disk.is_full = True
+
+    def wait(what) -> None:
+        until = time.monotonic() + 60
+        while not what() and time.monotonic() < until:
+            time.sleep(0.005)
+
+    times = ClerkTimes(poll_s=0.005, flush_s=0.01, expiry_s=0.5, pause_s=0.01, now=lambda: now)
+    clerk = Clerk(folder, lambda owner: FakeLLM(on_step=step), rules_of, times)
+    thread = threading.Thread(target=clerk.run)
+    thread.start()
+    wait(lambda: disk.num_refused > 20)
+    assert folder.state(asked.id).status == "in_progress"
+    now = now if how == "completed" else NOW + WINDOW_S
+    wait(lambda: disk.num_refused > 40)
+    assert folder.state(asked.id).status == "in_progress"
+    (line,) = [record for record in caplog.records if record.name == "ferrum_jax.serve"]
+    assert "No space left" in line.getMessage() and line.exc_info is None
+    disk.is_full = False
+    wait(lambda: folder.state(asked.id).is_final)
+    clerk.end()
+    thread.join()
+    state = folder.state(asked.id)
+    assert state.status == how and not state.errors
+    done = ids(lines(folder, state.output_file))
+    assert len(done) == 24 if how == "completed" else 0 < len(done) < 24
+    assert [record.getMessage().rpartition(": ")[2] for record in caplog.records][-1] == "it works again"
+
+
+def test_a_clerk_begins_once_a_full_disk_has_room(folder, monkeypatch, caplog):
+    asked, disk = asked_of(folder), Disk(monkeypatch)
+    disk.is_full = True
+    clerk = Clerk(folder, lambda owner: FakeLLM(), rules_of, ClerkTimes(poll_s=0.01, now=lambda: NOW + 1))
+    thread = threading.Thread(target=clerk.run)
+    thread.start()
+    until = time.monotonic() + 60
+    while disk.num_refused < 5 and time.monotonic() < until:
+        time.sleep(0.01)
+    assert len(caplog.records) == 1
+    disk.is_full = False
+    while not folder.state(asked.id).is_final and time.monotonic() < until:
+        time.sleep(0.01)
+    clerk.end()
+    thread.join()
+    assert folder.state(asked.id).status == "completed"
+
+
+@pytest.mark.parametrize(("first_s", "pauses"), [(1.0, [1, 2, 4, 5, 5]), (9.0, [5, 5])])
+def test_pauses_grow_until_it_works(monkeypatch, first_s, pauses):
+    now = 100.0
+    monkeypatch.setattr("ferrum_jax.serve.batches.pauses.time.monotonic", lambda: now)
+    found = Pauses("it", first_s=first_s, most_s=5.0)
+    for _ in range(2):
+        for pause in pauses:
+            found.begin(OSError("away"))
+            now += pause - 0.1
+            assert not found.is_over
+            now += 0.2
+            assert found.is_over
+        found.end()
 
 
 def test_one_clerk_at_a_time_works_at_a_folder(folder):

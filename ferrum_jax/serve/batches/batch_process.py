@@ -21,7 +21,7 @@ from ferrum_jax.serve.http.served_prompts import read_texts
 from ferrum_jax.serve.http.settings import ServerSettings
 from ferrum_jax.text.prompts import PromptEncoder
 
-_NEAR, _FAR = ClerkTimes(), ClerkTimes(poll_s=5.0, flush_s=5.0)  # a bucket is paid for by the request
+_NEAR, _FAR = ClerkTimes(), ClerkTimes(poll_s=5.0, flush_s=5.0, expiry_s=60.0)  # a bucket is paid for by the request
 _NICE = 10  # live requests have the processor first
 
 

@@ -30,11 +30,13 @@ from ferrum_jax.batch.journal.leases import LeaseLost, Leases
 from ferrum_jax.batch.journal.merge import merge
 from ferrum_jax.batch.notice import EXIT_PREEMPTED, Notice
 from ferrum_jax.files.store import open_local, open_store
+from ferrum_jax.files.whole_files import is_of_full_disk
 from ferrum_jax.progress import plain_console
 from ferrum_jax.serve.batches.batch_folder import BatchFolder, output_id
 from ferrum_jax.serve.batches.ended_lines import Counts, parted, write_expired
 from ferrum_jax.serve.batches.input_lines import InputRules, checked_input
 from ferrum_jax.serve.batches.link_llm import EngineGone
+from ferrum_jax.serve.batches.pauses import Pauses
 from ferrum_jax.serve.batches.stored import (
     CANCELLED,
     COMPLETED,
@@ -50,16 +52,21 @@ from ferrum_jax.serve.batches.stored import (
 _log = logging.getLogger("ferrum_jax.serve")
 _EXPIRY_S = 60.0  # of a clerk that is silent
 _MOST_FAILURES = 5  # of one batch in turn, with a pause between them
-_PAUSE_S = 10.0
+_MOST_PAUSES = 6  # in one
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ClerkTimes:
-    """In seconds. poll_s: between two looks at the folder. flush_s: between two segments of a job's journal."""
+    """In seconds. poll_s: between two looks at the folder. flush_s: between two segments of a job's journal.
+
+    expiry_s: after which a try that could not say that it ended, on a full disk, is taken for dead by the next one.
+    pause_s: after a try that failed; later ones are longer. now: gives the seconds since 1970.
+    """
 
     poll_s: float = 0.5
     flush_s: float = 1.0
-    pause_s: float = _PAUSE_S
+    expiry_s: float = 10.0
+    pause_s: float = 10.0
     now: Callable[[], float] = time.time
 
 
@@ -80,7 +87,9 @@ class Clerk:
         self._current: _Current | None = None
         self._final: set[str] = set()  # ids of batches that have ended
         self._failures: dict[str, int] = {}  # in turn, by id
-        self._rest_until = 0.0  # of time.monotonic()
+        where = f"batches in {folder.root}"
+        self._looks = Pauses(where, first_s=self._times.poll_s, most_s=_EXPIRY_S / 4)
+        self._steps = Pauses(where, first_s=self._times.pause_s, most_s=_MOST_PAUSES * self._times.pause_s)
 
     def end(self) -> None:
         """Has it stop, in order: rows that are answered are kept. From any thread."""
@@ -90,41 +99,59 @@ class Clerk:
         """Works until `end`."""
         with self._lease() as beat:
             while not self._ended.wait(self._times.poll_s):
-                try:
-                    beat()
-                    self._look()
-                except LeaseLost:
-                    raise
-                except OSError:  # of a store that is away, say: it is looked at again
-                    _log.exception("the folder of batches cannot be used")
+                self._looked(lambda: self._look(beat))
             if self._current is not None:
                 self._current.notice.give("the server ends", EXIT_PREEMPTED)
                 self._current.thread.join()
 
+    def _looked(self, look: Callable[[], bool]) -> bool:
+        """What a look at the folder gives; False where it is tried again later, as a disk is full or a store away."""
+        if not self._looks.is_over:
+            return False
+        try:
+            found = look()
+        except LeaseLost:
+            raise
+        except OSError as error:
+            self._looks.begin(error)
+            return False
+        self._looks.end()
+        return found
+
     @contextlib.contextmanager
     def _lease(self) -> Iterator[Callable[[], None]]:
         """Waits until no other clerk lives; gives what is to be called now and then."""
-        leases = Leases(open_store(self._folder.path("clerk")), secrets.token_hex(8), "clerk", expiry_s=_EXPIRY_S)
+        leases: Leases | None = None
         beaten_s = time.monotonic()
 
         def beat() -> None:
             nonlocal beaten_s
-            if time.monotonic() - beaten_s > _EXPIRY_S / 4:
+            if leases is not None and time.monotonic() - beaten_s > _EXPIRY_S / 4:
                 leases.beat()
                 beaten_s = time.monotonic()
 
+        def acquired() -> bool:
+            nonlocal leases
+            if leases is None:
+                store = open_store(self._folder.path("clerk"))
+                leases = Leases(store, secrets.token_hex(8), "clerk", expiry_s=_EXPIRY_S)
+            beat()
+            return leases.acquire("clerk") is not None
+
         try:
-            while leases.acquire("clerk") is None and not self._ended.wait(self._times.poll_s):
-                beat()
+            while not self._looked(acquired) and not self._ended.wait(self._times.poll_s):
+                pass
             yield beat
         finally:
             with contextlib.suppress(OSError):
-                leases.leave()
+                if leases is not None:
+                    leases.leave()
 
     # -- which batch -----------------------------------------------------------------------------------
 
-    def _look(self) -> None:
+    def _look(self, beat: Callable[[], None]) -> bool:
         """Ends what is to be ended, and begins the oldest batch that waits."""
+        beat()
         if self._current is not None and not self._current.thread.is_alive():
             self._current = None
         for asked in self._open():
@@ -132,12 +159,13 @@ class Clerk:
             if self._current is not None and asked.id == self._current.asked.id:
                 if ends_as is not None:
                     self._current.notice.give(ends_as, EXIT_PREEMPTED, is_urgent=False)
-            elif time.monotonic() < self._rest_until:
+            elif not self._steps.is_over:
                 continue
             elif ends_as is not None:
                 self._attempt(asked, functools.partial(self._settle, asked, self._folder.state(asked.id), ends_as))
             elif self._current is None:
                 self._current = _Current(asked, self._work)
+        return True
 
     def _open(self) -> list[AskedBatch]:
         """Batches that have not ended, the oldest first."""
@@ -178,9 +206,13 @@ class Clerk:
                 _log.error("batch %s cannot go on: %s", asked.id, error)
                 self._fail(asked, "job_refused", _told(error))
             self._failures.pop(asked.id, None)
-        except Exception:
-            _log.exception("batch %s: it is tried again", asked.id)
-            self._rest_until = time.monotonic() + self._times.pause_s
+            self._steps.end()
+        except Exception as error:
+            self._steps.begin(error)
+            if is_of_full_disk(error):
+                return  # no fault of the batch, which is tried until its window is over
+            if not isinstance(error, OSError):
+                _log.exception("batch %s: it is tried again", asked.id)
             self._failures[asked.id] = self._failures.get(asked.id, 0) + 1
 
     def _advance(self, asked: AskedBatch, notice: Notice) -> None:
@@ -234,7 +266,7 @@ class Clerk:
             self._folder.job_path(asked.id),
             model=names[0],
             settings=JobSettings(names=names[1:], now=lambda: asked.created),
-            options=JobOptions(flush_s=self._times.flush_s, on_progress=tell),
+            options=JobOptions(flush_s=self._times.flush_s, expiry_s=self._times.expiry_s, on_progress=tell),
             console=plain_console(quiet=True),
             notice=notice,
         )
@@ -256,8 +288,8 @@ class Clerk:
         """
         try:
             state = self._with_files(asked, state, with_expired=status == EXPIRED)
-        except Exception:
-            if self._failures.get(asked.id, 0) <= _MOST_FAILURES:
+        except Exception as error:
+            if is_of_full_disk(error) or self._failures.get(asked.id, 0) <= _MOST_FAILURES:
                 raise
             _log.exception(
                 "batch %s: its answers cannot be read and are left in jobs/%s.jsonl.journal", *[asked.id] * 2

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
+from ferrum_jax.files.whole_files import is_of_full_disk
 from ferrum_jax.openai.errors import FieldError
 from ferrum_jax.outputs import ADAPTER_FAILED, NO_STRUCTURE, NOT_FINITE_REASON
 from ferrum_jax.quoting import bounded
@@ -61,6 +62,8 @@ def http_error(error: Exception) -> HttpError | None:
     if isinstance(error, ReaderTooSlow):
         message = f"the server could not send as fast as the model generates: {error}; ask again in a moment"
         return HttpError(503, message, code="overloaded", headers={"Retry-After": "1"})
+    if is_of_full_disk(error):
+        return HttpError(507, "the server's disk is full; ask again when its owner has made room", code="disk_full")
     if isinstance(error, asyncio.TimeoutError):
         return HttpError(
             408, "the request's timeout is over; what ran for it has ended", param="timeout", code="timeout"
