@@ -51,7 +51,8 @@ class _Killing(BatchFolder):
 
 def rules_of(endpoint: str) -> InputRules:
     limits = BodyLimits()
-    return InputRules(endpoint=endpoint, names=("small",), max_rows=1000, max_line_bytes=1 << 20, limits=limits)
+    names, most = ("small",), 1 << 20
+    return InputRules(endpoint=endpoint, names=names, listed=names, max_rows=1000, max_line_bytes=most, limits=limits)
 
 
 def work(root: str, place: str, now: float) -> None:

@@ -20,7 +20,8 @@ from tests.serve.running import request, running
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
     folder = tmp_path_factory.mktemp("batches")
-    with running(ServerSettings(names=("small",), batches=str(folder), max_file_bytes=1 << 20)) as found:
+    names = {"names": ("small", "/srv/small"), "num_listed": 1}
+    with running(ServerSettings(**names, batches=str(folder), max_file_bytes=1 << 20)) as found:
         yield found
 
 
@@ -103,6 +104,16 @@ def test_an_input_that_cannot_be_run_fails_and_says_in_which_line(client, code):
     (error,) = done.errors.data
     assert error.code == code and error.message
     assert error.line == {"duplicate_custom_id": 3, "empty_file": None}.get(code, 2)
+
+
+def test_a_model_that_is_not_here_is_refused_with_the_names_that_live_requests_are_told(client):
+    other = {"model": "other", "messages": [{"role": "user", "content": "a"}]}
+    (error,) = ended(client, begin(client, rows(1, body=other))).errors.data
+    with pytest.raises(openai.NotFoundError) as live:
+        client.chat.completions.create(**other)
+    assert live.value.body["message"] == "model is 'other', and this server has 'small'"
+    assert error.message == "model is 'other', and this server's batches have 'small'"
+    assert ended(client, begin(client, rows(1, model="/srv/small"))).status == "completed"
 
 
 def test_a_cancelled_batch_keeps_what_was_answered(client):

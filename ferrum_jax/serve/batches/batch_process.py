@@ -66,6 +66,7 @@ class BatchDesk:
         return InputRules(
             endpoint=endpoint,
             names=settings.names,
+            listed=settings.listed,
             max_rows=settings.max_batch_rows,
             max_line_bytes=settings.max_body_bytes,
             limits=settings.limits,

@@ -18,10 +18,11 @@ _OF_ONE_ROW = "invalid_request"
 
 
 class InputRules(NamedTuple):
-    """What a batch's input may hold. names: of the model. limits: of each row."""
+    """What a batch's input may hold. names: of the model. listed: those that are told. limits: of each row."""
 
     endpoint: str
     names: Sequence[str]
+    listed: Sequence[str]
     max_rows: int
     max_line_bytes: int
     limits: BodyLimits
@@ -78,7 +79,7 @@ def _problem(raw: bytes, number: int, rules: InputRules, first_lines: dict[str, 
         return _error("mismatched_url", why, number, "url")
     if row.model not in (None, *rules.names) or row.adapter is not None:
         asked = row.adapter or row.model
-        why = f"model is {quoted(asked)}, and this server's batches have {', '.join(map(repr, rules.names))}"
+        why = f"model is {quoted(asked)}, and this server's batches have {', '.join(map(repr, rules.listed))}"
         return _error("model_not_found", why, number, "body.model")
     return _too_many_choices(row, number, rules.limits)
 
