@@ -97,6 +97,37 @@ BAD = {
 }
 
 
+def line(**more: object) -> bytes:
+    asked = {"custom_id": "a", "method": "POST", "url": CHAT, "body": {"messages": [{"role": "user", "content": "a"}]}}
+    return json.dumps({name: value for name, value in (asked | more).items() if value is not None}).encode() + b"\n"
+
+
+@pytest.mark.parametrize(
+    ("more", "code", "says"),
+    [
+        ({"method": "GET"}, "invalid_method", "method is 'GET'; it must be 'POST'"),
+        ({"method": None}, "invalid_method", "method is None"),
+        ({"method": "GET", "url": "/v1/completions"}, "invalid_method", "method is 'GET'"),
+        ({"url": "/v1/completions"}, "mismatched_url", f"url is '/v1/completions', and the batch is of {CHAT}"),
+        ({"url": "/v1/none", "body": {}}, "mismatched_url", "url is '/v1/none'"),
+        ({"url": None}, "mismatched_url", "url is None"),
+        ({"custom_id": "row-0", "body": {}}, "duplicate_custom_id", "already that of line 1"),
+    ],
+)
+def test_a_line_for_another_method_or_url_fails_the_batch_before_a_row_runs(client, more, code, says):
+    done = ended(client, begin(client, rows(1) + line(**more)))
+    assert done.status == "failed" and done.in_progress_at is None and done.output_file_id is None
+    (error,) = done.errors.data
+    assert (error.code, error.line) == (code, 2) and says in error.message
+
+
+@pytest.mark.parametrize("more", [{"body": {}}, {"body": {"messages": 1}}, {"body": "a"}, {"other": 1}])
+def test_a_row_with_another_fault_fails_alone(client, more):
+    done = ended(client, begin(client, rows(1) + line(**more)))
+    assert done.status == "completed" and (done.request_counts.completed, done.request_counts.failed) == (1, 1)
+    assert lines_of(client, done.error_file_id)[0]["error"]["code"] == "invalid_request"
+
+
 @pytest.mark.parametrize("code", BAD)
 def test_an_input_that_cannot_be_run_fails_and_says_in_which_line(client, code):
     done = ended(client, begin(client, b"\n" + BAD[code]))

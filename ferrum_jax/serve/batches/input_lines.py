@@ -1,6 +1,6 @@
 """Lines of a batch's input, checked before a row runs: one that could never be a row of this batch ends it.
 
-What is wrong with a row's body alone (`invalid_request`) ends that row, with a line of the errors file.
+What else is wrong with a row, as in its body (`invalid_request`), ends that row, with a line of the errors file.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, BinaryIO, NamedTuple
 
 from ferrum_jax.batch.input.formats import GENERATES, BadRow, Row, parse_line
+from ferrum_jax.batch.input.lines import load_line
 from ferrum_jax.openai.asked import BodyLimits
 from ferrum_jax.quoting import bounded, quoted
 
@@ -68,20 +69,37 @@ def _lines(file: BinaryIO, most_bytes: int) -> Iterator[tuple[int, bytes]]:
 def _problem(raw: bytes, number: int, rules: InputRules, first_lines: dict[str, int]) -> Mapping[str, Any] | None:
     """What is wrong with a line; None where it may run, or fails alone."""
     row = parse_line(raw, number)
-    if isinstance(row, BadRow):
-        return None if row.code == _OF_ONE_ROW else _error(row.code, row.message, number)
+    if isinstance(row, BadRow) and row.code != _OF_ONE_ROW:
+        return _error(row.code, row.message, number)
+    assert row.custom_id is not None, "a line without one has a code of its own"
     first = first_lines.setdefault(row.custom_id, number)
     if first != number:
         why = f"custom_id {quoted(row.custom_id)} is already that of line {first}; give every row its own"
         return _error("duplicate_custom_id", why, number, "custom_id")
+    if isinstance(row, BadRow):
+        return _misdirected(load_line(raw), number, rules.endpoint)
     if row.url != rules.endpoint:
-        why = f"url is {quoted(row.url)}, and the batch is of {rules.endpoint}; give its rows that url"
-        return _error("mismatched_url", why, number, "url")
+        return _mismatched(row.url, number, rules.endpoint)
     if row.model not in (None, *rules.names) or row.adapter is not None:
         asked = row.adapter or row.model
         why = f"model is {quoted(asked)}, and this server's batches have {', '.join(map(repr, rules.listed))}"
         return _error("model_not_found", why, number, "body.model")
     return _too_many_choices(row, number, rules.limits)
+
+
+def _misdirected(line: Mapping[str, Any], number: int, endpoint: str) -> Mapping[str, Any] | None:
+    """What is wrong with the method or the url of a line that cannot run; None where it is something else."""
+    if "body" not in line and "url" not in line:  # the short form has neither
+        return None
+    if line.get("method") != "POST":
+        why = f"method is {quoted(line.get('method'))}; it must be 'POST'"
+        return _error("invalid_method", why, number, "method")
+    return None if line.get("url") == endpoint else _mismatched(line.get("url"), number, endpoint)
+
+
+def _mismatched(url: object, number: int, endpoint: str) -> Mapping[str, Any]:
+    why = f"url is {quoted(url)}, and the batch is of {endpoint}; give its rows that url"
+    return _error("mismatched_url", why, number, "url")
 
 
 def _too_many_choices(row: Row, number: int, limits: BodyLimits) -> Mapping[str, Any] | None:
