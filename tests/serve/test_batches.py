@@ -247,6 +247,7 @@ FILE, PURPOSE = (b"file", b'; filename="a"', b"{}"), (b"purpose", b"", b"batch")
         ([FILE, (b"purpose", b"", b"assistants")], 400, "purpose is 'assistants'"),
         ([FILE, FILE, PURPOSE], 400, "file is given twice"),
         ([FILE, PURPOSE, (b"other", b"", b"1")], 400, "other is not known"),
+        ([FILE, PURPOSE, (b"expires_after[seconds]", b"", b"3600")], 400, "expires_after[seconds] is not known"),
         ([(b"file", b"", b"x" * ((1 << 20) + 1)), PURPOSE], 413, "more than 1,048,576 bytes"),
         ([(b"file", b"", b"x" * (3 << 20)), PURPOSE], 413, "more than 1,048,576 bytes"),
     ],
