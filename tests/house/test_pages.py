@@ -76,7 +76,10 @@ HELD = {
         ("patterns, are refused with their numbers", "structured/one_of.py", "may both match: give them a required"),
     ],
     "guides/sounds.md": [("`chunking_strategy` are refused by name", "openai/body_rules.py", '"chunking_strategy": (')],
-    "guides/serving.md": [("tools that a host runs are refused", "openai/body_rules.py", "previous_response_id")],
+    "guides/serving.md": [
+        ("tools that a host runs are refused", "openai/body_rules.py", "previous_response_id"),
+        ("of a batch are refused", "serve/app/batch_routes.py", "files are kept until they are deleted"),
+    ],
     "architecture.md": [
         ("do not divide are refused", "sharding/undivided.py", "def refusals("),
         ("rows that are not there cost nothing", None, ""),

@@ -137,7 +137,7 @@ def test_an_input_that_cannot_be_run_fails_and_says_in_which_line(client, code):
     assert error.line == {"duplicate_custom_id": 3, "empty_file": None}.get(code, 2)
 
 
-def test_a_model_that_is_not_here_is_refused_with_the_names_that_live_requests_are_told(client):
+def test_a_model_that_is_not_here_is_refused_with_the_listed_names(client):
     other = {"model": "other", "messages": [{"role": "user", "content": "a"}]}
     (error,) = ended(client, begin(client, rows(1, body=other))).errors.data
     with pytest.raises(openai.NotFoundError) as live:
@@ -204,7 +204,7 @@ def test_a_file_that_a_batch_reads_is_kept(client):
         ({"completion_window": "24"}, "completion_window is '24'; it must be a number of minutes, hours or days"),
         ({"completion_window": "31d"}, "at most 30d"),
         ({"metadata": {"a": "b" * 513}}, "metadata is"),
-        ({"extra_body": {"output_expires_after": {}}}, "output_expires_after is not known"),
+        ({"extra_body": {"output_expires_after": {}}}, "output_expires_after is not supported: files are kept until"),
     ],
 )
 def test_a_batch_that_cannot_be_is_refused_in_words(client, more, says):
@@ -247,7 +247,7 @@ FILE, PURPOSE = (b"file", b'; filename="a"', b"{}"), (b"purpose", b"", b"batch")
         ([FILE, (b"purpose", b"", b"assistants")], 400, "purpose is 'assistants'"),
         ([FILE, FILE, PURPOSE], 400, "file is given twice"),
         ([FILE, PURPOSE, (b"other", b"", b"1")], 400, "other is not known"),
-        ([FILE, PURPOSE, (b"expires_after[seconds]", b"", b"3600")], 400, "expires_after[seconds] is not known"),
+        ([FILE, PURPOSE, (b"expires_after[seconds]", b"", b"3600")], 400, "expires_after[seconds] is not supported"),
         ([(b"file", b"", b"x" * ((1 << 20) + 1)), PURPOSE], 413, "more than 1,048,576 bytes"),
         ([(b"file", b"", b"x" * (3 << 20)), PURPOSE], 413, "more than 1,048,576 bytes"),
     ],

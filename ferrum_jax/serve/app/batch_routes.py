@@ -49,6 +49,7 @@ async def create(request: Request) -> Response:
     """Begins a batch over an uploaded file."""
     exchange, folder = Exchange(request), require_folder(request)
     body = await exchange.body()
+    refuse_expiry(body)
     require_known(body, "batch")
     endpoint, window = _required(body, "endpoint"), _required(body, "completion_window")
     if endpoint not in ENDPOINTS:
@@ -156,6 +157,13 @@ def _metadata(value: object) -> Mapping[str, str] | None:
             "metadata",
         )
     return value  # type: ignore[return-value]
+
+
+def refuse_expiry(fields: Mapping[str, Any]) -> None:
+    """Raises FieldError for a time after which a file is to be deleted."""
+    for name in fields:
+        if name.partition("[")[0] in ("expires_after", "output_expires_after"):
+            raise FieldError(f"{name} is not supported: files are kept until they are deleted; leave it out", name)
 
 
 # -- lists, of files too -----------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from starlette.responses import Response, StreamingResponse
 
 from ferrum_jax.openai.errors import FieldError
 from ferrum_jax.quoting import named, quoted
-from ferrum_jax.serve.app.batch_routes import limit_of, query_of, require_folder, require_page
+from ferrum_jax.serve.app.batch_routes import limit_of, query_of, refuse_expiry, require_folder, require_page
 from ferrum_jax.serve.batches.batch_folder import BatchFolder, FolderFull, page_of
 from ferrum_jax.serve.batches.stored import StoredFile
 from ferrum_jax.serve.bodies.form_body import FormReader
@@ -115,6 +115,7 @@ def _filename(text: str) -> str:
 
 def _check(fields: dict[str, Any]) -> None:
     """Raises FieldError for a form that is not one file and its purpose."""
+    refuse_expiry(fields)
     unknown = sorted(set(fields) - {"file", "purpose"})
     if unknown:
         raise FieldError(f"{named(unknown[:1])} is not known; known are file, purpose", unknown[0])

@@ -9,7 +9,6 @@ folder, which a lease sees to; others wait until it is gone.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import logging
@@ -17,7 +16,7 @@ import secrets
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, BinaryIO
 
 from ferrum_jax.batch.batch_llm import BatchLLM
@@ -26,13 +25,14 @@ from ferrum_jax.batch.job import EXIT_OK, EXIT_ROWS_FAILED, JobOptions, JobSetti
 from ferrum_jax.batch.journal.job_folder import JobFolder
 from ferrum_jax.batch.journal.job_identity import SettingsChanged
 from ferrum_jax.batch.journal.journal import Journal
-from ferrum_jax.batch.journal.leases import LeaseLost, Leases
+from ferrum_jax.batch.journal.leases import LeaseLost
 from ferrum_jax.batch.journal.merge import merge
 from ferrum_jax.batch.notice import EXIT_PREEMPTED, Notice
 from ferrum_jax.files.store import open_local, open_store
 from ferrum_jax.files.whole_files import is_of_full_disk
 from ferrum_jax.progress import plain_console
 from ferrum_jax.serve.batches.batch_folder import BatchFolder, output_id
+from ferrum_jax.serve.batches.clerk_lease import BEAT_S, lease_of
 from ferrum_jax.serve.batches.ended_lines import Counts, parted, write_expired
 from ferrum_jax.serve.batches.input_lines import InputRules, checked_input
 from ferrum_jax.serve.batches.link_llm import EngineGone
@@ -50,7 +50,6 @@ from ferrum_jax.serve.batches.stored import (
 )
 
 _log = logging.getLogger("ferrum_jax.serve")
-_EXPIRY_S = 60.0  # of a clerk that is silent
 _MOST_FAILURES = 5  # of one batch in turn, with a pause between them
 _MOST_PAUSES = 6  # in one
 
@@ -88,7 +87,7 @@ class Clerk:
         self._final: set[str] = set()  # ids of batches that have ended
         self._failures: dict[str, int] = {}  # in turn, by id
         where = f"batches in {folder.root}"
-        self._looks = Pauses(where, first_s=self._times.poll_s, most_s=_EXPIRY_S / 4)
+        self._looks = Pauses(where, first_s=self._times.poll_s, most_s=BEAT_S)
         self._steps = Pauses(where, first_s=self._times.pause_s, most_s=_MOST_PAUSES * self._times.pause_s)
 
     def end(self) -> None:
@@ -97,7 +96,7 @@ class Clerk:
 
     def run(self) -> None:
         """Works until `end`."""
-        with self._lease() as beat:
+        with lease_of(self._folder, self._looked, lambda: self._ended.wait(self._times.poll_s)) as beat:
             while not self._ended.wait(self._times.poll_s):
                 self._looked(lambda: self._look(beat))
             if self._current is not None:
@@ -117,35 +116,6 @@ class Clerk:
             return False
         self._looks.end()
         return found
-
-    @contextlib.contextmanager
-    def _lease(self) -> Iterator[Callable[[], None]]:
-        """Waits until no other clerk lives; gives what is to be called now and then."""
-        leases: Leases | None = None
-        beaten_s = time.monotonic()
-
-        def beat() -> None:
-            nonlocal beaten_s
-            if leases is not None and time.monotonic() - beaten_s > _EXPIRY_S / 4:
-                leases.beat()
-                beaten_s = time.monotonic()
-
-        def acquired() -> bool:
-            nonlocal leases
-            if leases is None:
-                store = open_store(self._folder.path("clerk"))
-                leases = Leases(store, secrets.token_hex(8), "clerk", expiry_s=_EXPIRY_S)
-            beat()
-            return leases.acquire("clerk") is not None
-
-        try:
-            while not self._looked(acquired) and not self._ended.wait(self._times.poll_s):
-                pass
-            yield beat
-        finally:
-            with contextlib.suppress(OSError):
-                if leases is not None:
-                    leases.leave()
 
     # -- which batch -----------------------------------------------------------------------------------
 
@@ -203,8 +173,9 @@ class Clerk:
                 _log.warning("batch %s: the engine is gone", asked.id)
                 return
             except ValueError as error:
-                _log.error("batch %s cannot go on: %s", asked.id, error)
-                self._fail(asked, "job_refused", _told(error))
+                told = _told(error)
+                _log.error("batch %s cannot go on: %s", asked.id, told or error)
+                self._fail(asked, "job_refused", told or "the server cannot go on with this batch; its log says why")
             self._failures.pop(asked.id, None)
             self._steps.end()
         except Exception as error:
@@ -347,12 +318,12 @@ def _error(code: str, why: str) -> Mapping[str, Any]:
     return {"code": code, "message": why, "line": None, "param": None}
 
 
-def _told(error: ValueError) -> str:
-    """Why a job cannot go on, for who asked for it: without paths and options of the server."""
-    if isinstance(error, SettingsChanged):
-        changes = "; ".join(error.changes)
-        return f"the server now serves other settings than those with which this batch began: {changes}"
-    return "the server cannot go on with this batch; its log says why"
+def _told(error: ValueError) -> str | None:
+    """Why a job cannot go on, where that can be told to who asked for it, without paths and options of the server."""
+    if not isinstance(error, SettingsChanged):
+        return None
+    changes = "; ".join(error.changes)
+    return f"the server now serves other settings than those with which this batch began: {changes}"
 
 
 class _Current:
