@@ -120,7 +120,7 @@ def _open(path: Path, dtypes: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     context = ts.Context(limits | {"cache_pool": {"total_bytes_limit": 0}})
     entries = read_description(path)["parameters"]
     for folder, members in _folders(path):
-        base = {"driver": "file", "path": f"{folder.absolute()}/"}
+        base = {"driver": "file", "path": f"{folder.resolve()}/"}
         for name in members:
             if name in dtypes:
                 place_of = {"driver": "ocdbt", "base": base, "path": f"{name}/"}
@@ -158,7 +158,7 @@ def save_arrays(path: Path, arrays: Mapping[str, jax.Array | np.ndarray]) -> Non
     """Writes the arrays as a new Orbax folder; names may hold slashes."""
     with _checkpointer(max(array.nbytes for array in arrays.values())) as (checkpointer, ocp):
         how = dict.fromkeys(arrays, ocp.SaveArgs(chunk_byte_size=_CHUNK_BYTES))
-        checkpointer.save(path.absolute(), args=ocp.args.PyTreeSave(dict(arrays), save_args=how))
+        checkpointer.save(path.resolve(), args=ocp.args.PyTreeSave(dict(arrays), save_args=how))
     _forget_place(path)
 
 
@@ -167,7 +167,7 @@ def restore_arrays(path: Path, names: Sequence[str]) -> dict[str, np.ndarray]:
     with _checkpointer(1) as (checkpointer, ocp):
         item = dict.fromkeys(names, 0)
         how = dict.fromkeys(names, ocp.RestoreArgs(restore_type=np.ndarray))
-        restored = checkpointer.restore(path.absolute(), args=ocp.args.PyTreeRestore(item, restore_args=how))
+        restored = checkpointer.restore(path.resolve(), args=ocp.args.PyTreeRestore(item, restore_args=how))
     return {name: np.asarray(restored[name]) for name in names}
 
 

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -38,6 +39,23 @@ def test_what_was_saved_is_restored_in_the_asked_dtype(saved, dtype):
         assert isinstance(array, jax.Array)
         assert array.dtype == dtype
         np.testing.assert_array_equal(np.asarray(array), params[name].astype(dtype), err_msg=name)
+
+
+@pytest.mark.parametrize("way", ["sub/../out", "link/../out"])
+def test_a_path_with_two_dots_is_restored_and_written_as_the_file_system_reads_it(saved, tmp_path, monkeypatch, way):
+    folder, params = saved
+    (tmp_path / "sub").mkdir()
+    shutil.copytree(folder, tmp_path / "out")
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "inner").mkdir()
+    (tmp_path / "link").symlink_to("elsewhere/inner")
+    if way.startswith("link"):
+        (tmp_path / "out").rename(tmp_path / "elsewhere" / "out")
+    monkeypatch.chdir(tmp_path)
+    restored = load(way, targets("bfloat16"))
+    assert all(np.array_equal(np.asarray(array), params[name]) for name, array in restored.items())
+    orbax_folder.save_arrays(Path(f"{way}-arrays"), {"a": np.arange(3)})
+    assert orbax_folder.restore_arrays(Path(f"{way}-arrays"), ["a"])["a"].tolist() == [0, 1, 2]
 
 
 def test_the_folder_carries_its_companions_and_describes_itself(saved):
