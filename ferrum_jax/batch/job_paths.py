@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import stat
 
 from ferrum_jax.batch.input.files import check_name
+from ferrum_jax.batch.report.page import OPENS_WITH
 from ferrum_jax.files.store import open_store, split
 from ferrum_jax.paths import NamedPath, is_url, kept_beside, require_apart, require_folder_of
 
@@ -15,12 +17,8 @@ def check_paths(source: str, target: str, page_at: str | None) -> None:
     page = [] if page_at is None else [NamedPath(what="report's page", path=page_at, is_written=True)]
     output = NamedPath(what="output", path=target, is_written=True)
     require_apart([NamedPath(what="input", path=source), output, *page, *kept_beside(target, "output")])
-    if page_at is not None and is_url(page_at):
-        open_store(split(page_at)[0])  # raises now if its driver is not installed
-    elif page_at is not None:
-        require_folder_of(page_at, "report's page")
-        if os.path.isdir(page_at):
-            raise ValueError(f"{page_at} is not a file; name a file for the report's page")
+    if page_at is not None:
+        _check_page(page_at)
     if is_url(target):
         return
     require_folder_of(target, "output")
@@ -30,3 +28,22 @@ def check_paths(source: str, target: str, page_at: str | None) -> None:
             raise ValueError(
                 f"{written.path}, which is to be {written.what}, is not a {what}; move it away, or name another output"
             )
+
+
+def _check_page(path: str) -> None:
+    """Raises ValueError or OSError where a page cannot be written, or something else than an earlier page stands."""
+    local = path.removeprefix("file://")
+    if not is_url(local):
+        require_folder_of(local, "report's page")
+        if os.path.lexists(local) and not stat.S_ISREG(os.lstat(local).st_mode):  # a link would be replaced by a file
+            raise ValueError(
+                f"{path}, which is to be the report's page, is not a file; move it away, or name another place with "
+                "--report"
+            )
+    folder, name = split(path)
+    start = open_store(folder).read(name, 0, len(OPENS_WITH))  # raises now if a URL's driver is not installed
+    if start and start != OPENS_WITH:
+        raise ValueError(
+            f"{path} is a file that is no report of a batch job, and the report's page would replace it; move it away, "
+            "or name another place with --report"
+        )

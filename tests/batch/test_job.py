@@ -614,6 +614,35 @@ def test_what_stands_where_the_job_is_to_write_is_refused_before_the_model_loads
     assert not job.llms and {path.name for path in tmp_path.iterdir()} == {"in.jsonl", name}
 
 
+@pytest.mark.parametrize("kind", ["fifo", "link", "dangling link", "text", "page of another"])
+def test_a_report_page_replaces_nothing_but_a_report_page(tmp_path, kind):
+    job, place, other = Job(tmp_path), tmp_path / "page.html", tmp_path / "mine.txt"
+    if kind == "fifo":
+        os.mkfifo(place)
+    elif kind.endswith("link"):
+        place.symlink_to(other)
+        if kind == "link":
+            other.write_text("mine")
+    else:
+        place.write_text("mine" if kind == "text" else "<!doctype html><title>Batch job </title>")
+    before = place.lstat()
+    said = "replace it; move it away" if kind in ("text", "page of another") else "is not a file; move it away"
+    for path in (str(place), f"file://{place}"):
+        with pytest.raises(ValueError, match=f"{re.escape(path)}.*{said}, or name another place with --report"):
+            job.run(page_path=path)
+    assert place.lstat() == before and not job.llms and not job.output.exists()
+
+
+def test_a_report_page_replaces_an_earlier_one_and_an_empty_file(tmp_path):
+    job, place = Job(tmp_path), tmp_path / "page.html"
+    place.touch()
+    for _ in range(2):
+        assert job.run(page_path=str(place)) == EXIT_OK
+        assert "Batch job" in place.read_text()
+        place.write_text(place.read_text().replace("complete", "stopped"))
+    assert job.run(page_path=str(place)) == EXIT_OK and "complete" in place.read_text()
+
+
 def test_rows_of_a_journal_whose_record_was_deleted_are_not_those_of_another_job(tmp_path):
     job = Job(tmp_path)
     notice = Notice()

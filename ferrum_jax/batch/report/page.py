@@ -15,6 +15,8 @@ from ferrum_jax.batch.report.plots import figures
 from ferrum_jax.pages.html_page import document, escaped, grid, head, table
 from ferrum_jax.progress import clock
 
+_TITLE = "Batch job "
+OPENS_WITH = document(_TITLE).partition("</title>")[0].encode()  # by which a file is known as such a page
 _MOST_UNFOLDED = 60  # characters of a value
 _PARTS = (("good", "ok"), ("bad", "failed"))  # of the bar, with their colours
 _ENGINE = {  # what of an engine's statistics stands on the page
@@ -38,7 +40,7 @@ _MEDIA = {  # what of a report's media stands among the tiles
 def page(report: Mapping[str, Any]) -> str:
     """The page of a report that `record.report` made."""
     return document(
-        f"Batch job {report['output']}",
+        f"{_TITLE}{report['output']}",
         _head(report),
         _tiles(report),
         _errors(report),
