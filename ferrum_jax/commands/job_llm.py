@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import functools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -65,8 +66,56 @@ def loading_of(args: argparse.Namespace, input_path: str) -> dict[str, Any]:
     }
 
 
-def take_loading(args: argparse.Namespace, said: JobSaid) -> None:
-    """Sets what the flags leave open as the report has it.
+def verifying_llm(
+    args: argparse.Namespace,
+    stack: contextlib.ExitStack,
+    start: JobStart,
+    check: Callable[[ModelIdentity], None],
+    said: JobSaid,
+    taken: Sequence[str],
+) -> LLM:
+    """As `job_llm`. taken: of `take_loading`. A length of the record may be more than another model has, so where that
+    is refused the model is compared without it: `check` then says that it is another.
+    """
+    from ferrum_jax.batch.verify.verify_job import OtherModel
+
+    try:
+        return job_llm(args, stack, start, check)
+    except OtherModel:
+        raise
+    except ValueError:
+        if "max_model_len" in taken:
+            _compare_without_length(args, stack, start, check, said)
+        raise
+
+
+def _compare_without_length(
+    args: argparse.Namespace,
+    stack: contextlib.ExitStack,
+    start: JobStart,
+    check: Callable[[ModelIdentity], None],
+    said: JobSaid,
+) -> None:
+    """Raises OtherModel where the model is another. It loads it, as long as it can be, until its digests are known."""
+    from ferrum_jax.batch.verify.verify_job import OtherModel
+
+    def check_digests(identity: ModelIdentity) -> None:
+        check(dataclasses.replace(identity, max_model_len=recorded))
+        if identity.weights is not None:
+            raise ValueError("the model is the one that answered")  # which ends the loading
+
+    recorded = (said.model or {}).get("max_model_len")
+    vars(args).pop("max_model_len")
+    try:
+        check_digests(job_llm(args, stack, start, check_digests).identity)  # an encoder's is not whole before
+    except OtherModel:
+        raise
+    except ValueError:
+        return
+
+
+def take_loading(args: argparse.Namespace, said: JobSaid) -> list[str]:
+    """Sets what the flags leave open as the report has it; the names of the engine's settings that it set.
 
     Raises ValueError where neither names a model, and where rows read what the flags do not open.
     """
@@ -95,9 +144,12 @@ def take_loading(args: argparse.Namespace, said: JobSaid) -> None:
     args.adapter = args.adapter or [f"{name}={path}" for name, path in (loading.get("adapters") or {}).items()]
     fields = EngineConfig.__dataclass_fields__
     own = {name: (said.model or {}).get(name) for name in ("dtype", "max_model_len")}
+    taken: list[str] = []
     for name, value in {**own, **config}.items():
         if name in fields and name not in (*_OF_HERE, *_OPENED) and name not in args and value is not None:
             setattr(args, name, tuple(value) if isinstance(value, list) else value)
+            taken.append(name)
+    return taken
 
 
 def _whole(path: str) -> str:

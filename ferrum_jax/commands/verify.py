@@ -13,7 +13,7 @@ import random
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from ferrum_jax.commands.job_llm import job_llm, take_loading
+from ferrum_jax.commands.job_llm import take_loading, verifying_llm
 from ferrum_jax.commands.model import adapters_of, add_adapters, add_model, job_config
 from ferrum_jax.commands.parsers import new_command
 
@@ -80,7 +80,7 @@ def _run(args: argparse.Namespace) -> int:
         margin=args.margin,
     )
     said = read_said(args.output, options, findings)
-    take_loading(args, said)
+    taken = take_loading(args, said)
     adapters_of(args, job_config(args))
     with contextlib.ExitStack() as stack, contextlib.ExitStack() as spinner:
         tell = spinner.enter_context(status(console, f"verifying {args.output}"))
@@ -88,7 +88,7 @@ def _run(args: argparse.Namespace) -> int:
         def make(start: JobStart, check: Callable[[ModelIdentity], None]) -> LLM:
             nonlocal tell
             spinner.close()  # loading has a spinner of its own
-            llm = job_llm(args, stack, start, check)
+            llm = verifying_llm(args, stack, start, check, said, taken)
             tell = spinner.enter_context(status(console, f"verifying {args.output}"))
             return llm
 

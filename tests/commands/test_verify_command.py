@@ -85,6 +85,29 @@ def test_another_model_gives_code_1_and_says_what_is_another(job, capsys):
     assert "- another model answered: weights " in shown and "name the one that did with --model" in shown
 
 
+def test_another_model_that_is_shorter_than_the_record_gives_code_1_too(job, capsys):
+    code, shown, said = verify(job, capsys, f"--model {shortened(job, rms_norm_eps=0.5)} --sample 1")
+    assert code == 1, said
+    assert "- another model answered: weights " in shown and "max_model_len" not in shown
+
+
+def test_a_length_that_the_same_model_cannot_have_is_refused_as_it_is(job, capsys):
+    report = json.loads((job / "out.jsonl.report.json").read_text())
+    report["record"]["loading"]["config"]["max_model_len"] = 1024
+    (job / "out.jsonl.report.json").write_text(json.dumps(report))
+    code, _, said = verify(job, capsys)
+    assert code == 2 and "max_model_len is 1024, more than the model's 512 positions" in said
+
+
+def shortened(job: Path, **fields: object) -> Path:
+    """A copy of the model with fewer positions than the record has, and with these fields of its config."""
+    folder = job / "other"
+    shutil.copytree(GOLDENS / "qwen3", folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 16} | fields))
+    return folder
+
+
 def test_rows_chosen_with_the_same_seed_are_the_same(job, capsys):
     _, first, _ = verify(job, capsys, "--sample 1 --sample-seed 4 --json")
     _, second, _ = verify(job, capsys, "--sample 1 --sample-seed 4 --json")
