@@ -1,7 +1,7 @@
 """`ferrum-jax verify`: answers rows of a job's output again and says which are what was written.
 
 Exit codes: 0 the output is what the model gives, within what is promised here; 1 something differs; 2 files do not fit;
-those of `batch` where it is interrupted.
+130 or 75 where it is interrupted, after what was found until then.
 """
 
 from __future__ import annotations
@@ -94,15 +94,15 @@ def _run(args: argparse.Namespace) -> int:
 
         try:
             found = verify_job(make, args.output, said, findings, options, lambda text: tell(text))
+            code = 0 if found.is_right else EXIT_DIFFERS
         except VerifyStopped as stopped:
-            console.print("Stopped before all rows were answered again.")
-            return stopped.code
+            found, code = stopped.found, stopped.code
     if args.json:
         print(json.dumps(as_json(found, args.model, options), indent=1))
     else:
         for part in shown(found, args.model, options):
             plain_console().print(part)
-    return 0 if found.is_right else EXIT_DIFFERS
+    return code
 
 
 def _count(text: str) -> int | str:

@@ -36,6 +36,9 @@ def shown(found: Verified, model: str, options: Options) -> Iterator[Any]:
     if found.promise is not None:
         yield Text(found.promise.why)
     yield Text(_conclusion(found, options))
+    if found.num_left:
+        asked = found.num_answered + found.num_left
+        yield Text(f"Stopped before all rows were answered again: {found.num_answered:,} of {asked:,} were compared.")
 
 
 def _rows(found: Verified) -> Table:
@@ -75,6 +78,8 @@ def _margin(part: Parting) -> str:
 
 def _conclusion(found: Verified, options: Options) -> str:
     same = f" --sample-seed {options.seed} chooses the same rows." if found.num_answered < found.num_lines else ""
+    if found.is_right and found.num_left and not found.num_answered:
+        return "Nothing wrong was found in what was read, and no row was answered again."
     if found.is_right:
         kept = "to the bit" if found.promise is not None and found.promise.bits else "within rounding"
         sentence = f"The output is what this model gives, {kept}, as far as it was answered again"
@@ -89,7 +94,7 @@ def _conclusion(found: Verified, options: Options) -> str:
 
 def _share(found: Verified) -> str:
     """What a sample without a difference says of the others: 95 % sure, by (1 - share) ** n = 0.05."""
-    if not 0 < found.num_answered < found.num_lines:
+    if found.num_left or not 0 < found.num_answered < found.num_lines:  # rows are not stopped by chance
         return ""
     share = 1 - 0.05 ** (1 / found.num_answered)
     return f"; if more than {share:.1%} of all rows were wrong, one of them would have been found 19 times in 20"
@@ -105,6 +110,7 @@ def as_json(found: Verified, model: str, options: Options) -> dict[str, Any]:
         "is_right": found.is_right,
         "lines": found.num_lines,
         "answered_again": found.num_answered,
+        "not_answered_again": found.num_left,
         "sample_seed": options.seed,
         "verdicts": {name: found.counts[name] for name in VERDICTS},
         "promise": None if promise is None else {"bits": promise.bits, "margin": promise.margin, "why": promise.why},

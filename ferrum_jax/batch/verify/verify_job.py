@@ -11,9 +11,11 @@ import contextlib
 import dataclasses
 import datetime
 import io
+import math
 import os
 import random
 import tempfile
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -25,6 +27,8 @@ from ferrum_jax.batch.input.formats import Row
 from ferrum_jax.batch.input.rows import Rows
 from ferrum_jax.batch.input.sound_folder import rows_of_folder
 from ferrum_jax.batch.job import EXIT_OK, EXIT_ROWS_FAILED, JobSettings, JobStart, run_batch
+from ferrum_jax.batch.journal.job_folder import JobFolder
+from ferrum_jax.batch.journal.journal import Journal
 from ferrum_jax.batch.verify.counted_llm import CountedLLM
 from ferrum_jax.batch.verify.findings import Findings
 from ferrum_jax.batch.verify.line_difference import BITS, DIFFERENT, TEXT, TIE, Compared, compare
@@ -39,6 +43,7 @@ NOT_ANSWERED = "cannot be answered again"
 VERDICTS = (BITS, TEXT, TIE, DIFFERENT, NOT_ANSWERED)
 _ENGINE_CRASH = "engine_crash"
 _MOST_SHOWN = 20  # rows that differ, which are looked into
+_MOST_LOOKING_S = 8.0  # after a stop, when the process is soon killed
 EXIT_DIFFERS = EXIT_ROWS_FAILED
 
 
@@ -70,7 +75,8 @@ class RowVerdict:
 
 @dataclasses.dataclass(kw_only=True)
 class Verified:
-    """What was found. counts: of rows by verdict. differing: the first of those that differ."""
+    """What was found. counts: of rows by verdict. differing: the first of those that differ. num_left: rows that were
+    not answered again, because verifying was stopped."""
 
     output: str
     input: str
@@ -79,6 +85,7 @@ class Verified:
     promise: Promise | None = None
     counts: Counter[str] = dataclasses.field(default_factory=Counter)
     differing: list[RowVerdict] = dataclasses.field(default_factory=list)
+    num_left: int = 0
 
     @property
     def num_answered(self) -> int:
@@ -90,11 +97,11 @@ class Verified:
 
 
 class VerifyStopped(Exception):
-    """The rows were not all answered again. code: the exit code of the job that did it."""
+    """The rows were not all answered again. code: the exit code of the job that did it. found: until then."""
 
-    def __init__(self, code: int) -> None:
+    def __init__(self, code: int, found: Verified) -> None:
         super().__init__(f"stopped with code {code}")
-        self.code = code
+        self.code, self.found = code, found
 
 
 def read_said(output: str, options: Options, findings: Findings) -> JobSaid:
@@ -120,13 +127,7 @@ def verify_job(
     source = options.input_path or said.input_path
     check_name(output)
     with contextlib.ExitStack() as stack:
-        rows = Rows(
-            stack.enter_context(_opened(source)),
-            said.settings["seed"],
-            tuple(said.names) or (said.name,),
-            defaults=said.defaults,
-            adapters=said.adapters,
-        )
+        rows = _rows_in(stack.enter_context(_opened(source)), said)
         tell("reading the output")
         lines = OutputLines(stack.enter_context(_opened(output)), rows, said, findings)
         found = Verified(output=output, input=source, num_lines=lines.num_lines, findings=findings)
@@ -143,6 +144,11 @@ def _opened(path: str) -> Iterator[Any]:
         return
     with open_local(path) as raw, reading_rows(raw, path) as file:
         yield file
+
+
+def _rows_in(file: Any, said: JobSaid) -> Rows:
+    names = tuple(said.names) or (said.name,)
+    return Rows(file, said.settings["seed"], names, defaults=said.defaults, adapters=said.adapters)
 
 
 def _chosen(rows: Rows, lines: OutputLines, options: Options, found: Verified) -> list[int]:
@@ -173,6 +179,7 @@ class _Again:
         self._found, self._tell = found, tell
         self._llm: BatchLLM | None = None
         self._same_model = True
+        self._looks_until_s = math.inf
 
     def answer(self, make_llm: Callable[[JobStart, Callable[[Any], None]], BatchLLM], chosen: Sequence[int]) -> None:
         def make(start: JobStart) -> BatchLLM:
@@ -197,10 +204,28 @@ class _Again:
             except OtherModel as error:
                 self._found.findings.add("other_model", str(error))
                 return
-            if code not in (EXIT_OK, EXIT_ROWS_FAILED):
-                raise VerifyStopped(code)
-            with open(target, "rb") as file:
-                self._compare(zip(chosen, map(line_in, file), strict=True))
+            if code in (EXIT_OK, EXIT_ROWS_FAILED):
+                with open(target, "rb") as file:
+                    self._compare(zip(chosen, map(line_in, file), strict=True))
+                return
+            self._looks_until_s = time.monotonic() + _MOST_LOOKING_S
+            self._compare(self._answered(source, target))
+            self._found.num_left = len(chosen) - self._found.num_answered
+            raise VerifyStopped(code, self._found)
+
+    def _answered(self, source: Path, target: Path) -> Iterator[tuple[int, Line]]:
+        """(row, line) of those that a job which was stopped had answered."""
+        place = JobFolder(str(target), open_store)
+        with _opened(str(source)) as file:
+            rows = _rows_in(file, self._said)
+            partial = place.merge_partial(rows, Journal(place.journal, rows, "verify"))
+        if partial is None:
+            return
+        with open(partial, "rb") as file:
+            for line in map(line_in, file):
+                index = self._rows.find(line.id)
+                assert index is not None, "the row was chosen"
+                yield index, line
 
     def _settings(self) -> JobSettings:
         said = self._said
@@ -227,9 +252,9 @@ class _Again:
         self._found.promise = promise_of(self._said, identity, self._options.margin)
 
     def _compare(self, pairs: Iterable[tuple[int, Line]]) -> None:
-        promise = self._found.promise
-        assert promise is not None, "rows were answered"
         for index, here in pairs:
+            promise = self._found.promise
+            assert promise is not None, "rows were answered"
             written = self._lines.line(index)
             compared = compare(written, here, bits=promise.bits, margin=promise.margin, same_model=self._same_model)
             verdict, parting = compared.verdict, None
@@ -245,6 +270,8 @@ class _Again:
                 )
 
     def _parting(self, index: int, written: Line, here: Line) -> Parting | None:
+        if time.monotonic() > self._looks_until_s:
+            return None
         row, llm = self._rows.read(index), self._llm
         assert isinstance(row, Row) and llm is not None, "the row was answered"
         now = datetime.datetime.fromtimestamp(self._said.created, datetime.UTC)

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import io
 import json
+import signal
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from ferrum_jax.batch.job import JobOptions
 from ferrum_jax.batch.verify.findings import Findings
 from ferrum_jax.batch.verify.line_difference import BITS
 from ferrum_jax.batch.verify.said import said_of
-from ferrum_jax.batch.verify.verify_job import NOT_ANSWERED, VerifyStopped
+from ferrum_jax.batch.verify.show import shown
+from ferrum_jax.batch.verify.verify_job import NOT_ANSWERED, Options, Verified, VerifyStopped
 from tests.batch.fake_llm import FakeLLM
 from tests.batch.verify.planted import Written, verified, write_job
 from tests.batch.verify.test_many_rows import many_rows
@@ -74,6 +78,52 @@ def test_what_stops_the_answering_gives_its_code(tmp_path):
     with pytest.raises(VerifyStopped) as stopped:
         verified(tmp_path, Interrupted)
     assert stopped.value.code == 130
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 75), (signal.SIGINT, 130)])
+def test_what_was_found_before_a_signal_is_kept(tmp_path, number, code):
+    write_job(tmp_path, many_rows(60), lambda start: FakeLLM())
+    written = Written.read(tmp_path)
+    for line in written.lines:
+        line["response"]["body"]["choices"][0]["text"] += "#"
+    written.forge()
+    written.write(tmp_path)
+
+    given: list[int] = []
+
+    def signalled(llm: FakeLLM) -> None:
+        if llm.num_answered > 20 and not given:
+            given.append(number)
+            signal.raise_signal(number)
+
+    with pytest.raises(VerifyStopped) as stopped:
+        verified(tmp_path, lambda: FakeLLM(on_step=signalled))
+    found = stopped.value.found
+    assert stopped.value.code == code
+    assert 20 < found.num_answered == found.counts["different"] < 60 == found.num_answered + found.num_left
+    assert len(found.differing) == 20 and found.differing[0].compared.differences
+    said = _said(found)
+    assert said.endswith(f"Stopped before all rows were answered again: {found.num_answered} of 60 were compared.")
+
+
+def test_a_stop_before_the_first_row_claims_nothing_of_the_model(tmp_path):
+    write_job(tmp_path, many_rows(6), lambda start: FakeLLM())
+
+    def interrupted() -> FakeLLM:
+        raise KeyboardInterrupt
+
+    with pytest.raises(VerifyStopped) as stopped:
+        verified(tmp_path, interrupted)
+    said = _said(stopped.value.found)
+    assert "Nothing wrong was found in what was read" in said and "0 of 6 were compared" in said
+    assert "is what this model gives" not in said
+
+
+def _said(found: Verified) -> str:
+    console = Console(file=io.StringIO(), width=300)
+    for part in shown(found, "tiny", Options()):
+        console.print(part)
+    return console.file.getvalue().strip()
 
 
 DAMAGE = {
