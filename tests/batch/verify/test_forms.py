@@ -120,10 +120,11 @@ def test_a_stop_before_the_first_row_claims_nothing_of_the_model(tmp_path):
 
 
 def _said(found: Verified) -> str:
-    console = Console(file=io.StringIO(), width=300)
+    text = io.StringIO()
+    console = Console(file=text, width=300)
     for part in shown(found, "tiny", Options()):
         console.print(part)
-    return console.file.getvalue().strip()
+    return text.getvalue().strip()
 
 
 DAMAGE = {
