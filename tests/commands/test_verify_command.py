@@ -129,6 +129,32 @@ def test_what_is_missing_is_named_with_code_2(job, capsys, flags, sentence):
     assert sentence in said and "Traceback" not in said
 
 
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (b"", "it is empty"),
+        (b"\x7fELF\xff\x00", "line 1 is not UTF-8"),
+        (b'{"a": tru}\n', "line 1 is not valid JSON: Expecting value at character 7"),
+        (b'{"custom_id": "a"}\n' * 3, "none of its 3 lines is one, and line 1 has the id None"),
+    ],
+)
+def test_a_file_that_no_job_wrote_is_called_that_alone(job, capsys, content, why):
+    (job / "out.jsonl").write_bytes(content)
+    code, shown, said = verify(job, capsys)
+    assert code == 2 and not shown
+    assert f"out.jsonl is no output of ferrum-jax batch: {why}" in said and said.endswith("name the job's output")
+
+
+def test_a_report_of_a_job_that_has_not_ended_says_so_alone(job, capsys):
+    report = json.loads((job / "out.jsonl.report.json").read_text())
+    report["record"]["output"] = None
+    (job / "out.jsonl.report.json").write_text(json.dumps(report))
+    (job / "out.jsonl").write_text((job / "out.jsonl").read_text().splitlines()[0] + "\n")
+    code, shown, said = verify(job, capsys)
+    assert code == 2 and not shown
+    assert "out.jsonl.report.json knows no finished output: end the job first" in said
+
+
 @pytest.mark.parametrize("what", ["model", "input"])
 def test_a_report_has_nothing_fetched_from_elsewhere(job, capsys, what):
     report, url = json.loads((job / "out.jsonl.report.json").read_text()), "https://example.org/a"

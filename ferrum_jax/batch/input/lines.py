@@ -37,6 +37,9 @@ def load_value(raw: bytes) -> Any:
     try:
         return decoded(raw.decode().removeprefix("\ufeff"))
     except JsonError as error:
+        cause = error.__cause__
+        if isinstance(cause, json.JSONDecodeError):  # which counts lines too, and this is one
+            raise LineError("invalid_json", f"not valid JSON: {cause.msg} at character {cause.pos + 1}") from error
         raise LineError("invalid_json", str(error)) from error
     except UnicodeDecodeError as error:
         raise LineError("invalid_utf8", f"not UTF-8 at byte {error.start + 1}; write the file as UTF-8") from error

@@ -95,6 +95,20 @@ class OutputLines:
         self._name_missing()
         self._compare_report(digest)
 
+    @property
+    def num_readable(self) -> int:
+        """Lines of the form that a job writes."""
+        return self.num_ok + self.num_failed
+
+    @property
+    def why_foreign(self) -> str:
+        """How it is seen where no line is readable."""
+        if not self.num_lines:
+            return "it is empty"
+        first = next(each.message for each in self._findings.kept if each.code == "unreadable")
+        first = first.replace(" of the output", "", 1)
+        return first if self.num_lines == 1 else f"none of its {self.num_lines:,} lines is one, and {first}"
+
     def has(self, index: int) -> bool:
         return self._offsets[index] >= 0
 
@@ -108,8 +122,8 @@ class OutputLines:
         try:
             line = line_in(raw)
             digest.add(number, line.as_written)
-        except (LineError, ValueError) as error:
-            self._findings.add("unreadable", f"line {number + 1} of the output {error}")
+        except ValueError as error:
+            self._findings.add("unreadable", f"line {number + 1} of the output {_wrong_form(error)}")
             return
         self.num_ok, self.num_failed = self.num_ok + (line.error is None), self.num_failed + (line.error is not None)
         index = self._rows.find(line.id)
@@ -193,9 +207,7 @@ class OutputLines:
                 f"the input is not the one that was answered: it has {len(self._rows):,} rows, the report tells of "
                 f"{said.rows:,}, and some of them are others",
             )
-        if said.output is None:
-            add("unfinished", "the report knows no finished output: end the job first, or give its last report")
-        elif digest.text != said.output:
+        if digest.text != said.output:
             add("output_changed", "the output as a whole has another digest than the report, so a line of it changed")
             self.suspects += [index for index in self._errors if index not in self.suspects]  # they have no digest
         counts: Mapping[str, int] = {"ok": self.num_ok, "failed": self.num_failed}
@@ -205,6 +217,13 @@ class OutputLines:
                     "counts_differ",
                     f"the output has {count:,} lines that are {name}, and the report {quoted(said.counts.get(name))}",
                 )
+
+
+def _wrong_form(error: ValueError) -> str:
+    """What a line is that cannot be read; without what its writer is to do, as a line of an input says it."""
+    if not isinstance(error, LineError):
+        return str(error)
+    return "is not UTF-8" if error.code == "invalid_utf8" else f"is {error}"
 
 
 def _wrong_error(line: Line) -> str | None:

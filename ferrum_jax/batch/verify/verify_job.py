@@ -108,7 +108,10 @@ def read_said(output: str, options: Options, findings: Findings) -> JobSaid:
     """What the report says. Raises ValueError where there is none that can be used."""
     path = options.report_path or f"{output}.report.json"
     folder, name = split(path)
-    return said_of(open_store(folder).read(name), path, findings)
+    said = said_of(open_store(folder).read(name), path, findings)
+    if said.output is None:
+        raise ValueError(f"{path} knows no finished output: end the job first, or give its last report with --report")
+    return said
 
 
 def verify_job(
@@ -130,6 +133,8 @@ def verify_job(
         rows = _rows_in(stack.enter_context(_opened(source)), said)
         tell("reading the output")
         lines = OutputLines(stack.enter_context(_opened(output)), rows, said, findings)
+        if not lines.num_readable and (len(rows) or lines.num_lines):
+            raise ValueError(f"{output} is no output of ferrum-jax batch: {lines.why_foreign}; name the job's output")
         found = Verified(output=output, input=source, num_lines=lines.num_lines, findings=findings)
         chosen = _chosen(rows, lines, options, found)
         if chosen:

@@ -64,7 +64,7 @@ def test_a_row_that_crashed_the_engine_is_not_answered_again(tmp_path):
 def test_a_job_that_has_not_ended_has_no_output_to_verify(tmp_path):
     rows = [{"custom_id": str(i), "prompt": "x", "max_tokens": 4, "tempo": 1} for i in range(4)] + many_rows(8)
     assert write_job(tmp_path, rows, lambda start: FakeLLM(), JobOptions(max_errors=1)) == 3
-    with pytest.raises(OSError, match=r"out\.jsonl"):
+    with pytest.raises(ValueError, match=r"out\.jsonl\.report\.json knows no finished output: end the job first"):
         verified(tmp_path, FakeLLM)
 
 
