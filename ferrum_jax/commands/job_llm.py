@@ -6,12 +6,13 @@ import argparse
 import contextlib
 import dataclasses
 import functools
+import json
 import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from ferrum_jax.commands.flags import given_fields
+from ferrum_jax.commands.flags import flag_of, given_fields
 from ferrum_jax.commands.model import job_config, named_adapters, open_llm
 from ferrum_jax.config import EngineConfig
 from ferrum_jax.paths import is_hub_id, is_url
@@ -27,6 +28,11 @@ if TYPE_CHECKING:
 
 # Fields of EngineConfig that belong to a machine or a run; seed is among the job's settings.
 _OF_HERE = ("devices", "request_log", "compilation_cache_dir", "on_recompile", "ready", "seed")
+# Those that an answer follows from, so that verify has no choice of them
+_RECORDED = (
+    *("dtype", "weights", "max_model_len", "max_image_tokens", "max_image_patches"),
+    *("tool_form", "reasoning_form", "score_tokens"),
+)
 _OPENED = ("image_root", "allow_image_hosts")  # what rows may read, which a report alone does not open
 
 
@@ -117,9 +123,11 @@ def _compare_without_length(
 def take_loading(args: argparse.Namespace, said: JobSaid) -> list[str]:
     """Sets what the flags leave open as the report has it; the names of the engine's settings that it set.
 
-    Raises ValueError where neither names a model, and where rows read what the flags do not open.
+    Raises ValueError where neither names a model, where rows read what the flags do not open, and where flags ask for
+    other answers than the job's.
     """
     loading, config = said.loading, said.loading.get("config") or {}
+    _refuse_others(args, said)
     if os.path.isdir(folder := args.input or said.input_path) and "image_root" not in args:
         args.image_root = folder
     for name in _OPENED:
@@ -150,6 +158,22 @@ def take_loading(args: argparse.Namespace, said: JobSaid) -> list[str]:
             setattr(args, name, tuple(value) if isinstance(value, list) else value)
             taken.append(name)
     return taken
+
+
+def _refuse_others(args: argparse.Namespace, said: JobSaid) -> None:
+    """Raises ValueError for a flag that is not as the job was run. What no record tells of is as the flags say."""
+    config, model = said.loading.get("config"), said.model or {}
+    recorded: dict[str, Any] = {"seed": said.settings["seed"]}
+    fields = EngineConfig.__dataclass_fields__
+    if config is not None:
+        recorded |= {name: config.get(name, fields[name].default) for name in _RECORDED}
+    recorded |= {name: model[name] for name in ("dtype", "max_model_len") if name in model}
+    for name, value in given_fields(args, EngineConfig).items():
+        if name in recorded and json.dumps(value) != json.dumps(recorded[name]):
+            raise ValueError(
+                f"{flag_of(fields[name])} is {quoted(value)}, and the job was run with {quoted(recorded[name])}, which "
+                "its rows are answered again with; leave it out"
+            )
 
 
 def _whole(path: str) -> str:

@@ -108,6 +108,11 @@ def shortened(job: Path, **fields: object) -> Path:
     return folder
 
 
+def test_a_flag_that_says_what_the_record_says_is_taken(job, capsys):
+    code, _, said = verify(job, capsys, "--seed 0 --max-model-len 256 --dtype float32 --sample 1")
+    assert code == 0, said
+
+
 def test_rows_chosen_with_the_same_seed_are_the_same(job, capsys):
     _, first, _ = verify(job, capsys, "--sample 1 --sample-seed 4 --json")
     _, second, _ = verify(job, capsys, "--sample 1 --sample-seed 4 --json")
@@ -121,9 +126,13 @@ def test_rows_chosen_with_the_same_seed_are_the_same(job, capsys):
         ("--report {job}/out.jsonl", "is no report: it holds no JSON object; name the job's own with --report"),
         ("--input {job}/none.jsonl", "none.jsonl: No such file or directory"),
         ("--model {job}", "is not a checkpoint"),
+        ("--seed 5", "--seed is 5, and the job was run with 0, which its rows are answered again with; leave it out"),
+        ("--max-model-len 128", "--max-model-len is 128, and the job was run with 256"),
+        ("--dtype bfloat16", "--dtype is 'bfloat16', and the job was run with 'float32'"),
+        ("--tool-form hermes", "--tool-form is 'hermes', and the job was run with None"),
     ],
 )
-def test_what_is_missing_is_named_with_code_2(job, capsys, flags, sentence):
+def test_what_is_missing_or_another_is_named_with_code_2(job, capsys, flags, sentence):
     code, shown, said = verify(job, capsys, flags.format(job=job))
     assert code == 2 and not shown
     assert sentence in said and "Traceback" not in said
