@@ -11,7 +11,10 @@ from ferrum_jax.batch.ending.end_terms import EndTerms, deadline_of, money_of, s
 
 def add_end(batch: argparse.ArgumentParser) -> None:
     """Adds --deadline, --within, --budget and --price-per-hour."""
-    group = batch.add_argument_group("the end of the job")
+    group = batch.add_argument_group(
+        "the end of the job and its cost",  # the short help shows this line in place of the four
+        "Set by --deadline, --within, --budget, --price-per-hour; see --help-all.",
+    )
     until = group.add_mutually_exclusive_group()
     until.add_argument(
         "--deadline",

@@ -62,6 +62,11 @@ def test_help_shows_about_ten_flags_and_help_all_every_one(name, capsys):
         assert ended.value.code == 0 and capsys.readouterr().out == whole
 
 
+def test_the_help_of_a_job_names_the_flags_for_its_end_and_cost():
+    text = COMMANDS["batch"].format_help()
+    assert all(flag in text for flag in ("--deadline", "--within", "--budget", "--price-per-hour"))
+
+
 def test_what_a_flag_takes_has_a_name_for_readers():
     for command in COMMANDS.values():
         for action in command._actions:
