@@ -164,6 +164,10 @@ class Rows:
             place += 1
         return None
 
+    def number(self, index: int) -> int:
+        """The line of the file in which the row stands, from 1."""
+        return self._numbers[index]
+
     def bad_rows(self) -> Iterator[tuple[int, BadRow]]:
         for index in np.flatnonzero(self.is_bad).tolist():
             row = self.read(index)

@@ -83,6 +83,7 @@ class OutputLines:
         self.suspects: list[int] = []
         self.num_lines = self.num_ok = self.num_failed = 0
         self._last = -1
+        self._first_other: int | None = None  # of the output's lines, that answers another row than the input has there
         self._errors: list[int] = []  # rows that failed while they ran
         self._named: set[int] = set()  # rows without a line, about which something was said
         digest, offset = OutputDigest(), 0
@@ -127,6 +128,8 @@ class OutputLines:
             return
         self.num_ok, self.num_failed = self.num_ok + (line.error is None), self.num_failed + (line.error is not None)
         index = self._rows.find(line.id)
+        if index != number and self._first_other is None:
+            self._first_other = number
         if index is None:
             self._foreign(line, number)
         elif self.has(index):
@@ -199,14 +202,20 @@ class OutputLines:
             self._findings.add("missing", f"{quoted(name)} has no line in the output", name)
         self._findings.counts["missing"] += max(len(missing) - _MOST_NAMED, 0)
 
+    def _first_changed(self) -> str:
+        """Which line of the input is the first that the output, which is as it was written, does not answer."""
+        index = self.num_lines if self._first_other is None else self._first_other
+        if index >= len(self._rows):
+            return "; the last of them are gone"
+        return f"; line {self._rows.number(index):,} of it is the first that is another"
+
     def _compare_report(self, digest: OutputDigest) -> None:
         said, add = self._said, self._findings.add
         if (len(self._rows), self._rows.layout) != (said.rows, said.layout):
-            add(
-                "input_changed",
-                f"the input is not the one that was answered: it has {len(self._rows):,} rows, the report tells of "
-                f"{said.rows:,}, and some of them are others",
-            )
+            count = f"it has {len(self._rows):,} rows, "
+            count += "as it had then" if len(self._rows) == said.rows else f"and had {said.rows:,}"
+            first = self._first_changed() if digest.text == said.output else ""
+            add("input_changed", f"the input is not the one that was answered: {count}{first}")
         if digest.text != said.output:
             add("output_changed", "the output as a whole has another digest than the report, so a line of it changed")
             self.suspects += [index for index in self._errors if index not in self.suspects]  # they have no digest

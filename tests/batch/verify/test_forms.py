@@ -16,7 +16,7 @@ from ferrum_jax.batch.verify.line_difference import BITS
 from ferrum_jax.batch.verify.said import said_of
 from ferrum_jax.batch.verify.show import shown
 from ferrum_jax.batch.verify.verify_job import NOT_ANSWERED, Options, Verified, VerifyStopped
-from tests.batch.fake_llm import FakeLLM
+from tests.batch.fake_llm import FakeLLM, json_lines
 from tests.batch.verify.planted import Written, verified, write_job
 from tests.batch.verify.test_many_rows import many_rows
 
@@ -125,6 +125,32 @@ def _said(found: Verified) -> str:
     for part in shown(found, "tiny", Options()):
         console.print(part)
     return text.getvalue().strip()
+
+
+def reversed_at_2(rows: list[dict]) -> None:
+    rows[2:4] = rows[3:1:-1]
+
+
+@pytest.mark.parametrize(
+    ("edit", "sentence"),
+    [
+        (lambda rows: rows[7].update(max_tokens=9), "has 12 rows, as it had then; line 8 of it is the first that is"),
+        (reversed_at_2, "has 12 rows, as it had then; line 3 of it is the first that is another"),
+        (lambda rows: rows.pop(4), "has 11 rows, and had 12; line 5 of it is the first that is another"),
+        (lambda rows: rows.pop(), "has 11 rows, and had 12; the last of them are gone"),
+        (
+            lambda rows: rows.append(rows[0] | {"custom_id": "new"}),
+            "has 13 rows, and had 12; line 13 of it is the first",
+        ),
+    ],
+)
+def test_an_input_that_was_edited_has_its_first_changed_line_named(tmp_path, edit, sentence):
+    write_job(tmp_path, many_rows(12), lambda start: FakeLLM())
+    written = Written.read(tmp_path)
+    edit(written.rows)
+    (tmp_path / "in.jsonl").write_bytes(json_lines(written.rows))
+    found = verified(tmp_path, FakeLLM)
+    assert f"the input is not the one that was answered: it {sentence}" in " ".join(found.findings.sentences)
 
 
 DAMAGE = {
