@@ -71,7 +71,10 @@ class BodyField(NamedTuple):
 
 _FLAG: Any = (BOOLEAN, "true or false")
 _COUNT: Any = (whole(1), "a whole number, 1 or more")
-_PRIORITY: Any = (whole(1 - 2**31, 2**31 - 1), "a whole number, and lower runs first")
+_PRIORITY: Any = (
+    whole(1 - 2**31, 2**31 - 1),
+    "a whole number from -2147483647 to 2147483647, and lower runs first",
+)
 _TIMEOUT: Any = ({"type": "number", "exclusiveMinimum": 0}, "a number of seconds, more than 0", "http")
 REQUEST_ID = r"^[A-Za-z0-9_.:-]{1,128}$"
 _REQUEST_ID: Any = ({"type": "string", "pattern": REQUEST_ID}, "1 to 128 letters, digits or any of _ . : -", "http")

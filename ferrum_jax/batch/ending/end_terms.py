@@ -19,6 +19,7 @@ _MOST_S = 366 * 86_400.0
 _ZONE = r"(?:Z|[+-]\d\d:\d\d)?"
 _OF_DAY = re.compile(rf"\d\d:\d\d(?::\d\d)?{_ZONE}", re.ASCII)
 _MOMENT = re.compile(rf"\d{{4}}-\d\d-\d\d[T ]\d\d:\d\d(?::\d\d)?{_ZONE}", re.ASCII)
+_MIDNIGHT = re.compile(rf"(?:^|[T ])24:00(?::00)?{_ZONE}$", re.ASCII)  # which newer versions of Python take
 _SPAN = re.compile(r"(?=\d)(?:([\d.]+)d)?(?:([\d.]+)h)?(?:([\d.]+)m)?(?:([\d.]+)s)?", re.ASCII)
 _UNITS = (86_400.0, 3_600.0, 60.0, 1.0)
 _MONEY = re.compile(r"\d{1,12}(?:\.\d{1,6})?", re.ASCII)
@@ -54,6 +55,8 @@ def deadline_of(text: str, now: float, zone: datetime.tzinfo | None = None) -> f
     Raises ValueError for another form, for no time of a clock or calendar, and for what has passed.
     """
     try:
+        if _MIDNIGHT.search(text):
+            raise ValueError("midnight is 00:00 of the day that it begins")
         if _OF_DAY.fullmatch(text):
             return _next(datetime.time.fromisoformat(text), now, zone)
         if _MOMENT.fullmatch(text):

@@ -63,6 +63,12 @@ def test_what_is_no_deadline_is_refused_with_the_value_and_the_forms(text):
     assert repr(text) in str(found.value) and "; give " in str(found.value)
 
 
+@pytest.mark.parametrize("text", ["24:00", "24:00:00Z", "2026-11-28T24:00", "2026-11-28 24:00+01:00"])
+def test_a_deadline_at_24_is_told_how_midnight_is_written(text):
+    with pytest.raises(ValueError, match="midnight is 00:00 of the day that it begins"):
+        deadline_of(text, NOON, EAST)
+
+
 def test_a_deadline_that_has_passed_or_is_far_away_is_refused_with_its_zone():
     with pytest.raises(ValueError, match=r"which has passed: it is 2026-11-27 12:00 EAST, UTC\+05:30; give"):
         deadline_of("2026-11-27T11:59", NOON, EAST)

@@ -193,6 +193,7 @@ def test_a_rows_priority_changes_neither_its_id_nor_its_seed():
         assert (late.id, late.seeds, late.how) == (plain.id, plain.seeds, plain.how) and none.id == plain.id
     assert "priority is 1.5; it must be a whole number" in error(short(priority=1.5))
     assert "priority is 2147483648;" in error(short(priority=2**31))
+    assert "it must be a whole number from -2147483647 to 2147483647, and" in error(short(priority=10**30))
     assert "priority is True;" in error(short(priority=True))
 
 
