@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 # Fields of EngineConfig that belong to a machine or a run; seed is among the job's settings.
 _OF_HERE = ("devices", "request_log", "compilation_cache_dir", "on_recompile", "ready", "seed")
-# Those that an answer follows from, so that verify has no choice of them
+# Fields that decide answers: verify takes them as the job had them
 _RECORDED = (
     *("dtype", "weights", "max_model_len", "max_image_tokens", "max_image_patches"),
     *("tool_form", "reasoning_form", "score_tokens"),
