@@ -27,8 +27,8 @@ from ferrum_jax.batch.input.formats import Row
 from ferrum_jax.batch.input.rows import Rows
 from ferrum_jax.batch.input.sound_folder import rows_of_folder
 from ferrum_jax.batch.job import EXIT_OK, EXIT_ROWS_FAILED, JobSettings, JobStart, run_batch
-from ferrum_jax.batch.journal.job_folder import JobFolder
 from ferrum_jax.batch.journal.journal import Journal
+from ferrum_jax.batch.journal.merge import merge
 from ferrum_jax.batch.verify.counted_llm import CountedLLM
 from ferrum_jax.batch.verify.findings import Findings
 from ferrum_jax.batch.verify.line_difference import BITS, DIFFERENT, TEXT, TIE, Compared, compare
@@ -220,14 +220,14 @@ class _Again:
 
     def _answered(self, source: Path, target: Path) -> Iterator[tuple[int, Line]]:
         """(row, line) of those that a job which was stopped had answered."""
-        place = JobFolder(str(target), open_store)
-        with _opened(str(source)) as file:
+        store = open_store(f"{target}.journal")
+        with _opened(str(source)) as file, open(target, "w+b") as lines:
             rows = _rows_in(file, self._said)
-            partial = place.merge_partial(rows, Journal(place.journal, rows, "verify"))
-        if partial is None:
-            return
-        with open(partial, "rb") as file:
-            for line in map(line_in, file):
+            journal = Journal(store, rows, "verify")
+            journal.refresh()
+            merge(rows, journal, store, lines)
+            lines.seek(0)
+            for line in map(line_in, lines):
                 index = self._rows.find(line.id)
                 assert index is not None, "the row was chosen"
                 yield index, line
