@@ -68,7 +68,7 @@ class TpuConfig:
                 f"tokens or rows a step"
             )
         vectors = decode.vmem_bytes(shape, num_tokens if prefill is None else num_rows)
-        if vectors > decode.vmem_limit_bytes:
+        if config.prefill_from > 1 and vectors > decode.vmem_limit_bytes:  # else its kernel is not launched
             raise ValueError(
                 f"attention of {num_tokens} tokens, {num_heads} heads and {pool.num_kv_heads} KV heads takes {vectors} "
                 f"bytes of vector memory; of {target.generation}'s {target.vmem_bytes} it may use "

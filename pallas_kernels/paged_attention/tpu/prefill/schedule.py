@@ -91,10 +91,8 @@ def make_prefill_schedule(
     window: a token at position p sees p - window + 1 .. p. chunked: p - p % window .. p instead. causal:
     False lets every query see the row's whole context, starts + counts.
     """
-    R, M = batch.block_tables.shape
-    tile_q = config.tile_q
+    (R, M), counts, tile_q = batch.block_tables.shape, batch.counts, config.tile_q
     padded = -(-max(num_tokens, tile_q) // ALIGNMENT) * ALIGNMENT
-    counts = batch.counts
     aligned = batch.query_offsets // ALIGNMENT * ALIGNMENT
     num_of_row = jnp.where(counts > 0, -(-(batch.query_offsets - aligned + counts) // tile_q), 0)  # [R]
     ends = jnp.cumsum(num_of_row)
@@ -105,22 +103,18 @@ def make_prefill_schedule(
     end = jnp.minimum((batch.query_offsets + counts)[row], begin + tile_q)
     first_token = jnp.minimum(begin, padded - tile_q)
     position = batch.starts[row] + first_token - batch.query_offsets[row]
-    low, high = position + first - first_token, position + end - first_token - 1
-    end_position, seen_ends, sees_ahead = high + 1, batch.seen_ends, jnp.zeros_like(low)
+    lanes = first - first_token, end - first_token
+    seen_ends = None if batch.seen_ends is None else jnp.pad(batch.seen_ends, (0, padded - num_tokens))
     if not causal:
-        end_position = (batch.starts + batch.counts)[row]
-    elif seen_ends is not None:
-        seen_ends = jnp.pad(seen_ends, (0, padded - num_tokens))
-        lanes = first - first_token, end - first_token
-        furthest, sees_ahead = _furthest_seen(seen_ends, first_token, lanes, position, tile_q)
-        end_position = jnp.maximum(end_position, furthest)
-        seen_ends = jnp.broadcast_to(seen_ends[:, None], (padded, LANES))
-    oldest = oldest_seen(low, window=window, chunked=chunked)
+        end_position, sees_ahead = (batch.starts + counts)[row], jnp.zeros_like(row)
+    else:
+        end_position, sees_ahead = _furthest_seen(seen_ends, first_token, lanes, position, tile_q)
+    oldest = oldest_seen(position + lanes[0], window=window, chunked=chunked)
     fields = {
         "row": row,
         "first_token": first_token,
-        "first_lane": first - first_token,
-        "end_lane": end - first_token,
+        "first_lane": lanes[0],
+        "end_lane": lanes[1],
         "position": position,
         "end_position": end_position,
         "first_kv": oldest // config.tile_kv,
@@ -135,7 +129,7 @@ def make_prefill_schedule(
         tiles=jnp.stack([fields[name] for name in _FIELDS], axis=1).reshape(-1).astype(jnp.int32),
         lines=jnp.concatenate([first_lines, jnp.zeros_like(first_lines)]),
         tables=tables,
-        ends=seen_ends,
+        ends=None if seen_ends is None else jnp.broadcast_to(seen_ends[:, None], (padded, LANES)),
         row_lines=row_lines(M),
         config=config,
         window=window,
@@ -145,14 +139,18 @@ def make_prefill_schedule(
 
 
 def _furthest_seen(
-    seen_ends: jax.Array,  # [tokens]
+    seen_ends: jax.Array | None,  # [tokens]
     first_token: jax.Array,  # [tiles]
     lanes: tuple[jax.Array, jax.Array],  # [tiles] each: the row's first, and the end of its own
     position: jax.Array,  # [tiles], of lane 0
     tile_q: int,
 ) -> tuple[jax.Array, jax.Array]:
-    """[tiles] each: the last of the ends that a tile's queries have, and 1 where one sees a key behind its own."""
+    """[tiles] each: from which position on no query of a tile sees; 1 where one sees behind its own key."""
+    first, end = lanes
+    if seen_ends is None:
+        return position + end, jnp.zeros_like(end)
     lane = jnp.arange(tile_q)
-    own = (lane >= lanes[0][:, None]) & (lane < lanes[1][:, None])
+    own = (lane >= first[:, None]) & (lane < end[:, None])
     ends = jnp.where(own, seen_ends.at[first_token[:, None] + lane].get(mode="clip"), 0)
-    return jnp.max(ends, axis=1), jnp.any(ends > position[:, None] + lane + 1, axis=1).astype(jnp.int32)
+    sees_ahead = jnp.any(ends > position[:, None] + lane + 1, axis=1)
+    return jnp.maximum(position + end, jnp.max(ends, axis=1)), sees_ahead.astype(jnp.int32)
