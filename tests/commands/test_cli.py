@@ -284,6 +284,7 @@ def test_every_field_of_both_has_a_flag():
     flags.add_sampling_flags(parser)
     known = {action.dest for action in parser._actions} | {
         "return_routed_experts",
+        "return_sampling_mask",
         "transcript",
         "prompt_logprob_token_ids",
         "prompt_logprob_start",

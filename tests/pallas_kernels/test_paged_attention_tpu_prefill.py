@@ -42,9 +42,8 @@ def test_tiles_cover_each_query_once_and_see_no_more_than_they_may() -> None:
 
 
 def test_tiles_fit_the_memory_that_they_are_given_or_say_that_they_do_not() -> None:
-    shape = PrefillShape(
-        num_kv_heads=8, group=4, lanes=128, vectors=16, block_size=16, pool_dtype="bfloat16", dtype="bfloat16"
-    )
+    of_pool = {"lanes": 128, "key_lanes": 128, "value_lanes": 128, "vectors": 16, "block_size": 16}
+    shape = PrefillShape(num_kv_heads=8, group=4, **of_pool, pool_dtype="bfloat16", dtype="bfloat16")
     sizes = []
     for megabytes in (16, 64, 128):
         config = PrefillConfig.choose(
