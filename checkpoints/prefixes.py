@@ -4,8 +4,8 @@
                      arrays/, and its own digest
     arrays/          Orbax: for group g `g/keys` [n, 16] uint8 and for layer l `g/l/values` [n, C, 2K, H] (and, for
                      int8, `g/l/scales` [n, 2K, C]); `prompts/keys` and `prompts/hidden` [n, D]; `states/keys` and
-                     for recurrent layer l `states/l` [n, ...], or `states/l/NAME` of each of its arrays; beside
-                     the blocks of one group `experts/kept` [n, C, layers * X], of an engine that gives experts
+                     for recurrent layer l `states/l` [n, ...], or `states/l/NAME` of each of its arrays. Where an
+                     engine gives experts, `experts/kept` [n, C, layers * X] has those of tokens in one group's blocks
 
 Rows stand from the least recently used block to the most recently used one. Nothing here depends on the mesh,
 on ids or on how the pools are packed. A folder appears whole or not at all.

@@ -40,9 +40,8 @@ assert SCORE_TILE == invariance.FEWEST_ROWS, "invariant tiles of rows and of pro
 
 Shapes = Mapping[str, jax.ShapeDtypeStruct]
 SampleResult = tuple[jax.Array, jax.Array, jax.Array, jax.Array]
-_sample = jax.jit(
-    sampling.sample, static_argnames="gives_masks"
-)  # traced once for all row buckets that have a tile of one shape
+# traced once for all row buckets that have a tile of one shape
+_sample = jax.jit(sampling.sample, static_argnames="gives_masks")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
