@@ -162,3 +162,13 @@ def test_a_run_prints_what_it_selects_and_how_a_failure_runs_alone(checkout, num
     )
     assert "scripts/test -m \"\" --seed 7 'tests/test_c.py::test[0]'" in done.stdout
     assert done.stdout.count("histories from --seed 7") >= 2
+
+
+@pytest.mark.parametrize("num_processes", [0, 2])
+def test_no_test_begins_after_the_time_of_until_and_the_summary_counts_them(checkout, num_processes):
+    command = [sys.executable, "-m", "pytest", "-n", str(num_processes), "--until", "1", "tests/test_a.py"]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    done = subprocess.run(
+        command, cwd=checkout, env=environment | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True
+    )
+    assert "12 skipped" in done.stdout and "\n12 of tests/test_a.py\n" in done.stdout, done.stdout + done.stderr

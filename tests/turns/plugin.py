@@ -1,20 +1,24 @@
 """`--sixth`: a sixth of the slow tests, and of those for absent chips, with those that the last changes touch.
 
-It prints what it selects and what it leaves out, and how each test that fails runs alone.
+It prints what it selects and what it leaves out, and how each test that fails runs alone. `--until`: the time
+after which no more tests begin; the summary names those that were left out.
 """
 
 from __future__ import annotations
 
 import shlex
 import sys
+import time
 from collections import Counter
 from typing import Any
 
 import pytest
 
 from tests.turns.history import history
-from tests.turns.sixths import NUM_SIXTHS, unit_of
+from tests.turns.sixths import NUM_SIXTHS, file_of, unit_of
 from tests.turns.touched import Turn, imports_of, turn
+
+_LATE = "left out: the time of --until was over before it began"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -24,6 +28,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         choices=[*sixths, "auto"],
         help="run one sixth of the slow tests, and those that changes touch; auto: the one in turn by git's history",
     )
+    parser.addoption("--until", type=float, help="seconds since 1970 (date +%s) after which no more tests begin")
+
+
+@pytest.hookimpl(tryfirst=True)  # before its fixtures
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.config.option.until is not None and time.time() > item.config.option.until:
+        pytest.skip(_LATE)
 
 
 @pytest.hookimpl(trylast=True)  # after -m and -k
@@ -75,7 +86,12 @@ def _say(config: pytest.Config, lines: list[str]) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """How what failed runs alone."""
+    """Which tests --until left out, and how what failed runs alone."""
+    skipped = [report for report in terminalreporter.stats.get("skipped", []) if _LATE in str(report.longrepr)]
+    if skipped:
+        terminalreporter.section("left out, since the time was over; run these by hand")
+        for file, count in sorted(Counter(file_of(report.nodeid) for report in skipped).items()):
+            terminalreporter.line(f"{count} of {file}")
     reports = [*terminalreporter.stats.get("failed", []), *terminalreporter.stats.get("error", [])]
     if config.option.sixth is None or not reports:
         return
