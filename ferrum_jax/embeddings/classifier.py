@@ -28,10 +28,18 @@ _Layer = tuple[np.ndarray, np.ndarray]  # weight [O, I] and bias [O], float64
 
 
 class Classifier:
-    """A model's labels, and what stands behind its vectors. layers: linear, a ReLU between two; none gives logits."""
+    """A model's labels, and what stands behind its vectors. layers: linear, a ReLU between two; none gives logits.
 
-    def __init__(self, labels: Labels, layers: Sequence[_Layer] = ()) -> None:
-        self.labels, self._layers = labels, layers
+    pad: the config's pad_token_id; the head reads the last token that is another, as transformers does.
+    """
+
+    def __init__(self, labels: Labels, layers: Sequence[_Layer] = (), pad: int | None = None) -> None:
+        self.labels, self._layers, self._pad = labels, layers, pad
+
+    def read_tokens(self, token_ids: Sequence[int]) -> Sequence[int]:
+        """A text's tokens up to the one that the head reads; the first alone if all are pads."""
+        last = next((n for n in range(len(token_ids), 1, -1) if token_ids[n - 1] != self._pad), 1)
+        return token_ids[:last]
 
     def logits(self, state: np.ndarray) -> np.ndarray:  # [D] -> [n] float32
         found = state.astype(np.float64)
@@ -91,7 +99,7 @@ def head_of(checkpoint: Checkpoint, hidden_size: int) -> Classifier | None:
             )
         wide = np.zeros(out) if bias is None else np.asarray(bias).astype(np.float64)
         layers.append((np.asarray(weight).astype(np.float64), wide))
-    return Classifier(labels, layers)
+    return Classifier(labels, layers, checkpoint.config.get("pad_token_id"))
 
 
 def require_classifier(classifier: Classifier | None, name: str) -> Classifier:
@@ -118,6 +126,7 @@ def require_reward(classifier: Classifier | None, name: str) -> Classifier:
 class ClassifierTexts:
     """Makes of prompts the texts that a classifier reads. prompts: writes conversations, by the chat template."""
 
+    classifier: Classifier
     embedder: Embedder
     prompts: PromptEncoder
     truncate: bool
@@ -129,7 +138,8 @@ class ClassifierTexts:
             ids = self.prompts.token_ids({"add_generation_prompt": False, **given})
             given = {"prompt_token_ids": list(ids), "cache_salt": given.get("cache_salt")}
         most = self.embedder.most(self.truncate)
-        return self.embedder.text(key, given, EmbeddingParams(pooling="cls", normalize=False, max_tokens=most))
+        text = self.embedder.text(key, given, EmbeddingParams(pooling="cls", normalize=False, max_tokens=most))
+        return dataclasses.replace(text, token_ids=self.classifier.read_tokens(text.token_ids))
 
 
 def read_all(

@@ -300,8 +300,10 @@ class OpenModel:
         return score_requests(prepared, completions, self.prompts.tokenizer, mode, self.max_model_len)
 
     def text_reader(self, truncate: bool) -> ClassifierTexts:
-        """How prompts become texts that are classified."""
-        return ClassifierTexts(embedder=self.embedder, prompts=self.prompts, truncate=truncate)
+        """How prompts become texts that are classified, by a model with a classifier."""
+        own = self.opened.classifier
+        assert own is not None, "only classifiers read classes"
+        return ClassifierTexts(classifier=own, embedder=self.embedder, prompts=self.prompts, truncate=truncate)
 
     def run_texts(self, texts: Iterable[Text[Any]]) -> States:
         """(text, its state, tokens of it that were cached) of each, in the order in which steps end."""

@@ -59,6 +59,12 @@ def test_the_cache_and_companions_leave_classes_as_they_are():
         assert one.logits.tolist() == other.logits.tolist() and one.label == other.label
 
 
+def test_a_head_reads_the_last_token_that_is_no_pad_as_transformers_does():
+    text = golden("llama")[0][0]
+    whole, padded, pads, pad = classifier("llama").classify([text, [*text, 0, 0], [0, 0, 0], [0]])
+    assert padded.logits.tolist() == whole.logits.tolist() and pads.logits.tolist() == pad.logits.tolist()
+
+
 def test_a_reward_is_the_one_logit_of_a_model_with_one_label():
     texts, wanted = golden("qwen2")
     found = classifier("qwen2").reward(texts)
