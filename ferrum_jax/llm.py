@@ -25,8 +25,18 @@ from ferrum_jax.config import EngineConfig
 from ferrum_jax.embeddings.classifier import read_all, require_classifier, require_reward
 from ferrum_jax.embeddings.comparing import Pairs, Scores, score_all
 from ferrum_jax.embeddings.embedder import ONE_TOKEN, Vectors, embed_all
-from ferrum_jax.embeddings.scorer import Pair
-from ferrum_jax.engine.calls.arguments import checked, params_for, priorities_for, shown, with_adapters, with_tools
+from ferrum_jax.embeddings.scorer import Pair, paired
+from ferrum_jax.engine.calls.arguments import (
+    BEAM_SEARCH,
+    ENCODE,
+    GET_METRICS,
+    checked,
+    params_for,
+    priorities_for,
+    shown,
+    with_adapters,
+    with_tools,
+)
 from ferrum_jax.engine.calls.score_requests import Completion, score_params, scores_of
 from ferrum_jax.engine.engine import Engine
 from ferrum_jax.engine.shared import Ask, SharedEngine
@@ -76,6 +86,8 @@ class LLM:
 
     Raises ValueError, before weights are read, for what cannot run here: all reasons at once.
     """
+
+    encode, beam_search, get_metrics = ENCODE, BEAM_SEARCH, GET_METRICS
 
     def __init__(
         self,
@@ -479,21 +491,25 @@ class LLM:
     @checked
     def score(
         self,
-        pairs: Sequence[Pair],
+        pairs: Sequence[Pair] | str,
+        documents: str | Sequence[str] | None = None,
         *,
         truncate: bool = False,
         instruction: str | None = None,
         progress: bool | None = None,
+        use_tqdm: bool | None = None,
     ) -> list[ScoreOutput]:
         """How well the two texts of each pair fit, in their order, by a model of pairs, or the cosine of their vectors.
 
         pairs: of texts, a query and a document, or objects with `query` and `document`, and perhaps their own
-        `instruction`. A score with a sigmoid is in [0, 1]. truncate: cut pairs that are too long. instruction: what
-        makes a document fit, for models that are told, such as Qwen3-Reranker. progress: as in `generate`. Raises
-        ValueError naming the pair that cannot be served, and for a model that does neither.
+        `instruction`. A score with a sigmoid is in [0, 1]. documents: with them, pairs are queries, as vLLM has it: one
+        for all, or one each. truncate: cut pairs that are too long. instruction: what makes a document fit, for
+        models that are told, such as Qwen3-Reranker. progress, use_tqdm: as in `generate`. Raises ValueError naming the
+        pair that cannot be served, and for a model that does neither.
         """
+        pairs = pairs if documents is None else paired(pairs, documents)
         outputs = self.score_as_completed(enumerate(pairs), truncate=truncate, instruction=instruction)
-        with texts_bar(len(pairs), shown=progress) as advance:
+        with texts_bar(len(pairs), shown=shown(progress, use_tqdm)) as advance:
             return in_order(outputs, advance)
 
     def score_as_completed(

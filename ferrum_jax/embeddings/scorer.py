@@ -85,6 +85,14 @@ def pair_parts(pair: Any, truncate: bool, instruction: str | None) -> PairParts:
     return PairParts(both, **own)
 
 
+def paired(queries: Any, documents: Any) -> list[tuple[str, str]]:
+    """Pairs in vLLM's form: one query beside each document, or as many queries. Raises ValueError for other counts."""
+    left, right = ([texts] if isinstance(texts, str) else list(texts) for texts in (queries, documents))
+    if len(left) not in (1, len(right)):
+        raise ValueError(f"{len(left)} queries and {len(right)} documents are given; give one query, or one for each")
+    return list(zip(left * len(right) if len(left) == 1 else left, right, strict=True))
+
+
 def both_of(pair: Any) -> tuple[str, str]:
     """The two texts of a pair. Raises ValueError for what is none."""
     texts = [text for text in pair if isinstance(text, str)] if isinstance(pair, list | tuple) else []

@@ -22,6 +22,7 @@ from ferrum_jax.asked.sampling import SamplingParams
 from ferrum_jax.asked.transcription_params import TranscriptionParams
 from ferrum_jax.config import EngineConfig
 from ferrum_jax.embeddings.embedder import ONE_TOKEN
+from ferrum_jax.engine.calls.arguments import BEAM_SEARCH, ENCODE, GET_METRICS
 from ferrum_jax.engine.calls.score_requests import Completion, score_params, scores_of
 from ferrum_jax.llm import LLM, NewWeights
 from ferrum_jax.outputs import EmbeddingOutput, RequestOutput, SequenceLogprobs, Transcription
@@ -45,6 +46,8 @@ class AsyncLLM:
     model, config, others: as of `LLM`. Opening one blocks; within a running loop, open it in a thread and use `over`.
     Close it, or use it in `async with`, so that its thread ends.
     """
+
+    encode, beam_search, get_metrics = ENCODE, BEAM_SEARCH, GET_METRICS
 
     def __init__(self, model: str, config: EngineConfig | None = None, **others: Any) -> None:
         self._take(LLM(model, config, **others))

@@ -8,7 +8,7 @@ import json
 import numpy as np
 import pytest
 
-from ferrum_jax import LLM, EngineConfig
+from ferrum_jax import LLM, AsyncLLM, EngineConfig
 from ferrum_jax.files.json_files import read_json
 from ferrum_jax.models import registry
 from ferrum_jax.text.tokenizer import Tokenizer
@@ -44,6 +44,23 @@ def test_a_pair_that_is_too_long_or_none_is_refused_by_its_place():
         llm.score(["ab"])
     found = dict(llm.score_as_completed(iter([("good", pairs[2]), ("bad", ["x", 5])])))
     assert abs(found["good"].score - wanted[2]) < 1e-5 and "must be two texts" in str(found["bad"])
+
+
+def test_vllms_form_scores_a_query_beside_each_document_or_as_many():
+    llm, (pairs, _) = cross_encoder("bert"), golden("bert")
+    (query, first), (other, second) = pairs[:2]
+    wanted = [output.score for output in llm.score([(query, first), (query, second), (other, second)])]
+    assert [output.score for output in llm.score(query, [first, second])] == wanted[:2]
+    assert [output.score for output in llm.score([query, other], [first, second], use_tqdm=False)] == wanted[::2]
+    with pytest.raises(ValueError, match="2 queries and 3 documents are given; give one query, or one for each"):
+        llm.score(["a", "b"], ["c", "d", "e"])
+
+
+@pytest.mark.parametrize("kind", [LLM, AsyncLLM])
+def test_methods_of_vllm_that_are_not_here_say_what_to_use(kind):
+    with pytest.raises(AttributeError, match=f"{kind.__name__} has no encode, .*: embed gives vectors"):
+        kind.encode  # noqa: B018
+    assert not hasattr(kind, "beam_search") and not hasattr(kind, "get_metrics")
 
 
 def test_a_model_that_scores_makes_no_vectors_and_one_of_vectors_compares_them():

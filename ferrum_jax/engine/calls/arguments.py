@@ -7,7 +7,7 @@ import functools
 import inspect
 from collections.abc import Callable, Sequence
 from difflib import get_close_matches
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, NoReturn, ParamSpec, TypeVar
 
 from ferrum_jax.asked.sampling import SamplingParams
 from ferrum_jax.asked.structured_outputs import StructuredOutputsParams
@@ -30,6 +30,24 @@ def checked(method: Callable[Given, Returned]) -> Callable[Given, Returned]:
         return method(*args, **kwargs)
 
     return call
+
+
+class MissingMethod:
+    """A method that vLLM has; asking for it raises AttributeError, which says what to use instead."""
+
+    def __init__(self, instead: str) -> None:
+        self._instead, self._name = instead, ""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, _: object, owner: type) -> NoReturn:
+        raise AttributeError(f"{owner.__name__} has no {self._name}, a method of vLLM's: {self._instead}")
+
+
+ENCODE = MissingMethod("embed gives vectors, classify classes, reward rewards and score scores of pairs")
+BEAM_SEARCH = MissingMethod("ask generate for n choices with logprobs and keep the best")
+GET_METRICS = MissingMethod("stats() has the counters")
 
 
 def _refusal(method: str, name: str, known: list[str]) -> str:
