@@ -5,20 +5,20 @@ from ferrum_jax import LLM, SamplingParams, EngineConfig
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import os
 from typing import TYPE_CHECKING
 
-from ferrum_jax.asked.sampling import SamplingParams
-from ferrum_jax.asked.structured_outputs import StructuredOutputsParams
-from ferrum_jax.config import EngineConfig
-from ferrum_jax.outputs import RequestOutput
-from ferrum_jax.sizes.speculative import SpeculativeConfig
-
 if TYPE_CHECKING:
+    from ferrum_jax.asked.sampling import SamplingParams
+    from ferrum_jax.asked.structured_outputs import StructuredOutputsParams
+    from ferrum_jax.config import EngineConfig
     from ferrum_jax.device_check.run_check import check_device
     from ferrum_jax.llm import LLM
+    from ferrum_jax.outputs import RequestOutput
     from ferrum_jax.serve.async_llm import AsyncLLM
+    from ferrum_jax.sizes.speculative import SpeculativeConfig
 
 __version__ = "0.1.0"
 __all__ = [
@@ -49,18 +49,20 @@ def _require_own_packages() -> None:
 _require_own_packages()
 
 
+_MODULES = {
+    "LLM": "llm",
+    "AsyncLLM": "serve.async_llm",
+    "EngineConfig": "config",
+    "RequestOutput": "outputs",
+    "SamplingParams": "asked.sampling",
+    "SpeculativeConfig": "sizes.speculative",
+    "StructuredOutputsParams": "asked.structured_outputs",
+    "check_device": "device_check.run_check",
+}
+
+
 def __getattr__(name: str) -> object:
-    """LLM, AsyncLLM and check_device on first use: they bring jax, which command lines and batch formats do without."""
-    if name == "LLM":
-        from ferrum_jax.llm import LLM
-
-        return LLM
-    if name == "AsyncLLM":
-        from ferrum_jax.serve.async_llm import AsyncLLM
-
-        return AsyncLLM
-    if name == "check_device":
-        from ferrum_jax.device_check.run_check import check_device
-
-        return check_device
+    """Public names on first use: some bring jax, and the command must see Ctrl-C before it imports anything."""
+    if name in _MODULES:
+        return getattr(importlib.import_module(f"ferrum_jax.{_MODULES[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -9,22 +9,28 @@ reads the output any more.
 
 from __future__ import annotations
 
-import argparse
-import atexit
-import importlib.metadata
-import os
-import platform
 import sys
-import traceback
-from collections.abc import Callable, Sequence
-from typing import NoReturn
 
-from ferrum_jax import __version__
-from ferrum_jax.batch.notice import EXIT_INTERRUPTED, EXIT_PREEMPTED
-from ferrum_jax.commands import batch, bench, cache, check, compile, convert, embed, generate, plan, serve, verify
-from ferrum_jax.commands.given_paths import require_files_apart
-from ferrum_jax.commands.parsers import CommandParser
-from ferrum_jax.startup.accelerators import idle_packages
+_INTERRUPTED = "ferrum-jax: interrupted"
+try:
+    import argparse
+    import atexit
+    import importlib.metadata
+    import os
+    import platform
+    import traceback
+    from collections.abc import Callable, Sequence
+    from typing import NoReturn
+
+    from ferrum_jax import __version__
+    from ferrum_jax.batch.notice import EXIT_INTERRUPTED, EXIT_PREEMPTED
+    from ferrum_jax.commands import batch, bench, cache, check, compile, convert, embed, generate, plan, serve, verify
+    from ferrum_jax.commands.given_paths import require_files_apart
+    from ferrum_jax.commands.parsers import CommandParser
+    from ferrum_jax.startup.accelerators import idle_packages
+except KeyboardInterrupt:  # these take a good part of a second
+    print(_INTERRUPTED, file=sys.stderr)
+    sys.exit(130)
 
 EXIT_USAGE, EXIT_CRASHED, EXIT_CLOSED = 2, 70, 141  # 70 is EX_SOFTWARE
 _SECRET = "FERRUM_JAX_COORDINATOR_SECRET"  # environment variable, in place of --coordinator-secret-file
@@ -39,9 +45,13 @@ def command() -> NoReturn:
     """
     code: object
     try:
+        _open_what_is_closed()
         code = main()
     except SystemExit as ended:
         code = ended.code
+    except KeyboardInterrupt:  # before its flags were read, or on its way out
+        print(_INTERRUPTED, file=sys.stderr)
+        code = EXIT_INTERRUPTED
     except Exception as error:
         traceback.print_exc()
         code = EXIT_USAGE if isinstance(error, ValueError | OSError) else EXIT_CRASHED  # only with --traceback
@@ -96,7 +106,7 @@ def _run(args: argparse.Namespace, join: Callable[..., None] | None = None) -> i
         code = args.run(args)
         return EXIT_CLOSED if _output_is_closed() else code
     except KeyboardInterrupt:
-        print("ferrum-jax: interrupted", file=sys.stderr)
+        print(_INTERRUPTED, file=sys.stderr)
         return EXIT_INTERRUPTED
     except (ValueError, OSError) as error:
         if isinstance(error, BrokenPipeError) and _output_is_closed():
@@ -127,6 +137,16 @@ def _describe(error: ValueError | OSError) -> str:
     if isinstance(error, OSError) and error.filename is not None:
         return f"{error.filename}: {error.strerror}"
     return str(error)
+
+
+def _open_what_is_closed() -> None:
+    """Gives /dev/null to each of stdin, stdout and stderr that whoever started this has closed, as `>&-` does.
+
+    The next file that is opened would have its number, and what is printed would go there.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):  # in the order of their numbers
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
 
 
 def _output_is_closed() -> bool:

@@ -9,6 +9,7 @@ import os
 import shutil
 import subprocess
 import sys
+import textwrap
 import types
 from pathlib import Path
 from typing import ClassVar
@@ -368,6 +369,29 @@ def test_batch_is_not_invariant_where_that_is_not_wanted_or_not_possible(llms, t
     rows = write_rows(tmp_path / "in.jsonl", {"custom_id": "a", "prompt": "x"})
     assert cli.main(["batch", "--model", "m", "--input", str(rows), "--output", str(tmp_path / "o"), flag]) == 0
     assert not llms[0].config.invariant
+
+
+@pytest.mark.parametrize("module", ["argparse", "ferrum_jax.commands.batch", "ferrum_jax.outputs"])
+def test_ctrl_c_while_the_command_is_imported_is_one_line(module):
+    hook = f"""
+        import sys
+        sys.modules.pop({module!r}, None)
+        class Interrupts:
+            def find_spec(self, name, *_):
+                if name == {module!r}:
+                    raise KeyboardInterrupt
+        sys.meta_path.insert(0, Interrupts())
+        from ferrum_jax.__main__ import command
+        command()"""
+    program = [sys.executable, "-c", textwrap.dedent(hook), "--help"]
+    done = subprocess.run(program, cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (130, "ferrum-jax: interrupted\n")
+
+
+def test_a_command_whose_output_was_closed_at_its_start_runs():
+    program = f"exec {sys.executable} -m ferrum_jax --help <&- >&-"
+    done = subprocess.run(["bash", "-c", program], cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_batch_exits_1_when_a_row_failed_and_130_when_it_was_interrupted(llms, tmp_path, monkeypatch):
