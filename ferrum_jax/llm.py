@@ -218,13 +218,24 @@ class LLM:
         return self.model.weights_checksum()
 
     def _take(self, opening: Opening) -> None:
-        self.model = model = OpenModel(opening)
+        self._process = os.getpid()
+        self._model = model = OpenModel(opening)
         opened, chosen = model.opened, model.opened.chosen
         self.spec, self.config, self.tokenizer = model.spec, model.config, model.prompts.tokenizer
         self.ledger, self.max_model_len = model.ledger, model.max_model_len
         self.bundled, self.attention, self.products = chosen.bundled, chosen.attention, chosen.products
         self.startup_s, self.choices = opened.startup_s, opened.choices
         self.refused_products, self.host_memory_kind = model.refused_products, model.host_memory_kind
+
+    @property
+    def model(self) -> OpenModel:
+        """What was opened. Raises RuntimeError in a forked child, where no thread of jax runs and every call hangs."""
+        if os.getpid() != self._process:
+            raise RuntimeError(
+                f"this LLM was opened in process {self._process}, and process {os.getpid()} is a fork of it; open "
+                'it in the process that uses it, or start processes by multiprocessing.get_context("spawn")'
+            )
+        return self._model
 
     @property
     def loaded(self) -> Loaded:

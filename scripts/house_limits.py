@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator
 ROOT = pathlib.Path(__file__).parent.parent
 LIMITS = ROOT / "tests" / "house" / "limits.json"
 PACKAGES = ("ferrum_jax", "pallas_kernels", "checkpoints")
-MAX_FILE_LINES, MAX_FUNCTION_LINES = 610, 60
+MAX_FILE_LINES, MAX_FUNCTION_LINES = 650, 60
 
 
 def sources() -> list[pathlib.Path]:

@@ -9,7 +9,9 @@ import gc
 import itertools
 import json
 import math
+import os
 import re
+import warnings
 from collections import deque
 
 import jax
@@ -262,6 +264,25 @@ def test_a_second_thread_is_told_that_one_llm_serves_one_and_the_first_goes_on(l
     assert threads.submit(llm.generate, PROMPT, GREEDY, progress=False).result()[0].token_ids == expected
     threads.shutdown()
     assert is_idle(llm)
+
+
+def test_a_forked_child_is_told_to_open_its_own(llm):
+    read, write = os.pipe()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Python and jax warn of forks
+        child = os.fork()
+    if not child:
+        try:
+            llm.generate("Hello")
+        except BaseException as error:
+            os.write(write, f"{type(error).__name__}: {error}".encode())
+        os._exit(0)
+    os.close(write)
+    os.waitpid(child, 0)
+    said = os.read(read, 4096).decode()
+    assert re.fullmatch(
+        rf"RuntimeError: this LLM was opened in process \d+, and process {child} is a fork of it; .*", said
+    )
 
 
 def test_a_stream_whose_engine_was_broken_off_says_so(llm, monkeypatch):
