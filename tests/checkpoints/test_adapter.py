@@ -138,8 +138,9 @@ def test_all_that_does_not_fit_is_said_at_once(changed):
     ],
 )
 def test_what_is_no_plain_lora_is_refused_by_name(changed, config, expected):
-    with pytest.raises(ValueError, match=expected):
+    with pytest.raises(ValueError, match=expected) as refused:
         read(changed(**config))
+    assert "says 1" not in str(refused.value), "a config with a problem is not blamed for ranks that it does not name"
 
 
 def test_numbers_that_are_not_floating_point_and_halves_that_come_twice_are_refused(changed):
