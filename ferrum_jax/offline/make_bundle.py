@@ -149,7 +149,7 @@ def _ended_at_once(processes: concurrent.futures.Executor) -> Iterator[None]:
     except BaseException:
         for child in multiprocessing.active_children():
             if child not in others:
-                child.terminate()
+                child.kill()
         raise
     finally:
         processes.shutdown(cancel_futures=True)
@@ -170,6 +170,7 @@ def _begin(order: BundleOrder) -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends it at once, and it is the parent who speaks of it
     end_with_parent()
     _of_process.extend(order.plan().programs)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # libtpu, which is loaded by now, prints its stack at this signal
 
 
 def end_with_parent() -> None:

@@ -4,6 +4,7 @@ import concurrent.futures
 import dataclasses
 import multiprocessing
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -123,17 +124,22 @@ def test_processes_that_compile_end_with_the_one_that_started_them():
         assert parent.stdout.read() == b"", "it went on to its end"
 
 
-def test_an_error_or_ctrl_c_ends_what_still_compiles():
+def print_at_sigterm() -> None:
+    """What libtpu does in a process that compiles for TPUs."""
+    signal.signal(signal.SIGTERM, lambda *_: os.write(2, b"stack trace"))
+
+
+def test_an_error_or_ctrl_c_ends_what_still_compiles(capfd):
     """Be it the process alone that is told, as `kill -INT` tells it, and not its children too."""
     context = multiprocessing.get_context("spawn")
     processes = concurrent.futures.ProcessPoolExecutor(1, mp_context=context)
     with pytest.raises(KeyboardInterrupt), bundling._ended_at_once(processes):
-        processes.submit(os.getpid).result()  # it has begun
+        processes.submit(print_at_sigterm).result()  # it has begun
         job = processes.submit(time.sleep, 120)
         while not job.running():
             time.sleep(0.01)
         raise KeyboardInterrupt
-    assert isinstance(job.exception(), BrokenProcessPool)
+    assert isinstance(job.exception(), BrokenProcessPool) and capfd.readouterr().err == ""
 
 
 class Compiler(concurrent.futures.ThreadPoolExecutor):
