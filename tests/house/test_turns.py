@@ -172,3 +172,11 @@ def test_no_test_begins_after_the_time_of_until_and_the_summary_counts_them(chec
         command, cwd=checkout, env=environment | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True
     )
     assert "12 skipped" in done.stdout and "\n12 of tests/test_a.py\n" in done.stdout, done.stdout + done.stderr
+
+
+def test_a_path_that_is_not_there_is_named_by_several_processes_too(checkout):
+    command = [sys.executable, "-m", "pytest", "-n", "2", "tests/test_a.py", "tests/nope.py::test"]
+    done = subprocess.run(
+        command, cwd=checkout, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True
+    )
+    assert done.returncode == 4 and "ERROR: file or directory not found: tests/nope.py::test\n" in done.stderr

@@ -31,6 +31,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--until", type=float, help="seconds since 1970 (date +%s) after which no more tests begin")
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Refuses paths that are not there: several processes would only say that no tests ran."""
+    missing = [path for path in config.args if not (config.invocation_params.dir / path.partition("::")[0]).exists()]
+    if missing:
+        raise pytest.UsageError(f"file or directory not found: {' '.join(missing)}")
+
+
 @pytest.hookimpl(tryfirst=True)  # before its fixtures
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.config.option.until is not None and time.time() > item.config.option.until:
