@@ -7,6 +7,7 @@ counted alike.
 from __future__ import annotations
 
 import contextlib
+import gc
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -36,11 +37,15 @@ class Trip:
 
     @contextlib.contextmanager
     def counted(self) -> Iterator[None]:
+        """Counts the calls within, without those of finalizers of what other tests have left."""
+        gc.collect()
+        gc.disable()
         self.is_counting = True
         try:
             yield
         finally:
             self.is_counting = False
+            gc.enable()
 
     def __call__(self, frame: FrameType, event: str, _: Any) -> None:
         code = frame.f_code
