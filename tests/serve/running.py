@@ -155,6 +155,9 @@ def request(path: str, content: bytes, method: str = "POST", **headers: str) -> 
     return f"{method} {path} HTTP/1.1\r\n{lines}\r\n".encode() + content
 
 
+_open: list[Running] = []
+
+
 @contextlib.contextmanager
 def running(
     settings: ServerSettings | None = None, *, send_buffer: int = 0, encoder: Any = None, inner: Any = None
@@ -164,6 +167,8 @@ def running(
     send_buffer: bytes of it that Linux keeps.
     """
     inner = encoder or inner or serving_llm()
+    for other in _open:  # of a fixture, over the same LLM: what still runs there would fail with its engine
+        other.wait_until_idle()
     if encoder is None:
         inner.calls.drop()
     llm = AsyncLLM.over(inner)
@@ -185,9 +190,11 @@ def running(
             assert thread.is_alive(), "the server could not start"
             time.sleep(0.01)
         found = Running(llm, app, listener.getsockname()[1], loops[0])
+        _open.append(found)
         yield found
         found.wait_until_idle()
     finally:
+        _open[:] = [each for each in _open if each.llm is not llm]
         server.should_exit = True
         thread.join()
         llm.close()
