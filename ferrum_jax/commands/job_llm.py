@@ -33,6 +33,12 @@ _RECORDED = (
     *("dtype", "weights", "max_model_len", "max_image_tokens", "max_image_patches"),
     *("tool_form", "reasoning_form", "score_tokens"),
 )
+# Fields that decide bits, or where an adapter fits. How much memory is taken, a report does not say.
+_TAKEN = (
+    *_RECORDED,
+    *("kv_dtype", "block_size", "invariant", "mesh", "implementation", "product_implementation", "attention_tiles"),
+    *("adapter_targets", "max_adapter_rank"),
+)
 _OPENED = ("image_root", "allow_image_hosts")  # what rows may read, which a report alone does not open
 
 
@@ -123,8 +129,9 @@ def _compare_without_length(
 def take_loading(args: argparse.Namespace, said: JobSaid) -> list[str]:
     """Sets what the flags leave open as the report has it; the names of the engine's settings that it set.
 
-    Raises ValueError where neither names a model, where rows read what the flags do not open, and where flags ask for
-    other answers than the job's.
+    Of the engine's settings those are taken that decide answers; how much of this machine is used is not for a report
+    to say. Raises ValueError where neither names a model, where rows read what the flags do not open, and where flags
+    ask for other answers than the job's.
     """
     loading, config = said.loading, said.loading.get("config") or {}
     _refuse_others(args, said)
@@ -144,20 +151,19 @@ def take_loading(args: argparse.Namespace, said: JobSaid) -> list[str]:
             raise ValueError("the report does not say where the model is; name it with --model")
         _require_near(loading["model"], args.output, "--model")
         _require_near(loading.get("tokenizer") if args.tokenizer is None else None, args.output, "--tokenizer")
-        args.model, args.revision = loading["model"], args.revision or said.commit or loading.get("revision")
-        args.tokenizer = args.tokenizer or loading.get("tokenizer")
+        args.model, args.tokenizer = loading["model"], args.tokenizer or loading.get("tokenizer")
+    if args.model == loading.get("model"):
+        args.revision = args.revision or said.commit or loading.get("revision")
     if not args.adapter:
-        for name, path in (loading.get("adapters") or {}).items():
+        for name, path in (adapters := loading.get("adapters") or {}).items():
             _require_near(path, args.output, f"--adapter {name}=URL")
-    args.adapter = args.adapter or [f"{name}={path}" for name, path in (loading.get("adapters") or {}).items()]
-    fields = EngineConfig.__dataclass_fields__
+        args.adapter = [f"{name}={path}" for name, path in adapters.items()]
     own = {name: (said.model or {}).get(name) for name in ("dtype", "max_model_len")}
-    taken: list[str] = []
-    for name, value in {**own, **config}.items():
-        if name in fields and name not in (*_OF_HERE, *_OPENED) and name not in args and value is not None:
-            setattr(args, name, tuple(value) if isinstance(value, list) else value)
-            taken.append(name)
-    return taken
+    own["max_adapters"] = len(args.adapter) or None
+    found = {**own, **{name: config.get(name) for name in _TAKEN if config.get(name) is not None}}
+    taken = {name: value for name, value in found.items() if name not in args and value is not None}
+    vars(args).update(taken)
+    return list(taken)
 
 
 def _refuse_others(args: argparse.Namespace, said: JobSaid) -> None:
@@ -181,6 +187,9 @@ def _whole(path: str) -> str:
 
 
 def _require_near(place: object, output: str, flag: str) -> None:
-    """Raises ValueError for a URL of another host or bucket than the output's, which a report alone does not open."""
-    if isinstance(place, str) and is_url(place) and urlsplit(place)[:2] != urlsplit(output)[:2]:
+    """Raises ValueError for what a report alone does not open: a URL of another host or bucket than the output's, and
+    a model of the hub."""
+    if not isinstance(place, str) or not (is_url(place) or is_hub_id(place)):
+        return
+    if is_hub_id(place) or urlsplit(place)[:2] != urlsplit(output)[:2]:
         raise ValueError(f"the report names {quoted(place)}, and what is fetched is for you to say; give {flag}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from ferrum_jax.__main__ import main
 from tests.commands.test_every_command import ENGINE
 from tests.support import COMPILED, GOLDENS
 
+SIZES = "--max-num-seqs 4 --max-num-batched-tokens 16 --num-blocks 80"  # of ENGINE
 ROWS = [
     {"custom_id": "a", "prompt": "Once upon a time", "max_tokens": 4, "temperature": 0},
     {"custom_id": "b", "prompt": "The sea", "max_tokens": 4, "seed": 3},
@@ -39,7 +41,7 @@ def job(whole, tmp_path) -> Path:
 def verify(job: Path, capsys, flags: str = "") -> tuple[int, str, str]:
     """Exit code, what was printed, and what was said on stderr, each with its lines joined."""
     capsys.readouterr()
-    code = main(f"verify {job}/out.jsonl --compilation-cache-dir {COMPILED} {flags}".split())
+    code = main(f"verify {job}/out.jsonl --compilation-cache-dir {COMPILED} {SIZES} {flags}".split())
     said = capsys.readouterr()
     return code, " ".join(said.out.split()), " ".join(said.err.split())
 
@@ -92,9 +94,7 @@ def test_another_model_that_is_shorter_than_the_record_gives_code_1_too(job, cap
 
 
 def test_a_length_that_the_same_model_cannot_have_is_refused_as_it_is(job, capsys):
-    report = json.loads((job / "out.jsonl.report.json").read_text())
-    report["record"]["loading"]["config"]["max_model_len"] = 1024
-    (job / "out.jsonl.report.json").write_text(json.dumps(report))
+    edit_record(job, lambda record: record["loading"]["config"].update(max_model_len=1024))
     code, _, said = verify(job, capsys)
     assert code == 2 and "max_model_len is 1024, more than the model's 512 positions" in said
 
@@ -155,24 +155,41 @@ def test_a_file_that_no_job_wrote_is_called_that_alone(job, capsys, content, why
 
 
 def test_a_report_of_a_job_that_has_not_ended_says_so_alone(job, capsys):
-    report = json.loads((job / "out.jsonl.report.json").read_text())
-    report["record"]["output"] = None
-    (job / "out.jsonl.report.json").write_text(json.dumps(report))
+    edit_record(job, lambda record: record.update(output=None))
     (job / "out.jsonl").write_text((job / "out.jsonl").read_text().splitlines()[0] + "\n")
     code, shown, said = verify(job, capsys)
     assert code == 2 and not shown
     assert "out.jsonl.report.json knows no finished output: end the job first" in said
 
 
-@pytest.mark.parametrize("what", ["model", "input"])
-def test_a_report_has_nothing_fetched_from_elsewhere(job, capsys, what):
-    report, url = json.loads((job / "out.jsonl.report.json").read_text()), "https://example.org/a"
-    place = report["record"]["loading" if what == "model" else "input"]
-    place["model" if what == "model" else "path"] = url
-    (job / "out.jsonl.report.json").write_text(json.dumps(report))
+@pytest.mark.parametrize(
+    ("what", "place"),
+    [
+        *(("model", "https://example.org/a"), ("input", "https://example.org/a")),
+        *(("model", "org/name"), ("tokenizer", "org/name")),
+    ],
+)
+def test_a_report_has_nothing_fetched_from_elsewhere(job, capsys, what, place):
+    def edit(record: dict) -> None:
+        record["input" if what == "input" else "loading"]["path" if what == "input" else what] = place
+
+    edit_record(job, edit)
     code, shown, said = verify(job, capsys)
     assert code == 2 and not shown
-    assert f"the report names '{url}', and what is fetched is for you to say; give --{what}" in said
+    assert f"the report names '{place}', and what is fetched is for you to say; give --{what}" in said
+
+
+def edit_record(job: Path, edit: Callable[[dict], None]) -> None:
+    report = json.loads((job / "out.jsonl.report.json").read_text())
+    edit(report["record"])
+    (job / "out.jsonl.report.json").write_text(json.dumps(report))
+
+
+def test_a_report_does_not_say_how_much_of_this_machine_is_used(job, capsys):
+    sizes = ("host_cache_bytes", "max_cached_prompts", "max_adapters", "max_state_snapshots")
+    edit_record(job, lambda record: record["loading"]["config"].update(dict.fromkeys(sizes, 2**60)))
+    code, shown, _ = verify(job, capsys)
+    assert code == 1 and "is not as it was written: its digest" in shown and "│ different │ 0 │" in shown
 
 
 def test_a_report_of_an_older_version_is_told_how_to_be_made_anew(job, capsys):

@@ -32,6 +32,7 @@ _FITS: Mapping[str, Callable[[Any], bool]] = {
     "record.settings.adapters": lambda value: value is None or (isinstance(value, list) and all(map(_is(str), value))),
     **{f"record.{name}": _is(str | None) for name in ("commit", "fingerprint", "output")},
     "record.model": _is(dict | None),
+    "record.loading": _is(dict | None),
     **{f"record.loading.{name}": _is(str | None) for name in ("model", "revision", "tokenizer")},
     "record.loading.adapters": lambda value: value is None or _are_texts(value),
     "record.loading.config": _is(dict | None),

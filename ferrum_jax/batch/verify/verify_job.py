@@ -39,9 +39,7 @@ from ferrum_jax.batch.verify.said import JobSaid, said_of
 from ferrum_jax.files.store import open_local, open_store, split
 from ferrum_jax.progress import plain_console
 
-NOT_ANSWERED = "cannot be answered again"
-VERDICTS = (BITS, TEXT, TIE, DIFFERENT, NOT_ANSWERED)
-_ENGINE_CRASH = "engine_crash"
+VERDICTS = (BITS, TEXT, TIE, DIFFERENT)
 _MOST_SHOWN = 20  # rows that differ, which are looked into
 _MOST_LOOKING_S = 8.0  # after a stop, when the process is soon killed
 EXIT_DIFFERS = EXIT_ROWS_FAILED
@@ -65,7 +63,7 @@ class Options:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RowVerdict:
-    """A row that was answered again and differs. compared: None of one that could not be."""
+    """A row that was answered again and differs."""
 
     custom_id: str
     verdict: str
@@ -89,7 +87,7 @@ class Verified:
 
     @property
     def num_answered(self) -> int:
-        return sum(self.counts[verdict] for verdict in VERDICTS if verdict != NOT_ANSWERED)
+        return self.counts.total()
 
     @property
     def is_right(self) -> bool:
@@ -136,7 +134,7 @@ def verify_job(
         if not lines.num_readable and (len(rows) or lines.num_lines):
             raise ValueError(f"{output} is no output of ferrum-jax batch: {lines.why_foreign}; name the job's output")
         found = Verified(output=output, input=source, num_lines=lines.num_lines, findings=findings)
-        chosen = _chosen(rows, lines, options, found)
+        chosen = _chosen(rows, lines, options)
         if chosen:
             _Again(rows, lines, said, options, found, tell).answer(make_llm, chosen)
         return found
@@ -156,16 +154,17 @@ def _rows_in(file: Any, said: JobSaid) -> Rows:
     return Rows(file, said.settings["seed"], names, defaults=said.defaults, adapters=said.adapters)
 
 
-def _chosen(rows: Rows, lines: OutputLines, options: Options, found: Verified) -> list[int]:
-    """The rows to answer again, in the order of the input: those found wrong, and others by chance."""
+def _chosen(rows: Rows, lines: OutputLines, options: Options) -> list[int]:
+    """The rows to answer again, in the order of the input: those found wrong, and others by chance.
+
+    Rows that have an error line are among them, whatever it says: a forger could give every row one.
+    """
     able = [index for index in rows.order.tolist() if lines.has(index)]
     count = len(able) if options.sample is None else min(options.sample, len(able))
     chosen = set(lines.suspects[:count])
     rest = [index for index in able if index not in chosen]
     chosen.update(random.Random(options.seed).sample(rest, max(count - len(chosen), 0)))
-    crashed = {index for index in chosen if (lines.line(index).error or {}).get("code") == _ENGINE_CRASH}
-    found.counts[NOT_ANSWERED] = len(crashed)
-    return sorted(chosen - crashed)
+    return sorted(chosen)
 
 
 class _Again:

@@ -15,7 +15,7 @@ from ferrum_jax.batch.verify.findings import Findings
 from ferrum_jax.batch.verify.line_difference import BITS
 from ferrum_jax.batch.verify.said import said_of
 from ferrum_jax.batch.verify.show import shown
-from ferrum_jax.batch.verify.verify_job import NOT_ANSWERED, Options, Verified, VerifyStopped
+from ferrum_jax.batch.verify.verify_job import Options, Verified, VerifyStopped
 from tests.batch.fake_llm import FakeLLM, json_lines
 from tests.batch.verify.planted import Written, verified, write_job
 from tests.batch.verify.test_many_rows import many_rows
@@ -48,7 +48,7 @@ def test_defaults_names_and_structures_that_must_be_whole_are_those_of_the_job(t
     assert found.is_right and found.counts[BITS] == 2
 
 
-def test_a_row_that_crashed_the_engine_is_not_answered_again(tmp_path):
+def test_a_row_that_crashed_the_engine_is_answered_again_and_may_not_work_now(tmp_path):
     class Crashing(FakeLLM):
         def _step(self):
             if any(row.prompt == "poison" for row in self.running):
@@ -57,8 +57,10 @@ def test_a_row_that_crashed_the_engine_is_not_answered_again(tmp_path):
 
     rows = [*many_rows(6), {"custom_id": "p", "prompt": "poison", "max_tokens": 2}]
     assert write_job(tmp_path, rows, lambda start: Crashing()) == 1
+    found = verified(tmp_path, Crashing)
+    assert found.is_right and found.counts[BITS] == 7
     found = verified(tmp_path, FakeLLM)
-    assert found.is_right and found.counts[NOT_ANSWERED] == 1 and found.counts[BITS] == 6
+    assert not found.is_right and [row.custom_id for row in found.differing] == ["p"]
 
 
 def test_a_job_that_has_not_ended_has_no_output_to_verify(tmp_path):
@@ -161,6 +163,7 @@ DAMAGE = {
     "names of its record": lambda record: record.update(names="tiny"),
     "model of its record": lambda record: record.update(model=[]),
     "created of its record": lambda record: record.update(created=10**14),
+    "loading of its record": lambda record: record.update(loading="x"),
     "loading.adapters of its record": lambda record: record["loading"].update(adapters={"poet": 1}),
 }
 
