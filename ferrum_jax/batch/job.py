@@ -29,16 +29,17 @@ from ferrum_jax.batch.input.files import reading_rows
 from ferrum_jax.batch.input.rows import Rows, seldom_looking_for_cycles
 from ferrum_jax.batch.job_paths import check_paths
 from ferrum_jax.batch.journal.job_folder import JobFolder
-from ferrum_jax.batch.journal.job_identity import REQUIRE_VALID, JobIdentity, object_in
+from ferrum_jax.batch.journal.job_identity import REQUIRE_VALID, JobIdentity
 from ferrum_jax.batch.journal.job_record import job_record, sealed
 from ferrum_jax.batch.journal.journal import Journal
+from ferrum_jax.batch.journal.journal_file import file_of, object_in
 from ferrum_jax.batch.journal.keeper import JobOptions, Keeper
 from ferrum_jax.batch.journal.leases import LeaseLost, Leases
 from ferrum_jax.batch.notice import EXIT_INTERRUPTED, EXIT_PREEMPTED, Notice, notice_of_signals
 from ferrum_jax.batch.paces import Paces
 from ferrum_jax.batch.report.display import Display, Tally, summary_table
 from ferrum_jax.batch.report.page import page
-from ferrum_jax.batch.report.recorder import Recorder, report
+from ferrum_jax.batch.report.recorder import Recorder, report, run_in
 from ferrum_jax.batch.timekeeper import Timekeeper
 from ferrum_jax.batch.worker import Worker
 from ferrum_jax.files.store import open_local, open_store, split
@@ -60,6 +61,7 @@ __all__ = [
 
 
 _MOST_NAMED, _MOST_REPORTED = 5, 20  # rows that failed
+_GOES_ON = "killed, or still at work"  # what the record of a run says until it has ended
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -139,7 +141,8 @@ def run_batch(
     with open_local(source) as raw, reading_rows(raw, source) as file, notice_of_signals(notice):
         try:
             place = JobFolder(target, options.open_store)
-            begun = None if options.new_run else place.record()
+            recorded, pauses = settings.recorded(model), {"expiry_s": options.expiry_s, "poll_s": options.poll_s}
+            begun = None if options.new_run else place.record_for(recorded, **pauses)
             known: Sequence[str] = () if begun is None else begun["names"]
             names = tuple(dict.fromkeys((model, *settings.names, *known)))
             if twice := sorted(set(names) & set(settings.adapters)):
@@ -150,7 +153,7 @@ def run_batch(
             rows = Rows(file, settings.seed, names, **how)
             if options.new_run:
                 _set_aside(place, options, console)
-            record = place.begin(settings.recorded(model), names, settings.now())
+            record = place.begin(recorded, names, settings.now())
             job = JobIdentity(place.journal, target, record, options, lambda text: _say(console, text))
             run = _Run(place, rows, job, options, notice, console)
             code = run.to_the_end(make_llm)
@@ -192,7 +195,7 @@ class _Run:
         self._tally = Tally(
             num_rows=len(rows), num_ok=self._journal.num_ok, num_failed=rows.num_bad + self._journal.num_failed
         )
-        self._recorder = Recorder(self._tally)
+        self._recorder = Recorder(self._tally, keep=lambda stats: self._keep_run(stats, _GOES_ON))
         self._leases: Leases | None = None  # where rows are left to run
         self._time = Timekeeper(
             options.terms,
@@ -266,10 +269,15 @@ class _Run:
                 self._time.end(self._tally)
                 self._options.on_pace(self._time.ending.report())
                 why = self._notice.reason or ("others do the rest" if self._has_left_early else "all done")
-                record = self._recorder.run(self._worker, why, llm.stats(), journal_s=self._journal.busy_s)
-                self._place.journal.replace(f"runs/{self._worker}.json", json.dumps(record).encode())
+                self._keep_run(llm.stats(), why)
                 if self._notice.is_given:
                     self._notice.at_end(llm)
+
+    def _keep_run(self, stats: Mapping[str, Any], why: str) -> None:
+        """Writes the record of this run so far. why: it ended, or _GOES_ON."""
+        record = self._recorder.run(self._worker, why, stats, journal_s=self._journal.busy_s)
+        with contextlib.suppress(*((OSError,) if why == _GOES_ON else ())):
+            self._place.journal.replace(f"runs/{self._worker}.json", file_of(record), lasts=why != _GOES_ON)
 
     def _merge(self, leases: Leases) -> None:
         """Returns once the output is written, by this worker or another."""
@@ -286,7 +294,7 @@ class _Run:
     def report(self, page_at: str | None, source: str) -> None:
         """Writes report.json beside the output, and the report's page if `page_at` says where. source: the input."""
         store = self._place.journal
-        found = [object_in(store.read(f"runs/{name}")) for name in store.names("runs")]
+        found = [run_in(object_in(store.read(f"runs/{name}"))) for name in store.names("runs")]
         runs = [run for run in found if run is not None]  # rows of one that is damaged count as unrecorded
         found = report(
             self._place.target,
@@ -294,6 +302,7 @@ class _Run:
             self._tally,
             runs,
             num_invalid=self._rows.num_bad,
+            usage=self._journal.usage,
             errors=[] if self._notice.is_urgent else self._failures(_MOST_REPORTED),  # after a notice time is short
             torn_segments=self._journal.num_torn,
             rows_that_crashed_the_engine=len(self._journal.num_crashes),

@@ -21,10 +21,16 @@ def check_paths(source: str, target: str, page_at: str | None) -> None:
         _check_page(page_at)
     if is_url(target):
         return
-    require_folder_of(target, "output")
     for written in (output, *kept_beside(target, "output")):
+        place = os.path.realpath(written.path)  # of a link, where it leads
+        require_folder_of(place, written.what.removeprefix("the "))
         what, fits = ("folder", os.path.isdir) if written.is_owned else ("file", os.path.isfile)
-        if os.path.exists(written.path) and not fits(written.path):
+        if written.is_owned and os.path.islink(written.path) and not os.path.lexists(place):
+            raise ValueError(
+                f"{written.path}, which is to be {written.what}, is a link to {place}, which is not there; make that "
+                "folder, or remove the link"
+            )
+        if os.path.lexists(place) and not fits(place):
             raise ValueError(
                 f"{written.path}, which is to be {written.what}, is not a {what}; move it away, or name another output"
             )

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ferrum_jax.batch.ending.ending import WorkerPace
 from ferrum_jax.batch.ending.row_meter import TokenPace
-from ferrum_jax.batch.journal.job_identity import object_in
+from ferrum_jax.batch.journal.journal_file import file_of, object_in
 from ferrum_jax.files.store import Store
 
 _FOLDER = "paces"
@@ -41,7 +40,7 @@ class Paces:
         found = {**dataclasses.asdict(own), "pace": pace, "is_alive": not ended}
         with contextlib.suppress(OSError):  # of a full disk the journal says more
             # the engine waits for it, and a loss of power may take it; what a run ends with lasts
-            self._store.replace(f"{_FOLDER}/{self.worker}.json", json.dumps(found).encode(), lasts=ended)
+            self._store.replace(f"{_FOLDER}/{self.worker}.json", file_of(found), lasts=ended)
 
     def own(self) -> WorkerPace | None:
         """What this worker said of itself last."""

@@ -90,7 +90,8 @@ class LocalStore:
     """A folder of this machine, or one that machines share.
 
     A new file is written under a temporary name and synced; then it is linked to its name and the folder is synced.
-    After a loss of power the name is there with all its bytes, or not at all.
+    After a loss of power the name is there with all its bytes, or not at all. Where the name is a link, the file that
+    it leads to is written.
     """
 
     def __init__(self, root: Path) -> None:
@@ -158,7 +159,7 @@ class LocalStore:
         sync_folder(path.parent)
 
     def _path(self, name: str) -> Path:
-        path = self._root / name
+        path = Path(os.path.realpath(self._root / name))
         path.parent.mkdir(parents=True, exist_ok=True)
         return path
 

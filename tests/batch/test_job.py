@@ -33,6 +33,7 @@ from ferrum_jax.batch.job import (
     JobStart,
     run_batch,
 )
+from ferrum_jax.batch.journal.journal_file import object_in
 from ferrum_jax.batch.notice import Notice
 from ferrum_jax.batch.report.page import page
 from ferrum_jax.files.store import LocalStore, UrlStore, open_store, split
@@ -546,7 +547,7 @@ def test_a_jobs_defaults_are_those_of_its_rows_and_a_setting(tmp_path):
     job = Job(tmp_path)
     plain = job.whole()
     job.run_to_step(2, defaults={"max_tokens": 3, "n": 2})
-    record = json.loads((tmp_path / "out.jsonl.journal" / "job.json").read_text())
+    record = object_in((tmp_path / "out.jsonl.journal" / "job.json").read_bytes())
     assert record["settings"]["defaults"] == {"max_tokens": 3, "n": 2}
     for other in ({}, {"defaults": {"max_tokens": 3}}):
         with pytest.raises(ValueError, match="was begun with other settings"):
@@ -563,7 +564,7 @@ def test_a_job_goes_on_with_other_defaults_of_what_changes_no_answer(tmp_path):
     record = tmp_path / "out.jsonl.journal" / "job.json"
     for defaults in ({"speculative": False}, {}, {"speculative": True}):
         assert job.run_to_step(1, defaults=defaults) == EXIT_PREEMPTED
-        assert "defaults" not in json.loads(record.read_text())["settings"]
+        assert "defaults" not in object_in(record.read_bytes())["settings"]
     undrafted = [
         row | {"body": row["body"] | {"speculative": False}} if "body" in row else row | {"speculative": False}
         for row in ROWS
@@ -612,6 +613,35 @@ def test_what_stands_where_the_job_is_to_write_is_refused_before_the_model_loads
     with pytest.raises(ValueError, match=f"{re.escape(str(place))}.* is not a f"):
         job.run(page_path=str(tmp_path / "page.html"))
     assert not job.llms and {path.name for path in tmp_path.iterdir()} == {"in.jsonl", name}
+
+
+def test_what_a_link_leads_to_is_written_and_the_link_stays(tmp_path):
+    job, place = Job(tmp_path), tmp_path / "elsewhere"
+    expected = job.whole()
+    place.mkdir()
+    (place / "journal").mkdir()
+    kept = {
+        "out.jsonl": place / "mine.jsonl",
+        "out.jsonl.journal": place / "journal",
+        "out.jsonl.report.json": place / "r",
+    }
+    for name, target in kept.items():
+        (tmp_path / name).unlink(missing_ok=True)
+        (tmp_path / name).symlink_to(target)
+    assert job.run_to_step(2) == EXIT_PREEMPTED and job.run() == EXIT_OK
+    assert all((tmp_path / name).is_symlink() for name in kept)
+    assert (place / "mine.jsonl").read_bytes() == expected and (place / "journal" / "job.json").exists()
+    assert job.run(new_run=True) == EXIT_OK
+    assert (tmp_path / "old-1.out.jsonl").read_bytes() == (place / "mine.jsonl").read_bytes() == expected
+
+
+@pytest.mark.parametrize("name", ["out.jsonl", "out.jsonl.journal"])
+def test_a_link_that_leads_nowhere_is_refused_before_the_model_loads(tmp_path, name):
+    job = Job(tmp_path)
+    (tmp_path / name).symlink_to(tmp_path / "gone" / "there" if name == "out.jsonl" else tmp_path / "gone")
+    with pytest.raises(ValueError, match=r"gone, .*(is not a folder; make it|which is not there; make that)"):
+        job.run()
+    assert not job.llms and not (tmp_path / "gone").exists()
 
 
 @pytest.mark.parametrize("kind", ["fifo", "link", "dangling link", "text", "page of another"])
@@ -935,8 +965,33 @@ def test_rows_of_all_runs_add_up_however_the_job_was_stopped(tmp_path):
     report = job.report()
     assert report["rows"] == {**rows, "unrecorded": first["rows"]}
     shown = page(report)
-    assert f"<td>killed, no record</td><td></td><td></td><td>{first['rows']}</td>" in shown
+    tokens = [first["prompt_tokens"], "", first["output_tokens"]]
+    cells = "".join(f"<td>{each}</td>" for each in ("killed, no record", "", "", first["rows"], *tokens))
+    assert cells in shown and report["output_tokens"] == first["output_tokens"] + second["output_tokens"]
     assert "<td>all</td><td></td><td></td><td>6</td>" in shown
+
+
+class Killed(BaseException):
+    """As SIGKILL: nothing is written any more."""
+
+
+def test_the_report_of_a_job_that_was_killed_counts_the_tokens_of_all_rows(tmp_path, monkeypatch):
+    monkeypatch.setattr("ferrum_jax.batch.report.recorder._LEAST_KEPT_S", 0.0)
+    job = Job(tmp_path, GOOD_INPUT + BAD_LINES[1])
+
+    def killed(llm: FakeLLM) -> None:
+        if llm.num_answered >= 2:
+            raise Killed
+
+    with pytest.raises(Killed):
+        job.run(on_step=killed)
+    assert job.run() == EXIT_ROWS_FAILED
+    report, usages = job.report(), [line["response"]["body"]["usage"] for line in job.lines() if line["response"]]
+    assert report["prompt_tokens"] == sum(usage["prompt_tokens"] for usage in usages)
+    assert report["output_tokens"] == sum(usage["completion_tokens"] for usage in usages)
+    first, second = sorted(report["runs"], key=lambda run: run["ended"], reverse=True)
+    assert first["ended"] == "killed, or still at work" and second["ended"] == "all done" and second["rows"] < 5
+    assert report["wall_s"] == first["wall_s"] + second["wall_s"] and report["rows"]["ok"] == 5
 
 
 def test_the_page_names_model_settings_and_errors_and_what_users_wrote_is_text_on_it(tmp_path):

@@ -19,6 +19,7 @@ import pytest
 from ferrum_jax import __main__ as cli
 from ferrum_jax.asked.sampling import SamplingParams
 from ferrum_jax.asked.structured_outputs import StructuredOutputsParams
+from ferrum_jax.batch.journal.journal_file import object_in
 from ferrum_jax.commands import flags
 from ferrum_jax.commands.model import runs_on_cpu
 from ferrum_jax.commands.model_names import model_names
@@ -314,7 +315,7 @@ def test_batch_has_defaults_for_its_rows(llms, tmp_path, capsys):
     lines = [json.loads(line) for line in (tmp_path / "out.jsonl").read_bytes().splitlines()]
     assert [line["response"]["body"]["usage"]["completion_tokens"] for line in lines] == [5, 2]
     assert lines[0]["response"]["body"]["choices"][0]["logprobs"]
-    record = json.loads((tmp_path / "out.jsonl.journal" / "job.json").read_text())
+    record = object_in((tmp_path / "out.jsonl.journal" / "job.json").read_bytes())
     given = {"max_tokens": 5, "stop": ["q"], "logit_bias": {"17": -3.0}, "logprobs": 1, "ignore_eos": True}
     assert record["settings"]["defaults"] == given
     capsys.readouterr()

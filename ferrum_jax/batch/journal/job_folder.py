@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 import itertools
-import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ferrum_jax.batch.input.files import writing_rows
 from ferrum_jax.batch.input.rows import Rows
-from ferrum_jax.batch.journal.job_identity import RECORD, new_record, object_in, read_record, refuse_changes
+from ferrum_jax.batch.journal.job_identity import (
+    BEFORE_ROWS,
+    OF_MODEL,
+    RECORD,
+    changed_values,
+    new_record,
+    read_record,
+    refuse_changes,
+)
 from ferrum_jax.batch.journal.journal import Journal
-from ferrum_jax.batch.journal.leases import Leases, require_nobody
+from ferrum_jax.batch.journal.journal_file import file_of, object_in
+from ferrum_jax.batch.journal.leases import Leases, is_idle, require_nobody
 from ferrum_jax.batch.journal.merge import merge
 from ferrum_jax.files.store import Store, split
 from ferrum_jax.paths import is_url
 
+_MERGED = "merged.json"  # what the output is that was written
 _OF_PARTIAL = "partial.json"  # how many rows the partial output has
 _MOST_TURNS, _TURN_S = 100, 0.1  # in which others that stop write it
 
@@ -33,6 +42,28 @@ class JobFolder:
         """The record of the job that was begun here; None without one. Raises ValueError for a foreign one."""
         found = self.journal.read(RECORD)
         return None if found is None else read_record(found, self.target)
+
+    def record_for(self, settings: Mapping[str, object], *, expiry_s: float, poll_s: float) -> dict[str, Any] | None:
+        """The job's record, where one with these settings may go on or is to be refused; None without one.
+
+        What was recorded before a row was begun is removed: which model answers, and where settings are others now all
+        of it, so that a typo in a command blocks no output. Raises ValueError as `record` does, and while a worker of
+        other settings is at work.
+        """
+        record = self.record()
+        if record is None or self._has_rows:
+            return record
+        is_other = bool(changed_values(record["settings"], settings))
+        if is_other:
+            require_nobody(self.journal, expiry_s=expiry_s, poll_s=poll_s)
+        if (is_other or is_idle(self.journal)) and not self._has_rows:
+            for name in BEFORE_ROWS if is_other else OF_MODEL:
+                self.journal.remove(name)
+        return None if is_other else record
+
+    @property
+    def _has_rows(self) -> bool:
+        return bool(self.journal.names("segments")) or self.output.size(self.name) is not None
 
     def begin(self, settings: Mapping[str, object], names: Sequence[str], now: float) -> dict[str, Any]:
         """The job's record: the one that is there, or a new one. Raises ValueError for a job of other settings.
@@ -104,17 +135,17 @@ class JobFolder:
 
     def is_merged(self, layout: str) -> bool:
         """Whether the output is there and holds a line for each of these rows."""
-        merged = self._merged()
-        return merged is not None and merged["layout"] == layout and self.output.size(self.name) == merged["bytes"]
+        merged = self._merged(layout)
+        return merged is not None and self.output.size(self.name) == merged.get("bytes")
 
     def digest(self, layout: str) -> str | None:
         """The digest of the output of these rows; None before it is there, and where an older version wrote it."""
-        merged = self._merged()
-        return merged.get("digest") if merged is not None and merged["layout"] == layout else None
+        merged = self._merged(layout)
+        return None if merged is None else merged.get("digest")
 
-    def _merged(self) -> dict[str, Any] | None:
-        found = self.journal.read("merged.json")
-        return None if found is None else json.loads(found)
+    def _merged(self, layout: str) -> dict[str, Any] | None:
+        found = object_in(self.journal.read(_MERGED))
+        return found if found is not None and found.get("layout") == layout else None
 
     def merge_partial(self, rows: Rows, journal: Journal, leases: Leases) -> str | None:
         """Writes the lines that are there, in the order of the input, to a file of the journal; its path.
@@ -140,13 +171,13 @@ class JobFolder:
         if self.journal.size(name) is None or object_in(self.journal.read(_OF_PARTIAL)) != found:
             with self.journal.writing(name) as output, writing_rows(output, name) as lines:
                 merge(rows, journal, self.journal, lines)
-            self.journal.replace(_OF_PARTIAL, json.dumps(found).encode())
+            self.journal.replace(_OF_PARTIAL, file_of(found))
         return f"{self.target}.journal/{name}"
 
     def merge(self, rows: Rows, journal: Journal) -> None:
         with self.output.writing(self.name) as output, writing_rows(output, self.name) as lines:
             digest = merge(rows, journal, self.journal, lines)
         merged = {"layout": rows.layout, "bytes": self.output.size(self.name), "digest": digest}
-        self.journal.replace("merged.json", json.dumps(merged).encode())
+        self.journal.replace(_MERGED, file_of(merged))
         for name in (f"partial.{self.name}", _OF_PARTIAL):  # of a run that was stopped: it says less
             self.journal.remove(name)

@@ -11,7 +11,6 @@ in invariant mode the user is told that bits may differ then, and with `strict_b
 
 from __future__ import annotations
 
-import contextlib
 import datetime
 import functools
 import json
@@ -19,9 +18,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from ferrum_jax.batch.journal.journal_file import file_of, object_in
 from ferrum_jax.batch.journal.keeper import JobOptions
 from ferrum_jax.batch.journal.responses import JobLabel
-from ferrum_jax.files.json_files import parse_json
 from ferrum_jax.files.store import Store
 from ferrum_jax.spec.identity import KNOWN_LATER, ModelIdentity, digest_of
 
@@ -29,6 +28,9 @@ FORMAT = 1  # of all files of a journal
 RECORD = "job.json"
 REQUIRE_VALID = "require_valid"  # a setting, recorded where it is asked for
 _MODEL, _HUB, _ENVIRONMENTS = "model.json", "hub.json", "environments"
+OF_MODEL = (_MODEL, _ENVIRONMENTS)  # recorded once a model is loaded
+BEFORE_ROWS = (*OF_MODEL, _HUB, RECORD)  # the job's record last: without it nothing else counts
+_OF_HUB = frozenset(("model", "revision", "commit"))
 _MOST_SHOWN = 60  # characters of a value
 
 
@@ -91,7 +93,7 @@ class JobIdentity:
             if commit is None:
                 return None
             content = {"format": FORMAT, "model": model, "revision": revision, "commit": commit}
-            self._store.create(_HUB, json.dumps(content).encode())
+            self._store.create(_HUB, file_of(content))
             recorded = self._read(_HUB)  # another worker may have been first
             assert recorded is not None, "what is recorded stays"
         before, now = {"hub model": recorded["model"], "commit": recorded["commit"]}, {"hub model": model}
@@ -105,11 +107,13 @@ class JobIdentity:
         if digest in self._begun:
             return
         assert None not in (identity.weights, identity.adapter), "the weights are known once a model is loaded"
+        if (record := self._read(RECORD)) is not None:  # until a row is begun others may replace it
+            refuse_changes(self._target, record["settings"], self._settings)
         self.check(identity)
-        self._store.create(_MODEL, json.dumps(identity.values()).encode())
+        self._store.create(_MODEL, file_of(identity.values()))
         self.check(identity)  # another worker may have been first
         name = digest_of(dict(identity.environment))
-        self._store.create(f"{_ENVIRONMENTS}/{name}.json", json.dumps(dict(identity.environment)).encode())
+        self._store.create(f"{_ENVIRONMENTS}/{name}.json", file_of(dict(identity.environment)))
         if self._options.strict_bits:
             self._require_bits(identity)  # another worker may have been first here too
         self._begun[digest] = identity
@@ -130,7 +134,7 @@ class JobIdentity:
         """How the environments of an invariant job differ, each difference a phrase; none if bits are equal or were
         never promised to be."""
         model = self._read(_MODEL)
-        if model is None or not model["invariant"]:
+        if model is None or not model.get("invariant"):
             return []
         first, *others = self._environments() or [{}]
         return list(dict.fromkeys(phrase for other in others for phrase in environment_changes(first, other)))
@@ -139,7 +143,7 @@ class JobIdentity:
         """The attention, with its tiles, that answered rows on each kind of device, where it was only one."""
         found: dict[str, set[str]] = {}
         for environment in self._environments():
-            if "implementation" in environment:
+            if {"device_kind", "implementation"} <= environment.keys():
                 found.setdefault(environment["device_kind"], set()).add(environment["implementation"])
         return {kind: names.pop() for kind, names in found.items() if len(names) == 1}
 
@@ -187,7 +191,8 @@ class JobIdentity:
         """The file's record; None without one. Raises JobRefused for a damaged file."""
         content = self._store.read(name)
         recorded = object_in(content)
-        if recorded is None and content is not None:
+        needed = _OF_HUB if name == _HUB else frozenset()
+        if content is not None and (recorded is None or not needed <= recorded.keys()):
             raise JobRefused(
                 f"{self._target}.journal cannot be continued: its {name} is damaged; begin anew with --new-run"
             )
@@ -199,34 +204,25 @@ def fingerprint_of(settings: Mapping[str, Any], model: Mapping[str, Any] | None)
     return f"fp_{digest_of(settings, model)[:16]}"
 
 
-def object_in(content: bytes | None) -> dict[str, Any] | None:
-    """The JSON object that a file of a journal holds; None where there is no file, or it holds no object."""
-    found: Any = None
-    if content is not None:
-        with contextlib.suppress(ValueError):
-            found = parse_json(content)
-    return found if isinstance(found, dict) else None
-
-
 def begun_with(store: Store, model: str, revision: str | None) -> str | None:
     """The commit with which a job began, where it began with this model of a hub and with no other revision."""
-    content = store.read(_HUB)
-    recorded = object_in(content) or {}
-    is_same = recorded.get("model") == model and revision in (None, recorded["revision"])
-    return recorded["commit"] if is_same else None
+    recorded = object_in(store.read(_HUB)) or {}
+    is_same = recorded.get("model") == model and revision in (None, recorded.get("revision"))
+    return recorded.get("commit") if is_same else None
 
 
 def new_record(settings: Mapping[str, object], names: Sequence[str], now: float) -> bytes:
     """The content of job.json. names: by which rows may name the model."""
     record = {"format": FORMAT, "created": int(now), "settings": settings, "names": list(names)}
-    return json.dumps(record).encode()
+    return file_of(record)
 
 
 def read_record(content: bytes, target: str) -> dict[str, Any]:
     """job.json. Raises JobRefused for one that is damaged or of another version."""
     kinds = {"created": int, "settings": dict, "names": list}
     known = object_in(content) or {}
-    if known.get("format") != FORMAT or any(not isinstance(known.get(name), kind) for name, kind in kinds.items()):
+    fits = all(isinstance(known.get(name), kind) for name, kind in kinds.items())
+    if known.get("format") != FORMAT or not fits or not all(isinstance(name, str) for name in known["names"]):
         raise JobRefused(
             f"{target}.journal cannot be continued: its job.json is damaged or of another version (format "
             f"{known.get('format')!r}, this version reads {FORMAT}); end the job with the version that began it, or "
@@ -280,6 +276,6 @@ def _phrase(name: str) -> str:
 
 def _shown(values: Mapping[str, Any], name: str) -> str:
     if name not in values:
-        return "not known"
+        return "none"
     text = json.dumps(values[name], ensure_ascii=False)
     return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}... (digest {digest_of(values[name])[:12]})"

@@ -18,6 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ferrum_jax.batch.input.rows import Rows
+from ferrum_jax.batch.journal.line_record import usage_in
 from ferrum_jax.batch.journal.partials import decode_partial
 from ferrum_jax.files.store import Store
 from ferrum_jax.outputs import CompletionOutput
@@ -46,6 +47,7 @@ class _Record(NamedTuple):
     epoch: int
     offset: int
     length: int
+    tokens: tuple[int, int]  # of an answer, as of `usage_in`
 
 
 class Journal:
@@ -61,6 +63,7 @@ class Journal:
         self._offset = np.zeros(len(rows), np.uint32)
         self._length = np.zeros(len(rows), np.uint32)
         self._epoch = np.zeros(len(rows), np.uint16)
+        self._tokens = np.zeros((len(rows), 2), np.uint32)  # that a row's answer read and wrote
         self._partials: dict[int, _Place] = {}
         self.num_crashes: dict[int, int] = {}  # by row
         self.num_torn = 0  # segments whose tail was dropped
@@ -79,6 +82,13 @@ class Journal:
     @property
     def num_failed(self) -> int:
         return int(self._counts[_IS_FAILED])
+
+    @property
+    def usage(self) -> tuple[int, int] | None:
+        """Tokens that all answers read and wrote; None where a line does not say it, such as that of a sound."""
+        tokens = self._tokens[self._state == _IS_OK]
+        reads, writes = tokens.sum(axis=0, dtype=np.int64).tolist()
+        return (reads, writes) if tokens[:, 0].all() else None
 
     @property
     def num_undone(self) -> int:
@@ -165,7 +175,16 @@ class Journal:
         with self._books:
             self._pending += record
             end = len(self._pending)
-            self._pending_records.append(_Record(kind, index, epoch, end - 1 - len(payload), len(payload)))
+            self._pending_records.append(
+                _Record(
+                    kind,
+                    index,
+                    epoch,
+                    end - 1 - len(payload),
+                    len(payload),
+                    usage_in(payload),
+                )
+            )
             is_full = end > _FLUSH_BYTES
             self.busy_s += time.perf_counter() - started_s
         if is_full:
@@ -217,7 +236,16 @@ class Journal:
             if index is None:
                 strange.append(_name(payload))
             else:
-                records.append(_Record(kind, index, int(epoch), end - len(payload), len(payload)))
+                records.append(
+                    _Record(
+                        kind,
+                        index,
+                        int(epoch),
+                        end - len(payload),
+                        len(payload),
+                        usage_in(payload),
+                    )
+                )
             start = end + 1
         self._book_records(path, records)
 
@@ -228,7 +256,7 @@ class Journal:
         segment = len(self._segments) - 1
         lines: dict[int, _Record] = {}
         for record in records:
-            kind, index, epoch, offset, length = record
+            kind, index, epoch, offset, length, _ = record
             if kind in _STATE_OF:
                 if index not in lines or epoch > lines[index].epoch:
                     lines[index] = record
@@ -257,6 +285,7 @@ class Journal:
         self._segment[indices], self._epoch[indices] = segment, epochs[counts]
         self._offset[indices] = [line.offset for line in lines]
         self._length[indices] = [line.length + 1 for line in lines]
+        self._tokens[indices] = np.array([line.tokens for line in lines]).reshape(-1, 2)
         self._state[indices] = [_STATE_OF[line.kind] for line in lines]
         self._counts += np.bincount(self._state[indices], minlength=len(self._counts)) - before
         for index in indices.tolist() if self._partials else ():

@@ -18,8 +18,9 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from ferrum_jax.batch.journal.journal_file import object_in
 from ferrum_jax.files.store import Store
 
 _MOST_BYTES = 100  # of a lease
@@ -74,13 +75,14 @@ class Leases:
         It may have been killed on another machine, so its heartbeat is waited for, up to `expiry_s`.
         """
         while True:
-            newest = max(map(int, self._store.names("layouts")), default=0)
-            counts = b"" if not newest else self._store.read(f"layouts/{newest}") or b""
-            if counts == self._layout.encode():
+            newest = max((int(name) for name in self._store.names("layouts") if name.isdecimal()), default=0)
+            found = self._store.read(f"layouts/{newest}") if newest else None
+            counts = (found or b"").decode(errors="replace")
+            if counts == self._layout:
                 return
-            self._require_nobody_with(counts.decode(), poll_s)
+            self._require_nobody_with(counts, poll_s)
             if self._store.create(f"layouts/{newest + 1}", self._layout.encode()):
-                self._require_nobody_with(counts.decode(), poll_s)  # one that came meanwhile saw its own
+                self._require_nobody_with(counts, poll_s)  # one that came meanwhile saw its own
                 return
 
     def _require_nobody_with(self, layout: str, poll_s: float) -> None:
@@ -100,7 +102,7 @@ class Leases:
         """Workers with this layout and their last heartbeats."""
         names = [name.removesuffix(".beat") for name in self._store.names("workers") if name.endswith(".beat")]
         found = [(name, self._store.read(f"workers/{name}.beat")) for name in names]
-        return [(name, beat) for name, beat in found if beat and json.loads(beat).get("layout") == layout]
+        return [(name, beat) for name, beat in found if beat and _said(beat).get("layout") == layout]
 
     def leave(self) -> None:
         """Gives all leases back."""
@@ -122,7 +124,8 @@ class Leases:
         found: dict[str, list[int]] = {}
         for name in self._names():
             part, _, epoch = name.rpartition(".")
-            found.setdefault(part, []).append(int(epoch))
+            if epoch.isdecimal():  # another file is nobody's lease
+                found.setdefault(part, []).append(int(epoch))
         return found
 
     def lease(self, part: str, epoch: int) -> Lease:
@@ -178,6 +181,15 @@ class Leases:
         return now - since > self._expiry_s
 
 
+def is_idle(store: Store) -> bool:
+    """Whether all workers of a job are known to have ended, without waiting for any."""
+    names = [name.removesuffix(".beat") for name in store.names("workers") if name.endswith(".beat")]
+    return all(
+        store.size(f"workers/{name}.dead") is not None or _is_gone(store.read(f"workers/{name}.beat") or b"")
+        for name in names
+    )
+
+
 def require_nobody(
     store: Store, *, expiry_s: float, poll_s: float, clock: Callable[[], float] = time.monotonic
 ) -> list[str]:
@@ -212,7 +224,7 @@ def _place() -> str:
         return ""
 
 
-def _start_of(pid: int) -> str | None:
+def _start_of(pid: object) -> str | None:
     """When a process of this place began, in ticks since boot; None if no such process runs."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
@@ -222,13 +234,18 @@ def _start_of(pid: int) -> str | None:
 
 def _is_here(beat: bytes) -> bool:
     """Whether a heartbeat comes from a process of this place, which may have ended."""
-    return bool(_PLACE) and json.loads(beat)["place"] == _PLACE
+    return bool(_PLACE) and _said(beat).get("place") == _PLACE
 
 
 def _is_gone(beat: bytes) -> bool:
     """Whether a heartbeat comes from a process of this place that has ended."""
-    found = json.loads(beat)
-    return _is_here(beat) and _start_of(found["pid"]) != found["started"]
+    found = _said(beat)
+    return _is_here(beat) and _start_of(found.get("pid")) != found.get("started")
+
+
+def _said(beat: bytes) -> dict[str, Any]:
+    """What a heartbeat says; nothing where it is damaged: then whether it moves tells who lives."""
+    return object_in(beat) or {}
 
 
 _PLACE = _place()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -17,6 +18,7 @@ RECORD = "record"  # the field of a line's response, beside the body that OpenAI
 LINE = "line"  # the entry of it that digests the others
 _DIGITS = 16  # of a digest in a line, hexadecimal
 _OF_OUTPUT_BYTES = 32
+_USAGE = re.compile(rb'"usage": \{"prompt_tokens": (\d+)(?:, "completion_tokens": (\d+))?')
 
 json_of = json.JSONEncoder(allow_nan=False).encode  # of a string alone it is fast; of an object it makes one first
 _LINE = '{"id": "batch_req_%s", "custom_id": %s, "response": %s, "error": %s}\n'
@@ -56,6 +58,12 @@ def line_digest(id: str, custom_id: str | None, body: str, said: Mapping[str, An
 def _line_digest(id: str, custom_id: str | None, body: str, said: str) -> str:
     content = "\n".join((id, json_of(custom_id), body, said))
     return hashlib.blake2b(content.encode(), digest_size=_DIGITS // 2).hexdigest()
+
+
+def usage_in(line: bytes) -> tuple[int, int]:
+    """The tokens that a line's answer read and wrote, as it says itself without being parsed; 0 where it does not."""
+    found = _USAGE.match(line, line.rfind(b'"usage": '))  # in a text the quotes would be escaped
+    return (int(found[1]), int(found[2] or 0)) if found else (0, 0)
 
 
 class OutputDigest:

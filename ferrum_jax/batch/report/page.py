@@ -111,14 +111,13 @@ def _errors(report: Mapping[str, Any]) -> str:
 def _runs(report: Mapping[str, Any]) -> str:
     columns = ("run", "began (UTC)", "ended", "rows", "tokens in", "reused", "tokens out", "time", "start")
     rows = [_run(run) for run in report["runs"]]
-    rows += [
-        (what, "", "", f"{count:,}", "", "", "", "", "")
-        for what, count in (
-            ("invalid input", report["rows"]["invalid"]),
-            ("killed, no record", report["rows"]["unrecorded"]),
+    if count := report["rows"]["invalid"]:
+        rows.append(("invalid input", "", "", f"{count:,}", "", "", "", "", ""))
+    if count := report["rows"]["unrecorded"]:
+        read, written = (
+            report[name] - sum(run[name] for run in report["runs"]) for name in ("prompt_tokens", "output_tokens")
         )
-        if count
-    ]
+        rows.append(("killed, no record", "", "", f"{count:,}", f"{read:,}", "", f"{written:,}", "", ""))
     done = report["rows"]["ok"] + report["rows"]["failed"]
     tokens = [f"{report[name]:,}" for name in ("prompt_tokens", "cached_tokens", "output_tokens")]
     rows.append(("all", "", "", f"{done:,}", *tokens, clock(report["wall_s"]), ""))

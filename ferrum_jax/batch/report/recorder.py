@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -12,15 +13,20 @@ from ferrum_jax.metrics import MEDIA
 FIELDS = (*("wall_s", "rows", "prompt_tokens", "cached_tokens", "output_tokens", "pool_use", "padding_waste"),)
 SPECULATION = ("speculation_steps", "drafted_tokens", "accepted_tokens")  # behind these, of an engine that drafts
 ROW_FIELDS = ("began_s", "first_token_s", "ended_s")  # since the run began; first_token_s is null where there is none
+_COUNTS = ("at", "wall_s", "rows", "prompt_tokens", "cached_tokens", "output_tokens")  # of a run
 _MOST_SAMPLES = 400
 _MOST_ROWS = 200
+_KEPT_SHARE, _LEAST_KEPT_S, _MOST_KEPT_S = 0.05, 2.0, 60.0  # of the run's time, between two records of it
 
 
 class Recorder:
     """Samples of a run, at an interval that doubles whenever there are too many, and times of some of its rows."""
 
-    def __init__(self, tally: Tally, interval_s: float = 0.5) -> None:
-        self._tally, self._interval_s = tally, interval_s
+    def __init__(
+        self, tally: Tally, interval_s: float = 0.5, keep: Callable[[Mapping[str, Any]], None] = lambda stats: None
+    ) -> None:
+        """keep: told now and then, with the engine's statistics, to keep the record so far: the run may be killed."""
+        self._tally, self._interval_s, self._keep, self._kept_s = tally, interval_s, keep, -math.inf
         self._sampled_s = -interval_s
         self.samples: list[list[float]] = []
         self._counts_drafts = False
@@ -44,6 +50,9 @@ class Recorder:
         if len(self.samples) > _MOST_SAMPLES:
             del self.samples[::2]
             self._interval_s *= 2
+        if now_s - self._kept_s >= min(max(_KEPT_SHARE * now_s, _LEAST_KEPT_S), _MOST_KEPT_S):
+            self._kept_s = now_s
+            self._keep(found)
 
     def row(self, began_s: float, first_token_s: float | None) -> None:
         """Keeps when a row that has just ended was given to the engine and had its first token, of time.monotonic().
@@ -81,6 +90,21 @@ class Recorder:
         }
 
 
+def run_in(said: Any) -> dict[str, Any] | None:
+    """The run of a record that was kept; None where there is none, or it is damaged."""
+    try:
+        engine, tables = said["engine"], [said[name] for name in ("samples", "row_times") if name in said]
+        numbers = [said[name] for name in _COUNTS] + [engine[name] for name in ("padded_tokens", "computed_tokens")]
+        numbers += [engine[name] for name in (*MEDIA, "startup_s") if name in engine]
+        numbers += [value or 0 for table in tables for row in table["values"] for value in row]
+        fits = all(len(row) == len(table["fields"]) for table in tables for row in table["values"])
+        texts = [said["worker"], said["ended"], *(name for table in tables for name in table["fields"])]
+    except (KeyError, TypeError):
+        return None
+    fits = fits and all(type(each) in (int, float) for each in numbers) and all(isinstance(each, str) for each in texts)
+    return said if fits and "samples" in said else None
+
+
 def padding_waste(*stats: Mapping[str, Any]) -> float:
     """The share of token slots that were padding, of engines together; 0 to 1."""
     slots = sum(found["padded_tokens"] for found in stats)
@@ -94,18 +118,28 @@ def media_of(*stats: Mapping[str, Any]) -> dict[str, float]:
 
 
 def report(
-    output: str, created: int, tally: Tally, runs: Sequence[Mapping[str, Any]], *, num_invalid: int, **more: object
+    output: str,
+    created: int,
+    tally: Tally,
+    runs: Sequence[Mapping[str, Any]],
+    *,
+    num_invalid: int,
+    usage: tuple[int, int] | None = None,
+    **more: object,
 ) -> dict[str, Any]:
-    """report.json: rows of the job, tokens of all runs whose record is known, and each run.
+    """report.json: rows and tokens of the job, and each run whose record is known.
 
-    num_invalid: rows that no run could take. `unrecorded` are rows of runs that were killed before they left a record,
-    so that invalid, unrecorded and the runs' own rows are together those that are ok or failed.
+    num_invalid: rows that no run could take. usage: tokens that all answers read and wrote; None takes those of the
+    runs. `unrecorded` are rows of runs that were killed before they recorded them, so that invalid, unrecorded and the
+    runs' own rows are together those that are ok or failed.
     """
     ordered = sorted(runs, key=lambda run: (run["at"], run["worker"]))
     totals = {
         name: sum(run[name] for run in ordered)
         for name in ("prompt_tokens", "cached_tokens", "output_tokens", "wall_s")
     }
+    if usage is not None:
+        totals["prompt_tokens"], totals["output_tokens"] = usage
     rows = {"all": tally.num_rows, "ok": tally.num_ok, "failed": tally.num_failed, "invalid": num_invalid}
     rows["unrecorded"] = max(tally.num_done - num_invalid - sum(run["rows"] for run in ordered), 0)
     waste = round(padding_waste(*(run["engine"] for run in ordered)), 4)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ferrum_jax.batch.journal.job_identity import REQUIRE_VALID, fingerprint_of, object_in
+from ferrum_jax.batch.journal.job_identity import REQUIRE_VALID, fingerprint_of
 from ferrum_jax.batch.journal.job_record import FORMAT, is_sealed
 from ferrum_jax.batch.verify.findings import Findings
+from ferrum_jax.files.json_files import parse_json
 from ferrum_jax.quoting import quoted
 
 _LAST_SECOND = 253_402_300_799  # of the year 9999
@@ -94,12 +96,14 @@ class JobSaid:
 
 def said_of(content: bytes | None, path: str, findings: Findings) -> JobSaid:
     """What the report at `path` says. Raises ValueError where that is not enough; adds what was edited in it."""
+    report: Any = None
     if content is None:
         raise ValueError(
             f"{path} is not there, and without the job's report it is not known what answered; name it with --report"
         )
-    report = object_in(content)
-    if report is None:
+    with contextlib.suppress(ValueError):
+        report = parse_json(content)
+    if not isinstance(report, dict):
         raise ValueError(f"{path} is no report: it holds no JSON object; name the job's own with --report")
     record = report.get("record")
     if record is None:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 import json
 import os
 import queue
@@ -13,6 +14,7 @@ from rich.console import Console
 
 from ferrum_jax.batch.job import EXIT_OK, EXIT_PREEMPTED, JobOptions, JobSettings, JobStart, run_batch
 from ferrum_jax.batch.journal.job_identity import JobIdentity, JobRefused
+from ferrum_jax.batch.journal.journal_file import object_in
 from ferrum_jax.batch.journal.leases import Leases
 from ferrum_jax.batch.ray import RayLLM
 from ferrum_jax.files.store import LocalStore, open_store
@@ -89,7 +91,7 @@ def test_of_two_workers_that_begin_a_job_with_different_models_one_is_refused(tm
     for thread in threads:
         thread.join()
     assert len(refused) == 1
-    assert json.loads((tmp_path / "model.json").read_bytes())["weights"] not in refused
+    assert object_in((tmp_path / "model.json").read_bytes())["weights"] not in refused
 
 
 def test_another_environment_is_no_other_job_but_bits_may_differ_and_both_is_said(tmp_path):
@@ -143,13 +145,116 @@ def test_a_damaged_file_of_the_journal_is_refused_by_name(tmp_path, name, conten
         job.run()
 
 
-def test_a_run_whose_record_is_damaged_is_missing_in_the_report_and_ends_nothing(tmp_path):
+@pytest.mark.parametrize("name", ["job.json", "model.json"])
+def test_no_letter_of_a_record_may_be_another(tmp_path, name):
+    job = Job(tmp_path)
+    job.run_to_step(2)
+    path = Path(f"{job.output}.journal/{name}")
+    content = path.read_bytes()
+    for place in range(len(content)):
+        for bit in (1, 16):  # a digit for a digit, a letter for a letter or a quote
+            damaged = content[:place] + bytes([content[place] ^ bit]) + content[place + 1 :]
+            assert object_in(damaged) is None
+    path.write_bytes(damaged)
+    with pytest.raises(JobRefused, match=rf"{name} is damaged.*--new-run"):
+        job.run()
+
+
+def test_a_journal_without_checksums_goes_on(tmp_path):
+    job = Job(tmp_path)
+    expected = job.whole()
+    job.run_to_step(2)
+    for path in Path(f"{job.output}.journal").rglob("*.json"):
+        path.write_bytes(path.read_bytes().partition(b"\n")[0])  # as older versions wrote it
+    assert job.run() == EXIT_OK and job.output.read_bytes() == expected
+    assert len(job.report()["runs"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("edit", "count"),
+    [
+        (lambda said: b"x", 1),
+        (lambda said: b"{}", 1),
+        *((lambda said, name=name: said.replace(b'"%s"' % name, b'"odd"'), 1) for name in (b"at", b"rows", b"engine")),
+        (lambda said: said.replace(b'"padded_tokens": ', b'"padded_tokens": "x"+'), 1),
+        (lambda said: json.dumps(json.loads(said) | {"wall_s": "1"}).encode(), 1),
+        (lambda said: json.dumps(json.loads(said) | {"samples": {"fields": ["wall_s"], "values": [[]]}}).encode(), 1),
+        (lambda said: json.dumps(json.loads(said) | {"more": 1}).encode(), 2),
+    ],
+)
+def test_a_run_whose_record_is_damaged_is_missing_in_the_report_and_ends_nothing(tmp_path, edit, count):
     job = Job(tmp_path)
     job.run_to_step(2)
     (run,) = Path(f"{job.output}.journal/runs").iterdir()
-    run.write_bytes(b"x")
-    assert job.run() == EXIT_OK
-    assert len(job.report()["runs"]) == 1
+    run.write_bytes(edit(run.read_bytes().partition(b"\n")[0]))
+    assert job.run(page_path=str(tmp_path / "page.html")) == EXIT_OK
+    assert len(job.report()["runs"]) == count
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        *(("workers/other.beat", content) for content in (b"", b"x", b"[]", b"{}", b'{"place": 1, "layout": []}')),
+        *(("layouts/1", content) for content in (b"", b"\xff", b"another")),
+        *((name, b"x") for name in ("layouts/notes.txt", "leases/{layout}/notes", "leases/{layout}/0.1.old")),
+        *((name, b"x") for name in ("segments/notes.txt", "paces/notes", "runs/notes.txt", "workers/notes")),
+        ("merged.json", b"[]"),
+    ],
+)
+def test_a_damaged_or_foreign_file_that_says_nothing_of_answers_ends_no_job(tmp_path, name, content):
+    job = Job(tmp_path)
+    expected = job.whole()
+    job.run_to_step(2)
+    journal = Path(f"{job.output}.journal")
+    (journal / name.format(layout=(journal / "layouts/1").read_text())).write_bytes(content)
+    assert job.run(expiry_s=0.05) == EXIT_OK and job.output.read_bytes() == expected
+    assert job.run() == EXIT_OK and job.output.read_bytes() == expected
+
+
+def failing(*_, **__) -> FakeLLM:
+    raise ValueError("there is no such model")
+
+
+def test_a_job_of_which_no_row_was_begun_takes_other_settings(tmp_path):
+    """A typo in --model or --adapter, which the loader finds, blocks no output."""
+    job = Job(tmp_path)
+    expected = job.whole()
+    for wrong in ({"model": "tyni"}, {"adapters": ["peot"]}, {"seed": 3}):
+        with pytest.raises(ValueError, match="no such model"):
+            job.run(llm=failing, **wrong)
+    job.clock = itertools.count(1_000)
+    assert job.run() == EXIT_OK and job.output.read_bytes() == expected
+    assert "tyni" not in json.dumps(job.report()["record"])
+
+
+def test_a_job_of_which_no_row_was_begun_takes_another_model(tmp_path):
+    job = Job(tmp_path)
+
+    def killed(llm: FakeLLM) -> None:
+        raise KeyboardInterrupt
+
+    job.run(on_step=killed, identity=other(weights="ff"))
+    assert not os.path.exists(f"{job.output}.journal/segments")
+    assert job.run() == EXIT_OK and job.report()["identity"]["weights"] == "00"
+
+
+def test_settings_are_not_taken_from_under_a_worker_that_loads_its_model(tmp_path):
+    job, barrier = Job(tmp_path), []
+
+    def meanwhile(*_, **__) -> FakeLLM:
+        with pytest.raises(ValueError, match=r"worker .* is at work on this job"):
+            job.run(seed=7, llm=failing)
+        barrier.append(1)
+        return FakeLLM()
+
+    assert job.run(llm=meanwhile, expiry_s=0.1) == EXIT_OK and barrier
+
+
+def test_what_a_setting_was_not_is_none(tmp_path):
+    job = Job(tmp_path)
+    job.run_to_step(2)
+    with pytest.raises(JobRefused, match=r'other settings: defaults none, now \{"max_tokens": 3\}'):
+        job.run(defaults={"max_tokens": 3})
 
 
 def test_a_finished_job_started_again_says_that_the_model_was_not_looked_at(tmp_path):
