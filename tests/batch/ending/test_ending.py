@@ -206,3 +206,58 @@ def test_the_pace_of_several_workers_is_their_mean_by_what_they_measured():
     found = mean_pace([worker(1.0, 300), worker(2.0, 100), unmeasured])
     assert found is not None and found.write_s == pytest.approx(1.25) and found.num_rows == 400
     assert mean_pace([unmeasured]) is None and mean_pace([]) is None
+
+
+def others(*workers: dict) -> list[WorkerPace]:
+    pace = TokenPace(0.1, 1.0, 0.05, 10)
+    common = {"pace": pace, "begun": (0.0, 0.0), "row_s": 10.0, "spent_s": 100.0, "price_per_hour": None}
+    return [WorkerPace(**{**common, **worker}) for worker in workers]
+
+
+def test_the_cost_of_a_worker_that_is_at_work_grows_and_that_of_a_dead_one_does_not():
+    """At 36 an hour, a second of a worker costs a hundredth."""
+    ending, now = clocked([(0, 10)] * 20, price_per_hour=36.0, budget=100.0)
+    now[0] = 50.0
+    ending.tell(others({"is_alive": False}, {"is_alive": True}, {"is_alive": True, "price_per_hour": 72.0}))
+    assert ending.spent_elsewhere == pytest.approx(1.0 + 1.0 + 2.0) and ending.spent == pytest.approx(0.5 + 4.0)
+    now[0] = 60.0
+    assert ending.spent_elsewhere == pytest.approx(1.0 + 1.1 + 2.2) and ending.spent == pytest.approx(0.6 + 4.3)
+    rest_s = (100.0 - 4.9) / (0.01 + 0.01 + 0.02)  # of which the last writing takes a little
+    assert ending.left_s == pytest.approx(rest_s - 2.0, abs=0.01) and ending.over == ""
+    ending.tell(others({"is_alive": False, "spent_s": 9_990.0}))
+    assert ending.over == "budget" and ending.left_s < 0
+
+
+def test_what_dead_workers_had_begun_and_took_is_left_for_those_at_work():
+    ending, _ = clocked([(0, 10)] * 20)
+    dead = {"begun": (0.0, 80.0), "row_s": 60.0}
+    undone = np.arange(20)
+
+    def seconds(*workers: dict) -> float:
+        ending.tell(others(*workers))
+        outlook = ending.outlook(undone)
+        assert outlook is not None and outlook.num_alive == 1 + sum(worker.get("is_alive", False) for worker in workers)
+        return outlook.seconds
+
+    assert seconds(dead) == pytest.approx(200.0 + 0.5 * 60.0)  # this one has not measured a row of its own
+    assert seconds(dead | {"is_alive": True}) == pytest.approx((200.0 - 80.0) / 2 + 0.5 * 60.0)
+    for index in range(6):
+        ending.begin(index)
+    assert seconds(dead | {"is_alive": True}) == pytest.approx((200.0 - 60.0 - 80.0) / 2 + 0.5 * 60.0)
+
+
+def test_rows_that_run_beside_others_take_what_those_took_and_the_longest_ends_last():
+    ending, now = clocked([(0, 10)] * 6 + [(20, 30)])
+    for index in range(5):
+        ending.begin(index)
+    now[0] = 10.0
+    for index in range(4):
+        ending.end(index)
+    ending.begin(6)
+    assert ending.meter.row_s(6, 10.0) == pytest.approx((20 * 0.05 + 30) * (4 * 10 + 10) / 40)
+    assert ending.rest_s == pytest.approx(ending.meter.row_s(6, 10.0))
+    now[0] = 20.0
+    assert ending.rest_s == pytest.approx(31 * (4 * 10 + 20 + 10) / 40 - 10)
+    report = ending.report()
+    assert (report.num_running, report.num_slots, report.begun) == (2, 5, (20.0, 40.0))
+    assert report.is_alive and report.spent_s == 20.0
