@@ -258,6 +258,9 @@ def test_rows_that_run_beside_others_take_what_those_took_and_the_longest_ends_l
     assert ending.rest_s == pytest.approx(ending.meter.row_s(6, 10.0))
     now[0] = 20.0
     assert ending.rest_s == pytest.approx(31 * (4 * 10 + 20 + 10) / 40 - 10)
+    ending.tell(others({"is_alive": False}))
+    outlook = ending.outlook(np.array([4, 6]))
+    assert outlook is not None and outlook.seconds == pytest.approx(ending.rest_s)
     report = ending.report()
     assert (report.num_running, report.num_slots, report.begun) == (2, 5, (20.0, 40.0))
     assert report.is_alive and report.spent_s == 20.0
