@@ -294,7 +294,7 @@ class _Run:
     def report(self, page_at: str | None, source: str) -> None:
         """Writes report.json beside the output, and the report's page if `page_at` says where. source: the input."""
         store = self._place.journal
-        found = [run_in(object_in(store.read(f"runs/{name}"))) for name in store.names("runs")]
+        found = (run_in(object_in(store.read(f"runs/{name}"))) for name in store.names("runs"))
         runs = [run for run in found if run is not None]  # rows of one that is damaged count as unrecorded
         found = report(
             self._place.target,
