@@ -162,7 +162,7 @@ class Opening:
             )
         else:
             start = Start(
-                model=self.source,
+                model=self.ended(texts),
                 config=chosen.config,
                 mesh=chosen.mesh,
                 executable_cache=chosen.executable_cache,
@@ -221,6 +221,14 @@ class Opening:
             classifier=source.classifier,
         )
 
+    def ended(self, texts: Texts) -> ModelSource:
+        """The model, whose texts the tokenizer's end token ends too: fine-tunes for chat may name theirs there alone."""
+        source, tokenizer = self.source, texts.prompts.tokenizer
+        end = None if tokenizer is None else tokenizer.eos_id
+        if end is None or isinstance(source.spec, EncoderSpec) or end >= source.spec.vocab_size:
+            return source
+        return dataclasses.replace(source, end_ids=source.end_ids | {end} - {*source.spec.eos_token_ids})
+
     def requests(self, texts: Texts) -> Reach | None:
         """The reach of the requests that will come, to a model that generates; None if they are not known."""
         most = self.max_model_len
@@ -273,7 +281,7 @@ class Opening:
             weights=None if fingerprint is None else fingerprint.hex(),
             tokenizer=None if prompts.tokenizer is None else prompts.tokenizer.digest,
             chat_template=None if prompts.chat is None else prompts.chat.digest,
-            end_tokens=tuple(sorted(self.source.end_ids)),
+            end_tokens=tuple(sorted(self.ended(texts).end_ids)),
             vectors=json.dumps(dataclasses.asdict(texts.sentence), sort_keys=True),
             dtype=layout.dtype.name,
             kv_dtype=layout.kv_dtype,

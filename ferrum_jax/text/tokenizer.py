@@ -1,7 +1,8 @@
 """A checkpoint's tokenizer: text to token ids by its own rules, and back.
 
 Read from `tokenizer.json`; `tokenizer_config.json` and `special_tokens_map.json` beside it name the special
-tokens and may override whether BOS and EOS are added. Ids beyond the vocabulary (padded embeddings) have no text.
+tokens, may add others, and may override whether BOS and EOS are added. Ids beyond the vocabulary (padded embeddings)
+have no text.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from ferrum_jax.text.byte_alphabet import BYTES
 from ferrum_jax.text.long_texts import LONG, LongTexts, require_whole
 
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+_ADDED = "added_tokens_decoder"  # tokens by id, with what is said of each
+_FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 _CONTEXT_TOKENS = 8  # tokens before a text on which its first characters can depend
 
 
@@ -39,6 +42,7 @@ class Tokenizer:
         config = config or {}
         library.no_truncation()
         library.no_padding()
+        added = _add_tokens(library, config)
         decoder = json.loads(library.to_str()).get("decoder") or {}
         self._library = library
         self._long = LongTexts(library)
@@ -50,7 +54,8 @@ class Tokenizer:
         self._bos = _Edge(self._id_of("bos_token"), self._wish(config, "bos_token"), self._adds(0))
         self._eos = _Edge(self._id_of("eos_token"), self._wish(config, "eos_token"), self._adds(-1))
         wishes = self._wish(config, "bos_token"), self._wish(config, "eos_token")
-        self.digest = digest_of(library.to_str().encode() if content is None else content, self.special_tokens, wishes)
+        rules = library.to_str().encode() if content is None else content
+        self.digest = digest_of(rules, self.special_tokens, wishes, *added)
 
     @property
     def bos_id(self) -> int | None:
@@ -272,14 +277,62 @@ def require_tokenizer(tokenizer: Tokenizer | None, source: str | Path) -> Tokeni
 
 
 def read_tokenizer_config(folder: Path) -> dict[str, Any]:
-    """What special_tokens_map.json and tokenizer_config.json say; the latter wins."""
+    """What special_tokens_map.json and tokenizer_config.json say; the latter wins.
+
+    A folder whose tokenizer_config.json lists no added tokens has them in added_tokens.json, by text.
+    """
     named = [read_optional_json(folder / name) for name in ("special_tokens_map.json", "tokenizer_config.json")]
-    return {key: value for values in named for key, value in values.items() if value is not None}
+    config = {key: value for values in named for key, value in values.items() if value is not None}
+    if _ADDED not in config:
+        special = {*special_tokens(config).values()}
+        config[_ADDED] = {
+            str(token_id): {"content": text, "special": text in special, "normalized": text not in special}
+            for text, token_id in read_optional_json(folder / "added_tokens.json").items()
+        }
+    return config
 
 
 def special_tokens(config: dict[str, Any]) -> dict[str, str]:
     """Role ("bos_token", ...) to the text of the special token that a tokenizer's configuration names for it."""
     return {role: _text_of(role, config[role]) for role in _SPECIAL if config.get(role)}
+
+
+def _add_tokens(library: tokenizers.Tokenizer, config: dict[str, Any]) -> list[str]:
+    """Adds the tokens that the configuration alone names, or describes otherwise, as transformers does; what they are.
+
+    Raises ValueError for an entry that is no token, or whose id the library does not give it.
+    """
+    special, added = {*special_tokens(config).values()}, []
+    known = {token.content: repr(token) for token in library.get_added_tokens_decoder().values()}
+    for token_id, said in sorted(_tokens_by_id(config.get(_ADDED) or {}).items()):
+        content = said["content"]
+        token = tokenizers.AddedToken(**{**said, "special": said.get("special", False) or content in special})
+        if known.get(content) == repr(token):
+            continue
+        before = library.token_to_id(content)
+        library.add_tokens([token])
+        if before is None and library.token_to_id(content) != token_id:
+            raise ValueError(
+                f"tokenizer_config.json has {content!r} at {token_id} of {_ADDED}, and behind the tokens of tokenizer.json "
+                f"it would be {library.token_to_id(content)}; add it there, or correct its id"
+            )
+        added.append(f"{library.token_to_id(content)} {token!r}")
+    return added
+
+
+def _tokens_by_id(named: object) -> dict[int, dict[str, Any]]:
+    """The arguments of each AddedToken. Raises ValueError for an entry that has others."""
+    found = {}
+    for key, said in named.items() if isinstance(named, dict) else [(None, named)]:
+        told = {name: said[name] for name in ("content", *_FLAGS) if name in said} if isinstance(said, dict) else {}
+        is_token = isinstance(key, str) and key.isdecimal() and isinstance(told.get("content"), str) and told["content"]
+        if not is_token or not all(isinstance(told.get(flag, False), bool) for flag in _FLAGS):
+            raise ValueError(
+                f"tokenizer_config.json has {reprlib.repr(said)} in {_ADDED}; it must be an object that has, for each "
+                f"id, an object with content, a text, and {', '.join(_FLAGS)}, each true or false"
+            )
+        found[int(key)] = told
+    return found
 
 
 def _is_panic(error: BaseException) -> bool:

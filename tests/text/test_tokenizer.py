@@ -113,3 +113,52 @@ def test_a_configuration_that_names_no_token_is_refused(tmp_path, said, message)
 def test_text_that_is_no_unicode_is_refused():
     with pytest.raises(ValueError, match="lone surrogates"):
         tokenizer("byte_level").encode("a\ud800")
+
+
+def added(text: str, **flags: bool) -> dict[str, object]:
+    return {
+        "content": text,
+        **dict.fromkeys(("lstrip", "rstrip", "single_word", "normalized", "special"), False),
+        **flags,
+    }
+
+
+def test_tokens_of_the_configuration_alone_are_one_token_each(tmp_path):
+    plain = Tokenizer.load(folder(tmp_path))
+    first, end = plain.vocab_size, plain.encode("d")[-1]
+    named = {
+        f"{first + 1}": added("<mark>", rstrip=True),
+        f"{first}": added("<|turn|>"),
+        f"{end}": added("d", special=True),
+    }
+    own = Tokenizer.load(folder(tmp_path, added_tokens_decoder=named, pad_token="<|turn|>"))
+    assert own.encode("<|turn|>a<mark>  end") == [first, *plain.encode("a"), first + 1, *plain.encode("en"), end]
+    assert own.decode([first, first + 1, end]) == "<mark>", "a token with a role is special"
+    assert own.decode([first, end], skip_special_tokens=False) == "<|turn|>d"
+    assert own.digest != plain.digest and f"{first}" in own.to_json()
+    same = {str(i): added(text, special=True) for text, i in plain.special_texts().items()}
+    assert Tokenizer.load(folder(tmp_path, added_tokens_decoder=same)).digest == plain.digest
+
+
+def test_an_older_folder_has_added_tokens_in_a_file_of_their_own(tmp_path):
+    path, first = folder(tmp_path), tokenizer("byte_level").vocab_size
+    (path / "added_tokens.json").write_text(json.dumps({"<|turn|>": first}))
+    assert Tokenizer.load(path).encode("<|turn|>") == [first]
+
+
+@pytest.mark.parametrize(
+    ("named", "message"),
+    [
+        (
+            {"9000": added("<|turn|>")},
+            r"has '<\|turn\|>' at 9000 of added_tokens_decoder, and behind .* correct its id",
+        ),
+        ({"x": added("<|turn|>")}, "in added_tokens_decoder; it must be an object that has, for each id"),
+        ({"332": {"content": ""}}, "in added_tokens_decoder; it must be"),
+        ({"332": {"content": "a", "special": 1}}, "in added_tokens_decoder; it must be"),
+        ([added("<|turn|>")], "in added_tokens_decoder; it must be"),
+    ],
+)
+def test_an_added_token_without_its_place_is_refused(tmp_path, named, message):
+    with pytest.raises(ValueError, match=message):
+        Tokenizer.load(folder(tmp_path, added_tokens_decoder=named))
