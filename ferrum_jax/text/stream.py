@@ -15,6 +15,8 @@ from typing import Protocol
 from ferrum_jax.text.stop_strings import StopStrings, stop_strings
 from ferrum_jax.text.tokenizer import Tokenizer
 
+_MOST_BYTES = 4  # of a character
+
 
 class TextStream:
     """The growing text of one choice.
@@ -42,6 +44,8 @@ class TextStream:
         self._include_stop = include_stop
         self._min_tokens = min_tokens
         self._num_tokens = 0
+        self._num_ahead = 0  # characters that wait in the decoder and were looked through,
+        self._ahead = 0  # and the state of the search after them
         self._held = ""  # certain text that may be the beginning of a stop string
         self._decoder: _Detokenizer = (
             _ByteText(tokenizer)
@@ -51,11 +55,6 @@ class TextStream:
         self._pieces: list[str] = []  # emitted
         self._new: list[str] = []  # emitted since `take`
         self.stopped: str | None = None  # the stop string that ended the text
-
-    @property
-    def may_stop(self) -> bool:
-        """Whether a stop string could end the text."""
-        return self._stops is not None
 
     @property
     def text(self) -> str:
@@ -73,8 +72,24 @@ class TextStream:
         """Takes the next token; the stop string that has ended the text, if one has. What comes after it is dropped."""
         self._num_tokens += 1
         if self.stopped is None and self._tokenizer.visible((token_id,), self._skips):
-            self._add(self._decoder.push(token_id))
+            text, ahead = self._decoder.push(token_id), self._decoder.ahead
+            if ahead is None:
+                self._num_ahead = 0
+            self._add(text)
+            if ahead and self._stops is not None and self._ends_ahead(self._stops, ahead):
+                self._add(self._decoder.flush())
         return self.stopped
+
+    def _ends_ahead(self, stops: StopStrings, ahead: str) -> bool:
+        """Whether a stop string ends in the text that waits, with `ahead` at its end, if no more tokens come."""
+        state = self._ahead if self._num_ahead else self._state
+        for character in ahead:
+            state = stops.step(state, character)
+            if self._num_tokens > self._min_tokens and stops.ends[state] is not None:
+                return True
+            self._num_ahead += 1
+        self._ahead = state
+        return False
 
     def flush(self) -> str | None:
         """Emits what is held back, since no more tokens will come; the stop string that has ended the text, if any."""
@@ -96,12 +111,15 @@ class TextStream:
 
     def _certain(self, stops: StopStrings, new: str) -> str:
         """The emittable part of the held text and `new`; the rest is held. Notes a stop string that ends in `new`."""
+        if not new:
+            return ""
         counts = self._num_tokens > self._min_tokens
         text, end, state = self._held + new, len(self._held), self._state
+        looked, self._num_ahead = end + self._num_ahead, 0
         for character in new:
             state = stops.step(state, character)
             end += 1
-            if counts and (found := stops.ends[state]) is not None:
+            if counts and end > looked and (found := stops.ends[state]) is not None:
                 self.stopped, self._held = found, ""
                 return text[: end if self._include_stop else end - len(found)]
         self._state, kept = state, len(text) - stops.held[state]
@@ -110,6 +128,10 @@ class TextStream:
 
 
 class _Detokenizer(Protocol):
+    """ahead: what the last token adds to the text that waits and is certain if no more tokens come; None if none is."""
+
+    ahead: str | None
+
     def push(self, token_id: int) -> str: ...
 
     def flush(self) -> str: ...
@@ -117,6 +139,8 @@ class _Detokenizer(Protocol):
 
 class _ByteText:
     """Text of a byte-level tokenizer: the tokens' bytes through an incremental UTF-8 decoder."""
+
+    ahead: str | None = ""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._piece = tokenizer.piece
@@ -133,30 +157,62 @@ class _WindowText:
     """Text of any other tokenizer: a window of tokens decoded with and without those not yet emitted.
 
     The window is the last group of tokens that was emitted, then those that wait. A run of byte tokens waits
-    until it ends, because one bad byte makes the tokenizer replace the whole run.
+    until it ends, because one bad byte makes the tokenizer replace each of the run; after such a byte none waits.
     """
 
     def __init__(self, tokenizer: Tokenizer, context: list[int]) -> None:
         self._tokenizer = tokenizer
         self._window = context
-        self._emitted = len(context)  # tokens of the window whose text is out
-        self._emitted_text = tokenizer.raw_text(context)
+        self._emitted = len(context)  # tokens of the window whose text is out,
+        self._num_out = len(tokenizer.raw_text(context))  # and its characters that are
+        self._utf8 = codecs.getincrementaldecoder("utf-8")()
+        self._num_waiting = 0  # bytes of a run
+        self.ahead: str | None = ""
+        for token_id in context:
+            self._read(tokenizer.byte_ids.get(token_id))
 
     def push(self, token_id: int) -> str:
         self._window.append(token_id)
-        if token_id in self._tokenizer.byte_ids:
-            return ""
+        byte = self._tokenizer.byte_ids.get(token_id)
+        self._read(byte)
+        if byte is not None:
+            self._num_waiting += 1
+            return "" if self.ahead is not None else self._bad_bytes()
+        self._num_waiting = 0
         text = self._tokenizer.raw_text(self._window)
-        if text.endswith("\ufffd"):
-            return ""
-        return self._advance(text)
+        return self._all_but_last(text) if text.endswith("\ufffd") else self._advance(text)
 
     def flush(self) -> str:
+        self._num_waiting = 0
         return self._advance(self._tokenizer.raw_text(self._window))
 
+    def _read(self, byte: int | None) -> None:
+        """Notes the next byte of a run, or its end."""
+        if byte is None:
+            self._utf8.reset()
+            self.ahead = ""
+        elif self.ahead is not None:
+            try:
+                self.ahead = self._utf8.decode(bytes((byte,)))
+            except UnicodeDecodeError:
+                self.ahead = None
+
+    def _bad_bytes(self) -> str:
+        added, self._num_waiting = "\ufffd" * self._num_waiting, 0
+        self._num_out += len(added)
+        return added
+
+    def _all_but_last(self, text: str) -> str:
+        """The last character is part of one whose other bytes may come; a few tokens before it say where it stands."""
+        added = text[self._num_out : -1]
+        self._window = self._window[-2 * _MOST_BYTES :]
+        self._emitted = max(len(self._window) - _MOST_BYTES, 0)
+        self._num_out = len(self._tokenizer.raw_text(self._window)) - 1
+        return added
+
     def _advance(self, text: str) -> str:
-        added = text[len(self._emitted_text) :]
+        added = text[self._num_out :]
         self._window = self._window[self._emitted :]
         self._emitted = len(self._window)
-        self._emitted_text = self._tokenizer.raw_text(self._window)
+        self._num_out = len(self._tokenizer.raw_text(self._window))
         return added

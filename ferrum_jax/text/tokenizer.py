@@ -30,9 +30,9 @@ _CONTEXT_TOKENS = 8  # tokens before a text on which its first characters can de
 class Tokenizer:
     """Encodes and decodes; holds what a chat template and a text stream need to know.
 
-    special_tokens: role ("bos_token", ...) to its text. byte_level: a token is a run of bytes whatever
-    stands before it. byte_ids: tokens of one byte each; a run of them is decoded as a whole (byte fallback). digest: of
-    everything that decides which ids a text gets.
+    special_tokens: role ("bos_token", ...) to its text. byte_level: a token is a run of bytes whatever stands before
+    it. byte_ids: tokens of one byte each, with that byte; a run of them is decoded as a whole (byte fallback).
+    digest: of everything that decides which ids a text gets.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class Tokenizer:
         self._pieces: dict[int, bytes] = {}
         self.special_tokens = special_tokens(config)
         self.byte_level = decoder.get("type") == "ByteLevel"
-        self.byte_ids = _byte_ids(library) if _uses(decoder, "ByteFallback") else frozenset()
+        self.byte_ids = _byte_ids(library) if _uses(decoder, "ByteFallback") else {}
         self.special_ids = frozenset(i for i, token in library.get_added_tokens_decoder().items() if token.special)
         self._bos = _Edge(self._id_of("bos_token"), self._wish(config, "bos_token"), self._adds(0))
         self._eos = _Edge(self._id_of("eos_token"), self._wish(config, "eos_token"), self._adds(-1))
@@ -313,8 +313,8 @@ def _add_tokens(library: tokenizers.Tokenizer, config: dict[str, Any]) -> list[s
         library.add_tokens([token])
         if before is None and library.token_to_id(content) != token_id:
             raise ValueError(
-                f"tokenizer_config.json has {content!r} at {token_id} of {_ADDED}, and behind the tokens of tokenizer.json "
-                f"it would be {library.token_to_id(content)}; add it there, or correct its id"
+                f"tokenizer_config.json has {content!r} at {token_id} of {_ADDED}, and behind the tokens of "
+                f"tokenizer.json it would be {library.token_to_id(content)}; add it there, or correct its id"
             )
         added.append(f"{library.token_to_id(content)} {token!r}")
     return added
@@ -353,6 +353,6 @@ def _uses(decoder: dict[str, Any], kind: str) -> bool:
     return decoder.get("type") == kind or any(_uses(part, kind) for part in decoder.get("decoders", ()))
 
 
-def _byte_ids(library: tokenizers.Tokenizer) -> frozenset[int]:
-    ids = (library.token_to_id(f"<0x{byte:02X}>") for byte in range(256))
-    return frozenset(i for i in ids if i is not None)
+def _byte_ids(library: tokenizers.Tokenizer) -> dict[int, int]:
+    ids = {library.token_to_id(f"<0x{byte:02X}>"): byte for byte in range(256)}
+    return {token_id: byte for token_id, byte in ids.items() if token_id is not None}

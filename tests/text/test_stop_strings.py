@@ -18,7 +18,7 @@ STOPS = st.lists(st.text("abc", min_size=1, max_size=5), min_size=1, max_size=6)
 class Pieces:
     """A byte-level tokenizer whose tokens are these texts."""
 
-    byte_level, byte_ids = True, frozenset()
+    byte_level, byte_ids = True, {}
 
     def __init__(self, texts: list[str]) -> None:
         self._texts = texts

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
+import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ferrum_jax.text import TextStream
+from ferrum_jax.text import TextStream, Tokenizer
 from tests.text.samples import KINDS, tokenizer
 from tests.text.test_stop_strings import naive
 
@@ -22,6 +23,15 @@ def stream_of(kind: str, ids: list[int], **options: object) -> tuple[list[str], 
         texts.append(stream.text)
     stream.flush()
     return [*texts, stream.text], stream
+
+
+def characters(kind: str, ids: list[int]) -> str:
+    """Those of which all bytes are there."""
+    own = tokenizer(kind)
+    if own.byte_level:
+        return b"".join(map(own.piece, ids)).decode(errors="ignore")
+    found = [bytes([own.byte_ids[i]]) if i in own.byte_ids else own.decode([i], after=[i]).encode() for i in ids]
+    return b"".join(found).decode(errors="ignore").removeprefix(" ")
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -114,19 +124,45 @@ def test_push_names_the_stop_string_at_the_token_that_completes_it():
 )
 def test_a_stop_string_within_the_first_min_tokens_does_not_count(kind, text, stops, min_tokens):
     ids = tokenizer(kind).encode(text)
-    plain, _ = stream_of(kind, ids)
     texts, stream = stream_of(kind, ids, stop=stops, min_tokens=min_tokens)
-    early = 0 if min_tokens == 0 else len(plain[min_tokens - 1 if min_tokens < len(ids) else -1])
+    early = len(characters(kind, ids[:min_tokens]))
     assert (stream.stopped, texts[-1]) == naive(text, stops, early)
     assert all(texts[-1].startswith(part) for part in texts)
 
 
 def test_a_stop_string_that_only_the_flush_completes_is_found():
     own = tokenizer("sentencepiece")
-    ids = own.encode("a你", add_special_tokens=False)
-    stream = TextStream(own, stop=["你"])
+    ids = own.encode("a你", add_special_tokens=False)[:-1]
+    stream = TextStream(own, stop=["\ufffd"])
     assert [stream.push(i) for i in ids] == [None] * len(ids)
-    assert stream.flush() == "你" and stream.text == "a"
+    assert stream.flush() == "\ufffd" and stream.text == "a"
+
+
+@PROFILE
+@given(
+    text=st.text("aжщ你", min_size=1, max_size=12),
+    stop=st.text("aжщ你", min_size=1, max_size=2),
+    include=st.booleans(),
+    min_tokens=st.integers(0, 6),
+)
+def test_a_stop_string_in_bytes_ends_the_text_at_the_byte_that_completes_it(text, stop, include, min_tokens):
+    own = tokenizer("sentencepiece")
+    ids = own.encode(text, add_special_tokens=False)
+    lengths = [len(characters("sentencepiece", ids[:end])) for end in range(len(ids) + 1)]
+    early = lengths[min(min_tokens, len(ids))]
+    ends = [end for end in range(early + 1, len(text) + 1) if text[:end].endswith(stop)]
+    stream = TextStream(own, stop=[stop], include_stop=include, min_tokens=min_tokens)
+    count = next((number for number, token in enumerate(ids, 1) if stream.push(token)), None)
+    assert count == (lengths.index(ends[0]) if ends else None)
+    stream.flush()
+    assert stream.text == (text[: ends[0] - (0 if include else len(stop))] if ends else text)
+
+
+def test_a_byte_that_is_no_text_shows_its_whole_run_and_each_after_it_at_once():
+    own = tokenizer("sentencepiece")
+    first, second = own.encode("ж", add_special_tokens=False)[-2:]
+    texts, _ = stream_of("sentencepiece", [first, second, second, first, second, *own.encode("e")[-1:]])
+    assert texts == ["", "", "\ufffd" * 3, "\ufffd" * 4, "\ufffd" * 5, "\ufffd" * 5 + "e", "\ufffd" * 5 + "e"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -137,3 +173,22 @@ def test_the_work_for_a_token_does_not_grow_with_the_text(kind, monkeypatch):
     monkeypatch.setattr(own, "raw_text", lambda ids: decoded.append(len(ids)) or raw_text(ids))
     stream_of(kind, own.encode("the line " * 200), stop=["never"])
     assert max(decoded, default=0) <= 4
+
+
+@pytest.mark.parametrize("decoder", ["Fuse", "ByteLevel"])
+def test_a_long_run_of_replaced_characters_is_shown_as_it_comes_for_little_work(decoder, monkeypatch):
+    library = tokenizers.Tokenizer(tokenizers.models.BPE({"a": 0, "\ufffd": 1, "Ð": 2, "¶": 3}, []))
+    library.decoder = tokenizers.decoders.Sequence([getattr(tokenizers.decoders, decoder)()])
+    own, decoded = Tokenizer(library), []
+    raw_text = own.raw_text
+    monkeypatch.setattr(own, "raw_text", lambda ids: decoded.append(len(ids)) or raw_text(ids))
+    bad = [1] if decoder == "Fuse" else [2]
+    for ids in (bad * 500 + [0], bad * 500 + [2, 3, 0] + bad * 9):
+        stream, shown = TextStream(own), []
+        for token_id in ids:
+            stream.push(token_id)
+            shown.append(len(stream.text))
+        stream.flush()
+        assert stream.text == raw_text(ids)
+        assert shown[499] == 499
+    assert max(decoded) <= 10
