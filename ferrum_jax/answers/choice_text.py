@@ -34,15 +34,29 @@ class TokenTexts:
         self._specials = () if tokenizer is None else tuple(tokenizer.special_texts())
         self._of = functools.lru_cache(maxsize=_MOST_TEXTS)(self._decoded)
 
-    def _decoded(self, token_id: int) -> str | None:
-        return None if self.tokenizer is None else self.tokenizer.decode([token_id], skip_special_tokens=False)
+    def _decoded(self, token_id: int, starts: bool) -> str | None:
+        if self.tokenizer is None:
+            return None
+        return self.tokenizer.decode([token_id], skip_special_tokens=False, after=() if starts else (token_id,))
 
-    def entry(self, entry: Entry, *, named: bool = True) -> dict[int, Logprob]:
-        """What the engine said of one place, with texts where they are `named`."""
-        return {
-            token_id: Logprob(logprob=logprob, rank=rank, decoded_token=self._of(token_id) if named else None)
-            for token_id, logprob, rank in entry
-        }
+    def starts(self, before: Sequence[int], sampling: SamplingParams) -> bool:
+        """Whether a text begins behind these tokens: its first token has no text for its space."""
+        return self.tokenizer is not None and not self.tokenizer.context(before, sampling.skip_special_tokens)
+
+    def entries(
+        self, found: Sequence[Entry | None], *, named: bool, start: int | None = None
+    ) -> list[dict[int, Logprob] | None]:
+        """What the engine said of each place, with texts where they are `named`. start: where a text begins."""
+
+        def entry(said: Entry, starts: bool) -> dict[int, Logprob]:
+            return {
+                token_id: Logprob(
+                    logprob=logprob, rank=rank, decoded_token=self._of(token_id, starts) if named else None
+                )
+                for token_id, logprob, rank in said
+            }
+
+        return [None if said is None else entry(said, place == start) for place, said in enumerate(found)]
 
     def message(
         self, sampling: SamplingParams, prompt: Sequence[int], tools: Sequence[Tool] | None
@@ -89,6 +103,7 @@ class ChoiceText:
         self._entries: list[Entry] = []
         self._logprobs: list[dict[int, Logprob]] = []  # of the first of them
         self._sampling, self._texts, self._echoed, self._grows = sampling, texts, echoed, grows
+        self._prompt = prompt
         self._text: _Reading | None = None
         self._message: _MessageReading | None = None
         if texts.tokenizer is not None and sampling.detokenize:
@@ -119,7 +134,8 @@ class ChoiceText:
             text = "".join([part.content for part in parts])
         elif self._text is not None:
             text = self._text.more(self)
-        logprobs = None if delta.logprobs is None else [self._texts.entry(entry) for entry in delta.logprobs]
+        place = len(self._entries) - len(delta.logprobs or ())
+        logprobs = None if delta.logprobs is None else self._logprobs_from(place, named=True)
         return NewText(self.index, text, delta.token_ids, logprobs, delta.finish_reason, delta.stop_reason, parts)
 
     @property
@@ -150,9 +166,13 @@ class ChoiceText:
     def _all_logprobs(self) -> tuple[dict[int, Logprob], ...] | None:
         if self._sampling.logprobs is None:
             return None
-        named = self._sampling.detokenize
-        self._logprobs += [self._texts.entry(entry, named=named) for entry in self._entries[len(self._logprobs) :]]
+        self._logprobs += self._logprobs_from(len(self._logprobs), named=self._sampling.detokenize)
         return tuple(self._logprobs)
+
+    def _logprobs_from(self, place: int, *, named: bool) -> list[dict[int, Logprob]]:
+        """Those of the tokens from a place on."""
+        start = 0 if place == 0 and self._texts.starts(self._prompt, self._sampling) else None
+        return self._texts.entries(self._entries[place:], named=named, start=start)  # type: ignore[return-value]
 
     def _said(self) -> AssistantMessage | None:
         """The message, as far as it is certain where it grows; else None while it goes on."""

@@ -118,8 +118,9 @@ class Collected:
     def _of_prompt(self) -> tuple[dict[int, Logprob] | None, ...] | None:
         if self._prompt_logprobs is None:
             return None
-        entry, named = self._texts.entry, self._sampling.detokenize
-        return tuple([None if found is None else entry(found, named=named) for found in self._prompt_logprobs])
+        texts, sampling = self._texts, self._sampling
+        start = 1 if texts.starts(self.prompt_token_ids[:1], sampling) else None  # the first token has no entry
+        return tuple(texts.entries(self._prompt_logprobs, named=sampling.detokenize, start=start))
 
 
 def failure_of(output: RequestOutput) -> ValueError | None:

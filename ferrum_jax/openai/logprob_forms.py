@@ -5,6 +5,7 @@ JSON has no minus infinity; NO_PROBABILITY stands for it, as at OpenAI.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
@@ -24,6 +25,12 @@ class Tokens(Protocol):
 
     @property
     def logprobs(self) -> Sequence[Entry] | None: ...
+
+    @property
+    def text(self) -> str: ...
+
+    @property
+    def finish_reason(self) -> str | None: ...
 
 
 def completion_logprobs(
@@ -54,8 +61,14 @@ def completion_logprobs(
 
 
 def choice_entries(choice: Tokens) -> list[tuple[int, Entry]]:
-    """The tokens of a choice, each with its log-probabilities."""
-    return list(zip(choice.token_ids, choice.logprobs or (), strict=True))
+    """The tokens of a choice, each with its log-probabilities. A last one that ended the text unseen is called ""."""
+    found = list(zip(choice.token_ids, choice.logprobs or (), strict=True))
+    *others, last = [entry[token_id].decoded_token or "" for token_id, entry in found] or [""]
+    is_unseen = choice.finish_reason == "stop" and "".join(others) == choice.text and "\ufffd" not in last
+    if last and is_unseen:
+        token_id, entry = found[-1]
+        found[-1] = token_id, {**entry, token_id: dataclasses.replace(entry[token_id], decoded_token="")}
+    return found
 
 
 def echo_entries(output: RequestOutput) -> tuple[tuple[int, str], list[tuple[int, Entry]]]:

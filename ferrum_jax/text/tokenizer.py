@@ -323,9 +323,9 @@ def _add_tokens(library: tokenizers.Tokenizer, config: dict[str, Any]) -> list[s
 def _tokens_by_id(named: object) -> dict[int, dict[str, Any]]:
     """The arguments of each AddedToken. Raises ValueError for an entry that has others."""
     found = {}
-    for key, said in named.items() if isinstance(named, dict) else [(None, named)]:
+    for key, said in named.items() if isinstance(named, dict) else [("", named)]:
         told = {name: said[name] for name in ("content", *_FLAGS) if name in said} if isinstance(said, dict) else {}
-        is_token = isinstance(key, str) and key.isdecimal() and isinstance(told.get("content"), str) and told["content"]
+        is_token = key.isdecimal() and isinstance(told.get("content"), str) and told["content"]
         if not is_token or not all(isinstance(told.get(flag, False), bool) for flag in _FLAGS):
             raise ValueError(
                 f"tokenizer_config.json has {reprlib.repr(said)} in {_ADDED}; it must be an object that has, for each "
