@@ -1,11 +1,27 @@
-"""Integer arithmetic that several modules need: division, and sliding windows in blocks.
+"""Integers that several modules need: numbers that are whole, division, and sliding windows in blocks.
 
 A window is how many positions a token attends to, its own the last; None is all.
 """
 
 from __future__ import annotations
 
+import numbers
+from typing import Any
+
 CACHE_SHARE = 1  # blocks for cached prefixes in a window's pool, relative to those that rows need
+
+
+def as_plain(value: Any) -> Any:
+    """A number of numpy, say, as one of Python; anything else as it is."""
+    if type(value) in (int, float, bool) or not isinstance(value, numbers.Real):
+        return value
+    return int(value) if isinstance(value, numbers.Integral) else float(value)
+
+
+def as_whole(value: Any) -> Any:
+    """The int that a number is, 2.0 as columns with gaps and JSON have it; anything else as it is."""
+    value = as_plain(value)
+    return int(value) if type(value) is float and value.is_integer() else value
 
 
 def ceil_div(a: int, b: int) -> int:

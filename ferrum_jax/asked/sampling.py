@@ -9,13 +9,14 @@ import dataclasses
 import functools
 import math
 import sys
-from collections.abc import Collection, Mapping, Sequence, Set
+from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 from typing import Any, TypeVar
 
 import numpy as np
 
 from ferrum_jax.asked.structured_outputs import StructuredOutputsParams
 from ferrum_jax.asked.transcript import Transcript
+from ferrum_jax.ints import as_plain, as_whole
 from ferrum_jax.quoting import Elsewhere, named, quoted, require_harmless
 
 MAX_LOGPROBS = 20
@@ -130,23 +131,32 @@ class SamplingParams:
     transcript: Transcript | None = None
 
     def __post_init__(self) -> None:
-        if isinstance(self.stop, str):
-            object.__setattr__(self, "stop", (self.stop,))
-        for field in ("stop", "stop_token_ids", "bad_words"):
-            if getattr(self, field) is None:  # vLLM allows None for an empty list
-                object.__setattr__(self, field, ())
+        for field, value in self._plain_values():
+            object.__setattr__(self, field, value)
         for field, low, high, what in RANGES:
             _check_number(field, getattr(self, field), low, high, what)
-        for field in ("n", "min_tokens", "top_k", "prompt_logprob_start"):
-            _check_int(field, getattr(self, field))
-        for field in ("max_tokens", "seed", "logprobs", "prompt_logprobs", "truncate_prompt_tokens"):
-            if getattr(self, field) is not None:
+        for field in _WHOLE:
+            if getattr(self, field) is not None or field in _NEEDED:
                 _check_int(field, getattr(self, field))
         for field in _FLAGS:
             if not isinstance(getattr(self, field), bool):
                 raise ValueError(f"{field} is {quoted(getattr(self, field))}; it must be true or false")
         self._check_optional()
         self._check_lists()
+
+    def _plain_values(self) -> Iterator[tuple[str, Any]]:
+        """Fields with numbers of other libraries, or None for an empty list as in vLLM, as what they are here."""
+        for field in {*_WHOLE, *(name for name, *_ in RANGES)}:
+            yield field, (as_whole if field in _WHOLE else as_plain)(getattr(self, field))
+        for field in ("stop_token_ids", "allowed_token_ids", "prompt_logprob_token_ids"):
+            yield field, _whole_ids(getattr(self, field))
+        if isinstance(self.stop, str):
+            yield "stop", (self.stop,)
+        for field in ("stop", "stop_token_ids", "bad_words"):
+            if getattr(self, field) is None:
+                yield field, ()
+        if isinstance(self.logit_bias, Mapping):
+            yield "logit_bias", {as_whole(token): as_plain(value) for token, value in self.logit_bias.items()}
 
     def _check_optional(self) -> None:
         if self.max_tokens is not None and self.max_tokens < 1:
@@ -184,8 +194,6 @@ class SamplingParams:
                 raise ValueError(f"{field} is {quoted(getattr(self, field))}; it must be {what}")
         _check_texts("stop", self.stop, MAX_STOPS, MOST_STOP_CHARACTERS, "string that is not empty")
         _check_texts("bad_words", self.bad_words, MAX_BAD_WORDS, MOST_WORD_CHARACTERS, "text that is not blank")
-        if isinstance(self.prompt_logprob_token_ids, np.ndarray):
-            object.__setattr__(self, "prompt_logprob_token_ids", self.prompt_logprob_token_ids.tolist())
         _check_named_ids(self.prompt_logprob_token_ids, self.prompt_logprob_start)
         for field in ("stop_token_ids", "allowed_token_ids"):
             _check_ints(field, getattr(self, field))
@@ -228,6 +236,7 @@ class SamplingParams:
 
     def with_seed(self, seed: int) -> SamplingParams:
         """The same parameters with this seed. Only the seed is checked again."""
+        seed = as_whole(seed)
         _check_int("seed", seed)
         _check_seed(seed)
         found = object.__new__(SamplingParams)
@@ -264,6 +273,8 @@ RANGES = (
     ("frequency_penalty", -2.0, 2.0, "between -2 and 2"),
 )
 
+_NEEDED = ("n", "min_tokens", "top_k", "prompt_logprob_start")
+_WHOLE = (*_NEEDED, "max_tokens", "seed", "logprobs", "prompt_logprobs", "truncate_prompt_tokens")
 _FLAGS = ("include_stop_str_in_output", "skip_special_tokens", "ignore_eos", "detokenize", "echo", "speculative")
 
 _COLLECTIONS = (
@@ -282,6 +293,15 @@ def _check_number(field: str, value: object, low: float, high: float, what: str)
         raise ValueError(f"{field} is a whole number of {value.bit_length()} bits, too large; it must be {what}")
     if not isinstance(value, int | float) or isinstance(value, bool) or not low <= value <= high:  # NaN is refused too
         raise ValueError(f"{field} is {quoted(value)}; it must be {what}")
+
+
+def _whole_ids(ids: Any) -> Any:
+    """Token ids, or lists of them, as ints of Python where they are whole numbers of another kind."""
+    if isinstance(ids, np.ndarray):
+        ids = ids.tolist()
+    if not isinstance(ids, list | tuple | Set) or set(map(type, ids)) <= {int}:
+        return as_whole(ids)
+    return type(ids)(map(_whole_ids, ids))  # type: ignore[call-arg]
 
 
 def _check_ints(field: str, values: Collection[object] | None) -> None:

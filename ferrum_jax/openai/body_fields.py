@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from ferrum_jax.asked.sampling import MAX_LOGPROBS, MAX_NAMED_IDS
+from ferrum_jax.ints import as_whole
 from ferrum_jax.openai.errors import FieldError
 from ferrum_jax.openai.value_schemas import (
     BIASES,
@@ -249,6 +250,7 @@ def fields_of(body: str, door: str) -> dict[str, BodyField]:
 def given(body: Mapping[str, Any], name: str) -> Any:
     """The value of a field; None where it is not given. Raises FieldError for one that it may not have."""
     value = body.get(name)
+    value = as_whole(value) if FIELDS[name].schema.get("type") == "integer" else value
     if value is not None and not _fits(value, FIELDS[name].schema):
         raise FieldError(f"{name} is {quoted(value)}; it must be {FIELDS[name].what}", name)
     return value

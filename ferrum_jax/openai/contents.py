@@ -6,6 +6,7 @@ from array import array
 from collections.abc import Mapping
 from typing import Any
 
+from ferrum_jax.ints import as_whole
 from ferrum_jax.openai.json_text import JsonError, decoded
 from ferrum_jax.prompt import INPUT_AUDIO, SEEN, Content, check_detail, url_of_input_audio
 from ferrum_jax.quoting import quoted
@@ -45,7 +46,7 @@ def token_ids_of(field: str, token_ids: object) -> array[int]:
         raise ValueError(f"{field} is {quoted(token_ids)}; it must be {kind}")
     if not token_ids:
         raise ValueError(f"{field} is empty; give at least one token")
-    packed = packed_ids(token_ids)
+    packed = packed_ids(token_ids) or packed_ids(token_ids := [*map(as_whole, token_ids)])
     if packed is None:
         wrong = next(t for t in token_ids if type(t) is not int or not 0 <= t < 2**31)
         raise ValueError(f"{field} holds {quoted(wrong)}; token ids are whole numbers, 0 or more and less than 2**31")

@@ -36,7 +36,7 @@ def sampling_values(body: Mapping[str, Any], *, is_chat: bool) -> dict[str, Any]
             values["logprobs"] = logprobs
         values.pop("echo", None)  # a chat echoes the message that it continues, which the row has
     elif values.get("echo") is True:
-        if type(values.get("max_tokens")) is int and values["max_tokens"] == 0:
+        if type(values.get("max_tokens")) in (int, float) and values["max_tokens"] == 0:
             values["max_tokens"] = 1  # every step draws a token; `Row.generates` leaves it out of the answer
         if "logprobs" in values:
             values.setdefault("prompt_logprobs", values["logprobs"])

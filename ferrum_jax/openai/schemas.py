@@ -110,6 +110,7 @@ def in_words(schema: Schema, *, bounds: bool = True) -> str:
     least, most = schema.get("minimum", schema.get("exclusiveMinimum")), schema.get("maximum")
     if not bounds or least is None or abs(least) >= 2**31 - 1:
         return kind
+    is_above = "exclusiveMinimum" in schema
     if most is not None and most < 2**31 - 1:
-        return f"{kind}, {least:g} to {most:g}"
-    return f"{kind}, above {least:g}" if "exclusiveMinimum" in schema else f"{kind}, {least:g} or more"
+        return f"{kind}, above {least:g} and up to {most:g}" if is_above else f"{kind}, {least:g} to {most:g}"
+    return f"{kind}, above {least:g}" if is_above else f"{kind}, {least:g} or more"

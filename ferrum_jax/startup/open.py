@@ -222,7 +222,7 @@ class Opening:
         )
 
     def ended(self, texts: Texts) -> ModelSource:
-        """The model, whose texts the tokenizer's end token ends too: fine-tunes for chat may name theirs there alone."""
+        """The model, whose texts the tokenizer's end token ends too: chat fine-tunes may name theirs there alone."""
         source, tokenizer = self.source, texts.prompts.tokenizer
         end = None if tokenizer is None else tokenizer.eos_id
         if end is None or isinstance(source.spec, EncoderSpec) or end >= source.spec.vocab_size:

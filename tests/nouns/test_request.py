@@ -1,15 +1,18 @@
 """SamplingParams are checked when they are made: a bad value is refused by name, with what is allowed."""
 
+import json
 import math
 
+import numpy as np
 import pytest
 
+from ferrum_jax.asked.codec import params_to_json
 from ferrum_jax.asked.sampling import MAX_LOGIT_BIAS, MAX_STOP_IDS, SamplingParams
 
 REFUSED = [
     ("n", 0),
     ("n", 4097),
-    ("n", 1.0),
+    ("n", 1.5),
     ("n", True),
     ("max_tokens", 0),
     ("max_tokens", 2.5),
@@ -33,14 +36,14 @@ REFUSED = [
     ("frequency_penalty", -2.1),
     ("seed", 2**64),
     ("seed", -(2**63) - 1),
-    ("seed", 1.0),
+    ("seed", 1.5),
     ("logprobs", 21),
     ("logprobs", -1),
     ("prompt_logprobs", 21),
     ("prompt_logprob_token_ids", []),
     ("prompt_logprob_token_ids", 5),
     ("prompt_logprob_token_ids", [5, [6]]),
-    ("prompt_logprob_token_ids", [[5.0]]),
+    ("prompt_logprob_token_ids", [[5.5]]),
     ("prompt_logprob_token_ids", [[1], list(range(129))]),
     ("prompt_logprob_token_ids", [[1] * 128] * (1 << 16)),
     ("prompt_logprob_start", 3),
@@ -148,3 +151,18 @@ def test_another_engines_name_is_taken_where_it_asks_for_nothing(name, value, ha
 def test_an_unknown_parameter_is_told_with_those_that_there_are():
     with pytest.raises(TypeError, match=r"SamplingParams has no temprature; it has allowed_token_ids, .*temperature"):
         SamplingParams(temprature=1.0)  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize("of", [np.int64, np.int32, np.float64, np.float32, float])
+def test_whole_numbers_of_columns_with_gaps_and_of_numpy_are_taken(of):
+    fields = ("n", "max_tokens", "min_tokens", "top_k", "seed", "logprobs", "prompt_logprobs", "truncate_prompt_tokens")
+    found = SamplingParams(**dict.fromkeys(fields, of(3)), temperature=of(2), logit_bias={of(3): of(1)})
+    assert found == SamplingParams(**dict.fromkeys(fields, 3), temperature=2.0, logit_bias={3: 1.0})
+    assert found.with_seed(of(4)).seed == 4 and json.dumps(params_to_json(found))
+    for ids in ([of(3), 4], (of(3), of(4)), np.array([3, 4], of)):
+        found = SamplingParams(stop_token_ids=ids, allowed_token_ids=ids, prompt_logprob_token_ids=[ids, [5]])
+        assert [*found.stop_token_ids, *found.allowed_token_ids] == [3, 4, 3, 4]
+        assert all(type(each) is int for each in [*found.stop_token_ids, *found.named_rows[0]])
+    for wrong in (of(3) + 0.5, np.bool_(True), np.float32("nan")):
+        with pytest.raises(ValueError, match=r"max_tokens is .*; it must be a whole number"):
+            SamplingParams(max_tokens=wrong)

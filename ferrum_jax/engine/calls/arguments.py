@@ -12,6 +12,7 @@ from typing import Any, NoReturn, ParamSpec, TypeVar
 from ferrum_jax.asked.sampling import SamplingParams
 from ferrum_jax.asked.structured_outputs import StructuredOutputsParams
 from ferrum_jax.asked.tools import ToolsAsked, tools_asked
+from ferrum_jax.ints import as_whole
 from ferrum_jax.prompt import Prompt, with_adapter
 
 Given = ParamSpec("Given")
@@ -104,6 +105,7 @@ def priorities_for(prompts: Sequence[Prompt], priority: Sequence[int] | None) ->
         return [0] * len(prompts)
     if isinstance(priority, str) or not isinstance(priority, Sequence) or len(priority) != len(prompts):
         raise ValueError(f"priority is {priority!r}; it must be a list with one whole number for each prompt")
+    priority = [*map(as_whole, priority)]
     wrong = next((p for p in priority if isinstance(p, bool) or not isinstance(p, int)), None)
     if wrong is not None:
         raise ValueError(f"priority holds {wrong!r}; each must be a whole number, lower runs first")

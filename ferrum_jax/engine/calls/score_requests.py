@@ -10,6 +10,7 @@ import numpy as np
 
 from ferrum_jax.asked.options import RequestOptions, ScoresAsked
 from ferrum_jax.asked.sampling import MAX_LOGPROBS, WHOLE_VOCABULARY, SamplingParams
+from ferrum_jax.ints import as_whole
 from ferrum_jax.outputs import RequestOutput, SequenceLogprobs
 from ferrum_jax.text.tokenizer import Tokenizer, require_tokenizer
 
@@ -26,6 +27,7 @@ class ScoreRequest(NamedTuple):
 
 def score_params(top: int, mode: str, sampling_params: SamplingParams | None) -> SamplingParams:
     """The parameters of the requests. Raises ValueError for values that mean nothing."""
+    top = as_whole(top)
     if not isinstance(top, int) or isinstance(top, bool) or not WHOLE_VOCABULARY <= top <= MAX_LOGPROBS:
         raise ValueError(
             f"top is {top!r}; it must be between 0 and {MAX_LOGPROBS}, or -1 for the whole vocabulary of each token"

@@ -164,6 +164,16 @@ def test_ids_follow_content_and_not_spacing_or_order():
     )
 
 
+def test_whole_numbers_of_columns_with_gaps_are_taken():
+    found = row(short(n=2.0, max_tokens=4.0, seed=7.0, priority=3.0))
+    assert found.params == row(short(n=2, max_tokens=4, seed=7)).params and found.priority == 3
+    assert list(row({"custom_id": "a", "prompt_token_ids": [1.0, 2]}).prompts[0]) == [1, 2]
+    assert row({"custom_id": "a", "input": "x", "dimensions": 2.0}).how.form.dimensions == 2
+    assert row(short(max_tokens=0.0, echo=True)).how.generates is False
+    assert "dimensions is 1.5" in error({"custom_id": "a", "input": "x", "dimensions": 1.5})
+    assert "max_tokens is True" in error(short(max_tokens=True))
+
+
 def test_a_row_without_a_seed_gets_one_from_its_content_and_the_jobs_seed():
     first, second = parse(short(), seed=1), parse(short(), seed=1)
     assert isinstance(first, Row) and isinstance(second, Row)
