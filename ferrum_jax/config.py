@@ -127,6 +127,15 @@ class EngineConfig:
         "being generated",
         least=0,
     )
+    generation_config: str = setting(
+        "auto",
+        "what samples requests that name no way: auto, the checkpoint's generation_config.json; none, plain defaults",
+        more="temperature, top_k, top_p, min_p, repetition_penalty and max_new_tokens are read",
+        choices=("auto", "none"),
+        is_planned=False,
+        vllm="generation_config",
+        unlike='"none" is vLLM\'s "vllm"; no folder is named',
+    )
     invariant: bool = setting(
         False,
         "the same bits whatever runs beside a request; only on the CPU in float32, where it is the default of batch "

@@ -7,6 +7,7 @@ thread may overlap, such as two streams that are read in turn.
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import os
 from collections.abc import Callable, Collection, Generator, Hashable, Iterable, Iterator, Mapping, Sequence
@@ -285,13 +286,15 @@ class LLM:
     ) -> list[RequestOutput]:
         """The completion of each prompt, in their order.
 
-        prompts: one or many; see `ferrum_jax.prompt`. sampling_params: one for all, or one each. adapter: the name of
-        a loaded one, for all or one each; None is none, or what the prompt says.
+        prompts: one or many; see `ferrum_jax.prompt`. sampling_params: one for all, or one each, taken as they are;
+        None is `get_default_sampling_params`. adapter: the name of a loaded one, for all or one each; None is none, or what
+        the prompt says.
         priority: one for each prompt; lower runs first, equal ones in order. None is 0 for all.
         progress: whether to show a bar; None shows one only on a terminal. use_tqdm: vLLM's name for it.
         Raises ValueError naming the prompt that cannot be served; nothing has run then.
         """
         many, progress, now = listed(prompts), shown(progress, use_tqdm), datetime.datetime.now()
+        sampling_params = self.model.default_params if sampling_params is None else sampling_params
         params, priorities = params_for(many, sampling_params), priorities_for(many, priority)
         each = zip(with_adapters(many, adapter), params, priorities, strict=True)
         asks = [
@@ -300,6 +303,14 @@ class LLM:
         ]
         with progress_bar(len(asks), shown=progress) as advance:
             return in_order(self.calls.run(asks), advance)
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """How a request is sampled that says nothing of it: as generation_config.json says, unless that is set aside.
+
+        Its max_tokens is max_new_tokens there; a request without parameters may end before, where there is less room.
+        """
+        found = self.model.default_params
+        return dataclasses.replace(found, max_tokens=found.max_new_tokens or found.max_tokens, max_new_tokens=None)
 
     @checked
     def chat(
@@ -328,6 +339,7 @@ class LLM:
         add_special_tokens: the tokenizer adds special tokens to those that the template writes. adapter: as in
         `generate`.
         """
+        sampling_params = self.model.default_params if sampling_params is None else sampling_params
         sampling_params = with_tools(sampling_params, tools, tool_choice, parallel_tool_calls)
         how: dict[str, Any] = {
             "add_generation_prompt": add_generation_prompt,
@@ -342,7 +354,7 @@ class LLM:
 
     def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Iterator[RequestOutput]:
         """The output of one prompt as it grows: each item holds all text so far; the last one is finished."""
-        params = params_for([prompt], sampling_params)[0]
+        params = params_for([prompt], sampling_params or self.model.default_params)[0]
         yield from self.model.stream(prompt, params)
 
     def as_completed(
@@ -389,7 +401,7 @@ class LLM:
         sampling_params: after bias, penalties, temperature, min_p, top_k and top_p.
         Raises ValueError naming the prompt that cannot be served; nothing has run then.
         """
-        params = score_params(top, mode, sampling_params)
+        params = score_params(top, mode, sampling_params, self.model.default_params)
         requests = self.model.score_requests(prompts, completions, mode)
         asks = [Ask(number, params, lambda found=found: found) for number, found in enumerate(requests) if found]
         with progress_bar(len(requests), shown=progress) as advance:

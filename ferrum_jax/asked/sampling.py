@@ -35,6 +35,8 @@ MAX_BAD_WORDS, MOST_WORD_CHARACTERS = 300, 256
 
 MAX_TOKEN_IDS = 1 << 18  # in a list; no fewer than the tokens of the largest vocabularies
 
+GENERATION = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "max_new_tokens")  # of a model's own file
+
 PACE = frozenset({"speculative", "priority"})  # how soon an answer comes: no part of what identifies a row or a job
 
 Made = TypeVar("Made")
@@ -64,6 +66,7 @@ def _with_other_names(cls: type[Made]) -> type[Made]:
         if unknown:
             raise TypeError(f"SamplingParams has no {named(unknown)}; it has {', '.join(sorted(_FIELDS))}")
         make(self, *args, **given)
+        object.__setattr__(self, "_given", frozenset(given))
 
     cls.__init__ = init  # type: ignore[method-assign]
     return cls
@@ -74,8 +77,8 @@ def _with_other_names(cls: type[Made]) -> type[Made]:
 class SamplingParams:
     """How the tokens of one request are chosen and when it ends.
 
-    max_tokens: most tokens to generate; None means up to `max_model_len`. min_tokens: how many are generated before an
-    end token, one of stop_token_ids or a stop string may end the text.
+    max_tokens: most tokens to generate; None means up to `max_model_len`, and at most max_new_tokens if that is given.
+    min_tokens: how many are generated before an end token, one of stop_token_ids or a stop string may end the text.
     temperature: 0 is greedy. min_p is applied first, then top_k, then top_p, as in vLLM. top_k: 0 or -1 is off.
     repetition_penalty counts prompt and output; presence and frequency penalties count output only.
     seed: any 64-bit integer; None takes one from the engine's seed and the request's content.
@@ -102,6 +105,7 @@ class SamplingParams:
 
     n: int = 1
     max_tokens: int | None = 16
+    max_new_tokens: int | None = None
     min_tokens: int = 0
     temperature: float = 1.0
     top_k: int = 0
@@ -168,6 +172,8 @@ class SamplingParams:
             if value is not None and not lowest <= value <= MAX_LOGPROBS:
                 every = ", or -1 for the whole vocabulary" if lowest else ""
                 raise ValueError(f"{field} is {value}; it must be between 0 and {MAX_LOGPROBS}{every}")
+        if self.max_new_tokens is not None and self.max_new_tokens < 1:
+            raise ValueError(f"max_new_tokens is {self.max_new_tokens}; it must be at least 1")
         kept = self.truncate_prompt_tokens
         if kept is not None and kept < 1 and kept != -1:
             raise ValueError(f"truncate_prompt_tokens is {kept}; it must be at least 1, or -1 for as many as fit")
@@ -234,13 +240,25 @@ class SamplingParams:
             return max(1, max_model_len - (self.max_tokens or 1))
         return self.truncate_prompt_tokens
 
+    def over(self, defaults: Mapping[str, Any]) -> SamplingParams:
+        """These parameters, and for those that were not given a model's own defaults; further ones add nothing.
+
+        defaults: of GENERATION. A max_tokens of None takes max_new_tokens, which bounds a text that has less room too.
+        """
+        own = {name: getattr(self, name) for name in self.__dict__["_given"]}
+        if "max_new_tokens" in defaults and own.get("max_tokens") is None:
+            own["max_tokens"] = None
+        found = SamplingParams(**{**defaults, **own})
+        object.__setattr__(found, "_given", _FIELDS)
+        return found
+
     def with_seed(self, seed: int) -> SamplingParams:
         """The same parameters with this seed. Only the seed is checked again."""
         seed = as_whole(seed)
         _check_int("seed", seed)
         _check_seed(seed)
         found = object.__new__(SamplingParams)
-        found.__dict__.update(self.__dict__, seed=seed)
+        found.__dict__.update(self.__dict__, seed=seed, _given=self.__dict__["_given"] | {"seed"})
         return found
 
     def without_min_tokens(self) -> SamplingParams:
@@ -274,7 +292,7 @@ RANGES = (
 )
 
 _NEEDED = ("n", "min_tokens", "top_k", "prompt_logprob_start")
-_WHOLE = (*_NEEDED, "max_tokens", "seed", "logprobs", "prompt_logprobs", "truncate_prompt_tokens")
+_WHOLE = (*_NEEDED, "max_tokens", "max_new_tokens", "seed", "logprobs", "prompt_logprobs", "truncate_prompt_tokens")
 _FLAGS = ("include_stop_str_in_output", "skip_special_tokens", "ignore_eos", "detokenize", "echo", "speculative")
 
 _COLLECTIONS = (

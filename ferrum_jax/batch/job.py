@@ -244,6 +244,7 @@ class _Run:
         llm = make_llm(JobStart(rows=self._rows, identity=self._job))
         if llm.identity is not None:
             self._job.begin(llm.identity)
+        self._rows.generation = self._job.generation
         return llm
 
     def _work(self, keeper: Keeper, make_llm: Callable[[], BatchLLM]) -> None:

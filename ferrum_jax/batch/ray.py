@@ -244,7 +244,8 @@ class _Actor:
             read = self._llm.embed_as_completed if tasks[0].kind == EMBEDS else self._llm.score_as_completed
             answers: Any = read((task.key, task.prompt) for task in tasks)
         else:
-            requests = ((task.key, task.prompt, task.params) for task in tasks)
+            own = self._llm.identity.generation if self._llm.identity else {}
+            requests = ((task.key, task.prompt, task.params.over(own)) for task in tasks)  # type: ignore[union-attr]
             answers = self._llm.as_completed(
                 requests,  # type: ignore[arg-type]
                 resume=resumes.__getitem__,

@@ -49,6 +49,7 @@ def show_plan(args: argparse.Namespace, config: EngineConfig, terms: EndTerms, k
         how = {"defaults": row_defaults(args), "adapters": adapters, "in_turn": terms.has_end}
         rows = Rows(file, config.seed, names, **how)
         texts, most = order.texts(), order.max_model_len
+        rows.generation = texts.generation
         ids = texts.token_ids(most - 1)
         token_ids, foresee = functools.partial(ids, now=started_of(record)), functools.cache(ids.foreseen)
         layout = order.on_paper(reach_of(rows, token_ids, most, foresee))

@@ -48,6 +48,7 @@ def _run(args: argparse.Namespace) -> int:
     prompts = read_prompts(args)
     with contextlib.ExitStack() as stack:
         llm = open_llm(args, config, stack, reach_of(prompts, params))
+        params = params.over(llm.identity.generation)
         if len(prompts) == 1 and params.n == 1 and not args.json:
             _print_stream(llm.stream(prompts[0], params))
         else:

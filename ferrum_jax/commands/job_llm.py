@@ -52,6 +52,8 @@ def job_llm(
     from ferrum_jax.batch.reach import reach_of
 
     def reach(ids: TextIds, max_model_len: int) -> Reach | None:
+        taken = start.identity.generation
+        start.rows.generation = ids.generation if taken is None else taken
         token_ids = functools.partial(ids, now=start.identity.started)
         return reach_of(start.rows, token_ids, max_model_len, ids.foreseen)
 
@@ -158,6 +160,8 @@ def take_loading(args: argparse.Namespace, said: JobSaid) -> list[str]:
         for name, path in (adapters := loading.get("adapters") or {}).items():
             _require_near(path, args.output, f"--adapter {name}=URL")
         args.adapter = [f"{name}={path}" for name, path in adapters.items()]
+    if said.model is not None and "generation" not in said.model:
+        args.generation_config = "none"
     own = {name: (said.model or {}).get(name) for name in ("dtype", "max_model_len")}
     own["max_adapters"] = len(args.adapter) or None
     found = {**own, **{name: config.get(name) for name in _TAKEN if config.get(name) is not None}}

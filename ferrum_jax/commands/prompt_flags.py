@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ferrum_jax.asked.sampling import SamplingParams
-from ferrum_jax.prompt import Prompt, PromptIds
+from ferrum_jax.prompt import Prompt
 from ferrum_jax.sizes.engine_sizes import Reach
 
 if TYPE_CHECKING:
+    from ferrum_jax.embeddings.texts import TextIds
     from ferrum_jax.llm import Measure
 
 
@@ -89,9 +90,10 @@ def reach_of(prompts: Sequence[Prompt], params: SamplingParams) -> Measure:
 def _reach_of(
     prompts: Sequence[Prompt],
     params: SamplingParams,
-    token_ids: PromptIds,
+    token_ids: TextIds,
     max_model_len: int,
 ) -> Reach:
+    params = params.over(token_ids.generation)
     kept = params.most_prompt_tokens(max_model_len)
     lengths = [min(len(token_ids(prompt, kept=kept)), kept or max_model_len) for prompt in prompts]
     totals = [max_model_len if params.max_tokens is None else length + params.max_tokens for length in lengths]

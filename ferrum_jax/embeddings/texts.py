@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from checkpoints.sentence import SentenceLayout
 from ferrum_jax.asked.transcription_params import TranscriptionParams
@@ -22,6 +23,7 @@ class Texts:
 
     score_tokens: see EngineConfig. headless: the model has no head, so that it embeds and nothing else.
     transcriber: of a model that writes down sounds. classifier: of a decoder with a head for classes.
+    generation: how requests are sampled that say nothing of it.
     """
 
     prompts: PromptEncoder
@@ -32,6 +34,7 @@ class Texts:
     headless: bool = False
     transcriber: Transcriber | None = None
     classifier: Classifier | None = None
+    generation: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def embedder(self, max_tokens: int) -> Embedder:
         """max_tokens: of a text."""
@@ -45,16 +48,22 @@ class Texts:
 
     def token_ids(self, max_tokens: int) -> TextIds:
         """From a prompt, or a text of at most `max_tokens` that is embedded, to its token ids."""
-        return TextIds(prompts=self.prompts, embedder=self.embedder(max_tokens), transcriber=self.transcriber)
+        return TextIds(
+            prompts=self.prompts,
+            embedder=self.embedder(max_tokens),
+            transcriber=self.transcriber,
+            generation=self.generation,
+        )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TextIds:
-    """`PromptIds` of texts, and what is known of sounds before they are read."""
+    """`PromptIds` of texts, and what is known of sounds before they are read. generation: as of Texts."""
 
     prompts: PromptEncoder
     embedder: Embedder
     transcriber: Transcriber | None
+    generation: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def __call__(
         self,

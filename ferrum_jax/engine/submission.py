@@ -174,6 +174,7 @@ class Intake:
         draws = options.scores is None and not options.embeds
         routed = self._num_routed_layers > 0 and draws
         room = self._max_model_len - len(token_ids)
+        room = min(room, sampling.max_new_tokens or room)
         # every choice but the first may hit: the prompt's logprobs come from the first one
         scores = submission.scores if choice == 0 else None
         hits_before = scores is not None and (scores.first > 1 or options.scores is not None)

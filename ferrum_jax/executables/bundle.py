@@ -45,7 +45,7 @@ _MANIFEST, _PARTS = "manifest.json", "parts"
 # Fields of the config that each run chooses for itself.
 _NOT_COMPILED = (
     *("seed", "devices", "request_log", "compilation_cache_dir", "on_recompile", "ready"),
-    *("allow_image_hosts", "image_root"),
+    *("allow_image_hosts", "image_root", "generation_config"),
 )
 
 

@@ -112,7 +112,7 @@ class AsyncLLM:
         """
         key = f"request-{next(self._keys)}" if request_id is None else request_id
         options = RequestOptions(key=key, priority=priority, streams=True)
-        params = sampling_params or SamplingParams()
+        params = sampling_params or self.llm.model.default_params
         token_ids, options = await self._prepared(prompt, options, params)
         with self._mailbox(request_id, token_ids, params, options) as mailbox:
             while not mailbox.ended and (output := await mailbox.next()) is not None:
@@ -163,7 +163,8 @@ class AsyncLLM:
         sampling_params: SamplingParams | None = None,
     ) -> list[SequenceLogprobs]:
         """As `LLM.compute_logprobs`, beside the requests that run."""
-        params, llm = score_params(top, mode, sampling_params), self.llm
+        llm = self.llm
+        params = score_params(top, mode, sampling_params, llm.model.default_params)
         requests = await asyncio.to_thread(llm.model.score_requests, prompts, completions, mode)
         self._refuse_at_end()
         with contextlib.ExitStack() as stack:

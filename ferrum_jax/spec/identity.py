@@ -22,6 +22,7 @@ class ModelIdentity:
     tokenizer, chat_template: digests of their files, None where there is none. end_tokens: ids that end a text.
     vectors: how states become vectors, as text. adapter: names and digests of those that are loaded, "" is none, None
     before they are known. images: a digest of how they are processed, None where prompts take none.
+    generation: how requests are sampled that say nothing of it.
     environment: what may change, by name.
     """
 
@@ -36,6 +37,7 @@ class ModelIdentity:
     invariant: bool
     adapter: str | None = ""
     images: str | None = None
+    generation: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     environment: Mapping[str, str] = dataclasses.field(default_factory=dict, compare=False)
 
     def values(self) -> dict[str, Any]:
@@ -45,8 +47,9 @@ class ModelIdentity:
         for name in KNOWN_LATER:
             if found[name] is None:
                 del found[name]
-        if self.images is None:
-            del found["images"]
+        for name in ("images", "generation"):
+            if not found[name]:
+                del found[name]
         return {**found, "end_tokens": list(self.end_tokens)}
 
 

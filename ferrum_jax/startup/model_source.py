@@ -28,7 +28,7 @@ class ModelSource:
     read(targets, expansions): {parameter: array} with exactly the shapes, dtypes and shardings of targets; see
     `checkpoints.Checkpoint.load`. folder: where tokenizer, chat template and the like are; None has none.
     headless: of a decoder's weights without what makes logits of tokens. classifier: what it has in place of that.
-    end_ids: tokens that end a text beside those that the spec names.
+    end_ids: tokens that end a text beside those that the spec names. generation: what generation_config.json says.
     """
 
     spec: ModelSpec | EncoderSpec
@@ -37,6 +37,7 @@ class ModelSource:
     headless: bool = False
     classifier: Classifier | None = None
     end_ids: frozenset[int] = frozenset()
+    generation: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     @classmethod
     def of_checkpoint(cls, checkpoint: Checkpoint, *, mtp: bool = False) -> ModelSource:
@@ -67,6 +68,7 @@ class ModelSource:
             read=read,
             folder=checkpoint.path,
             end_ids=frozenset() if spec is None else _end_ids(checkpoint.generation_config, spec),
+            generation=checkpoint.generation_config,
         )
 
     @property

@@ -20,6 +20,7 @@ import jax
 from checkpoints import open_checkpoint
 from checkpoints.hub import Show, commit_of
 from checkpoints.sentence import SentenceLayout, read_sentence_layout
+from ferrum_jax.asked.sampling import GENERATION, SamplingParams
 from ferrum_jax.config import EngineConfig
 from ferrum_jax.embeddings.classifier import Classifier
 from ferrum_jax.embeddings.embedder import Embedder
@@ -219,7 +220,20 @@ class Opening:
             headless=source.headless,
             transcriber=self._transcriber(prompts),
             classifier=source.classifier,
+            generation=self._generation(),
         )
+
+    def _generation(self) -> dict[str, Any]:
+        """How requests are sampled that say nothing of it. Raises ValueError for a file that says what cannot be."""
+        given = self.source.generation
+        if self.config.generation_config == "none" or isinstance(self.source.spec, EncoderSpec):
+            return {}
+        found = {name: given[name] for name in GENERATION if given.get(name) is not None}
+        try:
+            params = SamplingParams(**found)
+        except ValueError as error:
+            raise ValueError(f"generation_config.json: {error}; correct it, or set generation_config='none'") from error
+        return {name: getattr(params, name) for name in found}
 
     def ended(self, texts: Texts) -> ModelSource:
         """The model, whose texts the tokenizer's end token ends too: chat fine-tunes may name theirs there alone."""
@@ -288,6 +302,7 @@ class Opening:
             max_model_len=layout.max_model_len,
             invariant=config.invariant,
             adapter=None if config.max_adapters else "",
+            generation=texts.generation,
             images=None if media is None else media.digest,
             environment=environment | layout.recorded,
         )

@@ -131,6 +131,11 @@ class OpenModel:
         return dataclasses.replace(self.opened.identity, weights=weights, adapter=adapter)
 
     @property
+    def default_params(self) -> SamplingParams:
+        """Those of a request that says nothing."""
+        return SamplingParams().over(self.opened.identity.generation)
+
+    @property
     def prefixes(self) -> CachedPrefixes:
         """What it has cached."""
         loaded = self.loaded

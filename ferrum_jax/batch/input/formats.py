@@ -89,6 +89,12 @@ class Row(NamedTuple):
         """The parameters of a prompt, by its place."""
         return self.asked.with_seed(self.seeds[place]) if self.seeds else self.asked
 
+    def over(self, generation: Mapping[str, Any]) -> Row:
+        """The row, for fields that it does not give with the model's own defaults."""
+        if self.kind != GENERATES:
+            return self
+        return self._replace(how=dataclasses.replace(self.how, params=self.asked.over(generation)))
+
     def with_adapter(self, name: str) -> Row:
         """The row for the adapter of this name."""
         return self._replace(prompts=tuple(with_adapter(prompt, name) for prompt in self.prompts), adapter=name)

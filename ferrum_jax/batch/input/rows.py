@@ -46,6 +46,7 @@ class Rows:
     adapters: names that a row may give as its model or as its adapter. in_turn: parts come in the order of the
     input. Raises ValueError if all ask for others.
 
+    generation: the model's own defaults, which rows that are read take from then on; None before they are known.
     layout: names these rows. part_layout: names their parts. tokens: [rows, 2] that each reads and may write, about.
     """
 
@@ -63,6 +64,7 @@ class Rows:
         self._adapters = tuple(adapters)
         self._first_lines: dict[int, int] = {}  # of a duplicate: the line that has the custom_id first
         self._ahead: ReadAhead | None = None
+        self.generation: Mapping[str, Any] | None = None
         columns = parse_file(file, seed, defaults)
         self._offsets, self._numbers = columns.offsets, columns.numbers
         self._checksums = columns.checksums  # to see that the lines stay as they are
@@ -125,8 +127,11 @@ class Rows:
         row = None if self._ahead is None else self._ahead.take(index)
         if row is None and not self.is_bad[index]:
             row = parse_line(*self._line_to_parse(index), seed=self._seed, defaults=self._defaults)
+        if isinstance(row, BadRow):
+            return row
         if row is not None:
-            return row if isinstance(row, BadRow) or row.model not in self._adapters else row.with_adapter(row.model)
+            row = row if row.model not in self._adapters else row.with_adapter(row.model)
+            return row if self.generation is None else row.over(self.generation)
         raw, number = self._checked_line(index)
         found = parse_line(raw, number, seed=self._seed, defaults=self._defaults)
         first_line = self._first_lines.get(index)

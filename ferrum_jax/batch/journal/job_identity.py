@@ -76,10 +76,18 @@ class JobIdentity:
         recorded = self._read(_MODEL)
         if recorded is not None:
             now = identity.values()
+            if "generation" not in recorded:
+                now.pop("generation", None)  # the job took none, and goes on so
             before = {name: value for name, value in recorded.items() if name not in KNOWN_LATER or name in now}
             refuse_changes(self._target, before, now)
         if self._options.strict_bits:
             self._require_bits(identity)
+
+    @property
+    def generation(self) -> Mapping[str, Any] | None:
+        """The model's own defaults of sampling that the job took; None before a model has answered."""
+        recorded = self._read(_MODEL)
+        return None if recorded is None else recorded.get("generation", {})
 
     def pin(self, model: str, revision: str | None, resolve: Callable[[str | None], str | None]) -> str | None:
         """The commit to load of a hub's model: the one recorded, else that of the revision, which is recorded.

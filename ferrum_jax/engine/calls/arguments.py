@@ -66,11 +66,11 @@ def shown(progress: bool | None, use_tqdm: bool | None) -> bool | None:
 
 
 def params_for(
-    prompts: Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None
+    prompts: Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams]
 ) -> Sequence[SamplingParams]:
     """The parameters of each prompt, of one for all or one each. Raises ValueError for what is neither."""
-    if params is None or isinstance(params, SamplingParams):
-        return [params or SamplingParams()] * len(prompts)
+    if isinstance(params, SamplingParams):
+        return [params] * len(prompts)
     if not isinstance(params, Sequence) or not all(isinstance(one, SamplingParams) for one in params):
         raise ValueError(f"sampling_params is {params!r}; it must be SamplingParams, or a list of them")
     if len(params) != len(prompts):
@@ -79,8 +79,8 @@ def params_for(
 
 
 def with_tools(
-    params: SamplingParams | Sequence[SamplingParams] | None, tools: object, tool_choice: object, parallel: object
-) -> SamplingParams | Sequence[SamplingParams] | None:
+    params: SamplingParams | Sequence[SamplingParams], tools: object, tool_choice: object, parallel: object
+) -> SamplingParams | Sequence[SamplingParams]:
     """The parameters under which the calls that `LLM.chat` demands must come.
 
     Tools that need not be called may look as the template likes. Raises ValueError where they ask for other structure.
@@ -91,9 +91,8 @@ def with_tools(
 
 
 def _demanding(params: Any, tools: ToolsAsked) -> Any:
-    if params is not None and not isinstance(params, SamplingParams):
+    if not isinstance(params, SamplingParams):
         return [_demanding(one, tools) for one in params]
-    params = params or SamplingParams()
     if params.structured_outputs is not None:
         raise ValueError("tool_choice demands a call, and structured_outputs asks for something else; give one of them")
     return dataclasses.replace(params, structured_outputs=StructuredOutputsParams(tools=tools))

@@ -25,8 +25,10 @@ class ScoreRequest(NamedTuple):
     options: RequestOptions
 
 
-def score_params(top: int, mode: str, sampling_params: SamplingParams | None) -> SamplingParams:
-    """The parameters of the requests. Raises ValueError for values that mean nothing."""
+def score_params(
+    top: int, mode: str, sampling_params: SamplingParams | None, default: SamplingParams
+) -> SamplingParams:
+    """The parameters of the requests. default: where none are given. Raises ValueError for values that mean nothing."""
     top = as_whole(top)
     if not isinstance(top, int) or isinstance(top, bool) or not WHOLE_VOCABULARY <= top <= MAX_LOGPROBS:
         raise ValueError(
@@ -41,7 +43,7 @@ def score_params(top: int, mode: str, sampling_params: SamplingParams | None) ->
         )
     if mode == "processed" and top == WHOLE_VOCABULARY:
         raise ValueError("top is -1, and mode is 'processed'; the whole vocabulary is reported in mode 'raw' alone")
-    params = sampling_params or SamplingParams()
+    params = sampling_params or (default if mode == "processed" else SamplingParams())
     if params.structured_outputs is not None:
         raise ValueError("sampling_params have structured_outputs, whose masks scores do not follow; leave them out")
     if params.min_tokens:

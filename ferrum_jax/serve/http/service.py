@@ -207,6 +207,7 @@ class Service:
         """
         if not self.client.facts["generates"]:
             raise RequestRefused("this model generates nothing; ask /v1/embeddings")
+        asked = dataclasses.replace(asked, params=asked.params.over(self.client.facts["identity"]["generation"]))
         kept = asked.params.most_prompt_tokens(self.client.facts["max_model_len"])
         encoded = await self.encode(asked.prompts, key, kept=kept)
         return self.queued(asked, list(zip(asked.prompts, encoded, strict=True)), key, request_id)
