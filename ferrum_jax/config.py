@@ -129,7 +129,7 @@ class EngineConfig:
     )
     generation_config: str = setting(
         "auto",
-        "what samples requests that name no way: auto, the checkpoint's generation_config.json; none, plain defaults",
+        "how requests that say nothing are sampled: auto as generation_config.json says, none plainly",
         more="temperature, top_k, top_p, min_p, repetition_penalty and max_new_tokens are read",
         choices=("auto", "none"),
         is_planned=False,

@@ -286,9 +286,9 @@ class LLM:
     ) -> list[RequestOutput]:
         """The completion of each prompt, in their order.
 
-        prompts: one or many; see `ferrum_jax.prompt`. sampling_params: one for all, or one each, taken as they are;
-        None is `get_default_sampling_params`. adapter: the name of a loaded one, for all or one each; None is none, or what
-        the prompt says.
+        prompts: one or many; see `ferrum_jax.prompt`. sampling_params: one for all, or one each, taken as they are; by
+        default `get_default_sampling_params`. adapter: the name of a loaded one, for all or one each; None is none, or
+        what the prompt says.
         priority: one for each prompt; lower runs first, equal ones in order. None is 0 for all.
         progress: whether to show a bar; None shows one only on a terminal. use_tqdm: vLLM's name for it.
         Raises ValueError naming the prompt that cannot be served; nothing has run then.

@@ -36,6 +36,7 @@ _SHARED = ("engine", "sampling", "several hosts")  # groups of flags that many c
 _WITHOUT_FLAG = {  # of SamplingParams; --seed is another's
     "seed": "any 64-bit integer; None takes one from the engine's seed and the request's content",
     **{name: FIELDS[name].says for name in ("prompt_logprob_token_ids", "prompt_logprob_start")},
+    "max_new_tokens": "where `max_tokens` is None, at most this many, and as many as there is room for",
     "transcript": "the rules under which a sound is written down, as `LLM.transcribe` makes them",
 }
 _ENGINE = "ferrum-jax generate"  # a command that has all of them
