@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from ferrum_jax.batch.input.formats import GENERATES, SCORES, TRANSCRIBES, BadRow, Row
+from ferrum_jax.batch.input.formats import EMBEDS, GENERATES, SCORES, TRANSCRIBES, BadRow, Row
 from ferrum_jax.batch.input.rows import Rows
 from ferrum_jax.prompt import PromptIds, take_apart
 from ferrum_jax.scheduling.request_log import LoggedChoice, LoggedRequest
@@ -87,7 +87,8 @@ def _measured(row: Row, prompt: Any, token_ids: PromptIds, max_model_len: int) -
 def _most_outputs(row: Row, num_tokens: int, max_model_len: int) -> int:
     """Tokens behind a prompt of so many. Raises ValueError where there is no room for them."""
     outputs = max_model_len - num_tokens if row.asked.max_tokens is None else row.asked.max_tokens
-    if outputs < 1 or num_tokens + outputs > max_model_len:
+    room = max_model_len + (row.kind in (EMBEDS, SCORES))  # of a text that is read no token is computed after it
+    if outputs < 1 or num_tokens + outputs > room:
         raise ValueError(f"{num_tokens} tokens and {outputs} more are beyond {max_model_len}")
     return outputs
 
@@ -102,7 +103,7 @@ def reach_of(rows: Rows, token_ids: PromptIds, max_model_len: int, foresee: Fore
     if num_sounds and any(each is None or (each.sound and each.sound.seconds is None) for each in found):
         return None
     runs = [each for each in found if each is not None]
-    totals = [len(each.ids) + each.outputs for each in runs]
+    totals = [min(len(each.ids) + each.outputs, max_model_len) for each in runs]
     choices = [each.row.asked.n for each in runs]
     return Reach(
         num_rows=max(sum(choices), 1),

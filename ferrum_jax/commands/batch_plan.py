@@ -50,7 +50,7 @@ def show_plan(args: argparse.Namespace, config: EngineConfig, terms: EndTerms, k
         rows = Rows(file, config.seed, names, **how)
         texts, most = order.texts(), order.max_model_len
         rows.generation = texts.generation
-        ids = texts.token_ids(most - 1)
+        ids = texts.token_ids(order.longest_text(texts, most))
         token_ids, foresee = functools.partial(ids, now=started_of(record)), functools.cache(ids.foreseen)
         layout = order.on_paper(reach_of(rows, token_ids, most, foresee))
         size = layout.ledger.block_size

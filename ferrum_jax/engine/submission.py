@@ -133,7 +133,7 @@ class Intake:
             _check_types(whole)
             self._check_vocabulary("the sequence", whole)
             prompt_token_ids = _all_but_last(whole, options.scores.start)
-        token_ids = self._check(prompt_token_ids, sampling)
+        token_ids = self._check(prompt_token_ids, sampling, embeds=options.embeds)
         spans = _check_media(options.media, len(prompt_token_ids), len(prompt_token_ids) - len(token_ids))
         placed, images = placed_media(options.images, spans, self._images)
         submission = Submission(
@@ -210,7 +210,7 @@ class Intake:
             masks=[] if self._keeps_masks and draws else None,
         )
 
-    def _check(self, token_ids: Sequence[int], sampling: SamplingParams) -> array[int]:
+    def _check(self, token_ids: Sequence[int], sampling: SamplingParams, *, embeds: bool) -> array[int]:
         """The prompt as it will run. Raises ValueError with the value and the repair."""
         most = sampling.most_prompt_tokens(self._max_model_len)
         if most is not None:
@@ -224,7 +224,7 @@ class Intake:
         )
         for what, ids in named:
             self._check_vocabulary(what, ids)
-        total = len(token_ids) + (1 if sampling.max_tokens is None else sampling.max_tokens)
+        total = len(token_ids) + (1 if sampling.max_tokens is None else sampling.max_tokens) - embeds
         if total > self._max_model_len:
             raise ValueError(
                 f"the prompt has {len(token_ids)} tokens and max_tokens is {sampling.max_tokens}: together {total}, "

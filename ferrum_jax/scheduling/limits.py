@@ -22,7 +22,7 @@ def refuse_endless(request: Request, caches: Sequence[CacheManager]) -> None:
             "it needs at least one prompt token and room for one new token"
         )
     max_model_len = caches[0].sizes.max_model_len
-    if total > max_model_len:
+    if total - 1 > max_model_len:  # the last token is never computed; a text that is read may be as long as all others
         raise ValueError(
             f"a request asks for {prompt} prompt + {total - prompt} new tokens, {total} in all, "
             f"more than max_model_len, {max_model_len}; shorten the prompt or lower max_tokens"

@@ -96,8 +96,8 @@ class Loaded:
 
     @property
     def max_text_tokens(self) -> int:
-        """Tokens of the longest text that can become a vector: a step draws one more."""
-        return self.layout.max_model_len - 1
+        """Tokens of the longest text that can become a vector: the one that a step draws after it is never computed."""
+        return self.layout.max_model_len
 
     def scorer(self, texts: Texts) -> Scorer | None:
         """How pairs become scores, by logits of the tokens that the config or the checkpoint names; None without any.

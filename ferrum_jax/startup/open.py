@@ -181,7 +181,7 @@ class Opening:
             model=model,
             identity=self._identity(texts, chosen.config, layout, model.fingerprint),
             texts=texts,
-            embedder=texts.embedder(model.max_text_tokens),
+            embedder=texts.embedder(self.longest_text(texts, model.max_text_tokens)),
             scorer=model.scorer(texts),
             classifier=model.classifier(texts),
             counter=counter,
@@ -243,10 +243,15 @@ class Opening:
             return source
         return dataclasses.replace(source, end_ids=source.end_ids | {end} - {*source.spec.eos_token_ids})
 
+    def longest_text(self, texts: Texts, most: int) -> int:
+        """Tokens of a text that becomes a vector: as the checkpoint says, unless config.max_model_len does."""
+        own = texts.sentence.max_seq_length
+        return most if own is None or self.config.max_model_len is not None else min(own, most)
+
     def requests(self, texts: Texts) -> Reach | None:
         """The reach of the requests that will come, to a model that generates; None if they are not known."""
         most = self.max_model_len
-        reach = told(self.reach and self.reach(texts.token_ids(most - 1), most))
+        reach = told(self.reach and self.reach(texts.token_ids(self.longest_text(texts, most)), most))
         if reach is None or self.bundle is None:
             return reach
         return dataclasses.replace(reach, request_tokens=None)  # a bundle's executables know one width of tables

@@ -21,7 +21,8 @@ from ferrum_jax.__main__ import main
 from ferrum_jax.commands import embed as command
 from ferrum_jax.embeddings.embedder import UNTRAINED, Embedder
 from ferrum_jax.models import registry
-from tests.support import COMPILED, GOLDENS, small_llm
+from ferrum_jax.startup.open import Opening
+from tests.support import COMPILED, GOLDENS, SMALL, small_llm
 
 ENCODER = EngineConfig(
     max_model_len=64, max_num_seqs=8, max_num_batched_tokens=128, compilation_cache_dir=str(COMPILED)
@@ -267,3 +268,19 @@ def test_in_invariant_mode_neither_reuse_nor_companions_change_a_bit_of_a_vector
     assert outputs[0].num_cached_tokens > 0
     for output in outputs:
         np.testing.assert_array_equal(output.embedding, alone)
+
+
+def test_a_decoder_reads_texts_as_long_as_its_model_and_cuts_them_as_its_file_says(tmp_path):
+    narrow, wide = small_llm("qwen3", dataclasses.replace(SMALL, max_model_len=32)), small_llm("qwen3")
+    ids = [5 + i % 30 for i in range(33)]
+    whole, cut = narrow.embed([ids[:32], ids], truncate=True)
+    assert len(whole.prompt_token_ids) == len(cut.prompt_token_ids) == 32
+    np.testing.assert_allclose(whole.embedding, wide.embed([ids[:32]])[0].embedding, rtol=1e-5, atol=1e-5)
+    with pytest.raises(ValueError, match="the text has 33 tokens; it must have 1 to 32"):
+        narrow.embed([ids])
+    shutil.copytree(GOLDENS / "qwen3", tmp_path / "m")
+    (tmp_path / "m/modules.json").write_text(json.dumps([{"idx": 0, "path": "", "type": "x.Transformer"}]))
+    (tmp_path / "m/sentence_bert_config.json").write_text('{"max_seq_length": 24}')
+    for most, longest in ((None, 24), (100, 100)):
+        order = Opening.of_checkpoint(str(tmp_path / "m"), dataclasses.replace(SMALL, max_model_len=most))
+        assert order.longest_text(order.texts(), order.max_model_len) == longest

@@ -57,7 +57,7 @@ def test_the_short_form_sets_every_sampling_parameter():
     found = row(short(**fields, logit_bias={"17": -3.0}))
     listed = {key: tuple(value) if isinstance(value, list) else value for key, value in fields.items()}
     assert found.params == SamplingParams(**listed, logit_bias={17: -3.0})
-    made = {"logit_bias", "structured_outputs", "transcript"}  # the last by LLM.transcribe alone
+    made = {"logit_bias", "structured_outputs", "transcript", "max_new_tokens"}  # the last two by no row
     assert set(fields) | made == set(SamplingParams.__dataclass_fields__)
 
 
