@@ -279,7 +279,11 @@ def test_a_decoder_reads_texts_as_long_as_its_model_and_cuts_them_as_its_file_sa
     with pytest.raises(ValueError, match="the text has 33 tokens; it must have 1 to 32"):
         narrow.embed([ids])
     shutil.copytree(GOLDENS / "qwen3", tmp_path / "m")
-    (tmp_path / "m/modules.json").write_text(json.dumps([{"idx": 0, "path": "", "type": "x.Transformer"}]))
+    parts = {"Transformer": "", "Pooling": "1_Pooling"}
+    modules = [{"path": path, "type": f"sentence_transformers.models.{kind}"} for kind, path in parts.items()]
+    (tmp_path / "m/modules.json").write_text(json.dumps(modules))
+    (tmp_path / "m/1_Pooling").mkdir()
+    (tmp_path / "m/1_Pooling/config.json").write_text('{"pooling_mode_lasttoken": true}')
     (tmp_path / "m/sentence_bert_config.json").write_text('{"max_seq_length": 24}')
     for most, longest in ((None, 24), (100, 100)):
         order = Opening.of_checkpoint(str(tmp_path / "m"), dataclasses.replace(SMALL, max_model_len=most))
