@@ -12,7 +12,7 @@ import hashlib
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -26,25 +26,40 @@ _EMBEDDING = "embed.weight"
 _CHUNK_BYTES = 1 << 26
 
 
-def fingerprint(
-    spec_text: str,
+class Fingerprint(NamedTuple):
+    """A model's fingerprint, and the one that an earlier version gave it, which may be the same."""
+
+    digest: bytes
+    once: bytes
+
+
+def fingerprint(spec_text: str, dtype: str, tensors: Mapping[str, jax.Array | np.ndarray]) -> str:
+    """blake2b-128 (32 hex digits) of the spec, the dtype and the sampled tensors, in the order of their names."""
+    return fingerprints((spec_text, spec_text), dtype, tensors).digest.hex()
+
+
+def fingerprints(
+    spec_texts: tuple[str, str],
     dtype: str,
     tensors: Mapping[str, jax.Array | np.ndarray],
     expansions: Mapping[str, Expansion] = MappingProxyType({}),
-) -> str:
-    """blake2b-128 (32 hex digits) of the spec, the dtype and the sampled tensors, in the order of their names.
+) -> Fingerprint:
+    """The fingerprints with each text of the spec; tensors are sampled once.
 
     expansions: for tensors that are longer on a mesh than in the checkpoint; they are digested as stored.
     """
-    digest = hashlib.blake2b(digest_size=16)
-    for text in (spec_text, dtype):
+    digests = [hashlib.blake2b(digest_size=16) for _ in spec_texts]
+    for digest, text in zip(digests, spec_texts, strict=True):
         _add(digest, text.encode())
+        _add(digest, dtype.encode())
     for name in sorted(tensors):
         tensor, expansion = tensors[name], expansions.get(name)
         shape = tensor.shape if expansion is None else expansion.stored_shape(tensor.shape)
-        _add(digest, f"{name} {list(shape)}".encode())
-        _add(digest, sample(tensor, expansion).tobytes())
-    return digest.hexdigest()
+        content = sample(tensor, expansion).tobytes()
+        for digest in digests:
+            _add(digest, f"{name} {list(shape)}".encode())
+            _add(digest, content)
+    return Fingerprint(*(digest.digest() for digest in digests))
 
 
 def sample(tensor: jax.Array | np.ndarray | RemoteArray, expansion: Expansion | None = None) -> np.ndarray:

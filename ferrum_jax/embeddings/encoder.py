@@ -14,6 +14,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from checkpoints.fingerprint import Fingerprint
 from checkpoints.memory import Copies
 from checkpoints.sentence import SentenceLayout
 from ferrum_jax.config import EngineConfig
@@ -45,7 +46,7 @@ class Encoder:
 
     layout: EncoderLayout
     runner: EncoderRunner
-    fingerprint: bytes
+    fingerprint: Fingerprint
     behind: tuple[Callable[[np.ndarray], np.ndarray], ...] = ()  # of the pooled vectors of a step, [n, D] -> [n, O]
     weights_version: int = 0
 
@@ -102,7 +103,7 @@ def load_encoder(
     sentence: SentenceLayout,
     executable_cache: ExecutableCache | None,
     on_progress: Callable[[str, int, int], None],
-    check: Callable[[EncoderLayout, bytes | None], None] = lambda layout, fingerprint: None,
+    check: Callable[[EncoderLayout, Fingerprint | None], None] = lambda layout, fingerprint: None,
     *,
     folder: Path | None = None,
 ) -> Encoder:

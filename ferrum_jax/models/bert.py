@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -63,13 +63,11 @@ class BertSpec(EncoderSpec):
     prefix: str
     head: str
 
+    names_only: ClassVar[tuple[str, ...]] = ("prefix", "head")
+
     @property
     def is_roberta(self) -> bool:
         return "Roberta" in self.architecture
-
-    def digest_text(self) -> str:
-        """All that decides vectors, as text; equal specs give equal text."""
-        return repr(dataclasses.replace(self, dtype="", prefix="", head=""))
 
 
 class BertLayer(nnx.Module):

@@ -46,9 +46,9 @@ class EmbeddingGemmaSpec(EncoderSpec):
         """The layer whose keys and values a layer attends to: its own."""
         return self.decoder.lender_of(layer)
 
-    def digest_text(self) -> str:
-        """All that decides vectors, as text; equal specs give equal text."""
-        return f"{self.architecture} {self.decoder.digest_text()}"
+    def digest_text(self, *, once: bool = False) -> str:
+        """All that decides vectors, as text. once: as an earlier version wrote it."""
+        return f"{self.architecture} {self.decoder.digest_text(once=once)}"
 
 
 class EmbeddingGemma(decoder.Decoder):

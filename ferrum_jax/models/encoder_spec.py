@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import ClassVar
 
 from ferrum_jax.models.labels import Labels
+from ferrum_jax.spec.digest_text import encoder_text
 
 SCORERS = ("sigmoid", "identity")
 
@@ -28,6 +30,8 @@ class EncoderSpec:
     scorer: str = ""
     labels: Labels | None = None
 
+    names_only: ClassVar[tuple[str, ...]] = ()  # fields that decide which tensors of a file are read, and no vector
+
     @property
     def num_key_value_heads(self) -> int:
         return self.num_attention_heads
@@ -36,6 +40,8 @@ class EncoderSpec:
     def head_dim(self) -> int:
         return self.hidden_size // self.num_attention_heads
 
-    def digest_text(self) -> str:
-        """All that decides vectors, as text; equal specs give equal text."""
-        return repr(dataclasses.replace(self, dtype=""))
+    def digest_text(self, *, once: bool = False) -> str:
+        """All that decides vectors, as text. once: as an earlier version wrote it."""
+        labels = None if self.scorer and not once else self.labels  # their names change no score
+        names = dict.fromkeys(self.names_only, "")
+        return encoder_text(dataclasses.replace(self, dtype="", labels=labels, **names), once=once)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -52,9 +52,7 @@ class ModernBertSpec(EncoderSpec):
     near_rope: RopeSpec
     prefix: str
 
-    def digest_text(self) -> str:
-        """All that decides vectors, as text; equal specs give equal text."""
-        return repr(dataclasses.replace(self, dtype="", prefix=""))
+    names_only: ClassVar[tuple[str, ...]] = ("prefix",)
 
 
 class ModernBertLayer(nnx.Module):

@@ -22,8 +22,8 @@ class ModelIdentity:
     tokenizer, chat_template: digests of their files, None where there is none. end_tokens: ids that end a text.
     vectors: how states become vectors, as text. adapter: names and digests of those that are loaded, "" is none, None
     before they are known. images: a digest of how they are processed, None where prompts take none.
-    generation: how requests are sampled that say nothing of it.
-    environment: what may change, by name.
+    generation: how requests are sampled that say nothing of it. environment: what may change, by name.
+    weights_once: the fingerprint that an earlier version gave the model.
     """
 
     weights: str | None
@@ -39,11 +39,18 @@ class ModelIdentity:
     images: str | None = None
     generation: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     environment: Mapping[str, str] = dataclasses.field(default_factory=dict, compare=False)
+    weights_once: str | None = dataclasses.field(default=None, compare=False)
 
-    def values(self) -> dict[str, Any]:
-        """What is compared, by name, as JSON has it; without what is not known yet, of KNOWN_LATER."""
+    def values(self, recorded: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """What is compared, by name, as JSON has it; without what is not known yet, of KNOWN_LATER.
+
+        recorded: the values of a job. Where an earlier version recorded its fingerprint of these weights, it is theirs.
+        """
         found = dataclasses.asdict(self)
         del found["environment"]
+        once = found.pop("weights_once")
+        if once is not None and recorded and recorded.get("weights") == once:
+            found["weights"] = once
         for name in KNOWN_LATER:
             if found[name] is None:
                 del found[name]

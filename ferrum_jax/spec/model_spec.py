@@ -8,11 +8,10 @@ spec that decides the keys and values of a token: two specs with equal text may 
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Callable
 
-from ferrum_jax.spec.absent import without_absent
 from ferrum_jax.spec.checks import check_above_zero, check_positive
+from ferrum_jax.spec.digest_text import model_text
 from ferrum_jax.spec.feed_forward import ExpertsSpec, MlpSpec
 from ferrum_jax.spec.heads import AttentionSpec, IndexerSpec
 from ferrum_jax.spec.recurrence import RecurrenceSpec
@@ -303,8 +302,6 @@ class ModelSpec:
         """The MLP of a layer."""
         return next((own for layers, own in self.other_mlp if layer in layers), self.mlp)
 
-    def digest_text(self) -> str:
-        """Canonical JSON of all fields that decide a token's keys and values (not dtype, not end tokens)."""
-        fields = without_absent(dataclasses.asdict(self))
-        del fields["dtype"], fields["eos_token_ids"]
-        return json.dumps(fields, sort_keys=True, separators=(",", ":"))
+    def digest_text(self, *, once: bool = False) -> str:
+        """All that decides keys and values (not dtype, not end tokens). once: as an earlier version wrote it."""
+        return model_text(dataclasses.replace(self, dtype="float32", eos_token_ids=()), once=once)

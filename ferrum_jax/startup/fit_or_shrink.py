@@ -18,6 +18,7 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
+from checkpoints.fingerprint import Fingerprint
 from ferrum_jax.config import EngineConfig
 from ferrum_jax.engine.engine import Engine
 from ferrum_jax.executables.executable_store import ExecutableCache, ExecutableStore
@@ -55,7 +56,7 @@ class Start:
     forms: MessageForms
     on_progress: Callable[[str, int, int], None]
     store: ExecutableStore | None = None
-    check: Callable[[Layout, bytes | None], None] = lambda layout, fingerprint: None
+    check: Callable[[Layout, Fingerprint | None], None] = lambda layout, fingerprint: None
 
     def run(self, reach: Reach | None) -> tuple[Loaded, Engine]:
         """Weights and executables, and the first engine over them, whose largest steps were tried on an accelerator.

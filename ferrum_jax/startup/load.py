@@ -18,6 +18,7 @@ import jax
 import numpy as np
 
 from checkpoints import Adapter, read_adapter
+from checkpoints.fingerprint import Fingerprint
 from checkpoints.memory import Copies
 from checkpoints.placement import stored_targets, weight_shapes
 from ferrum_jax.embeddings.classifier import Classifier
@@ -42,7 +43,7 @@ class Ready(Protocol):
     def layout(self) -> ModelLayout: ...
 
     @property
-    def fingerprint(self) -> bytes: ...
+    def fingerprint(self) -> Fingerprint: ...
 
     @property
     def weights_version(self) -> int: ...
@@ -72,7 +73,7 @@ class Loaded:
     weights: tuple[jax.Array, ...]
     executables: Executables
     copies: BlockCopies
-    fingerprint: bytes
+    fingerprint: Fingerprint
     end_ids: frozenset[int]
     weights_s: float = 0.0
     executables_s: float = 0.0
@@ -86,8 +87,8 @@ class Loaded:
         The salt is of this object alone: two programs that updated parts of their weights differently share nothing.
         """
         if not self.weights_version:
-            return self.fingerprint
-        content = self.fingerprint + self.update_salt + self.weights_version.to_bytes(8, "little")
+            return self.fingerprint.digest
+        content = self.fingerprint.digest + self.update_salt + self.weights_version.to_bytes(8, "little")
         return hashlib.blake2b(content, digest_size=16).digest()
 
     @property
@@ -149,7 +150,7 @@ def load(
     layout: Layout,
     executable_cache: ExecutableCache | None,
     on_progress: Callable[[str, int, int], None],
-    on_fingerprint: Callable[[bytes], None] = lambda fingerprint: None,
+    on_fingerprint: Callable[[Fingerprint], None] = lambda fingerprint: None,
     first: ExecutableStore | None = None,
 ) -> Loaded:
     """Compiles every bucket while the weights load, and no more of them once the weights have failed.

@@ -18,6 +18,7 @@ from typing import Any
 import jax
 
 from checkpoints import open_checkpoint
+from checkpoints.fingerprint import Fingerprint
 from checkpoints.hub import Show, commit_of
 from checkpoints.sentence import SentenceLayout, read_sentence_layout
 from ferrum_jax.asked.sampling import GENERATION, SamplingParams
@@ -145,7 +146,7 @@ class Opening:
         forms = forms_of(texts.prompts, self.config)  # refuses names that mean nothing
         chosen = choose(self, texts.sentence.max_seq_length)
 
-        def check(layout: ModelLayout, fingerprint: bytes | None) -> None:
+        def check(layout: ModelLayout, fingerprint: Fingerprint | None) -> None:
             self.on_identity(self._identity(texts, chosen.config, layout, fingerprint))
 
         engine = None
@@ -290,14 +291,15 @@ class Opening:
         return WhisperTranscriber.of_folder(self.source.folder, prompts, SoundSources.of_config(self.config))
 
     def _identity(
-        self, texts: Texts, config: EngineConfig, layout: ModelLayout, fingerprint: bytes | None
+        self, texts: Texts, config: EngineConfig, layout: ModelLayout, fingerprint: Fingerprint | None
     ) -> ModelIdentity:
         """fingerprint: of the weights, None before they are read."""
         prompts, device = texts.prompts, layout.mesh.devices.flat[0]
         media = prompts.images or prompts.sounds or texts.transcriber
         environment = dataclasses.asdict(Environment.of_device(device)) | {"mesh": str(config.mesh_shape)}
         return ModelIdentity(
-            weights=None if fingerprint is None else fingerprint.hex(),
+            weights=None if fingerprint is None else fingerprint.digest.hex(),
+            weights_once=None if fingerprint is None else fingerprint.once.hex(),
             tokenizer=None if prompts.tokenizer is None else prompts.tokenizer.digest,
             chat_template=None if prompts.chat is None else prompts.chat.digest,
             end_tokens=tuple(sorted(self.ended(texts).end_ids)),

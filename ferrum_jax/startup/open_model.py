@@ -127,8 +127,9 @@ class OpenModel:
     @property
     def identity(self) -> ModelIdentity:
         """Everything that can change an answer, and the environment."""
-        weights, adapter = self.opened.model.fingerprint.hex(), self.adapters.identity
-        return dataclasses.replace(self.opened.identity, weights=weights, adapter=adapter)
+        digest, once = (each.hex() for each in self.opened.model.fingerprint)
+        adapter = self.adapters.identity
+        return dataclasses.replace(self.opened.identity, weights=digest, weights_once=once, adapter=adapter)
 
     @property
     def default_params(self) -> SamplingParams:

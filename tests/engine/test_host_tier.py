@@ -123,7 +123,7 @@ def test_saved_prefixes_include_the_host_tier_and_loading_spills(tmp_path):
     def prefixes(engine: Engine) -> PrefixCache:
         return PrefixCache(
             spec=llm.spec,
-            fingerprint=llm.loaded.fingerprint,
+            fingerprint=llm.loaded.fingerprint.digest,
             invariant=False,
             caches=engine.scheduler.caches,
             runner=engine.runner,

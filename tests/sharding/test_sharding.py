@@ -10,7 +10,7 @@ import pytest
 from jax.sharding import PartitionSpec
 
 from checkpoints import open_checkpoint
-from checkpoints.fingerprint import fingerprint
+from checkpoints.fingerprint import fingerprints
 from checkpoints.placement import place
 from checkpoints.rules import Expansion
 from ferrum_jax.config import EngineConfig
@@ -169,5 +169,5 @@ def test_a_stretched_parameter_repeats_rows_or_adds_zeros(expansion, stored):
     placed = place([source], target, expansion)
     expected = np.concatenate([source, np.zeros((1, 5), np.float32)])[stored]
     np.testing.assert_array_equal(placed, expected)
-    assert fingerprint("", "", {"a": placed}, {"a": expansion}) == fingerprint("", "", {"a": source})
+    assert fingerprints(("", ""), "", {"a": placed}, {"a": expansion}) == fingerprints(("", ""), "", {"a": source})
     assert expansion.stored(expansion.places(np.arange(6))).tolist() == list(range(6))

@@ -75,7 +75,7 @@ class JobIdentity:
         """Raises JobRefused unless a model of this identity may answer. Values of KNOWN_LATER need not be known."""
         recorded = self._read(_MODEL)
         if recorded is not None:
-            now = identity.values()
+            now = identity.values(recorded)
             if "generation" not in recorded:
                 now.pop("generation", None)  # the job took none, and goes on so
             before = {name: value for name, value in recorded.items() if name not in KNOWN_LATER or name in now}

@@ -25,7 +25,7 @@ class Promise:
 
 def other_model(said: JobSaid, identity: ModelIdentity) -> list[str]:
     """How the model here is not the one that answered, a phrase for each value; none if it is. Early values suffice."""
-    now = identity.values()
+    now = identity.values(said.model)
     before = {
         name: value
         for name, value in (said.model or {}).items()
@@ -36,7 +36,8 @@ def other_model(said: JobSaid, identity: ModelIdentity) -> list[str]:
 
 def promise_of(said: JobSaid, identity: ModelIdentity, margin: float | None) -> Promise:
     """What rows may be expected to give here. margin: what the user allows; None takes what suits the dtypes."""
-    now, before = identity.values(), said.model or {}
+    before = said.model or {}
+    now = identity.values(before)
     modes = changed_values({name: before.get(name) for name in MODE}, {name: now.get(name) for name in MODE})
     here = {name: str(value) for name, value in identity.environment.items()}
     others = list(dict.fromkeys(text for each in said.environments for text in environment_changes(each, here)))

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import jax
 
-from checkpoints.fingerprint import fingerprint
+from checkpoints.fingerprint import Fingerprint, fingerprints
 from checkpoints.memory import Copies
 from ferrum_jax.executables.compile import beside
 from ferrum_jax.runtime.layout import ModelLayout
@@ -23,7 +23,7 @@ class PlacedWeights:
     """arrays: in the order of the layout's targets. read_s: what reading them took."""
 
     arrays: tuple[jax.Array, ...]
-    fingerprint: bytes
+    fingerprint: Fingerprint
     read_s: float = 0.0
 
 
@@ -31,7 +31,7 @@ def read_beside(
     layout: ModelLayout,
     read: Callable[..., Mapping[str, jax.Array]],
     compile: Callable[[threading.Event], Made],
-    on_fingerprint: Callable[[bytes], None],
+    on_fingerprint: Callable[[Fingerprint], None],
 ) -> tuple[PlacedWeights, Made]:
     """The weights that read(targets, expansions) gives, and what compile(abandoned) makes in a thread meanwhile.
 
@@ -58,5 +58,6 @@ def replace_weights(layout: ModelLayout, old: Sequence[jax.Array], copies: Copie
 
 
 def _weights(layout: ModelLayout, tensors: Mapping[str, jax.Array]) -> PlacedWeights:
-    digest = fingerprint(layout.spec.digest_text(), layout.dtype.name, tensors, layout.model.expansions)
-    return PlacedWeights(arrays=tuple(tensors[name] for name in layout.targets), fingerprint=bytes.fromhex(digest))
+    texts = (layout.spec.digest_text(), layout.spec.digest_text(once=True))
+    found = fingerprints(texts, layout.dtype.name, tensors, layout.model.expansions)
+    return PlacedWeights(arrays=tuple(tensors[name] for name in layout.targets), fingerprint=found)

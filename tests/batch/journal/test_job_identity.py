@@ -60,6 +60,17 @@ def test_a_job_does_not_go_on_with_another_model_and_says_what_is_another(tmp_pa
     assert job.run() == EXIT_OK
 
 
+def test_a_job_whose_fingerprint_an_earlier_version_gave_goes_on_under_it(tmp_path):
+    job = Job(tmp_path)
+    assert job.run_to_step(2, identity=other(weights="aa")) == EXIT_PREEMPTED
+    with pytest.raises(ValueError, match='weights "aa", now "00"'):
+        job.run(identity=other(weights_once="bb"))
+    assert job.run(identity=other(weights_once="aa")) == EXIT_OK
+    assert job.report()["identity"]["weights"] == "aa"
+    lines = [line["response"]["body"] for line in job.lines() if line["response"]["status_code"] == 200]
+    assert len({line["system_fingerprint"] for line in lines}) == 1
+
+
 def test_what_is_known_before_the_weights_is_refused_before_they_are_read(tmp_path):
     job = Job(tmp_path)
     job.run_to_step(2)
