@@ -154,7 +154,15 @@ class ExecutableStore:
     def _make(self, path: pathlib.Path, lowered: Lowered | LoweredPieces) -> Any:
         self.misses += 1
         executable = lowered.compile()
-        self._write(path, _checked(serialize(executable)))
+        payload = serialize(executable)
+        if _has_functions(payload, self._devices):
+            self._write(path, _checked(payload))
+        elif jax.config.jax_compilation_cache_dir:  # pyright: ignore[reportAttributeAccessIssue]
+            text = (
+                "executables that come from jax's own cache (JAX_COMPILATION_CACHE_DIR) are not kept in "
+                "compilation_cache_dir; unset the variable, and later starts need not trace them"
+            )
+            warnings.warn(text, RuntimeWarning, stacklevel=2)
         return executable
 
     def _find(self, path: pathlib.Path) -> bytes | None:
@@ -244,11 +252,24 @@ def load_executable(payload: bytes, devices: Sequence[Any]) -> Any:
         first, *rest = pickle.loads(payload)
         if isinstance(first, CallPlan):
             return PiecedExecutable(first, [load_executable(piece, devices) for piece in rest[0]])
+        if not _has_functions(payload, devices):
+            raise ValueError("it lacks its functions, as a copy of one from jax's own cache does")
         return serialize_executable.deserialize_and_load(first, *rest, execution_devices=list(devices))
     except Exception as error:  # of pickle, of jax or of a plugin
         if str(error).startswith("RESOURCE_EXHAUSTED"):
             raise
         raise Unloadable(f"it cannot be loaded: {type(error).__name__}: {error}") from error
+
+
+def _has_functions(payload: bytes, devices: Sequence[Any]) -> bool:
+    """Whether an executable can run once it is loaded. Of one that was loaded itself, as jax's own cache does, XLA's
+    CPU back end writes no object code."""
+    if devices[0].platform != "cpu":
+        return True
+    first, *rest = pickle.loads(payload)
+    if isinstance(first, CallPlan):
+        return all(_has_functions(piece, devices) for piece in rest[0])
+    return b"\x7fELF" in first
 
 
 @functools.cache

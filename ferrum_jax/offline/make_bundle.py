@@ -169,6 +169,7 @@ _of_process: list[Program] = []  # of a process that compiles
 def _begin(order: BundleOrder) -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends it at once, and it is the parent who speaks of it
     end_with_parent()
+    jax.config.update("jax_enable_compilation_cache", False)  # what comes from jax's own cache cannot be put in a file
     _of_process.extend(order.plan().programs)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # libtpu, which is loaded by now, prints its stack at this signal
 

@@ -133,6 +133,41 @@ def test_a_whole_file_that_cannot_be_loaded_is_said_compiled_again_and_replaced(
     store.get("double", refuse).result()
 
 
+def loaded(made: Lowered):
+    """The program's executable as jax's own cache gives it: written and read once."""
+    return stores.load_executable(stores.serialize(made.compile()), jax.devices()[:1])
+
+
+def lower_scatter() -> Lowered:
+    return lowered(lambda x: x.at[jnp.arange(2)].set(jnp.where(x[:2] > 0, x[:2] + 1, x[:2])), donate_argnums=0)
+
+
+def test_an_executable_of_jaxs_own_cache_is_run_but_not_kept(tmp_path, monkeypatch):
+    made, twice = lower_scatter(), loaded(lower_scatter())
+    monkeypatch.setattr(made, "compile", lambda: twice)
+    store = ExecutableStore(str(tmp_path))
+    jax.config.update("jax_compilation_cache_dir", str(tmp_path / "jax"))
+    try:
+        with pytest.warns(RuntimeWarning, match="JAX_COMPILATION_CACHE_DIR.* are not kept"):
+            first = store.get("scatter", lambda: made).result()
+    finally:
+        jax.config.update("jax_compilation_cache_dir", None)
+    assert first(jnp.ones(3)).tolist() == [2, 2, 1]
+    again = ExecutableStore(str(tmp_path))
+    again.get("scatter", lower_scatter)
+    assert (again.hits, again.misses) == (0, 1)
+    assert ExecutableStore(str(tmp_path)).get("scatter", refuse).result()(jnp.ones(3)).tolist() == [2, 2, 1]
+
+
+def test_a_kept_executable_that_lacks_its_functions_is_said_and_compiled_anew(tmp_path):
+    ExecutableStore(str(tmp_path)).get("scatter", lower_scatter)
+    the_executable(tmp_path).write_bytes(_checked(stores.serialize(loaded(lower_scatter()))))
+    with pytest.warns(RuntimeWarning, match="is compiled anew: .*lacks its functions"):
+        found = ExecutableStore(str(tmp_path)).get("scatter", lower_scatter).result()
+    assert found(jnp.ones(3)).tolist() == [2, 2, 1]
+    assert ExecutableStore(str(tmp_path)).get("scatter", refuse).result()(jnp.ones(3)).tolist() == [2, 2, 1]
+
+
 def test_a_folder_that_others_may_write_to_is_refused(tmp_path):
     tmp_path.chmod(0o777)
     with pytest.raises(ValueError, match=r"others can write to it.*chmod 700"):
