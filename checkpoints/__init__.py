@@ -24,7 +24,7 @@ from checkpoints.convert import CastError, ConvertSummary, convert
 from checkpoints.export import to_huggingface
 from checkpoints.fingerprint import fingerprint
 from checkpoints.folder import has_chat_template, tokenizer_files
-from checkpoints.formats import KEYS, Scheme, StoredForms, scheme_of, stored_scale_dtype
+from checkpoints.formats import Scheme, StoredForms, said_of_forms, scheme_of, stored_scale_dtype
 from checkpoints.remote import RemoteFolder
 from checkpoints.rules import CLASSES, HEAD, MISTRALS_HEAD, Expansion, Rule, Shape, TensorSlice, saved_alone
 from ferrum_jax.files.json_files import read_json, read_optional_json
@@ -62,12 +62,20 @@ class Checkpoint:
 
     @property
     def has_head(self) -> bool:
-        """False for a decoder's base model that was saved alone, or that has a head for classes in place of logits."""
+        """False for a decoder's base model that was saved alone, or that has a head for classes in place of logits, and
+        where config.json says that the embedding is the head."""
         if self.kind == "orbax":
             return "head.weight" in orbax_folder.read_description(self.path)["parameters"]
         names = huggingface.map_tensors(self.remote or self.path)
         has_one = MISTRALS_HEAD in names or any(name.endswith(HEAD) for name in names)
-        return has_one or not (saved_alone(names) or any(name.startswith(CLASSES) for name in names))
+        is_base = saved_alone(names) or any(name.startswith(CLASSES) for name in names)
+        return has_one or not (is_base or self.says_tied)
+
+    @property
+    def says_tied(self) -> bool:
+        """Whether config.json says, of the whole or of its text model, that the embedding is the head."""
+        levels = (self.config, self.config.get("text_config"))
+        return any(isinstance(level, Mapping) and level.get("tie_word_embeddings") is True for level in levels)
 
     @functools.cached_property
     def stored_forms(self) -> StoredForms:
@@ -118,8 +126,7 @@ def stored_forms(folder: Path, config: Mapping[str, Any], remote: RemoteFolder |
     """
     if (folder / orbax_folder.DESCRIPTION).is_file():
         return StoredForms(forms=orbax_folder.stored_forms(folder))
-    is_quantised = any(config.get(key) for key in KEYS)
-    if not is_quantised or (remote is None and not huggingface.has_weights(folder)):
+    if not said_of_forms(config) or (remote is None and not huggingface.has_weights(folder)):
         return StoredForms()
     tensors = huggingface.map_tensors(remote or folder)
     return StoredForms(scale_dtype=stored_scale_dtype({name: x.dtype.name for name, x in tensors.items()}))

@@ -18,7 +18,7 @@ import numpy as np
 
 from checkpoints import huggingface, orbax_folder
 from checkpoints.folder import check_space, copy_companions, new_folder
-from checkpoints.formats import KEYS, Leaf, PackedWeight, join, scheme_of
+from checkpoints.formats import Leaf, PackedWeight, join, scheme_of, without_forms
 from checkpoints.formats.packed import slices
 from checkpoints.formats.written import block_rows, quantization_config, shapes_of, tensors_of
 from checkpoints.rules import BASE, Rule, Shape, StoredTensor, as_stored, expand
@@ -192,6 +192,6 @@ def _describe_forms(file: Path, joined: Sequence[_Fused], rows: Mapping[str, int
     }
     if modules:
         matrices = [name.removesuffix(".weight") for name, (shape, _) in dense.items() if len(shape) == 2]
-        config = {key: value for key, value in read_json(file).items() if key not in KEYS}
+        config = without_forms(read_json(file))
         config["quantization_config"] = quantization_config(modules, matrices)
         file.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")

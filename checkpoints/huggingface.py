@@ -8,6 +8,7 @@ nothing but two parameters in flight.
 
 from __future__ import annotations
 
+import glob
 import json
 import math
 import mmap
@@ -73,11 +74,11 @@ def load(
     expansions: of targets that are longer than their tensors. scheme: of quantised tensors.
     Raises one ValueError for all mismatches between tensors, rules and targets, before anything is loaded.
     """
-    tensors = join(map_tensors(folder), scheme)
+    found = map_tensors(folder)
     sources = sources_of(
-        tensors,
+        join(found, scheme),
         rules=rules,
-        harmless=harmless,
+        harmless=(*harmless, *_unlisted(folder, found)),
         targets=stored_targets(targets, expansions),
         has_scheme=scheme is not None,
     )
@@ -131,7 +132,8 @@ def match_tensors(
 def map_tensors(folder: Path | RemoteFolder) -> dict[str, Any]:
     """{tensor name: view of the mapped file, or RemoteArray} of all the folder's safetensors files.
 
-    Raises ValueError naming the file that is missing, truncated, or that differs from the index.
+    A tensor that the index lists is that of the file it names; what it does not list comes from the last file that has
+    it. Raises ValueError naming a file that is missing, truncated, or lacks what the index says of it.
     """
     local = folder if isinstance(folder, Path) else folder.path
 
@@ -146,14 +148,22 @@ def map_tensors(folder: Path | RemoteFolder) -> dict[str, Any]:
     tensors: dict[str, Any] = {}
     for file in weight_files(local):
         found = open_file(file)
-        wanted = {name for name, holder in index.items() if holder == file}
-        if wanted != found.keys():
+        missing = {name for name, holder in index.items() if holder == file} - found.keys()
+        if missing:
+            unlisted = shown(sorted(found.keys() - index.keys()))
             raise ValueError(
-                f"{file} differs from {local / INDEX}: missing {shown(sorted(wanted - found.keys()))}, "
-                f"not listed {shown(sorted(found.keys() - wanted))}; copy the checkpoint again"
+                f"{file} differs from {local / INDEX}: missing {shown(sorted(missing))}, not listed {unlisted}; copy "
+                "the checkpoint again"
             )
-        tensors |= found
+        tensors |= {name: tensor for name, tensor in found.items() if index.get(name, file) == file}
     return tensors
+
+
+def _unlisted(folder: Path | RemoteFolder, tensors: Iterable[str]) -> list[str]:
+    """Patterns of the tensors that the index leaves out: no model needs to read them."""
+    local = folder if isinstance(folder, Path) else folder.path
+    index = _weight_map(local) if (local / INDEX).is_file() else None
+    return [] if index is None else [glob.escape(name) for name in tensors if name not in index]
 
 
 def has_weights(folder: Path) -> bool:

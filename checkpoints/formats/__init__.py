@@ -8,13 +8,21 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from checkpoints.formats import awq, compressed_tensors, fp8, gptq, mxfp4
 from checkpoints.formats.packed import Leaf, PackedWeight
-from checkpoints.formats.scheme import KEYS, Module, Scheme, Settings, refusal, scale_dtype_of
+from checkpoints.formats.scheme import (
+    KEYS,
+    Module,
+    Scheme,
+    Settings,
+    refusal,
+    said_of_forms,
+    scale_dtype_of,
+    without_forms,
+)
 from checkpoints.names.problems import listed
 from ferrum_jax.spec.stored_weight import WeightForm
 
@@ -26,8 +34,10 @@ __all__ = [
     "StoredForms",
     "join",
     "refusal",
+    "said_of_forms",
     "scheme_of",
     "stored_scale_dtype",
+    "without_forms",
 ]
 
 _FORMATS: dict[str, Callable[[Settings, str], Scheme]] = {
@@ -57,10 +67,7 @@ def scheme_of(config: Mapping[str, Any], scale_dtype: str | None = None) -> Sche
     scale_dtype: of the scales as they are stored; None takes what config.json says. Raises ValueError for a format, or
     a kind of one, that is not supported.
     """
-    said = {key: config[key] for key in KEYS if config.get(key) not in (None, {})}
-    if len(said) > 1 and len({json.dumps(value, sort_keys=True) for value in said.values()}) > 1:
-        raise ValueError(f"config.json says of quantised weights two things, in {' and '.join(said)}; keep one of them")
-    for key, value in said.items():
+    for key, value in said_of_forms(config).items():
         method = value.get("quant_method") if isinstance(value, Mapping) else None
         if not isinstance(method, str) or method not in _FORMATS:
             raise ValueError(refusal(key, value))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
@@ -13,6 +14,7 @@ from ferrum_jax.quoting.known_fields import ANY, Fields, Known, one_of
 from ferrum_jax.spec.stored_weight import WeightForm
 
 KEYS = ("quantization_config", "compression_config")  # of config.json, where it describes packed weights
+_TEXT = "text_config"  # of config.json, where the text model of several may say it for itself
 _LONGEST = 200  # characters of a value that a message shows
 
 
@@ -60,6 +62,23 @@ def refusal(key: str, value: Any, why: str | None = None) -> str:
         "which is not supported yet; give the checkpoint in bfloat16, float16 or float32 that this one was made from "
         "(its model card names it)"
     )
+
+
+def without_forms(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The config.json without what it says of quantised weights, for readers of families."""
+    found = {key: value for key, value in config.items() if key not in KEYS}
+    return found | ({_TEXT: without_forms(found[_TEXT])} if isinstance(found.get(_TEXT), Mapping) else {})
+
+
+def said_of_forms(config: Mapping[str, Any]) -> dict[str, Any]:
+    """What a config.json says of quantised weights, by its key. Raises ValueError where two places differ."""
+    inner = config.get(_TEXT)
+    levels = {"": config, f"{_TEXT}.": inner if isinstance(inner, Mapping) else {}}
+    said = {(where, key): level[key] for where, level in levels.items() for key in KEYS if level.get(key)}
+    if len({json.dumps(value, sort_keys=True) for value in said.values()}) > 1:
+        names = " and ".join(f"{where}{key}" for where, key in said)
+        raise ValueError(f"config.json says of quantised weights two things, in {names}; keep one of them")
+    return {key: value for (_, key), value in said.items()}
 
 
 class Settings:

@@ -65,7 +65,7 @@ def _text(reader: ConfigReader) -> ModelSpec:
 
 def _whole(reader: ConfigReader) -> ModelSpec:
     """A Mistral 3 that sees images; without a `vision_config` its text part alone."""
-    return pixtral.with_tower(text_part_from(reader, _OF_IMAGES, _EITHER), reader.config)
+    return pixtral.with_tower(text_part_from(reader, _OF_IMAGES, _EITHER, may_tie=True), reader.config)
 
 
 _MINISTRAL3 = Family(

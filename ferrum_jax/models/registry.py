@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from checkpoints.formats import StoredForms
+from checkpoints.formats import StoredForms, without_forms
 from checkpoints.rules import Rule
 from ferrum_jax.layers.formed_weight import put_forms
 from ferrum_jax.models import (
@@ -31,7 +31,7 @@ from ferrum_jax.models.decoder import Decoder
 from ferrum_jax.models.encoder_spec import EncoderSpec
 from ferrum_jax.models.family import EncoderFamily, Family
 from ferrum_jax.models.vision_tower import VisionTower
-from ferrum_jax.models.weight_forms import forms_of, with_made_forms, without_forms
+from ferrum_jax.models.weight_forms import forms_of, with_made_forms
 from ferrum_jax.spec import ModelSpec, SoundSpec, VisionSpec
 from ferrum_jax.spec.stored_weight import WeightForm
 

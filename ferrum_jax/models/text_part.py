@@ -28,8 +28,11 @@ def beside_a_tower(name: str) -> str:
     return name.replace("model.", "model.language_model.", 1) if name.startswith("model.") else name
 
 
-def text_part_from(reader: ConfigReader, of_images: Iterable[str], text: Family) -> ModelSpec:
+def text_part_from(reader: ConfigReader, of_images: Iterable[str], text: Family, *, may_tie: bool = False) -> ModelSpec:
     """ModelSpec of the text part. of_images: keys beside `text_config` that concern images alone.
+
+    The whole says whether the head is tied; the part may where it is silent, and else only where no head is stored.
+    may_tie: it may say so of a stored one too.
 
     Raises ValueError naming what is missing or not understood.
     """
@@ -37,6 +40,11 @@ def text_part_from(reader: ConfigReader, of_images: Iterable[str], text: Family)
     inherited = {key: reader.get(key, None) for key in _INHERITED}
     known = {key: value for key, value in inherited.items() if value is not None}
     config = known | reader.require("text_config", like={})
+    tied = inherited["tie_word_embeddings"]
+    if tied is not None:
+        config["tie_word_embeddings"] = tied
+    elif not may_tie and config.get("tie_word_embeddings") is True:
+        del config["tie_word_embeddings"]
     reader.finish()
     if inherited["eos_token_id"] is not None:  # that of the part names no end of turn
         config["eos_token_id"] = inherited["eos_token_id"]

@@ -7,7 +7,7 @@ import fnmatch
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from checkpoints.formats import KEYS, Scheme, StoredForms, refusal, scheme_of
+from checkpoints.formats import Scheme, StoredForms, refusal, said_of_forms, scheme_of
 from checkpoints.rules import Rule
 from ferrum_jax.spec import ModelSpec
 from ferrum_jax.spec.stored_weight import WeightForm, made_form
@@ -20,11 +20,6 @@ _MATRICES = (
 _OTHERS = ("*norm.weight", "layers.*.mlp.experts.*_bias")
 # What tools leave dense without a word about it; a format that names all its modules is taken at its word.
 _SMALL = ("head.weight", "*.mlp.router.weight", "*.mlp.shared_gate.weight")
-
-
-def without_forms(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The config.json without what it says of quantised weights, for readers of families."""
-    return {key: value for key, value in config.items() if key not in KEYS}
 
 
 def forms_of(
@@ -124,4 +119,4 @@ def _refuse_names(
 
 
 def _described(config: Mapping[str, Any]) -> tuple[str, Any]:
-    return next((key, config[key]) for key in KEYS if config.get(key))
+    return next(iter(said_of_forms(config).items()))

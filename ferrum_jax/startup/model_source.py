@@ -58,13 +58,11 @@ class ModelSource:
 
         spec = None if encodes else registry.spec_of(checkpoint.config, lambda: checkpoint.has_head, stored, mtp=mtp)
         classifier = None if spec is None else head_of(checkpoint, spec.hidden_size)
+        as_said = spec is None or spec.tie_word_embeddings == registry.spec_of(checkpoint.config).tie_word_embeddings
         return cls(
             classifier=classifier,
             spec=spec or registry.encoder_spec_of(checkpoint.config),
-            headless=classifier is not None
-            or (
-                spec is not None and spec.tie_word_embeddings != registry.spec_of(checkpoint.config).tie_word_embeddings
-            ),
+            headless=classifier is not None or not (as_said or checkpoint.says_tied),
             read=read,
             folder=checkpoint.path,
             end_ids=frozenset() if spec is None else _end_ids(checkpoint.generation_config, spec),

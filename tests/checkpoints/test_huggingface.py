@@ -101,6 +101,22 @@ def test_a_file_that_differs_from_the_index_is_an_error_that_names_both_sides(tm
         load(folder)
 
 
+def test_the_index_says_which_file_a_tensor_comes_from(tmp_path):
+    folder = write_sharded(tmp_path / "hf", tensors())
+    wanted = load(folder)
+    index = json.loads((folder / "model.safetensors.index.json").read_text())
+    first, second = sorted(set(index["weight_map"].values()))
+    moved = next(name for name, file in index["weight_map"].items() if file == second)
+    shard = safetensors.numpy.load_file(folder / first)
+    more = {moved: np.ones((2, 2), np.float32), "model.layers.0.of_another": np.ones(3, np.float32)}
+    safetensors.numpy.save_file(shard | more, folder / first)
+    del index["weight_map"][next(iter(shard))]  # the model needs it, and a shard has it
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    found = load(folder)
+    assert found.keys() == wanted.keys()
+    assert all(np.array_equal(found[name], wanted[name]) for name in wanted)
+
+
 @pytest.mark.parametrize("text", ["{", "[]", "{}", '{"weight_map": {}}', '{"weight_map": {"a": 3}}'])
 def test_a_damaged_index_is_an_error_that_names_it(tmp_path, text):
     folder = write_sharded(tmp_path / "hf", tensors())

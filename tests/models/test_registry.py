@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from checkpoints.formats import without_forms
 from checkpoints.placement import whole_targets
 from checkpoints.rules import expand
 from ferrum_jax.layers.attention import ForwardContext
@@ -27,7 +28,6 @@ from ferrum_jax.models.registry import (
     spec_of,
     unbind,
 )
-from ferrum_jax.models.weight_forms import without_forms
 from ferrum_jax.spec import AttentionSpec, ExpertsSpec, KimiDeltaSpec, Mamba2Spec, MlpSpec, RopeSpec
 from scripts.published import FAST, PUBLISHED
 from tests.models.tiny import TINY

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
+import shutil
 
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
 from checkpoints import open_checkpoint
+from checkpoints.formats import scheme_of, without_forms
 from ferrum_jax.models.registry import abstract_model, family_of, spec_of, unbind
+from ferrum_jax.startup.model_source import ModelSource
 from tests.models.test_goldens import GOLDENS, load
 
 
@@ -75,3 +79,32 @@ def _beside_images(tensors, architecture: str):
         named |= {f"{block}.experts.gate_up_proj": np.concatenate([gate, up], axis=1)}
         named |= {f"{block}.experts.down_proj": down}
     return {name: x for name, x in named.items() if name not in apart}
+
+
+@pytest.mark.parametrize("has_head", [True, False])
+@pytest.mark.parametrize(("whole", "part"), [*itertools.product((True, False, None), repeat=2)])
+def test_the_whole_says_whether_the_head_is_tied_and_without_a_head_either_does(whole, part, has_head, tmp_path):
+    shutil.copytree(GOLDENS / "vision/qwen3_vl", tmp_path, dirs_exist_ok=True)
+    config = json.loads((tmp_path / "config.json").read_text())
+    for level, value in ((config, whole), (config["text_config"], part)):
+        level.pop("tie_word_embeddings", None)
+        level |= {} if value is None else {"tie_word_embeddings": value}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    tensors = {name: x for name, x in load_file(tmp_path / "model.safetensors").items() if name != "lm_head.weight"}
+    head = {"lm_head.weight": tensors["model.language_model.embed_tokens.weight"].copy()} if has_head else {}
+    save_file(tensors | head, tmp_path / "model.safetensors")
+    source = ModelSource.of_checkpoint(open_checkpoint(tmp_path))
+    is_tied = whole is True or (not has_head and part is True)
+    assert source.spec.tie_word_embeddings == is_tied and not source.headless
+    if has_head or is_tied:
+        assert "embed.weight" in source.read(unbind(abstract_model(source.spec))[1])
+
+
+def test_forms_may_be_said_in_the_part_of_the_text():
+    config = json.loads((GOLDENS / "quantised/w4a16/config.json").read_text())
+    said = config.pop("quantization_config")
+    inside = {**config, "text_config": {"hidden_size": 8, "quantization_config": said}}
+    assert scheme_of(inside).method == scheme_of(config | {"quantization_config": said}).method
+    assert without_forms(inside)["text_config"] == {"hidden_size": 8}
+    with pytest.raises(ValueError, match=r"two things, in quantization_config and text_config\.quantization_config"):
+        scheme_of(inside | {"quantization_config": said | {"format": "other"}})
