@@ -26,6 +26,7 @@ from ferrum_jax.sampling.noise import gumbel
 from ferrum_jax.sampling.record_words import (
     ASKS_BIAS,
     ASKS_COUNTS,
+    ASKS_LIKELIEST_FIRST,
     ASKS_LOGPROBS,
     ASKS_MIN_P,
     ASKS_NOISE,
@@ -37,6 +38,7 @@ from ferrum_jax.sampling.record_words import (
     ASKS_TOP_P,
     FLAGS,
     MIN_P,
+    NUM_PROMPT_TOKENS,
     TEMPERATURE,
     TOP_K,
     TOP_P,
@@ -71,6 +73,8 @@ def sample(
     """
     words = read_parameters(slots, row_slots)
     flags = jnp.where(active, words[:, FLAGS], 0)
+    settled = (flags & ASKS_LIKELIEST_FIRST != 0) & (positions == words[:, NUM_PROMPT_TOKENS])
+    flags = jnp.where(settled, flags & ~(ASKS_NOISE | ASKS_TOP_K | ASKS_TOP_P | ASKS_MIN_P), flags)
     forbids = forbids_stops(words, flags, positions)
     masked = jnp.bool_(False) if mask_ids is None else jnp.any(mask_ids > 0)
     edits = _any(flags, ASKS_BIAS | ASKS_REPETITION | ASKS_COUNTS | ASKS_STAMPS) | jnp.any(forbids) | masked

@@ -36,6 +36,7 @@ ASKS_LOGPROBS = 1 << 8
 ASKS_TOP_LOGPROBS = 1 << 9
 ASKS_PROCESSED = 1 << 10  # of a prompt that is scored: log-probabilities of what its tokens are drawn from
 ASKS_STAMPS = 1 << 11  # of a transcript with times: where these are more likely than each word, one is drawn
+ASKS_LIKELIEST_FIRST = 1 << 12  # of a transcript that begins with its language: this is not drawn, whatever the text is
 
 _GREEDY_BELOW = 1e-6  # a temperature so small that float32 division by it is of no use
 _INT32_MAX = 2**31 - 1
@@ -117,5 +118,6 @@ def _flags(sampling: SamplingParams, stops: list[int]) -> int:
         ASKS_LOGPROBS: sampling.logprobs is not None,
         ASKS_TOP_LOGPROBS: bool(sampling.logprobs),
         ASKS_STAMPS: sampling.transcript is not None and sampling.transcript.stamps_from is not None,
+        ASKS_LIKELIEST_FIRST: noisy and sampling.transcript is not None and bool(sampling.transcript.languages),
     }
     return sum(bit for bit, asks in asked.items() if asks)

@@ -93,7 +93,7 @@ class WhisperTranscriber(Transcriber):
         """The prompt's tokens of each window, and how tokens are drawn behind them. Raises ValueError as `check`."""
         prompt, rules = self.tokens.asked(params)
         sampling = SamplingParams(
-            max_tokens=params.max_tokens,
+            max_tokens=None if params.max_tokens is None else params.max_tokens + rules.num_leading,
             temperature=params.temperature,
             seed=params.seed,
             logprobs=0 if params.logprobs else None,
@@ -202,4 +202,6 @@ class _TimedParts:
         )
 
     def _time(self, token: int) -> float:
-        return round(self._window.start_s + (token - self._tokens.times_from) * SECONDS_PER_STEP, 2)
+        """Within the window: a model may count on into the silence that pads a sound."""
+        time_s = self._window.start_s + (token - self._tokens.times_from) * SECONDS_PER_STEP
+        return min(round(time_s, 2), self._window.end_s)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import types
 
 import numpy as np
 import pytest
 
+from ferrum_jax.asked.transcription_params import TranscriptionParams
+from ferrum_jax.transcribing.transcriber import SoundWindow
 from scripts.goldens.sounds import wav
 from tests.support import SMALL, small_llm
 from tests.transcribing.heard import CASES, RATE, how_of, name_of, sound_of, text_of
@@ -26,10 +29,9 @@ def test_a_sound_is_written_down_as_the_reference_does(llm, case):
 def test_segments_are_the_offsets_of_the_reference_behind_their_windows_start(llm, case):
     (found,) = llm.transcribe(sound_of(case), **how_of(case))
     wanted = [
-        (round(30 * place + begin, 2), round(30 * place + end, 2), offset["text"])
+        (*(min(round(30 * place + time, 2), found.duration_s) for time in offset["timestamp"]), offset["text"])
         for place, window in enumerate(case["windows"])
         for offset in window["offsets"]
-        for begin, end in [offset["timestamp"]]
     ]
     first = llm.model.transcriber.tokens.times_from
     closed = [each for each in found.segments if each.token_ids[-1] >= first]
@@ -70,6 +72,25 @@ def test_drawn_text_is_the_same_under_one_seed(llm):
 def test_a_window_that_ends_at_its_most_tokens_says_so(llm):
     (found,) = llm.transcribe(sound_of(CASES[0]), language="en", max_tokens=3)
     assert found.is_cut and len(found.token_ids) == 3
+    (found,) = llm.transcribe(sound_of(CASES[0]), max_tokens=3)
+    assert found.is_cut and len(found.token_ids) == 3, "tokens of the language do not count"
+
+
+def test_a_part_ends_with_the_sound_though_the_model_counts_on_into_its_padding(llm):
+    transcriber, params = llm.model.transcriber, TranscriptionParams(language="en", timestamps="segment")
+    window = SoundWindow(clip=types.SimpleNamespace(seconds=1.456), start_s=30.0)
+    tokens, times = transcriber.tokens, transcriber.tokens.times_from
+    word = transcriber.tokenizer.encode(" a", add_special_tokens=False)
+    ids = [times, *word, times + 90, times + 100, *word, times + 120, tokens.end]
+    found = transcriber.answer(window, types.SimpleNamespace(token_ids=tuple(ids), logprobs=None), params).segments
+    assert [(each.start_s, each.end_s) for each in found] == [(30.0, 31.456), (31.456, 31.456)]
+
+
+def test_the_likeliest_language_is_taken_at_any_temperature(llm):
+    wanted = llm.transcribe([sound_of(case) for case in CASES[:3]])
+    for seed in range(6):
+        found = llm.transcribe([sound_of(case) for case in CASES[:3]], temperature=50.0, seed=seed, max_tokens=2)
+        assert [each.language for each in found] == [each.language for each in wanted]
 
 
 @pytest.mark.parametrize(
