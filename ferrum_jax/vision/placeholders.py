@@ -8,7 +8,8 @@
 
 A video's becomes a run for each group of its frames, and before each stands when in the video it is:
 
-    Qwen      <|video_pad|>   becomes   <0.5 seconds><|vision_start|> <|video_pad|> * n <|vision_end|> <1.5 seconds> ..
+    Qwen      <|vision_start|> <|video_pad|> <|vision_end|>, or the pad alone, becomes
+              <0.5 seconds><|vision_start|> <|video_pad|> * n <|vision_end|> <1.5 seconds> ..
     Gemma 4   <|video|>       becomes   00:00 <|image> <|video|> * n <image|> 00:01 <|image> ..
 
 A text is expanded before it is tokenised, because line breaks of Gemma's expansion join those around it, as the
@@ -40,7 +41,8 @@ class VideoPlaceholders:
     """The texts by which a family's prompts name a video.
 
     placeholder: what stands in a prompt for one. token: what stands for each of its embeddings. stamp: from a group's
-    second to the text before it. before, after: around a run of tokens. between: two groups.
+    second to the text before it. before, after: around a run of tokens. between: two groups. replaces_wrap: `before`
+    and `after` around the placeholder itself are part of it, as a template of images writes them.
     """
 
     placeholder: str
@@ -49,6 +51,7 @@ class VideoPlaceholders:
     before: str
     after: str
     between: str = ""
+    replaces_wrap: bool = False
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -83,6 +86,7 @@ QWEN = Placeholders(
         stamp=lambda second: f"<{second:.1f} seconds>",
         before="<|vision_start|>",
         after="<|vision_end|>",
+        replaces_wrap=True,
     ),
 )
 GLM = Placeholders(placeholder="<|image|>", token="<|image|>")
@@ -136,6 +140,9 @@ def expand_text(
 
     Raises ValueError if there are not as many of both.
     """
+    if videos and form.video is not None and form.video.replaces_wrap:
+        how = form.video
+        text = text.replace(f"{how.before}{how.placeholder}{how.after}", how.placeholder)
     named = "|".join(map(re.escape, _names(form)))
     pieces = re.split(f"({named})", text)
     media = _Media(pieces[1::2], images, videos, form)
@@ -156,6 +163,7 @@ def expand_ids(
     names = {_id_of(form.placeholder, encode): form.placeholder}
     if form.video is not None and videos:
         names[_id_of(form.video.placeholder, encode)] = form.video.placeholder
+        ids = _without_wraps(ids, form.video, encode)
     media = _Media([names[i] for i in ids if i in names], images, videos, form)
     expanded = array("q")
     for token_id in ids:
@@ -164,6 +172,19 @@ def expand_ids(
         else:
             expanded.append(token_id)
     return _placed(expanded.tolist(), media.parts, form, encode, form.tokens(bool(videos)))
+
+
+def _without_wraps(ids: Sequence[int], how: VideoPlaceholders, encode: Encode) -> Sequence[int]:
+    """The ids without those that wrap a video's placeholder, where they are part of it."""
+    if not how.replaces_wrap:
+        return ids
+    wrapped = [_id_of(text, encode) for text in (how.before, how.placeholder, how.after)]
+    found, place = list[int](), 0
+    while place < len(ids):
+        is_wrapped = list(ids[place : place + 3]) == wrapped
+        found.append(wrapped[1] if is_wrapped else ids[place])
+        place += 3 if is_wrapped else 1
+    return found
 
 
 class _Media:

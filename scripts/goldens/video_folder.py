@@ -53,6 +53,15 @@ class Shown:
         around = ("", "") if name == "gemma4" else (before, after)
         return self.text.replace("IMAGE", image.join(around)).replace("VIDEO", video.join(around))
 
+    def recorded_for(self, name: str) -> str:
+        """The text that gives the ids of the goldens: transformers 5 leaves Qwen's wrap around a video's own."""
+        return wrapped_twice(self.text_for(name))
+
+
+def wrapped_twice(text: str) -> str:
+    _, video, before, after = _QWEN_TOKENS
+    return text.replace(f"{before}{video}{after}", f"{before}{before}{video}{after}{after}")
+
 
 SHOWN = {
     "qwen3_vl": (

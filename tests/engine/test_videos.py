@@ -42,7 +42,7 @@ def llm_of(name: str, factory, *, caches: bool = True) -> LLM:
 def prompt_of(name: str, number: int) -> dict:
     shown = SHOWN[name][number]
     videos = [{"frames": x, "fps": sizes[3]} for x, sizes in zip(films_of(shown), shown.films, strict=True)]
-    return {"prompt": shown.text_for(name), "images": images_of(shown), "videos": videos}
+    return {"prompt": shown.recorded_for(name), "images": images_of(shown), "videos": videos}
 
 
 @pytest.mark.parametrize("name", FAMILIES)

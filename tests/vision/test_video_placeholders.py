@@ -12,7 +12,7 @@ from ferrum_jax.text.tokenizer import Tokenizer
 from ferrum_jax.vision.placeholders import GEMMA4, QWEN, expand_ids, expand_text
 from ferrum_jax.vision.processor_files import processor_of
 from scripts.goldens import video_folder
-from scripts.goldens.video_folder import SHOWN, films_of, images_of
+from scripts.goldens.video_folder import SHOWN, films_of, images_of, wrapped_twice
 from scripts.make_image_goldens import SMALL
 from tests.vision.test_processors import FOLDER
 from tests.vision.test_video_processors import golden, processed
@@ -30,7 +30,7 @@ def encode(text):
 
 @pytest.mark.parametrize(
     ("family", "form", "text", "case"),
-    [("qwen", QWEN, QWEN_TEXT, "qwen3"), ("gemma4", GEMMA4, GEMMA_TEXT, "gemma4_long")],
+    [("qwen", QWEN, wrapped_twice(QWEN_TEXT), "qwen3"), ("gemma4", GEMMA4, GEMMA_TEXT, "gemma4_long")],
 )
 def test_a_text_with_a_video_has_the_reference_s_ids(family, form, text, case):
     _, _, video = processed(case)
@@ -41,6 +41,16 @@ def test_a_text_with_a_video_has_the_reference_s_ids(family, form, text, case):
     (token,) = encode(form.video.token)
     covered = [i for span in expanded.spans for i in range(span.start, span.end)]
     assert covered == [i for i, token_id in enumerate(expanded.token_ids) if token_id == token]
+
+
+def test_the_wrap_around_a_video_s_pad_is_part_of_its_placeholder_as_its_authors_have_it():
+    _, _, video = processed("qwen3")
+    alone = expand_text(
+        QWEN_TEXT.replace("<|vision_start|><|video_pad|><|vision_end|>", "<|video_pad|>"), [], QWEN, encode, [video]
+    )
+    assert expand_text(QWEN_TEXT, [], QWEN, encode, [video]) == alone
+    assert expand_ids(encode(QWEN_TEXT), [], QWEN, encode, [video]) == alone
+    assert len(alone.token_ids) == len(golden("frames")["ids_qwen"]) - 2
 
 
 def test_token_ids_are_expanded_as_their_text_is():
@@ -84,7 +94,7 @@ def test_each_group_counts_as_an_image_among_rotary_positions(index, tmp_path):
     tokenizer, shown = Tokenizer.load(folder), SHOWN["qwen3_vl"][index]
     videos = [{"frames": x, "fps": sizes[3]} for x, sizes in zip(films_of(shown), shown.films, strict=True)]
     expanded = PromptImages.of_folder(folder, ImageSources()).expanded(
-        shown.text_for("qwen3_vl"),
+        shown.recorded_for("qwen3_vl"),
         images_of(shown),
         lambda text, adds: tokenizer.encode(text, add_special_tokens=adds),
         adds=False,
