@@ -50,7 +50,7 @@ tokens a second of all requests together, each of 1,024 tokens in and 256 out wh
 Bounds are from data sheets: they compare slices and models, and no engine reaches them. A dash is a slice that is too
 small.
 
-Weights are as the config of each has them, in bfloat16 but for gpt-oss; quantised ones (`--weights int8`, or a
+Weights are as the config of each has them, in bfloat16; quantised ones (`--weights int8`, or a
 quantised checkpoint) take half of that or less, and `plan` counts them. v5p and tpu7x are named by cores, two a chip.
 """
 _ENCODERS = """

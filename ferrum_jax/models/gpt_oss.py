@@ -70,6 +70,7 @@ FAMILIES = {
     "GptOssForCausalLM": Family(
         read=_spec,
         defaults={
+            "torch_dtype": "bfloat16",  # of the published weights, whose config says nothing
             "max_position_embeddings": 131072,
             "head_dim": 64,
             "attention_bias": True,

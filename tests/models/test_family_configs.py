@@ -177,6 +177,8 @@ def test_one_cache_group_holds_all_layers():
 
 def test_gpt_oss_names_one_thing_twice_and_both_must_agree():
     spec = spec_of(GPT_OSS_20B)
+    assert "dtype" not in {key.removeprefix("torch_") for key in GPT_OSS_20B} and spec.dtype == "bfloat16"
+    assert spec_of(GPT_OSS_20B | {"dtype": "float32"}).dtype == "float32"
     assert [(group.kind, len(group.layers), group.window) for group in spec.cache_groups] == [
         ("full", 12, None),
         ("window", 12, 128),
