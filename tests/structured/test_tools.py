@@ -15,8 +15,8 @@ from ferrum_jax.structured.forms.reasoning_forms import REASONING_FORMS, reasoni
 from ferrum_jax.structured.forms.tool_forms import TOOL_FORMS, tool_form, tool_form_named
 from ferrum_jax.structured.grammars import Grammars
 from ferrum_jax.structured.reading.message_parser import MessageForms
-from ferrum_jax.structured.reading.reasoning_parser import ReasoningParser, without_reasoning
-from ferrum_jax.structured.reading.tool_parser import ToolParser, parsed
+from ferrum_jax.structured.reading.reasoning_parser import ReasoningParser
+from ferrum_jax.structured.reading.tool_parser import ToolParser
 from tests.histories import seeded
 from tests.structured.form_samples import DEMANDED
 from tests.structured.vocabularies import demo_tokenizer, demo_vocabulary, drawn, fed
@@ -41,6 +41,14 @@ HERMES = 'Sure.\n<tool_call>\n{"name": "f", "arguments": {"a": "}<b", "n": 1}}\n
 HARMONY = '<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"a": "x"}<|call|>'
 FORMS = sorted(DEMANDED)
 BETWEEN = st.sampled_from([None, "", "\n", "tail", "<tool_call>", "{"])
+
+
+def parsed(form, text, tools=()):
+    """The text without its calls, and the calls."""
+    parser = ToolParser(form, tools)
+    pieces = [*parser.push(text), *parser.flush()]
+    content = "".join(piece for piece in pieces if isinstance(piece, str))
+    return content, [piece for piece in pieces if isinstance(piece, ToolCall)]
 
 
 @pytest.mark.parametrize("name", [form.name for form in TOOL_FORMS])
@@ -93,6 +101,44 @@ def test_texts_without_quotes_are_texts_where_the_schema_says_so():
     assert json.loads(call.arguments) == {"note": "12", "days": 3}
 
 
+KINDS = {
+    "list": {"type": "array"}, "object": {"type": "object"}, "count": {"type": "integer"}, "share": {"type": "number"},
+    "flag": {"type": "boolean"}, "either": {"anyOf": [{"type": "string"}, {"type": "array"}, {"type": "null"}]},
+    "free": {}, "text": {"type": "string"},
+}  # fmt: skip
+SPELLED = ["qwen3_coder", "glm", "minimax_m2", "seed_oss"]
+
+
+@pytest.mark.parametrize("name", SPELLED)
+@pytest.mark.parametrize(
+    ("key", "written", "want"),
+    [("list", "['a', None, True, (1, 2.5)]", ["a", None, True, [1, 2.5]]), ("list", "[1, 2,]", [1, 2]),
+     ("object", "{'deep': {'x': [false, null]}, 3: \"it's\"}", {"deep": {"x": [False, None]}, "3": "it's"}),
+     ("count", "007", 7), ("count", "-007", -7), ("count", "+5", 5), ("share", "00.5", 0.5),
+     ("share", "1e999", 1.7976931348623157e308), ("free", "None", None),
+     ("flag", "True", True), ("either", "None", None), ("either", "['a']", ["a"]), ("either", "007", "007"),
+     ("free", "{'a': None}", {"a": None}), ("free", "007", "007"), ("free", "True", "True"),
+     ("text", "['a', None]", "['a', None]"),
+     ("count", "f(1)", "f(1)"), ("list", "[open('x')]", "[open('x')]")],
+)  # fmt: skip
+def test_arguments_that_stand_as_python_writes_them_have_the_types_of_their_schema(name, key, written, want):
+    tool = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": KINDS}}}
+    text = DEMANDED[name].replace("days", key).replace("3", written, 1)
+    (call,) = parsed(tool_form_named(name), text, tools_of([tool]))[1][:1]
+    found = json.loads(call.arguments, parse_constant=pytest.fail)[key]
+    assert (found, type(found)) == (want, type(want))
+
+
+@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.parametrize("number", ["1e999", "-1e999", "NaN"])
+def test_arguments_are_json_whatever_number_a_model_writes(name, number):
+    calls = MessageForms.named(name, None).message(DEMANDED[name].replace("3", number, 1), tools=KNOWN).tool_calls
+    for call in calls:
+        days = json.loads(call.arguments, parse_constant=pytest.fail).get("days")
+        assert days in (None, "NaN") or abs(days) == 1.7976931348623157e308
+    assert calls or number == "NaN"  # which Python has no literal of
+
+
 def test_a_template_without_marks_has_no_form():
     assert tool_form("{{ messages }}") is None and reasoning_form(None) is None
 
@@ -101,9 +147,10 @@ def test_a_template_without_marks_has_no_form():
 @given(st.text(alphabet="<>/think ab\n", max_size=40), st.booleans(), st.integers(0, 10**6))
 def test_reasoning_is_the_same_however_it_is_cut(text, is_open, seed):
     form = REASONING_FORMS[-1]
-    parser = ReasoningParser(form, is_open=is_open)
+    parser, whole = (ReasoningParser(form, is_open=is_open) for _ in range(2))
     parts = [*fed(lambda piece: [parser.push(piece)], text, random.Random(seed)), parser.flush()]
-    assert tuple(map("".join, zip(*parts, strict=True))) == without_reasoning(form, text, is_open=is_open)
+    read = [whole.push(text), whole.flush()]
+    assert [*map("".join, zip(*parts, strict=True))] == [*map("".join, zip(*read, strict=True))]
 
 
 def test_a_message_is_reasoning_answer_and_calls():
@@ -144,10 +191,10 @@ def test_a_model_whose_form_is_not_known_cannot_be_made_to_call():
         Grammars(demo_vocabulary()).get(asked)
 
 
-def test_parts_of_a_message_come_in_their_order_and_without_white_space_around_calls():
+def test_parts_of_a_message_come_in_their_order_and_white_space_between_texts_stays():
     forms = MessageForms(tools=tool_form_named("hermes"), reasoning=REASONING_FORMS[-1])
     text = "<think>\n\nhm\n</think>\n\n" + HERMES + "\n\nMore. \n"
     stream = forms.stream(tools=())
     parts = [part for character in text for part in stream.feed(character)] + stream.flush()
     joined = [part.reasoning or part.content or part.tool_calls[0].name for part in parts]
-    assert "".join(joined) == "hmSure.fMore. \n"
+    assert "".join(joined) == "hmSure.f\n\n\nMore. \n"

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import re
-
-from ferrum_jax.structured.reading.text_reader import overlap
+from ferrum_jax.structured.reading.text_reader import Marks
 
 
 class FramedAnswer:
@@ -12,7 +10,7 @@ class FramedAnswer:
 
     def __init__(self, begin: str, end: str) -> None:
         self._begin, self._end = begin, end
-        self._pattern = re.compile(rf"\n?{re.escape(end)}")
+        self._ends = Marks(("\n" + end, end))
         self._held = ""
         self._is_within: bool | None = None  # None: the answer has not said so yet
         self._begins = False  # nothing came after the first mark
@@ -37,14 +35,11 @@ class FramedAnswer:
                 self._is_within = False
         if self._begins and self._held:
             self._begins, self._held = False, self._held.removeprefix("\n")
-        found = self._pattern.search(self._held) if self._is_within else None
+        found = self._ends.pattern.search(self._held) if self._is_within else None
         if found is not None:
             self._is_within = False
             before, self._held = self._held[: found.start()], self._held[found.end() :]
             return before + self._advance("", is_last=is_last)
-        kept = 0 if is_last or not self._is_within else self._may_end()
+        kept = 0 if is_last or not self._is_within else self._ends.kept(self._held)
         certain, self._held = self._held[: len(self._held) - kept], self._held[len(self._held) - kept :]
         return certain
-
-    def _may_end(self) -> int:
-        return max(overlap(self._held, self._end), overlap(self._held, "\n" + self._end))

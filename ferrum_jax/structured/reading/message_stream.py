@@ -1,6 +1,6 @@
 """MessageStream: an assistant's text taken apart while it grows: reasoning, answer and tool calls, in their order.
 
-    text ─► thinking, frame of the answer, tool calls, or channels ─► without special tokens ─► without space at calls
+    text ─► thinking, frame of the answer, tool calls, or channels ─► without special tokens ─► without space around it
 
 Each stage gives what has become certain and holds the rest. How the text is cut into pieces changes nothing of what
 comes out in all; what is cut off within a call stays text.
@@ -9,7 +9,6 @@ comes out in all; what is cut off within a call stays text.
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
@@ -20,6 +19,7 @@ from ferrum_jax.structured.forms.tool_forms import ToolForm
 from ferrum_jax.structured.reading.framed_answer import FramedAnswer
 from ferrum_jax.structured.reading.harmony import HarmonyMessages
 from ferrum_jax.structured.reading.reasoning_parser import ReasoningParser
+from ferrum_jax.structured.reading.text_reader import Marks
 from ferrum_jax.structured.reading.tool_parser import ToolParser
 from ferrum_jax.structured.reading.unclosed_thought import UnclosedThought
 
@@ -53,8 +53,8 @@ class MessageStream:
         """
         self._found: list[AssistantMessage] = []
         self._filter = _WithoutTexts(specials)
-        self._space = ""  # at the end of the answer so far: dropped if a call comes
-        self._after_call = False
+        self._space: list[str] = []  # at the end of the answer so far: dropped if nothing but calls comes
+        self._has_said = self._after_call = False
         self._ids: set[str] = set()  # of the calls so far
         form = tool_form if tools is not None else None
         has_channels = reasoning_form is not None and reasoning_form.has_channels
@@ -73,9 +73,9 @@ class MessageStream:
         """The rest, since no more text will come."""
         self._source.flush()
         self._answer(self._filter.flush())
-        if self._space and not self._after_call:
-            self._found.append(AssistantMessage(content=self._space))
-        self._space = ""
+        if (space := "".join(self._space)) and not self._after_call:
+            self._found.append(AssistantMessage(content=space))
+        self._space = []
         return self._take()
 
     def _take(self) -> list[AssistantMessage]:
@@ -91,21 +91,22 @@ class MessageStream:
             self._answer(self._filter.push(piece))
             return
         self._answer(self._filter.flush())
-        self._space, self._after_call = "", True
+        self._after_call = True
         if piece.id in self._ids:  # a model that counts wrong; one of our own will do
             piece = dataclasses.replace(piece, id=None)
         self._ids |= {piece.id} if piece.id is not None else set()
         self._found.append(AssistantMessage(content="", tool_calls=(piece,)))
 
     def _answer(self, text: str) -> None:
-        text = self._space + text
-        if self._after_call:
-            text = text.lstrip()
-        certain = text.rstrip()
-        self._space = text[len(certain) :]
-        if certain:
-            self._after_call = False
-            self._found.append(AssistantMessage(content=certain))
+        """White space between texts stays, calls aside; what stands before the first text or behind the last goes."""
+        if not (certain := text.rstrip()):
+            self._space.append(text)
+            return
+        space, self._space = "".join(self._space), [text[len(certain) :]]
+        if self._after_call and not self._has_said:
+            space, certain = "", certain.lstrip()
+        self._has_said, self._after_call = True, False
+        self._found.append(AssistantMessage(content=space + certain))
 
 
 class _Thinking:
@@ -125,7 +126,7 @@ class _Thinking:
         self._calls = None if form is None else ToolParser(form, tools)
         self._thought = None if form is None else UnclosedThought(form, tools)
         self._think, self._say = think, say
-        self._lines = ""  # new lines that a thought ends with so far
+        self._lines: list[str] = []  # new lines that a thought ends with so far
         self._has_thought = self._has_answer = False
 
     def feed(self, text: str) -> None:
@@ -156,13 +157,14 @@ class _Thinking:
 
     def _note(self, thought: str) -> None:
         """What was thought."""
-        if thought:
-            thought = self._lines + thought
-            thought = thought if self._has_thought else thought.lstrip("\n")
-            certain = thought.rstrip("\n")
-            self._lines = thought[len(certain) :]
-            self._has_thought = self._has_thought or bool(certain)
-            self._think(certain)
+        certain = thought if self._has_thought else thought.lstrip("\n")
+        thought, certain = certain, certain.rstrip("\n")
+        if not certain:
+            self._lines += [thought] if thought else []
+        else:
+            lines, self._lines = "".join(self._lines), [thought[len(certain) :]]
+            self._has_thought = True
+            self._think(lines + certain)
 
     def _read(self, answer: str) -> None:
         for piece in [answer] if self._calls is None else self._calls.push(answer):
@@ -173,30 +175,14 @@ class _WithoutTexts:
     """A growing text without certain others."""
 
     def __init__(self, texts: Iterable[str]) -> None:
-        self._texts = sorted(filter(None, texts), key=len, reverse=True)
-        self._pattern = re.compile("|".join(map(re.escape, self._texts))) if self._texts else None
-        self._starts = frozenset(text[0] for text in self._texts)
-        self._longest = len(self._texts[0]) if self._texts else 0
-        self._held = ""
+        self._texts, self._held = Marks(texts), ""
 
     def push(self, text: str) -> str:
-        if self._pattern is None:
-            return text
-        text, before = self._held + text, ""
-        if not self._starts.isdisjoint(text):
-            *parts, text = self._pattern.split(text)
-            before = "".join(parts)
-        kept = self._kept(text)
+        *parts, text = self._texts.pattern.split(self._held + text)
+        kept = self._texts.kept(text)
         self._held = text[len(text) - kept :]
-        return before + text[: len(text) - kept]
+        return "".join(parts) + text[: len(text) - kept]
 
     def flush(self) -> str:
         text, self._held = self._held, ""
         return text
-
-    def _kept(self, text: str) -> int:
-        """How long an end of the text may become one of the texts."""
-        for place in range(max(0, len(text) - self._longest + 1), len(text)):
-            if text[place] in self._starts and any(each.startswith(text[place:]) for each in self._texts):
-                return len(text) - place
-        return 0

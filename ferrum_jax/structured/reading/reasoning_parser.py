@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ferrum_jax.structured.forms.reasoning_forms import ReasoningForm
 from ferrum_jax.structured.forms.tool_forms import spelled
-from ferrum_jax.structured.reading.text_reader import overlap
+from ferrum_jax.structured.reading.text_reader import Marks
 
 
 class ReasoningParser:
@@ -16,7 +16,7 @@ class ReasoningParser:
     def __init__(self, form: ReasoningForm, *, is_open: bool = False) -> None:
         """is_open: whether the prompt ends within the thinking."""
         self._begins = sorted(spelled(form.begin), key=len, reverse=True)
-        self._ends = spelled(form.end)
+        self._ends = Marks(spelled(form.end))
         self._held = ""
         self._thinks: bool | None = True if is_open else None  # None: the text has not said so yet
 
@@ -40,13 +40,11 @@ class ReasoningParser:
         if not self._thinks:
             answer, self._held = self._held, ""
             return "", answer
-        found = [(place, end) for end in self._ends if (place := self._held.find(end)) >= 0]
-        if found:
-            place, end = min(found)
-            before, after = self._held[:place], self._held[place + len(end) :]
+        if (found := self._ends.pattern.search(self._held)) is not None:
+            before, after = self._held[: found.start()], self._held[found.end() :]
             self._thinks, self._held = False, ""
             return before, after
-        kept = 0 if is_last else max(overlap(self._held, end) for end in self._ends)
+        kept = 0 if is_last else self._ends.kept(self._held)
         certain, self._held = self._held[: len(self._held) - kept], self._held[len(self._held) - kept :]
         return certain, ""
 
@@ -61,13 +59,6 @@ class ReasoningParser:
                 return False
         self._thinks = False
         return True
-
-
-def without_reasoning(form: ReasoningForm, text: str, *, is_open: bool = False) -> tuple[str, str]:
-    """The reasoning of a whole text, and its answer."""
-    parser = ReasoningParser(form, is_open=is_open)
-    pieces = (parser.push(text), parser.flush())
-    return "".join(reasoning for reasoning, _ in pieces), "".join(answer for _, answer in pieces)
 
 
 def is_open_after(form: ReasoningForm, prompt_end: str) -> bool:

@@ -1,149 +1,140 @@
 """Tool calls out of a text in a model's form, whole or as it grows; what cannot be parsed stays text.
 
 `ToolParser` is fed pieces of text and gives pieces back: text that is certainly no call, and calls that are whole. How
-the text is cut into pieces changes nothing of what comes out.
+the text is cut into pieces changes nothing of what comes out, and each character is read a few times at most.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 from ferrum_jax.asked.message import ToolCall
 from ferrum_jax.asked.tools import Tool
 from ferrum_jax.structured.forms.tool_forms import ToolForm, spelled, tool_form_named
-from ferrum_jax.structured.reading.call_syntax import Found, call_at
-from ferrum_jax.structured.reading.text_reader import More, NoCall, TextReader, overlap
+from ferrum_jax.structured.reading.call_syntax import CallSyntax
+from ferrum_jax.structured.reading.text_reader import Marks, NoCall, Reading, TextReader
 
-_ENDINGS = frozenset("}>)]|;\n`")  # without one of them no call becomes whole
+MOST_CALLS = 1024  # of a text; what follows them is text
+_NO_MARKS = Marks(())
+
+
+class Piece(NamedTuple):
+    """A text or a call, and where the text that was fed goes on after it."""
+
+    what: str | ToolCall
+    end: int
 
 
 class ToolParser:
     """Takes a text apart into text and calls."""
 
-    def __init__(self, form: ToolForm, tools: Sequence[Tool] = ()) -> None:
-        """tools: that the model was given; they say which arguments are texts in forms without quotes."""
-        self._forms = (form, *map(tool_form_named, form.also))
-        self._properties = {tool.name: json.loads(tool.parameters).get("properties", {}) for tool in tools}
-        self._leading_marks = tuple(mark for each in self._forms if each.leads for mark in each.starts)
-        self.marks = tuple(mark for each in self._forms if not each.leads for mark in each.starts)  # anywhere in a text
-        self._held = ""  # text that may become a call
-        self._group: ToolForm | None = None  # of the call that came, which others may follow
-        self._has_text = False  # text that is no white space, or a call, came
-        self._waits = False  # nothing of what is held is certain
-        self._in_call = False  # what is held begins like a call
+    def __init__(self, form: ToolForm, tools: Sequence[Tool] = (), *, is_thought: bool = False) -> None:
+        """tools: that the model was given; they say which arguments are texts in forms without quotes.
+
+        is_thought: the text does not begin where an answer does, which calls of some forms do.
+        """
+        forms = (form, *map(tool_form_named, form.also))
+        properties = {tool.name: json.loads(tool.parameters).get("properties", {}) for tool in tools}
+        self.reader = TextReader()
+        self._syntaxes = [CallSyntax(each, self.reader, properties) for each in forms]
+        self._leading = () if is_thought else tuple(mark for each in forms if each.leads for mark in each.starts)
+        self._marks = Marks(mark for each in forms if not each.leads for mark in each.starts)  # anywhere in a text
+        self._may_lead = True  # no call and no text but white space came
+        self._is_thought = is_thought
+        self._at = 0  # up to here the text was given
+        self._num_calls = 0
+        self._pieces = self._read()
 
     def push(self, text: str) -> list[str | ToolCall]:
         """Texts and calls that this piece has made certain, in order."""
-        self._held += text
-        if self._in_call and not _ENDINGS & set(text):
-            return []
-        return self._advance(is_last=False)
+        return _joined(self.placed(text))
 
     def flush(self) -> list[str | ToolCall]:
         """The rest, since no more text will come."""
-        return self._advance(is_last=True)
+        return _joined(self.placed("", is_last=True))
 
-    def _advance(self, *, is_last: bool) -> list[str | ToolCall]:
-        pieces: list[str | ToolCall] = []
-        self._waits = self._in_call = False
-        while self._held and not self._waits:
-            reader = TextReader(self._held, is_last)
-            try:
-                piece = self._next(reader) if self._group is None else self._next_in_group(reader, self._group)
-            except More:
-                self._waits = self._in_call = True
+    def placed(self, text: str, *, is_last: bool = False) -> list[Piece]:
+        """What has become certain, with its places. is_last: no more text will come."""
+        self.reader.grow(text)
+        self.reader.is_last = is_last
+        return list(itertools.takewhile(lambda piece: piece is not None, self._pieces))  # type: ignore[arg-type]
+
+    def _read(self) -> Iterator[Piece | None]:
+        """The pieces; None where more text must come first."""
+        while (yield from self._text_before()):
+            at = self.reader.space_end(self._at)
+            for syntax in self._syntaxes:
+                if syntax.form.leads and not (self._may_lead or self._is_thought):
+                    continue
+                try:
+                    opened = yield from self.reader.after(at, syntax.form.opening)
+                    call = yield from self._call(syntax, opened)
+                except NoCall:
+                    continue
+                yield call
+                yield from self._group(syntax)
                 break
-            if piece:
-                pieces.append(piece)
-        return _joined(pieces)
+            else:
+                yield self._text(at + 1)
 
-    def _next(self, reader: TextReader) -> str | ToolCall | None:
-        """The next piece where no call came before; None where nothing is certain. Raises More."""
-        start = self._start(reader.is_last)
-        if start:
-            return self._text(start)
-        if self._waits:
-            return None
-        for form in self._forms:
-            if form.leads and self._has_text:
-                continue
-            try:
-                found = call_at(reader, reader.after(reader.after_space(0), form.opening), form, self._properties)
-                return self._taken(found, form)
-            except NoCall:
-                continue
-        return self._text(1)
+    def _text_before(self) -> Iterator[Piece | None]:
+        """The text up to where a call may begin. Whether there is such a place."""
+        reader = self.reader
+        while not (self._may_lead and (yield from self._leads())):
+            marks = self._marks if self._num_calls < MOST_CALLS else _NO_MARKS
+            end, mark_end = reader.up_to(marks, self._at)
+            if end > self._at:
+                yield self._text(end)
+            if mark_end is not None:
+                return True
+            if reader.is_last:
+                return False
+            yield None
+        return True
 
-    def _start(self, is_last: bool) -> int:
-        """How much of what is held is text for certain; it waits where that is nothing and no call begins here."""
-        if self._may_lead(is_last):
-            return 0
-        found = [place for mark in self.marks if (place := self._held.find(mark)) >= 0]
-        if found:
-            return min(found)
-        kept = 0 if is_last else max((overlap(self._held, mark) for mark in self.marks), default=0)
-        self._waits = kept == len(self._held)
-        return len(self._held) - kept
-
-    def _may_lead(self, is_last: bool) -> bool:
-        """Whether a call that comes only where the text begins stands here, or may, for which it waits."""
-        if self._has_text or not self._leading_marks:
+    def _leads(self) -> Reading[bool]:
+        """Whether a call that comes only where the text begins stands here."""
+        if not self._leading:
             return False
-        rest = self._held.lstrip()
-        if rest.startswith(self._leading_marks):
-            return True
-        self._waits = not is_last and any(mark.startswith(rest) for mark in self._leading_marks)
-        return self._waits
+        begin = yield from self.reader.after_space(self._at)
+        return (yield from self.reader.stands(begin, self._leading)) and begin < len(self.reader)
 
-    def _next_in_group(self, reader: TextReader, form: ToolForm) -> str | ToolCall | None:
-        """The next piece after a call: another one, or the end of the group. Raises More."""
-        place = reader.after_space(0)
-        closing = tuple(each for each in spelled(form.closing) if each)
-        closed = _read(reader, place, closing) if closing else None
-        if closed is not None:
-            self._group, self._held = None, self._held[closed:]
-            return None
+    def _group(self, syntax: CallSyntax) -> Iterator[Piece | None]:
+        """The calls that follow one, and the end of their group."""
+        closing = tuple(each for each in spelled(syntax.form.closing) if each)
         try:
-            parted = reader.after_space(reader.after(place, form.between))
-            return self._taken(call_at(reader, parted, form, self._properties), form)
+            while self._num_calls < MOST_CALLS:
+                place = yield from self.reader.after_space(self._at)
+                if closing:
+                    try:
+                        self._at = yield from self.reader.after(place, closing)
+                        return
+                    except NoCall:
+                        pass
+                parted = yield from self.reader.after(place, syntax.form.between)
+                yield (yield from self._call(syntax, (yield from self.reader.after_space(parted))))
         except NoCall:
-            self._group = None
-            return None
+            return
 
-    def _taken(self, found: Found, form: ToolForm) -> ToolCall:
-        """The call, taken out of what is held."""
-        self._held, self._group, self._has_text = self._held[found.end :], form, True
-        return found.call
+    def _call(self, syntax: CallSyntax, at: int) -> Reading[Piece]:
+        found = yield from syntax.call_at(at)
+        self._at, self._may_lead, self._num_calls = found.end, False, self._num_calls + 1
+        return Piece(found.call, found.end)
 
-    def _text(self, count: int) -> str:
-        """The first characters of what is held, as text."""
-        text, self._held = self._held[:count], self._held[count:]
-        self._has_text = self._has_text or not text.isspace()
-        return text
-
-
-def _read(reader: TextReader, at: int, spellings: tuple[str, ...]) -> int | None:
-    try:
-        return reader.after(at, spellings)
-    except NoCall:
-        return None
+    def _text(self, end: int) -> Piece:
+        """The text up to here."""
+        text, self._at = self.reader.part(self._at, end), end
+        self._may_lead = self._may_lead and text.isspace()
+        return Piece(text, end)
 
 
-def parsed(form: ToolForm, text: str, tools: Sequence[Tool] = ()) -> tuple[str, list[ToolCall]]:
-    """The text without its calls, and the calls."""
-    parser = ToolParser(form, tools)
-    pieces = [*parser.push(text), *parser.flush()]
-    content = "".join(piece for piece in pieces if isinstance(piece, str))
-    return content, [piece for piece in pieces if isinstance(piece, ToolCall)]
-
-
-def _joined(pieces: Iterable[str | ToolCall]) -> list[str | ToolCall]:
-    """Neighbouring texts as one."""
+def _joined(pieces: Iterable[Piece]) -> list[str | ToolCall]:
+    """The texts and calls, neighbouring texts as one."""
     found: list[str | ToolCall] = []
-    for piece in pieces:
-        if isinstance(piece, str) and found and isinstance(found[-1], str):
-            found[-1] += piece
-        else:
-            found.append(piece)
+    for is_text, group in itertools.groupby((piece.what for piece in pieces), lambda what: isinstance(what, str)):
+        run = list(group)
+        found += ["".join(run)] if is_text else run  # type: ignore[arg-type]
     return found
