@@ -369,6 +369,14 @@ def media_parts(content: object, noun: str) -> tuple[Mapping[str, Any], ...]:
     )
 
 
+def joined_text(content: object) -> str | None:
+    """A message's text, that of its parts joined by new lines; None where it is none, or has other parts."""
+    if not isinstance(content, list | tuple):
+        return content if isinstance(content, str) else None
+    texts = [part.get("text") if isinstance(part, Mapping) and part.get("type") == "text" else None for part in content]
+    return "\n".join(texts) if all(isinstance(text, str) for text in texts) else None  # type: ignore[arg-type]
+
+
 def media_of_part(part: object) -> str | None:
     """ "image", "video" or "audio" of a part of a message that is one, or the place of one that is given beside the
     messages."""

@@ -18,7 +18,7 @@ from ferrum_jax.openai.contents import prompts_of
 from ferrum_jax.openai.errors import FieldError, naming_fields
 from ferrum_jax.openai.sampling_fields import prompt_options, sampling_values
 from ferrum_jax.openai.sounds import sound_of
-from ferrum_jax.prompt import VECTOR_ARGUMENTS, Content, Prompt, named_text, take_apart
+from ferrum_jax.prompt import VECTOR_ARGUMENTS, Content, Prompt, joined_text, named_text, take_apart
 from ferrum_jax.quoting import quoted
 from ferrum_jax.request import FLEX
 
@@ -106,7 +106,7 @@ def _check_choices(count: int, n: int, limits: BodyLimits) -> None:
 
 def _continued(messages: Any) -> str:
     """What an echo of a chat begins with: the assistant's message that goes on."""
-    return messages[-1]["content"] if messages[-1]["role"] == "assistant" else ""
+    return (joined_text(messages[-1]["content"]) or "") if messages[-1]["role"] == "assistant" else ""
 
 
 # -- how it is asked for, through any door ---------------------------------------------------------------

@@ -15,6 +15,8 @@ _SEEN = {f"{noun}_url": noun for noun in SEEN} | {INPUT_AUDIO: "audio"}
 _EXAMPLES = {"image": "image/png", "video": "video/mp4", "audio": "audio/wav"}
 MOST_PARTS = 16_384  # of a chat: messages, their parts and their calls
 _MESSAGE_FIELDS = ("role", "content", "name", "tool_calls", "tool_call_id", "reasoning", "reasoning_content")
+_WITHOUT_CONTENT = ("tool_calls", "reasoning_content")  # of an assistant; beside them its content may be null
+_NOTHING = (None, [], {}, "")  # what other servers write into messages where there is nothing
 
 
 def prompts_of(field: str, prompts: object, most: int | None = None) -> tuple[Content, ...]:
@@ -78,7 +80,7 @@ def messages_of(field: str, messages: object) -> list[dict[str, Any]]:
 def _message(name: str, message: object) -> dict[str, Any]:
     if not isinstance(message, dict):
         raise ValueError(f"{name} is {quoted(message)}; it must be an object with role and content")
-    unknown = sorted(key for key in message if key not in _MESSAGE_FIELDS and message[key] is not None)
+    unknown = sorted(key for key in message if key not in _MESSAGE_FIELDS and message[key] not in _NOTHING)
     if unknown:
         known = ", ".join(_MESSAGE_FIELDS)
         raise ValueError(f"{name} has {quoted(unknown)}; only {known} are supported, put the rest into content")
@@ -88,51 +90,45 @@ def _message(name: str, message: object) -> dict[str, Any]:
     more: dict[str, Any] = {key: message[key] for key in ("tool_call_id", "name") if message.get(key) is not None}
     if message.get("tool_calls"):
         more["tool_calls"] = _earlier_calls(f"{name}.tool_calls", message["tool_calls"])
-        content = "" if content is None else content
+    more |= _earlier_thought(name, message)
     if isinstance(content, list):
-        if role != "assistant" and any(_noun_of(part) is not None for part in content):
-            return {"role": role, "content": [_part(name, part) for part in content], **more}
-        content = "".join(_text_part(name, part) for part in content)
-    more |= _earlier_thought(name, message, content)
-    if not isinstance(content, str):
+        reads = _part if role != "assistant" else _text_part
+        content = [reads(name, part) for part in content]
+    elif not isinstance(content, str) and (content is not None or more.keys().isdisjoint(_WITHOUT_CONTENT)):
         raise ValueError(f"{name}.content is {quoted(content)}; it must be a string or a list of text parts")
     return {"role": role, "content": content, **more}
 
 
-def _earlier_thought(name: str, message: Mapping[str, Any], content: object) -> dict[str, str]:
-    """What an assistant's message thought, under the names by which templates read it."""
+def _earlier_thought(name: str, message: Mapping[str, Any]) -> dict[str, str]:
+    """What an assistant's message thought."""
     field = "reasoning" if message.get("reasoning") is not None else "reasoning_content"
     thought = message.get(field)
     if thought is not None and not isinstance(thought, str):
         raise ValueError(f"{name}.{field} is {quoted(thought)}; it must be a string")
-    if not thought:
-        return {}
-    return {"reasoning_content": thought} | ({} if content else {"thinking": thought})
+    return {} if thought is None else {"reasoning_content": thought}
 
 
 def _earlier_calls(name: str, calls: object) -> list[dict[str, Any]]:
-    """The calls of an assistant's message, with their arguments as objects, as templates read them."""
+    """The calls of an assistant's message, whose arguments a template reads as a text or as an object."""
     if not isinstance(calls, list):
         raise ValueError(f"{name} is {quoted(calls)}; it must be a list of calls")
-    found = []
     for index, call in enumerate(calls):
         function = call.get("function") if isinstance(call, dict) else None
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             raise ValueError(f"{name}[{index}] is {quoted(call)}; it must have a function with name and arguments")
-        arguments = function.get("arguments") or "{}"
+        arguments = function.get("arguments")
         try:
-            arguments = decoded(arguments) if isinstance(arguments, str) else arguments
+            decoded(arguments.strip() or "{}") if isinstance(arguments, str) else arguments
         except JsonError as error:
             raise ValueError(f"{name}[{index}].function.arguments is no JSON: {error}") from error
-        found.append({**call, "function": {**function, "arguments": arguments}})
-    return found
+    return calls
 
 
 def _part(name: str, part: object) -> dict[str, Any]:
     """A part of a message with images, videos or sounds: a text, or the URL of one of these."""
     noun = _noun_of(part)
     if noun is None or not isinstance(part, dict):
-        return {"type": "text", "text": _text_part(name, part)}
+        return _text_part(name, part)
     kind = part["type"]
     if kind == INPUT_AUDIO:
         try:
@@ -154,9 +150,9 @@ def _noun_of(part: object) -> str | None:
     return _SEEN.get(kind) if isinstance(kind, str) else None
 
 
-def _text_part(name: str, part: object) -> str:
+def _text_part(name: str, part: object) -> dict[str, Any]:
     if isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str):
-        return part["text"]
+        return {"type": "text", "text": part["text"]}
     kind = part.get("type") if isinstance(part, dict) else part
     raise ValueError(
         f"{name}.content has a part {quoted(kind)}; only text, image_url, video_url, audio_url and input_audio parts "

@@ -96,7 +96,7 @@ class Opened:
 
 def forms_of(prompts: PromptEncoder, config: EngineConfig) -> MessageForms:
     """In which forms a checkpoint writes calls and reasoning, as its chat template shows them or the config says."""
-    template = None if prompts.chat is None else prompts.chat.source
+    template = None if prompts.chat is None else prompts.chat.with_tools().source
     return MessageForms.of_template(template, tools=config.tool_form, reasoning=config.reasoning_form)
 
 

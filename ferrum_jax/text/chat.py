@@ -20,12 +20,11 @@ import jinja2.nodes
 import jinja2.parser
 
 from ferrum_jax.files.json_files import read_optional_json
-from ferrum_jax.prompt import media_of_part
+from ferrum_jax.prompt import Message, joined_text
 from ferrum_jax.spec.identity import digest_of
 from ferrum_jax.text.template_limits import BoundedEnvironment, TemplateTooCostly, bounded
+from ferrum_jax.text.template_messages import TemplateMessages
 from ferrum_jax.text.tokenizer import read_tokenizer_config, special_tokens
-
-Message = Mapping[str, Any]
 
 _TEMPLATE_ERRORS = (
     jinja2.TemplateError,
@@ -52,9 +51,12 @@ class ChatTemplate:
     variables: names that the template reads.
     """
 
-    def __init__(self, source: str, special_tokens: Mapping[str, str] | None = None) -> None:
-        """Raises ValueError if the source is not a template."""
+    def __init__(
+        self, source: str, special_tokens: Mapping[str, str] | None = None, *, tool_use: str | None = None
+    ) -> None:
+        """Raises ValueError if the source is not a template. tool_use: of the template that chats with tools take."""
         self.source = source
+        self._tool_use = None if tool_use is None else ChatTemplate(tool_use, special_tokens)
         self._special_tokens = dict(special_tokens or {})
         if len(source) > _LONGEST_SOURCE:
             raise ValueError(f"the chat template has {len(source):,} characters; {_LONGEST_SOURCE:,} are allowed")
@@ -71,11 +73,19 @@ class ChatTemplate:
             raise ValueError(f"the chat template does not parse, line {error.lineno}: {what}") from error
         except (*_TEMPLATE_ERRORS, SyntaxError) as error:  # nested beyond what Python compiles
             raise ValueError(f"the chat template cannot be compiled: {_shortened(str(error))}") from error
+        self.writes_calls = "tool_calls" in source
+        self._messages = TemplateMessages(self._probed, writes_calls=self.writes_calls)
 
     @property
     def digest(self) -> str:
         """The digest of everything that decides what it renders, besides its arguments."""
-        return digest_of(self.source, self._special_tokens)
+        return digest_of(
+            self.source, self._special_tokens, *([] if self._tool_use is None else [self._tool_use.source])
+        )
+
+    def with_tools(self) -> ChatTemplate:
+        """The template of chats with tools."""
+        return self._tool_use or self
 
     @classmethod
     def load(cls, folder: str | Path) -> ChatTemplate | None:
@@ -85,14 +95,22 @@ class ChatTemplate:
         """
         folder = Path(folder)
         folder = folder.parent if folder.is_file() else folder
-        tokens = special_tokens(read_tokenizer_config(folder))
-        if (folder / "chat_template.jinja").is_file():
-            return cls((folder / "chat_template.jinja").read_text(encoding="utf-8"), tokens)
-        for name in ("chat_template.json", "tokenizer_config.json"):
-            source = read_optional_json(folder / name).get("chat_template")
-            if source:
-                return cls(_default_of(source, folder / name), tokens)
-        return None
+        named: dict[str, object] = {}
+        for name in ("tokenizer_config.json", "chat_template.json"):
+            named = _by_name(read_optional_json(folder / name).get("chat_template")) or named
+        paths = {
+            "default": folder / "chat_template.jinja",
+            "tool_use": folder / "additional_chat_templates" / "tool_use.jinja",
+        }
+        named = {name: path.read_text(encoding="utf-8") for name, path in paths.items() if path.is_file()} or named
+        if not named:
+            return None
+        default, tool_use = named.get("default"), named.get("tool_use")
+        if not isinstance(default, str) or not isinstance(tool_use, str | None):
+            raise ValueError(
+                f"{folder} names the chat templates {sorted(named)}; one of them must be 'default', and a text"
+            )
+        return cls(default, special_tokens(read_tokenizer_config(folder)), tool_use=tool_use)
 
     def render(
         self,
@@ -114,12 +132,21 @@ class ChatTemplate:
             **self._special_tokens,
             **template_kwargs,
             "strftime_now": lambda form: _date(moment, form),
-            "messages": [_message(index, message) for index, message in enumerate(messages)],
+            "messages": self._messages.readable(messages),
             "add_generation_prompt": add_generation_prompt,
             "tools": tools,
         }
         if not variables["messages"]:
             raise ValueError("a chat needs at least one message; messages is empty")
+        return self._rendered(variables)
+
+    def _probed(self, messages: Sequence[Message]) -> str:
+        """Messages as they are, without a user's arguments."""
+        moment = datetime.datetime.min
+        variables = {**self._special_tokens, "strftime_now": lambda form: _date(moment, form), "messages": messages}
+        return self._rendered({**variables, "add_generation_prompt": False, "tools": None})
+
+    def _rendered(self, variables: Mapping[str, Any]) -> str:
         try:
             return bounded(lambda: self._template.render(variables))
         except TemplateTooCostly as error:
@@ -135,7 +162,8 @@ class ChatTemplate:
         White space at the end is kept if the template keeps it. Raises ValueError as `render` does, and if the last
         message has no text or the template does not write it unchanged.
         """
-        if not messages or not isinstance(content := _message(len(messages) - 1, messages[-1]).get("content"), str):
+        content = joined_text(messages[-1].get("content")) if messages else None
+        if content is None:
             raise ValueError("continue_final_message needs a last message with a text that goes on")
         last = {**messages[-1], "content": content + _MARK}
         text = self.render([*messages[:-1], last], now, add_generation_prompt=False, **arguments)
@@ -156,42 +184,12 @@ def require_chat_template(template: ChatTemplate | None, source: str | Path) -> 
     return template
 
 
-def _message(index: int, message: Message) -> dict[str, Any]:
-    """The message with its content as text, where it came as a list of text parts; a list where it has images."""
-    if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-        raise ValueError(f"messages[{index}] is {message!r}; it must be an object with a role and a content")
-    content = message.get("content")
-    if isinstance(content, str) or (content is None and len(message) > 1):
-        return dict(message)
-    if not isinstance(content, list | tuple):
-        raise ValueError(f"messages[{index}].content is {content!r}; it must be a string or a list of text parts")
-    if any(map(media_of_part, content)):
-        parts = [
-            {"type": noun} if (noun := media_of_part(part)) else {"type": "text", "text": _part(index, part)}
-            for part in content
-        ]
-        return {**message, "content": parts}
-    return {**message, "content": "\n".join(_part(index, part) for part in content)}
-
-
-def _part(index: int, part: object) -> str:
-    if isinstance(part, Mapping) and part.get("type") == "text" and isinstance(part.get("text"), str):
-        return part["text"]
-    raise ValueError(
-        f'messages[{index}].content holds {part!r}; only parts {{"type": "text", "text": ...}}, images, videos and '
-        "sounds are taken"
-    )
-
-
-def _default_of(source: object, path: Path) -> str:
+def _by_name(source: object) -> dict[str, object]:
+    """The templates of a configuration: one text, or a list of names and texts."""
     if isinstance(source, str):
-        return source
+        return {"default": source} if source else {}
     entries = [entry for entry in source if isinstance(entry, Mapping)] if isinstance(source, list) else []
-    named = {str(entry.get("name")): entry.get("template") for entry in entries}
-    default = named.get("default")
-    if not isinstance(default, str):
-        raise ValueError(f"{path} names the chat templates {sorted(named)}; one of them must be 'default', and a text")
-    return default
+    return {str(entry.get("name")): entry.get("template") for entry in entries}
 
 
 def _tojson(value: object, ensure_ascii: bool = False, indent=None, separators=None, sort_keys: bool = False) -> str:

@@ -205,15 +205,18 @@ class PromptEncoder:
                 "message or begins a new one"
             )
         arguments = _template_variables(chat_template_kwargs)
-        unread = sorted({*arguments, *(["tools"] if tools else [])} - self.chat.variables)
+        chat = self.chat.with_tools() if tools else self.chat
+        unread = sorted({*arguments, *(["tools"] if tools else [])} - chat.variables)
         if unread:
             raise ValueError(
                 f"the chat template reads no {' and no '.join(unread)}; leave it out, or put it into a message"
             )
+        if not chat.writes_calls and any(isinstance(each, Mapping) and each.get("tool_calls") for each in messages):
+            raise ValueError("the chat template writes no tool_calls; leave them out, or put them into a content")
         arguments |= {"tools": tools or None}
         if continue_final_message:
-            return self.chat.render_open(messages, now, **arguments)
-        return self.chat.render(messages, now, add_generation_prompt=add_generation_prompt is not False, **arguments)
+            return chat.render_open(messages, now, **arguments)
+        return chat.render(messages, now, add_generation_prompt=add_generation_prompt is not False, **arguments)
 
     def _encode(self, text: str, adds: bool, most: int | None, kept: int | None) -> list[int]:
         if self.tokenizer is None:

@@ -7,6 +7,8 @@ import json
 
 import pytest
 
+from checkpoints.folder import COMPANIONS
+from ferrum_jax.openai.contents import messages_of
 from ferrum_jax.text import ChatTemplate, Tokenizer, require_chat_template
 from ferrum_jax.text.prompts import PromptEncoder
 from tests.text.samples import folder
@@ -185,3 +187,114 @@ def test_special_tokens_are_added_where_they_are_asked_for(tmp_path):
         prompts.token_ids({"prompt": "a b", "add_special_tokens": 1})
     with pytest.raises(ValueError, match="continue_final_message is for messages, and the prompt is prompt"):
         prompts.token_ids({"prompt": "a b", "continue_final_message": True})
+
+
+def _call(arguments, name="find"):
+    return {"id": "c1", "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+_WRITES = "[CALL {{ c.function.name + ' ' + c.function.arguments }}]"
+CALLING = {  # with templates like those of the families
+    "calls where the content is none, as R1": "{% for m in messages %}"
+    "{% if m.role == 'assistant' and m.content is none %}{% for c in m.tool_calls %}"
+    + _WRITES + "{% endfor %}{% else %}[{{ m.content + '' }}]{% endif %}{% endfor %}",
+    "calls as texts, as V3.1": "{% for m in messages %}[{{ m.content or '' }}]{% for c in m.tool_calls or [] %}"
+    + _WRITES + "{% endfor %}{% endfor %}",
+    "calls as texts behind a text": "{% for m in messages %}[{{ m.content + '' }}]{% for c in m.tool_calls or [] %}"
+    + _WRITES + "{% endfor %}{% endfor %}",
+    "objects": "{% for m in messages %}[{{ m.content }}]{% for c in m.tool_calls or [] %}[CALL {{ c.function.name }} "
+    "{% for k, v in c.function.arguments.items() %}{{ k }}={{ v }}{% endfor %}]{% endfor %}{% endfor %}",
+    "objects as JSON, content in parts": "{% for m in messages %}[{% for p in m.content %}{{ p.text }}{% endfor %}]"
+    "{% for c in m.tool_calls or [] %}[CALL {{ c.function.name }} {{ c.function.arguments | tojson }}]{% endfor %}"
+    "{% endfor %}",
+}  # fmt: skip
+DOORS = {"LLM.chat": list, "HTTP and rows": lambda messages: messages_of("messages", messages)}
+
+
+@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("content", [None, "", "look", ...])
+@pytest.mark.parametrize("name", CALLING)
+def test_calls_in_the_history_are_written_as_the_template_reads_them(name, content, door):
+    said = {"role": "assistant", "content": content, "tool_calls": [_call('{"q":"Zürich"}'), _call("null", "now")]}
+    if content is ...:
+        del said["content"]
+    result = {"role": "tool", "tool_call_id": "c1", "content": "there"}
+    text = ChatTemplate(CALLING[name]).render(DOORS[door]([{"role": "user", "content": "where?"}, said, result]))
+    arguments = {"objects": ["q=Zürich", ""], "objects as JSON, content in parts": ['{"q": "Zürich"}', "{}"]}
+    first, second = arguments.get(name, ['{"q":"Zürich"}', "{}"])
+    assert f"[CALL find {first}][CALL now {second}]" in text and text.endswith("[there]") and "None" not in text
+    assert ("[look]" in text) == (content == "look")
+
+
+@pytest.mark.parametrize("given", ["null", "", " null ", "{}", None, {}])
+@pytest.mark.parametrize("door", DOORS)
+def test_calls_without_arguments_have_an_empty_object(given, door):
+    messages = [*TURNS, {"role": "assistant", "content": None, "tool_calls": [_call(given, "now")]}]
+    assert "[CALL now ]" in ChatTemplate(CALLING["objects"]).render(DOORS[door](messages))
+    assert "[CALL now {}]" in ChatTemplate(CALLING["calls as texts, as V3.1"]).render(DOORS[door](messages))
+
+
+def test_calls_that_a_template_never_writes_are_refused():
+    prompts = PromptEncoder(tokenizer=None, chat=ChatTemplate(CHATML))
+    with pytest.raises(ValueError, match="writes no tool_calls; leave them out"):
+        prompts.render_chat([*TURNS, {"role": "assistant", "content": "a", "tool_calls": [_call("{}")]}])
+
+
+IN_PARTS = {
+    "texts": ("{% for m in messages %}{{ m.content }}{% endfor %}", "first\nsecond"),
+    "both": ("{% for m in messages %}{% if m.content is string %}{{ m.content }}{% else %}{% for p in m.content %}"
+             "{{ p.text }}{% endfor %}{% endif %}{% endfor %}", "firstsecond"),
+    "parts": ("{% for m in messages %}{% for p in m['content'] if p['type'] == 'text' %}<{{ p['text'] }}>{% endfor %}"
+              "{% endfor %}", "<first><second>"),
+    "parts that are selected": ("{% for m in messages %}{{ m.content | selectattr('type', 'equalto', 'text') | "
+                                "map(attribute='text') | join('+') }}{% endfor %}", "first+second"),
+    "JSON": ("{% for m in messages %}{{ m.content | tojson }}{% endfor %}", '"first\\nsecond"'),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("role", ["user", "system", "assistant", "developer"])
+@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("name", IN_PARTS)
+def test_parts_of_a_text_come_as_the_template_takes_them(name, door, role):
+    source, want = IN_PARTS[name]
+    parts = [{"type": "text", "text": text} for text in ("first", "second")]
+    assert ChatTemplate(source).render(DOORS[door]([{"role": role, "content": parts}])) == want
+    one = ChatTemplate(source).render(DOORS[door]([{"role": role, "content": "only"}]))
+    assert one.strip('"<>') == "only"
+
+
+def test_a_result_in_parts_is_one_text_where_the_template_takes_texts():
+    parts = [{"type": "text", "text": text} for text in ("first", "second")]
+    assert ChatTemplate(IN_PARTS["both"][0]).render([{"role": "tool", "content": parts}]) == "first\nsecond"
+
+
+OTHERS = [
+    {"annotations": [], "refusal": None, "tool_calls": []},
+    {"provider_specific_fields": {}},
+    {"content": None, "reasoning": "hm"},
+    {"content": None, "reasoning_content": "hm"},
+]
+
+
+@pytest.mark.parametrize("more", OTHERS)
+def test_messages_of_other_servers_are_taken(more):
+    read = messages_of("messages", [*TURNS, {"role": "assistant", "content": "yes", **more}])
+    source = "{% for m in messages %}{{ m.content + '.' }}{{ m.reasoning_content or '' }}{% endfor %}"
+    assert ChatTemplate(source).render(read).endswith(".hm" if more.get("content", "") is None else "yes.")
+    with pytest.raises(ValueError, match="annotations"):
+        messages_of("messages", [{"role": "assistant", "content": "yes", "annotations": [{"type": "url_citation"}]}])
+
+
+@pytest.mark.parametrize("where", ["the configuration", "files"])
+def test_chats_with_tools_take_the_template_for_them(where, tmp_path):
+    using = "{{ tools | tojson }}" + CHATML
+    named = [{"name": "default", "template": CHATML}, {"name": "tool_use", "template": using}]
+    path = folder(tmp_path, chat_template=named if where == "the configuration" else "unread")
+    if where == "files":
+        (tmp_path / "chat_template.jinja").write_text(CHATML)
+        (tmp_path / "additional_chat_templates").mkdir()
+        (tmp_path / "additional_chat_templates" / "tool_use.jinja").write_text(using)
+    prompts = PromptEncoder(tokenizer=None, chat=ChatTemplate.load(path))
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    assert prompts.render_chat(TURNS, tools=tools) == json.dumps(tools) + prompts.render_chat(TURNS, tools=[])
+    assert prompts.chat.digest != ChatTemplate(CHATML).digest and "tool_use.jinja" in str(COMPANIONS)

@@ -20,7 +20,7 @@ from ferrum_jax.batch.journal.line_record import images_digest, json_of, line_of
 from ferrum_jax.openai.answers import TextForm, ranking, read_usage, text_answer, vectors_answer
 from ferrum_jax.openai.logprob_forms import number
 from ferrum_jax.outputs import EmbeddingOutput, RequestOutput, ScoreOutput, Transcription
-from ferrum_jax.prompt import take_apart
+from ferrum_jax.prompt import joined_text, take_apart
 from ferrum_jax.transcribing.forms import as_object
 
 
@@ -73,7 +73,7 @@ def texts_of(line: bytes) -> list[str]:
 def _continued(row: Row) -> str:
     """The beginning of a chat's answer: with echo, the last message if it is the assistant's; otherwise nothing."""
     last: Any = take_apart(row.prompt).content[-1] if row.is_chat and row.how.echo else {}
-    return last["content"] if last.get("role") == "assistant" else ""
+    return (joined_text(last["content"]) or "") if last.get("role") == "assistant" else ""
 
 
 def answered_line(row: Row, outputs: Sequence[Any], job: JobLabel) -> bytes:
