@@ -205,7 +205,10 @@ FIELDS: Mapping[str, BodyField] = {
     "endpoint": BodyField(("batch",), "the path that answers its rows", FILLED, "a path, as /v1/chat/completions"),
     "completion_window": BodyField(("batch",), "in which it must end, as 24h", FILLED, "a time, as 24h"),
     # what changes nothing
-    **{name: BodyField(_OF_TEXTS, "changes nothing") for name in ("user", "prompt_cache_key")},
+    **{
+        name: BodyField(_OF_TEXTS, "changes nothing") for name in ("user", "prompt_cache_key", "prompt_cache_retention")
+    },
+    "verbosity": BodyField(("chat",), "changes nothing", STRING),
     "metadata": BodyField((*_OF_TEXTS, "batch"), "changes nothing; a batch tells it again"),
     "safety_identifier": BodyField(_OF_TEXTS, "changes nothing", door="http"),
     "service_tier": BodyField(_OF_TEXTS, "flex takes only what others leave; others change nothing", door="http"),
@@ -219,8 +222,9 @@ OF_RESPONSES: Mapping[str, BodyField] = {  # what /v1/responses names otherwise
         "tool_choice": ("none, auto, required, or the function to call", one_of(STRING, OBJECT)),
         "max_output_tokens": ("most tokens to generate", whole(1)),
         "text": ("format: the structure of the text", OBJECT),
-        "reasoning": ("effort: how much the model thinks", OBJECT),
-        "include": ("message.output_text.logprobs", list_of(STRING)),
+        "reasoning": ("effort: how much the model thinks; what it thought comes whole, with any summary", OBJECT),
+        "include": ("message.output_text.logprobs; OpenAI's other names change nothing", list_of(STRING)),
+        "truncation": ("auto keeps the end of what is too long; disabled refuses it", {"enum": ["auto", "disabled"]}),
     }.items()
 }
 OF_SOUNDS: Mapping[str, BodyField] = {  # what transcriptions and translations have of their own
@@ -236,7 +240,9 @@ OF_SOUNDS: Mapping[str, BodyField] = {  # what transcriptions and translations h
     "max_tokens": BodyField(SOUNDS, "most tokens of each window", whole(1)),
     "stream": BodyField(SOUNDS, "send the text as it comes", *_FLAG, door="http"),
 }
-LABELS = frozenset({"model", "user", "metadata", "prompt_cache_key"})  # by definition without effect on the answer
+LABELS = frozenset(
+    {"model", "user", "metadata", "prompt_cache_key", "prompt_cache_retention", "verbosity"}
+)  # by definition without effect on the answer
 
 
 def fields_of(body: str, door: str) -> dict[str, BodyField]:

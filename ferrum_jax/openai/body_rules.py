@@ -67,7 +67,6 @@ _RESPONSE_REFUSED: Refused = {
     "conversation": ((), _NOT_STORED),
     "prompt": ((), "no prompts are stored here; give instructions and input"),
     "max_tool_calls": ((), "it counts calls of tools that a host runs, and none are run here; leave it out"),
-    "truncation": (("disabled",), "shorten input, or set truncate_prompt_tokens"),
     "n": ((1,), "a response is one answer; ask again, or ask /v1/chat/completions"),
     "messages": ((), "give them as input"),
     "max_tokens": ((), "its name is max_output_tokens here"),

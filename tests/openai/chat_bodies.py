@@ -52,6 +52,7 @@ CHATS = {
     "log-probabilities of tokens that are named": chat(
         messages=[{"role": "u", "content": ""}], prompt_logprob_token_ids=[5], prompt_logprob_start=2, max_tokens=1
     ),
+    "what changes nothing": chat(verbosity="low", prompt_cache_retention="in_memory"),
     "token ids": chat(return_token_ids=True),
     "no text": chat(detokenize=False),
     "a stop string": chat(max_tokens=12, stop=["e", "\x10"]),
@@ -181,6 +182,7 @@ _CHATS_OWN |= {"stop_token_ids": [5], "include_stop_str_in_output": True, "skip_
 _CHATS_OWN |= {"ignore_eos": False, "truncate_prompt_tokens": 9, "allowed_token_ids": [50, 51, 52]}
 _CHATS_OWN |= {"bad_words": ["zz"], "prompt_cache_key": "k", "safety_identifier": "s", "service_tier": "auto"}
 _CHATS_OWN |= {"speculative": False}
+_AGENTS = {"reasoning": {"effort": "low", "summary": "auto"}, "prompt_cache_retention": "24h"}
 RESPONSES = {
     "a text": response(),
     "instructions": response(instructions="Be brief.", metadata={"a": "b"}, user="u", store=False, model="small"),
@@ -207,12 +209,15 @@ RESPONSES = {
     "all that is harmless": response(
         background=False, truncation="disabled", n=1, logprobs=False, return_token_ids=False
     ),
+    "what agents ask for": response(
+        **_AGENTS, include=["reasoning.encrypted_content"], text={"verbosity": "low"}, truncation="auto"
+    ),
     "a stream without padding": response(stream=True, stream_options={"include_obfuscation": False}),
 }
 _WRONG_RESPONSES: dict[str, list[Any]] = {
     "background": [True],
     "conversation": ["c"],
-    "include": ["x", ["file_search_call.results"]],
+    "include": ["x", ["more"]],
     "input": [
         5,
         [],
@@ -242,7 +247,7 @@ _WRONG_RESPONSES: dict[str, list[Any]] = {
     "prompt_logprob_start": [1],
     "prompt_logprob_token_ids": [[5]],
     "prompt_logprobs": [1],
-    "reasoning": ["low", {"effort": 5}, {"summary": "auto"}],
+    "reasoning": ["low", {"effort": 5}, {"summary": "long"}],
     "reasoning_effort": ["low"],
     "response_format": [{"type": "text"}],
     "return_token_ids": [True],
@@ -251,13 +256,13 @@ _WRONG_RESPONSES: dict[str, list[Any]] = {
     "stream_options": [{"include_obfuscation": True}],
     "temperature": ["hot"],
     "text": [
-        *("x", {"format": {"type": "yaml"}}, {"verbosity": "high"}, {"format": {"type": "json_schema"}}),
+        *("x", {"format": {"type": "yaml"}}, {"verbosity": "x"}, {"format": {"type": "json_schema"}}),
         {"format": {"type": "json_schema", "name": "x"}},
     ],
     "tool_choice": ["any", {"type": "web_search"}, "required"],
     "tools": ["go", [5], [{"type": "web_search"}], [{"type": "function"}], [{"type": "function", "name": "a b"}]],
     "top_logprobs": [21, ""],
-    "truncation": ["auto"],
+    "truncation": ["left"],
     "unknown": [1],
 }
 WRONG_RESPONSES = wrong(_WRONG_RESPONSES, response()) | {

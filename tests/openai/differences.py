@@ -91,6 +91,5 @@ OTHER_WORDS: BySection = {
     ),
 }
 
-# A call gives another answer: the template sees messages as they are, not as `contents.messages_of` reads them, and
-# the echo of a chat is not that of its last message.
-OTHER_ANSWERS: BySection = {"chats": ("parts of a text", "what was thought and called", "an echo of what goes on")}
+# A call gives another answer: the echo of a chat is not that of its last message.
+OTHER_ANSWERS: BySection = {"chats": ("an echo of what goes on",)}

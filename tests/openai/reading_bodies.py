@@ -9,7 +9,7 @@ from tests.openai.text_bodies import HARMLESS, text, wrong
 
 TEXTS = ["a block holds keys", "tokens of a row", "another text"]
 QUERY, DOCUMENTS = "the quick fox", ["a lazy dog", "a fox jumps over the dog", "keys and values"]
-_LABELS = {"model": "small", "user": "u", "metadata": {}, "prompt_cache_key": "k"}
+_LABELS = {"model": "small", "user": "u", "metadata": {}, "prompt_cache_key": "k", "prompt_cache_retention": "24h"}
 _URGENT = {"priority": 1, "timeout": 60.0, "service_tier": "flex", "safety_identifier": "s"}
 _SALTED: dict[str, list[Any]] = {"cache_salt": [5, ""]}
 _UNTRUE: dict[str, list[Any]] = {"model": [5, "other"], "priority": ["high"], "timeout": [0], "unknown": [1]}

@@ -73,7 +73,7 @@ _ANSWERED = {
     "no text": text(detokenize=False),
     "the end of a prompt": text(truncate_prompt_tokens=3),
     "a salt": text(cache_salt="mine"),
-    "labels": text(model="small", user="u", metadata={"a": "b"}, prompt_cache_key="k"),
+    "labels": text(model="small", user="u", metadata={"a": "b"}, prompt_cache_key="k", prompt_cache_retention="24h"),
     "labels of any kind": text(user=5, metadata=5, prompt_cache_key={}),
     "nulls": text(stop=None, logprobs=None, n=None, seed=None, suffix=None, unknown=None),
     "a choice": text(structured_outputs={"choice": ["yes", "no"]}, max_tokens=20),

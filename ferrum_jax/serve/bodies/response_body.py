@@ -19,6 +19,15 @@ from ferrum_jax.quoting import named, quoted
 from ferrum_jax.serve.bodies.response_input import input_messages
 
 _LOGPROBS = "message.output_text.logprobs"
+_NOT_HERE = {  # OpenAI's names of what never stands in an answer here
+    "reasoning.encrypted_content",
+    "message.input_image.image_url",
+    "file_search_call.results",
+    "web_search_call.results",
+    "web_search_call.action.sources",
+    "code_interpreter_call.outputs",
+    "computer_call_output.output.image_url",
+}
 _SAME = fields_of("response", "http").keys() - {*OF_RESPONSES, "top_logprobs", "stream_options"} | {"tool_choice"}
 # What the chat's fields are called here, in errors.
 _NAMES = (
@@ -44,7 +53,7 @@ def asked_response(body: Mapping[str, Any], limits: BodyLimits) -> AskedResponse
     body, warnings = known_fields(body, rules_of("response", "http"), limits)
     chat = {name: body[name] for name in _SAME if body.get(name) is not None}
     chat["messages"] = _messages(body)
-    chat |= _structure(body) | _tools(body) | _reasoning(body) | _logprobs(body)
+    chat |= _structure(body) | _tools(body) | _reasoning(body) | _logprobs(body) | _truncation(body)
     if body.get("max_output_tokens") is not None:
         chat["max_tokens"] = body["max_output_tokens"]
     with naming_fields(body):
@@ -91,8 +100,7 @@ def _object(body: Mapping[str, Any], name: str, known: set[str]) -> Mapping[str,
 def _structure(body: Mapping[str, Any]) -> dict[str, Any]:
     """text.format as a chat's response_format."""
     text = _object(body, "text", {"format", "verbosity"})
-    if text.get("verbosity") not in (None, "medium"):
-        raise FieldError("text.verbosity is not supported; ask for it in instructions", "text.verbosity")
+    _one_of("text.verbosity", text.get("verbosity"), "low", "medium", "high")
     form = text.get("format")
     if form is None:
         return {}
@@ -135,18 +143,32 @@ def _tool(place: str, tool: object) -> dict[str, Any]:
 
 
 def _reasoning(body: Mapping[str, Any]) -> dict[str, Any]:
-    effort = _object(body, "reasoning", {"effort"}).get("effort")
-    return {} if effort is None else {"reasoning_effort": effort}
+    reasoning = _object(body, "reasoning", {"effort", "summary", "generate_summary"})
+    for name in ("summary", "generate_summary"):
+        _one_of(f"reasoning.{name}", reasoning.get(name), "auto", "concise", "detailed")
+    return {} if reasoning.get("effort") is None else {"reasoning_effort": reasoning["effort"]}
+
+
+def _truncation(body: Mapping[str, Any]) -> dict[str, Any]:
+    """What is too long: "auto" keeps the end, as truncate_prompt_tokens does where that is not given."""
+    _one_of("truncation", body.get("truncation"), "auto", "disabled")
+    cuts = body.get("truncation") == "auto" and body.get("truncate_prompt_tokens") is None
+    return {"truncate_prompt_tokens": -1} if cuts else {}
+
+
+def _one_of(name: str, value: object, *known: str) -> None:
+    if value not in (None, *known):
+        raise FieldError(f"{name} is {quoted(value)}; it must be {' or '.join(map(repr, known))}", name)
 
 
 def _logprobs(body: Mapping[str, Any]) -> dict[str, Any]:
     include, top = body.get("include"), body.get("top_logprobs")
     if include is not None and not isinstance(include, list):
         raise FieldError(f"include is {quoted(include)}; it must be a list", "include")
-    other = [each for each in include or () if each != _LOGPROBS]
+    other = [each for each in include or () if each not in (_LOGPROBS, *_NOT_HERE)]
     if other:
         raise FieldError(f"include has {quoted(other[0])}; only {_LOGPROBS!r} is supported", "include")
-    wants = bool(include) or (top is not None and (type(top) is not int or top != 0))
+    wants = _LOGPROBS in (include or ()) or (top is not None and (type(top) is not int or top != 0))
     return {"logprobs": True, "top_logprobs": top} if wants else {}
 
 
@@ -173,5 +195,6 @@ def _shown(body: Mapping[str, Any], asked: AskedText) -> dict[str, Any]:
         "tools": body.get("tools") or [],
         "top_logprobs": asked.params.logprobs or 0,
         "top_p": asked.params.top_p,
+        "truncation": body.get("truncation") or "disabled",
         "user": body.get("user"),
     }

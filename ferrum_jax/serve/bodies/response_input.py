@@ -45,14 +45,14 @@ def _message(place: str, item: object) -> dict[str, Any]:
         role = item.get("role")
         if not isinstance(role, str) or not role:
             raise FieldError(f"{place}.role is {quoted(role)}; it must be a string such as 'user'", f"{place}.role")
-        return {"role": role, "content": _text(f"{place}.content", item.get("content"))}
+        return {"role": role, "content": _parts(f"{place}.content", item.get("content"))}
     if kind == "function_call":
         function = {name: _string(place, item, name) for name in ("name", "arguments")}
         _check_arguments(f"{place}.arguments", function["arguments"])
         call = {"id": _string(place, item, "call_id"), "type": "function", "function": function}
         return {"role": "assistant", "content": None, "tool_calls": [call]}
     if kind == "function_call_output":
-        output = _text(f"{place}.output", item.get("output"))
+        output = _parts(f"{place}.output", item.get("output"))
         return {"role": "tool", "tool_call_id": _string(place, item, "call_id"), "content": output}
     if kind == "reasoning":
         if item.get("encrypted_content") is not None:
@@ -91,18 +91,29 @@ def _string(place: str, item: Mapping[str, Any], name: str) -> str:
 
 def _text(place: str, content: object) -> str:
     """A text, or the text of its parts."""
+    parts = _parts(place, content)
+    return parts if isinstance(parts, str) else "".join(part.get("text", "") for part in parts)
+
+
+def _parts(place: str, content: object) -> str | list[dict[str, Any]]:
+    """A text, or the parts of a chat's message."""
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
-        raise FieldError(f"{place} is {quoted(content)}; it must be a string or a list of text parts", place)
-    return "".join(_part(f"{place}[{index}]", part) for index, part in enumerate(content))
+        raise FieldError(f"{place} is {quoted(content)}; it must be a string or a list of parts", place)
+    return [_part(f"{place}[{index}]", part) for index, part in enumerate(content)]
 
 
-def _part(place: str, part: object) -> str:
+def _part(place: str, part: object) -> dict[str, Any]:
     kind = part.get("type") if isinstance(part, Mapping) else None
-    field = _PARTS.get(kind) if isinstance(kind, str) else None
-    if field is None or not isinstance(part, Mapping):
-        raise FieldError(
-            f"{place}.type is {quoted(kind)}; only text is supported: input_text, output_text", f"{place}.type"
-        )
-    return _string(place, part, field)
+    if isinstance(part, Mapping) and isinstance(kind, str) and kind in _PARTS:
+        return {"type": "text", "text": _string(place, part, _PARTS[kind])}
+    if isinstance(part, Mapping) and kind == "input_image" and part.get("file_id") is None:
+        detail = {} if part.get("detail") is None else {"detail": part["detail"]}
+        return {"type": "image_url", "image_url": {"url": _string(place, part, "image_url"), **detail}}
+    if isinstance(part, Mapping) and kind == "input_audio":
+        return dict(part)
+    raise FieldError(
+        f"{place}.type is {quoted(kind)}; it must be input_text, output_text, input_audio, or input_image with its URL",
+        f"{place}.type",
+    )

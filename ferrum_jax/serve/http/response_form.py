@@ -171,7 +171,6 @@ class ResponseForm:
             "previous_response_id": None,
             "service_tier": self._tier,
             "store": False,
-            "truncation": "disabled",
             **self._shown,
         }
 
