@@ -120,8 +120,9 @@ def test_items_of_an_assistant_are_one_message():
     ]
     found = input_messages(items)
     assert [message["role"] for message in found] == ["user", "assistant", "tool", "assistant", "assistant"]
-    assert found[0]["content"] == "ab" and found[2] == {"role": "tool", "tool_call_id": "c", "content": "ok"}
-    assert (found[1]["reasoning"], found[1]["content"], len(found[1]["tool_calls"])) == ("hm", "c", 2)
+    a, b, c, ok = ({"type": "text", "text": text} for text in ("a", "b", "c", "ok"))
+    assert found[0]["content"] == [a, b] and found[2] == {"role": "tool", "tool_call_id": "c", "content": [ok]}
+    assert (found[1]["reasoning"], found[1]["content"], len(found[1]["tool_calls"])) == ("hm", [c], 2)
 
 
 def test_who_leaves_a_stream_of_a_response_ends_what_runs_for_them(server):

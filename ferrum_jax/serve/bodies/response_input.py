@@ -77,7 +77,7 @@ def _join(message: dict[str, Any], more: Mapping[str, Any]) -> bool:
 
 def _check_arguments(place: str, arguments: str) -> None:
     try:
-        decoded(arguments or "{}")
+        decoded(arguments.strip() or "{}")
     except JsonError as error:
         raise FieldError(f"{place} is {error}", place) from error
 

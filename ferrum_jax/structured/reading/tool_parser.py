@@ -21,7 +21,7 @@ MOST_CALLS = 1024  # of a text; what follows them is text
 _NO_MARKS = Marks(())
 
 
-class Piece(NamedTuple):
+class ReadPiece(NamedTuple):
     """A text or a call, and where the text that was fed goes on after it."""
 
     what: str | ToolCall
@@ -56,13 +56,13 @@ class ToolParser:
         """The rest, since no more text will come."""
         return _joined(self.placed("", is_last=True))
 
-    def placed(self, text: str, *, is_last: bool = False) -> list[Piece]:
+    def placed(self, text: str, *, is_last: bool = False) -> list[ReadPiece]:
         """What has become certain, with its places. is_last: no more text will come."""
         self.reader.grow(text)
         self.reader.is_last = is_last
         return list(itertools.takewhile(lambda piece: piece is not None, self._pieces))  # type: ignore[arg-type]
 
-    def _read(self) -> Iterator[Piece | None]:
+    def _read(self) -> Iterator[ReadPiece | None]:
         """The pieces; None where more text must come first."""
         while (yield from self._text_before()):
             at = self.reader.space_end(self._at)
@@ -80,7 +80,7 @@ class ToolParser:
             else:
                 yield self._text(at + 1)
 
-    def _text_before(self) -> Iterator[Piece | None]:
+    def _text_before(self) -> Iterator[ReadPiece | None]:
         """The text up to where a call may begin. Whether there is such a place."""
         reader = self.reader
         while not (self._may_lead and (yield from self._leads())):
@@ -102,7 +102,7 @@ class ToolParser:
         begin = yield from self.reader.after_space(self._at)
         return (yield from self.reader.stands(begin, self._leading)) and begin < len(self.reader)
 
-    def _group(self, syntax: CallSyntax) -> Iterator[Piece | None]:
+    def _group(self, syntax: CallSyntax) -> Iterator[ReadPiece | None]:
         """The calls that follow one, and the end of their group."""
         closing = tuple(each for each in spelled(syntax.form.closing) if each)
         try:
@@ -119,19 +119,19 @@ class ToolParser:
         except NoCall:
             return
 
-    def _call(self, syntax: CallSyntax, at: int) -> Reading[Piece]:
+    def _call(self, syntax: CallSyntax, at: int) -> Reading[ReadPiece]:
         found = yield from syntax.call_at(at)
         self._at, self._may_lead, self._num_calls = found.end, False, self._num_calls + 1
-        return Piece(found.call, found.end)
+        return ReadPiece(found.call, found.end)
 
-    def _text(self, end: int) -> Piece:
+    def _text(self, end: int) -> ReadPiece:
         """The text up to here."""
         text, self._at = self.reader.part(self._at, end), end
         self._may_lead = self._may_lead and text.isspace()
-        return Piece(text, end)
+        return ReadPiece(text, end)
 
 
-def _joined(pieces: Iterable[Piece]) -> list[str | ToolCall]:
+def _joined(pieces: Iterable[ReadPiece]) -> list[str | ToolCall]:
     """The texts and calls, neighbouring texts as one."""
     found: list[str | ToolCall] = []
     for is_text, group in itertools.groupby((piece.what for piece in pieces), lambda what: isinstance(what, str)):

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from ferrum_jax.asked.message import ToolCall
 from ferrum_jax.asked.tools import Tool
 from ferrum_jax.structured.forms.tool_forms import ToolForm
-from ferrum_jax.structured.reading.tool_parser import Piece, ToolParser
+from ferrum_jax.structured.reading.tool_parser import ReadPiece, ToolParser
 
 
 class UnclosedThought:
@@ -35,7 +35,7 @@ class UnclosedThought:
         thought = self._take(self._parser.placed("", is_last=True))
         return (thought, self._calls) if self._calls else (thought + self.close(), [])
 
-    def _take(self, pieces: Iterable[Piece]) -> str:
+    def _take(self, pieces: Iterable[ReadPiece]) -> str:
         certain = self._given
         for piece, end in pieces:
             if isinstance(piece, ToolCall):
