@@ -85,9 +85,8 @@ def tokenizer_files(folder: Path) -> tuple[str, ...]:
 
 def has_chat_template(folder: Path) -> bool:
     """True when the folder brings a chat template, in a file of its own or inside tokenizer_config.json."""
-    if (folder / "chat_template.jinja").is_file() or (folder / "chat_template.json").is_file():
-        return True
-    return bool(read_optional_json(folder / "tokenizer_config.json").get("chat_template"))
+    has_file = any((folder / f"chat_template.{kind}").is_file() for kind in ("jinja", "json"))
+    return has_file or bool(read_optional_json(folder / "tokenizer_config.json").get("chat_template"))
 
 
 def copy_companions(source: Path, target: Path) -> None:
