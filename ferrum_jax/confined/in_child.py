@@ -131,14 +131,17 @@ def _confine(bounds: ChildBounds) -> None:
     for ends in (signal.SIGALRM, signal.SIGXFSZ):
         signal.signal(ends, signal.SIG_DFL)
     signal.setitimer(signal.ITIMER_REAL, bounds.seconds)
-    seconds = int(bounds.seconds) + 1
-    for limit, most in (
-        (resource.RLIMIT_CPU, seconds),
-        (resource.RLIMIT_CORE, 0),
+    limit_process(
+        (resource.RLIMIT_CPU, int(bounds.seconds) + 1),
         (resource.RLIMIT_NOFILE, 3),  # its own three: no file and no socket can be opened
         (resource.RLIMIT_FSIZE, bounds.answer_bytes + _MOST_TEXT),
-        (resource.RLIMIT_AS, _own_bytes() + bounds.memory_bytes),
-    ):
+        memory_bytes=bounds.memory_bytes,
+    )
+
+
+def limit_process(*limits: tuple[int, int], memory_bytes: int) -> None:
+    """Lowers limits of this process for good. memory_bytes: of address space, beside what it has. It leaves no core."""
+    for limit, most in (*limits, (resource.RLIMIT_CORE, 0), (resource.RLIMIT_AS, _own_bytes() + memory_bytes)):
         _, hard = resource.getrlimit(limit)
         most = most if hard == resource.RLIM_INFINITY else min(most, hard)
         with contextlib.suppress(OSError, ValueError):  # macOS has no bound on memory

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import logging
+import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -14,6 +15,7 @@ from ferrum_jax.asked.structured_outputs import StructuredOutputsParams
 from ferrum_jax.structured.forms.tool_forms import ToolForm
 from ferrum_jax.structured.grammar_text import grammar_text, json_options, limits, place_of_fault
 from ferrum_jax.structured.matcher import Matcher, all_forced, tried, without_state
+from ferrum_jax.structured.trial_process import STACK_BYTES
 from ferrum_jax.structured.vocabulary import Vocabulary, require_llguidance
 
 if TYPE_CHECKING:
@@ -81,7 +83,9 @@ class Grammars:
             self.num_compiled += 1
             for each in asked.warnings:
                 _log.warning("structured_outputs: %s", each)
+            before = threading.stack_size(2 * STACK_BYTES)  # of a thread that begins now
             grammar = Grammar(self.vocabulary, self._threads.submit(_compile, self.vocabulary, asked, text))
+            threading.stack_size(before)
             self._kept[key] = grammar
         else:
             self.num_hits += 1
@@ -92,21 +96,37 @@ class Grammars:
 
 
 def _compile(vocabulary: Vocabulary, asked: StructuredOutputsParams, text: str) -> llguidance.LLMatcher:
-    """A matcher at the beginning of the grammar. Raises ValueError for one that does not compile or allows nothing."""
+    """A matcher at the beginning of the grammar. Raises ValueError for one that a trial finds at fault."""
+    fault = vocabulary.trials.fault(_trial, asked, text)
+    if fault is not None:
+        raise ValueError(fault)
+    return _matcher(vocabulary, asked, text)
+
+
+def _matcher(vocabulary: Vocabulary, asked: StructuredOutputsParams, text: str) -> llguidance.LLMatcher:
     matcher = require_llguidance().LLMatcher(vocabulary.tokens, text, log_level=0, limits=limits())
     if matcher.is_error():
         raise ValueError(_fault(asked, matcher.get_error()))
+    return matcher
+
+
+def _trial(vocabulary: Vocabulary, asked: StructuredOutputsParams, text: str) -> str | None:
+    """Why a grammar cannot be used: it does not compile, allows nothing, or its texts soon meet a limit; else None."""
+    try:
+        matcher = _matcher(vocabulary, asked, text)
+    except ValueError as error:
+        return str(error)
     first = Matcher(vocabulary, matcher.deep_copy())
     if not first.fill(vocabulary.blank_masks(1)[0]):
-        raise ValueError(f"structured_outputs.{asked.kind} cannot be met by any text: {first.error}")
+        return f"structured_outputs.{asked.kind} cannot be met by any text: {first.error}"
     for seed in range(_TRIALS):
         error = tried(Matcher(vocabulary, matcher.deep_copy()), seed, most=_TRIED_TOKENS)
         if error is not None:
-            raise ValueError(
+            return (
                 f"structured_outputs.{asked.kind} compiles, and its texts soon meet a limit: {error}; say less with "
                 "one pattern, or a smaller maxLength beside it"
             )
-    return matcher
+    return None
 
 
 def _fault(asked: StructuredOutputsParams, error: str) -> str:

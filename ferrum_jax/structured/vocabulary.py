@@ -10,6 +10,7 @@ import numpy as np
 from ferrum_jax.ints import ceil_div
 from ferrum_jax.outputs import NO_STRUCTURE
 from ferrum_jax.paths import install_command
+from ferrum_jax.structured.trial_process import TrialProcess
 from ferrum_jax.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -37,21 +38,36 @@ class Vocabulary:
 
         Raises ValueError for a model without end tokens, and for a tokenizer whose tokens have no bytes of their own.
         """
-        library = require_llguidance()
+        require_llguidance()
         if not end_ids:
             raise ValueError("the model has no end token, so a text with a grammar could not end; give it one")
         self.size = tokenizer.vocab_size
         self.words = ceil_div(vocab_size, 32)
         self.end_ids = end_ids
         self.specials = tokenizer.special_texts()
+        self._tokenizer = tokenizer
+        if self.size > vocab_size:
+            raise ValueError(f"the tokenizer has {self.size} tokens, and the model only {vocab_size}")
+        self.trials = TrialProcess(self)  # reads the tokenizer while this process does
+        self._read(tokenizer.to_json())
+
+    def _read(self, content: str) -> None:
+        """content: of tokenizer.json."""
+        library = require_llguidance()
         try:
             self.tokens: llguidance.LLTokenizer = library.LLTokenizer(
-                tokenizer.to_json(), n_vocab=self.size, eos_token=sorted(end_ids)
+                content, n_vocab=self.size, eos_token=sorted(self.end_ids)
             )
         except Exception as error:  # the library raises nothing narrower
             raise ValueError(f"structured output cannot use this tokenizer: {error}") from error
-        if self.size > vocab_size:
-            raise ValueError(f"the tokenizer has {self.size} tokens, and the model only {vocab_size}")
+
+    def __getstate__(self) -> tuple[int, int, frozenset[int], str]:
+        """What a trial process makes its own of."""
+        return self.size, self.words, self.end_ids, self._tokenizer.to_json()
+
+    def __setstate__(self, state: tuple[int, int, frozenset[int], str]) -> None:
+        self.size, self.words, self.end_ids, content = state
+        self._read(content)
 
     @functools.cached_property
     def executor(self) -> llguidance.LLExecutor:
