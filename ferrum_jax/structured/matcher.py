@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ferrum_jax.structured.token_rules import allow
 from ferrum_jax.structured.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
@@ -139,15 +140,35 @@ class Matcher:
         own = mask[: self.vocabulary.own_words]
         self._state.unsafe_compute_mask_ptr(own.ctypes.data, own.nbytes)
         mask[self.vocabulary.own_words :] = 0
-        return self._keep_mask(bool(mask.any()))
+        return self._keep_mask(mask, np.count_nonzero(mask))
 
-    def _keep_mask(self, has_tokens: bool) -> bool:
-        """Notes why a row is stuck, if its mask shows that. Returns whether the row can go on."""
+    def _keep_mask(self, mask: np.ndarray, num_words: int) -> bool:
+        """Notes why a row is stuck, if its mask shows that. Returns whether the row can go on.
+
+        num_words: of the mask that are not zero.
+        """
         if self._state.is_error():
             self._note_failure()
-        elif not has_tokens:
+        elif num_words == 0:
             self.error = STUCK
+        elif num_words == 1:
+            self._spell(mask)
         return self.error is None
+
+    def _spell(self, mask: np.ndarray) -> None:
+        """Replaces the one token of a mask, where the grammar does not take it, by the longest that begins the text.
+
+        The library asks the tokenizer how forced text begins. That may be an added token, which no grammar takes as
+        text, or a token of other text than it was given, where the tokenizer changes texts.
+        """
+        word = int(np.flatnonzero(mask)[0])
+        bits = int(mask[word]) & 0xFFFFFFFF
+        token = 32 * word + bits.bit_length() - 1
+        if bits & (bits - 1) or token in self.vocabulary.end_ids or self._state.validate_tokens([token]):
+            return
+        mask[word] = 0
+        text = self._state.compute_ff_bytes().decode(errors="ignore")
+        allow(mask, self.vocabulary.tokens.greedy_tokenize(text)[:1])
 
     def forced(self) -> list[int]:
         """The tokens that must come now, as the tokenizer would write them; none where there is a choice."""
@@ -180,8 +201,8 @@ def fill_all(vocabulary: Vocabulary, matchers: Sequence[Matcher], masks: np.ndar
     vocabulary.executor.unsafe_compute_mask_ptr(states, own.ctypes.data, own.shape[1] * 4, len(own))
     if not is_whole:
         masks[:, : own.shape[1]], masks[:, own.shape[1] :] = own, 0
-    for matcher, has_tokens in zip(matchers, np.any(own, axis=1).tolist(), strict=True):
-        matcher._keep_mask(has_tokens)
+    for matcher, mask, num_words in zip(matchers, masks, np.count_nonzero(own, axis=1).tolist(), strict=True):
+        matcher._keep_mask(mask, num_words)
 
 
 def tried(matcher: Matcher, seed: int, *, most: int) -> str | None:

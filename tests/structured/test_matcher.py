@@ -5,14 +5,17 @@ import random
 
 import numpy as np
 import pytest
+import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import decoders, models, normalizers
 
 from ferrum_jax.asked.structured_outputs import StructuredOutputsParams
 from ferrum_jax.structured.grammar_text import _LIMITS
 from ferrum_jax.structured.grammars import Grammars
 from ferrum_jax.structured.matcher import STUCK, Matcher, all_forced, fill_all
 from ferrum_jax.structured.vocabulary import Vocabulary
+from ferrum_jax.text.tokenizer import Tokenizer
 from tests.histories import seeded
 from tests.structured.vocabularies import END, allowed, demo_tokenizer, demo_vocabulary, drawn
 
@@ -230,3 +233,52 @@ def test_a_matcher_takes_no_forced_token_that_does_not_fit(most, ends):
     found = all_forced(matcher, most, every[3:4] if ends else ())
     assert found == every[: len(found)] and len(found) <= most and not (ends and every[3] in found)
     assert matcher.forced() == every[len(found) :]
+
+
+def spaced_tokenizer() -> tokenizers.Tokenizer:
+    """As SentencePiece's: a low line in place of spaces; characters that it lacks become bytes."""
+    names = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), *"▁abcdefghiknorstuy<>/"]
+    made = tokenizers.Tokenizer(models.BPE({name: i for i, name in enumerate(names)}, [], byte_fallback=True))
+    made.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    made.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    made.add_special_tokens(["<unk>"])
+    return made
+
+
+@pytest.fixture(scope="module", params=["bytes", "spaced"])
+def with_added_tokens(request) -> Vocabulary:
+    made = tokenizers.Tokenizer.from_str(demo_tokenizer().to_json()) if request.param == "bytes" else spaced_tokenizer()
+    for text in ("<think>", "</think>", "<b>", "</b>", "<TABLE>", "[a]"):
+        made.add_tokens([tokenizers.AddedToken(text, special=text.isupper(), normalized=False)])
+    tokenizer = Tokenizer(made)
+    return Vocabulary(tokenizer, vocab_size=tokenizer.vocab_size, end_ids=frozenset({END}))
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"choice": ["<think>yes</think>", "<think>yes</thin>"]},
+        {"choice": ["a<b>", "b<b>", "<TABLE>"]},
+        {"regex": "<think>[a-z]{1,4}</think>[ab]"},
+        {"regex": "(<b>[a-c]</b> ?){3}"},
+        {"json": {"const": {"<b>": ["<think>", "<TABLE>", "[a]"]}}, "disable_any_whitespace": True},
+        {"grammar": 'start: "<think>" /[ab]{2}/ "</think><TABLE>[a]"'},
+    ],
+    ids=str,
+)
+def test_the_text_of_an_added_token_is_spelled_by_others(asked, with_added_tokens):
+    grammar, mask = Grammars(with_added_tokens).get(StructuredOutputsParams(**asked)), with_added_tokens.blank_masks(1)
+    assert grammar.fault() is None
+    for seed in range(6):
+        matcher, rng, tokens = grammar.matcher(), random.Random(seed), list[int]()
+        while END not in tokens:
+            tokens += all_forced(matcher) if seed % 2 else []
+            assert matcher.fill(mask[0])
+            alone = mask.copy()
+            fill_all(with_added_tokens, [matcher], mask)
+            assert (mask == alone).all()
+            choices = np.flatnonzero(np.unpackbits(mask[0].view(np.uint8), bitorder="little")).tolist()
+            tokens.append(END if END in choices else rng.choice(choices))
+            assert matcher.advance(tokens[-1])
+        again = grammar.matcher()
+        assert again.replay(tokens, forces=bool(seed % 2)) and again.may_end
