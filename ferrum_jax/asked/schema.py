@@ -8,8 +8,11 @@ Source: JSON Schema 2020-12, Core and Validation; keywords as llguidance 1.9 enf
 
 from __future__ import annotations
 
+import math
+import sys
 import urllib.parse
 from collections.abc import Iterator, Mapping
+from decimal import Decimal
 from typing import Any
 
 from ferrum_jax.asked.schema_words import (
@@ -29,6 +32,8 @@ COUNTS = ("minItems", "maxItems", "minLength", "maxLength", "minProperties", "ma
 _TYPES = ("null", "boolean", "integer", "number", "string", "array", "object")
 _WRITABLE_CONTROLS = frozenset("\b\t\n\f\r")
 _DEEPEST = 64
+EXACT = 2**53  # whole numbers up to here are floats of 64 bits
+MAX_WHOLE = 2.0**63 - 1024  # the largest float that the compiler can read as a whole number
 MOST_PARTS = 2048  # schemas in a schema; what a compiler does for an object grows with the square of its properties
 MOST_TEXT = 1024  # characters of a name or a value; what must come is looked through again at each of its tokens
 _MOST_LOOKUPS = 200_000  # of references in parts with a name
@@ -185,10 +190,12 @@ def _wrong_value(key: str, value: Any, part: Mapping[str, Any]) -> str | None:
         wrong = [name for name in (value if isinstance(value, list) else [value]) if name not in _TYPES]
         return f"{quoted(wrong[0])} is no type; types are {', '.join(_TYPES)}" if wrong else None
     if key in ("const", "enum"):
-        for text in _texts(value):
-            if len(text) > MOST_TEXT:
-                return f"{quoted(text)} is too long; at most {MOST_TEXT:,} characters are allowed"
-            if _has_other_controls(text):
+        for each in _scalars(value):
+            if isinstance(each, int | float) and not is_kept(each):
+                return f"{each!r} would be rounded to 64 bits; give it as a text, or give bounds"
+            if isinstance(each, str) and len(each) > MOST_TEXT:
+                return f"{quoted(each)} is too long; at most {MOST_TEXT:,} characters are allowed"
+            if isinstance(each, str) and _has_other_controls(each):
                 return "it holds a control character that is not written as one of \\b \\t \\n \\f \\r"
     if key == "properties" and (long := next((name for name in value if len(str(name)) > MOST_TEXT), None)):
         return f"the name {quoted(long)} is too long; at most {MOST_TEXT:,} characters are allowed"
@@ -199,15 +206,56 @@ def _wrong_value(key: str, value: Any, part: Mapping[str, Any]) -> str | None:
     return None
 
 
-def _texts(value: Any) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, list):
-        for item in value:
-            yield from _texts(item)
-    elif isinstance(value, Mapping):
-        for item in value.values():
-            yield from _texts(item)
+def _scalars(value: object) -> Iterator[Any]:
+    """The texts, numbers and other single values in a JSON value, but no names."""
+    waiting: list[Any] = [value]
+    while waiting:
+        each = waiting.pop()
+        if isinstance(each, list):
+            waiting += each
+        elif isinstance(each, Mapping):
+            waiting += each.values()
+        else:
+            yield each
+
+
+class RoundedNumber(float):
+    """A number of a JSON text that has more digits than a float of 64 bits keeps."""
+
+    text: str
+
+
+def number_of(text: str) -> float:
+    """The number of a JSON text; a RoundedNumber where the float is another."""
+    found = float(text)
+    if math.isinf(found) or Decimal(text) == Decimal(repr(found)):
+        return found
+    rounded = RoundedNumber(found)
+    rounded.text = text
+    return rounded
+
+
+def refuse_rounded(value: object) -> None:
+    """Raises ValueError for a JSON value in which a number was rounded when it was read."""
+    for each in _scalars(value):
+        if isinstance(each, RoundedNumber):
+            raise ValueError(f"the number {each.text[:80]} in a schema is kept as {each!r}; write that, or a text")
+
+
+def is_kept(number: float) -> bool:
+    """Whether the compiler writes just this number: it reads digits and exponent into floats of 64 bits, one by one.
+
+    True for those that are no JSON.
+    """
+    if isinstance(number, int) and abs(number) < MAX_WHOLE:
+        return float(number) == number
+    if abs(number) > sys.float_info.max or math.isnan(number):
+        return not isinstance(number, int)
+    shortest = Decimal(repr(float(number)))
+    _, digits, exponent = shortest.as_tuple()
+    whole, power = int("".join(map(str, digits))), float(f"1e{abs(int(exponent))}")
+    read = whole * power if int(exponent) > 0 else whole / power
+    return read == abs(number) and (read < EXACT or shortest == number)
 
 
 def _has_other_controls(text: str) -> bool:

@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ferrum_jax.asked.schema import MOST_TEXT, check_schema, subschemas
+from ferrum_jax.asked.schema import MOST_TEXT, check_schema, number_of, refuse_rounded, subschemas
 from ferrum_jax.asked.tools import ToolsAsked
 from ferrum_jax.quoting import quoted
 
@@ -132,7 +132,8 @@ def with_schemas(grammar: str, change: Callable[[str], str]) -> str:
         if found.start() < end:
             continue
         try:
-            schema, after = json.JSONDecoder().raw_decode(grammar, found.end())
+            schema, after = json.JSONDecoder(parse_float=number_of).raw_decode(grammar, found.end())
+            refuse_rounded(schema)
         except (ValueError, RecursionError) as error:
             raise ValueError(f"structured_outputs.grammar has a %json that is no JSON: {error}") from error
         parts += [grammar[end : found.end()], change(compact(schema))]
@@ -162,9 +163,10 @@ def _schema_text(schema: object, *, closed: bool) -> str:
     if isinstance(schema, str):
         _check_size("json", schema)
         try:
-            schema = json.loads(schema)
+            schema = json.loads(schema, parse_float=number_of)
         except (ValueError, RecursionError) as error:
             raise ValueError(f"structured_outputs.json is not JSON: {error}") from error
+    refuse_rounded(schema)
     try:
         text = compact(schema)
     except (TypeError, ValueError, RecursionError) as error:

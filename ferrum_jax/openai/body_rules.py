@@ -88,6 +88,9 @@ _SOUND_REFUSED: Refused = {
 }
 
 
+_GUIDED = [f"guided_{name}" for name in ("json", "regex", "choice", "grammar", "json_object", "whitespace_pattern")]
+
+
 class Rules(NamedTuple):
     """Which fields one kind of body may have, and why not others. refused: see `REFUSED`."""
 
@@ -118,6 +121,8 @@ class Rules(NamedTuple):
     def _why(self, key: str, given: Any) -> str:
         if key in self.refused:
             return f"{key} = {quoted(given, _as_json)} is not supported: {self.refused[key][1]}"
+        if key in _GUIDED and "guided_decoding" in self.refused:
+            return f"{key} is an older name of vLLM's: give it as {key[7:]} in structured_outputs"
         return not_known(key, self.known)
 
 

@@ -11,6 +11,7 @@ import json
 import math
 from typing import Any
 
+from ferrum_jax.asked.schema import number_of
 from ferrum_jax.quoting import quoted
 
 MOST_NESTED = 100
@@ -64,7 +65,7 @@ def _whole_number(text: str) -> int:
 
 
 def _number(text: str) -> float:
-    found = float(text)
+    found = number_of(text)
     if math.isinf(found):
         raise ValueError(f"{text[:40]} is too large for a number")
     return found

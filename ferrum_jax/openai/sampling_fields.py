@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ferrum_jax.asked.sampling import MAX_LOGIT_BIAS, SamplingParams
+from ferrum_jax.asked.schema import refuse_rounded
 from ferrum_jax.asked.structured_outputs import StructuredOutputsParams, compact
 from ferrum_jax.asked.tools import format_of, tools_asked
 from ferrum_jax.quoting import quoted
@@ -61,6 +62,7 @@ def _structure(given: Mapping[str, Any]) -> StructuredOutputsParams | None:
     """The structure that a body asks for by one of its names; one object for equal wishes."""
     if not given:
         return None
+    refuse_rounded(given)
     try:
         return _known_structure(compact(given))
     except (TypeError, RecursionError) as error:

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import functools
 import json
+import math
+import operator
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from decimal import Decimal
 from typing import Any
 
-from ferrum_jax.asked.schema import COUNTS, says_no_format, subschemas
+from ferrum_jax.asked.schema import COUNTS, EXACT, MAX_WHOLE, is_kept, says_no_format, subschemas
 from ferrum_jax.asked.schema_words import says_nothing
 from ferrum_jax.asked.structured_outputs import compact
+from ferrum_jax.quoting import quoted
 from ferrum_jax.structured.one_of import CannotTellApartError, narrowed
 from ferrum_jax.structured.overlap import Overlap
 
 _NOT_TAKEN = ("$dynamicAnchor", "$recursiveAnchor", "$vocabulary", "$schema")  # by the compiler, or of older drafts
+NO_NUMBERS = "NaN, infinities and numbers beyond 64 bits are no JSON numbers"
 _OLD_DRAFT = re.compile(r"draft-0[34]")  # in which a schema's name is `id`
 
 
@@ -29,6 +34,7 @@ def compiled_schema(text: str) -> str:
     for (place, part), (_, copy) in pairs:
         if isinstance(copy, dict):
             _rewrite(part, copy)
+            _narrow_bounds(place, copy)
             _rename(copy, of_old_draft=is_old)
             if not leads_into:  # else the compiler's own proofs must do
                 _open(place, part, copy, overlap)
@@ -44,6 +50,37 @@ def _rewrite(part: Mapping[str, Any], copy: dict[str, Any]) -> None:
     for key in COUNTS:
         if isinstance(copy.get(key), float) and copy[key].is_integer():
             copy[key] = int(copy[key])
+
+
+def _narrow_bounds(place: str, copy: dict[str, Any]) -> None:
+    """Moves bounds that the compiler would round to numbers within them, so that what is written is valid.
+
+    Raises ValueError for a bound that only numbers beyond 64 bits are within.
+    """
+    for key, sign in (("minimum", 1), ("maximum", -1)):
+        outside = f"exclusive{key.capitalize()}"
+        if copy.get(outside) is True and key in copy:  # as draft 4 writes it
+            copy[outside] = copy.pop(key)
+        for name in (key, outside):
+            bound = copy.get(name)
+            if not isinstance(bound, int | float) or not (EXACT <= abs(bound) < math.inf or not is_kept(bound)):
+                continue
+            del copy[name]
+            within = _within(sign * bound, operator.gt if name == outside else operator.ge)
+            if within > MAX_WHOLE:
+                raise ValueError(f"the JSON schema cannot be read: {quoted(bound)} at {place}/{name}; {NO_NUMBERS}")
+            copy[key] = sign * max(within, sign * copy.get(key, sign * within))
+
+
+def _within(bound: float, is_within: Callable[[Any, float], bool]) -> float:
+    """The first number that the compiler reads as it is and whose shortest digits are within the bound too."""
+    found = max(-MAX_WHOLE, float(min(bound, 2 * MAX_WHOLE)))
+    while found <= MAX_WHOLE:
+        exact = int(found) if found.is_integer() else found
+        if is_kept(exact) and is_within(min(exact, Decimal(repr(found))), bound):
+            return exact
+        found = math.nextafter(found, math.inf)
+    return found
 
 
 def _rename(copy: dict[str, Any], *, of_old_draft: bool) -> None:

@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from ferrum_jax.asked.schema import subschemas
+from ferrum_jax.asked.schema import number_of, subschemas
 from ferrum_jax.asked.structured_outputs import StructuredOutputsParams, with_schemas
-from ferrum_jax.structured.compiled_schema import compiled_schema
+from ferrum_jax.structured.compiled_schema import NO_NUMBERS, compiled_schema
 from ferrum_jax.structured.forms.tool_forms import ToolForm
 from ferrum_jax.structured.tool_grammar import tool_calls_grammar
 from ferrum_jax.structured.vocabulary import require_llguidance
@@ -86,9 +86,7 @@ def _schema_grammar(text: str, options: dict[str, Any]) -> str:
     try:
         return require_llguidance().LLMatcher.grammar_from_json_schema(schema, overrides=options)
     except ValueError as error:
-        raise ValueError(
-            f"the JSON schema cannot be read: {error}; NaN, infinities and numbers beyond 64 bits are no JSON numbers"
-        ) from error
+        raise ValueError(f"the JSON schema cannot be read: {error}; {NO_NUMBERS}") from error
 
 
 def escaped(text: str) -> str:
@@ -101,7 +99,7 @@ def _structural_tag(text: str) -> str:
     from llguidance import StructTag
 
     try:
-        tag = json.loads(text)
+        tag = json.loads(text, parse_float=number_of)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"structured_outputs.structural_tag is not JSON: {error}") from error
     tag = tag if isinstance(tag, dict) else {}

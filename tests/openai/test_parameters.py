@@ -11,6 +11,7 @@ from ferrum_jax.batch.journal.responses import failed_line
 from ferrum_jax.openai import contents, errors
 from ferrum_jax.openai.asked import BodyLimits
 from ferrum_jax.openai.bodies import asked_text
+from ferrum_jax.openai.json_text import decoded
 from ferrum_jax.quoting import MOST_CHARACTERS
 from ferrum_jax.serve.http.http_errors import http_error
 
@@ -119,3 +120,25 @@ def test_more_prompts_than_are_taken_are_refused_before_one_is_read(monkeypatch)
     monkeypatch.setattr(contents, "_prompt_of", lambda field, prompt: read.append(field))
     assert "prompt has 100,000 prompts; at most 2,048" in refused_over_http({"prompt": ["x"] * 10**5})
     assert not read
+
+
+@pytest.mark.parametrize("door", [refused_over_http, refused_in_a_batch])
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ({"guided_json": {"type": "null"}}, "an older name of vLLM's: give it as json in structured_outputs"),
+        ({"guided_choice": ["a"]}, "an older name of vLLM's: give it as choice in structured_outputs"),
+        ({"structured_outputs": {"json": {"const": 9007199254740993}}}, "would be rounded"),
+        ({"structured_outputs": {"json": '{"const": 0.12345678901234567890}'}}, "in a schema is kept as"),
+    ],
+    ids=str,
+)
+def test_older_names_and_numbers_that_would_be_rounded_are_refused(body, words, door):
+    assert words in door(body)
+
+
+def test_a_number_of_a_body_that_would_be_rounded_is_refused_in_a_schema_alone():
+    body = '{"prompt": "a", "temperature": 0.70000000000000000001, "structured_outputs": {"json": {"minimum": %s}}}'
+    assert asked_text(decoded(body % "0.7"), BodyLimits(), is_chat=False)
+    with pytest.raises(ValueError, match=r"0\.70000000000000000001 in a schema is kept as 0\.7"):
+        asked_text(decoded(body % "0.70000000000000000001"), BodyLimits(), is_chat=False)

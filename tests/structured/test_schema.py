@@ -1,5 +1,6 @@
 """A schema's keywords are enforced, or refused with their place; nothing of a schema is passed over."""
 
+import fractions
 import json
 import random
 import types
@@ -7,9 +8,11 @@ import types
 import jsonschema
 import pytest
 
+from ferrum_jax.asked.schema import is_kept
 from ferrum_jax.asked.schema_words import ENFORCED
 from ferrum_jax.asked.structured_outputs import MOST_BYTES, StructuredOutputsParams
 from ferrum_jax.asked.tools import Tool, ToolsAsked
+from ferrum_jax.structured.compiled_schema import compiled_schema
 from ferrum_jax.structured.grammars import Grammars
 from tests.histories import seeded
 from tests.structured.vocabularies import demo_tokenizer, demo_vocabulary, drawn
@@ -292,3 +295,63 @@ def test_the_place_of_a_fault_is_looked_for_in_a_bounded_number_of_bytes(monkeyp
     schema["properties"] = {f"p{i}": {"type": "null"} for i in range(500)}
     module.place_of_fault(json.dumps(schema), {}, "no such fault")
     assert 0 < sum(compiled) <= 1 << 21
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"const": 2**53 + 1},
+        {"enum": [1, -(2**63)]},
+        {"const": {"a": [2**64 - 1]}},
+        {"const": 1e23},
+        {"enum": [0.23861592861522019]},  # the compiler reads the next float
+        '{"const": 0.12345678901234567890}',
+        '{"minimum": 9007199254740993.0}',
+        '{"enum": [1e-999]}',
+    ],
+)
+def test_a_number_that_would_be_rounded_is_refused(schema):
+    with pytest.raises(ValueError, match=r"would be rounded|in a schema is kept as"):
+        StructuredOutputsParams(json=schema)
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [*((n, str(n)) for n in (2**53, -(2**53), 2**54 + 4, 10**22, 0.1, -12.375, 123456789.125)), (1e-7, "0.0000001")],
+)
+def test_a_number_that_floats_keep_is_written(number, text):
+    assert accepts({"const": number}, text)
+
+
+LARGE = [(-(2**63), 2**63 - 1), (0, 2**64 - 1), (-1e300, 1e300), (2**53 + 1, 2**53 + 9), (-(2**60) - 1, 0.1 + 0.2)]
+
+
+@pytest.mark.parametrize("kind", ["integer", "number"])
+@pytest.mark.parametrize("names", [("minimum", "maximum"), ("exclusiveMinimum", "exclusiveMaximum")])
+@pytest.mark.parametrize("bounds", LARGE, ids=str)
+def test_what_is_written_is_within_large_bounds(bounds, names, kind):
+    compiled = grammar({"type": kind, **dict(zip(names, bounds, strict=True))})
+    assert compiled.fault() is None
+    for seed in range(8):
+        tokens = drawn(compiled.matcher(), random.Random(seed))
+        assert tokens is not None
+        value = fractions.Fraction(demo_tokenizer().decode(tokens))
+        assert fractions.Fraction(bounds[0]) <= value <= fractions.Fraction(bounds[1])
+        assert names[0] == "minimum" or value not in bounds
+
+
+@pytest.mark.parametrize(
+    "bounds",
+    [{"minimum": -1e300, "maximum": -1e299}, {"minimum": 2**63, "maximum": 2**64}, {"exclusiveMaximum": -(2**63)}],
+)
+def test_bounds_that_only_numbers_beyond_64_bits_are_within_are_refused(bounds):
+    with pytest.raises(ValueError, match="numbers beyond 64 bits are no JSON numbers"):
+        grammar({"type": "integer", **bounds})
+
+
+def test_a_bound_that_the_compiler_reads_as_another_moves_inward():
+    low = 0.23861592861522019
+    assert not is_kept(low)
+    made = json.loads(compiled_schema(json.dumps({"minimum": low, "maximum": 1, "exclusiveMaximum": True})))
+    assert low < made["minimum"] < low + 1e-16 and is_kept(made["minimum"])
+    assert made["exclusiveMaximum"] == 1 and "maximum" not in made

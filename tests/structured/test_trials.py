@@ -1,5 +1,6 @@
 """A grammar that would end its process ends a trial, and is refused; the next one compiles."""
 
+import itertools
 import os
 import signal
 
@@ -17,7 +18,7 @@ def chain(length: int) -> dict:
     names = [f"d{number}" for number in range(length + 1)]
     parts = {
         name: {"type": "object", "properties": {"a": {"$ref": f"#/$defs/{after}"}}, "required": ["a"]}
-        for name, after in zip(names, names[1:], strict=False)
+        for name, after in itertools.pairwise(names)
     }
     return {"$ref": "#/$defs/d0", "$defs": {**parts, names[-1]: {"type": "null"}}}
 
