@@ -106,19 +106,9 @@ def _open(place: str, part: Mapping[str, Any], copy: dict[str, Any], overlap: Ov
         union = narrowed(beside, part["oneOf"], overlap)
     except CannotTellApartError as error:
         raise ValueError(f"the JSON schema cannot be enforced: at {place}/oneOf: {error}") from error
-    written = [_written(each, part["oneOf"], copy["oneOf"]) for each in union]
-    del copy["oneOf"]
+    branches = copy.pop("oneOf")
+    written = [{"allOf": [branches[at], *more]} if more else branches[at] for at, more in union.items()]
     if "anyOf" in copy:
         copy["allOf"] = [*copy.get("allOf", ()), {"anyOf": written}]
     else:
         copy["anyOf"] = written
-
-
-def _written(branch: Any, branches: list[Any], copies: list[Any]) -> Any:
-    """A branch with its parts as they are in the copy."""
-    for each, copy in zip(branches, copies, strict=True):
-        if branch is each:
-            return copy
-        if isinstance(branch, dict) and list(branch) == ["allOf"] and branch["allOf"][0] is each:
-            return {"allOf": [copy, *branch["allOf"][1:]]}
-    return branch

@@ -1,4 +1,4 @@
-"""Whether two JSON schemas may both match one value: proved to be impossible, or taken to be possible.
+"""Whether JSON schemas may match one value together: proved to be impossible, or taken to be possible.
 
 A side is a conjunction: schemas that all must match. What a schema says that is not read here is passed over, which
 makes a side larger, so a proof never errs. Work is counted, never timed.
@@ -6,31 +6,18 @@ makes a side larger, so a proof never errs. Work is counted, never timed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ferrum_jax.asked.schema import NAMES, pointed
-from ferrum_jax.structured.schema_facts import (
-    Side,
-    beyond,
-    choices,
-    fits_text,
-    highest,
-    kind_of,
-    kinds,
-    least,
-    listed,
-    lists_of,
-    longer,
-    lowest,
-    most,
-    name_of,
-    of_item,
-    of_name,
-    required,
-    typed,
-)
 
+Side = Sequence[Any]
+_ALL = frozenset(("null", "boolean", "integer", "fraction", "string", "array", "object"))
+_KINDS = {name: frozenset((name,)) for name in _ALL} | {"number": frozenset(("integer", "fraction"))}
 _MOST_STEPS = 100_000  # of one schema
 _DEEPEST = 12
 
@@ -41,26 +28,29 @@ class Overlap:
     def __init__(self, root: Any) -> None:
         self._root = root
         self._steps = 0
-        self._names: dict[int, tuple[list[Any], set[str]]] = {}  # of a list's values; the list is kept, and so its id
 
-    def is_impossible(self, left: Side, right: Side, depth: int = 0) -> bool:
-        """Whether no value can match all of `left` and all of `right`."""
-        self._steps += 1
-        if depth > _DEEPEST or self._steps > _MOST_STEPS:
+    @property
+    def is_exhausted(self) -> bool:
+        """Whether nothing more is proved."""
+        return self._steps > _MOST_STEPS
+
+    def is_impossible(self, side: Side, depth: int = 0) -> bool:
+        """Whether no value can match all of a side."""
+        if depth > _DEEPEST or self.is_exhausted:
             return False
-        one, other = self.parts(left), self.parts(right)
-        if one is None or other is None:
+        parts = self.parts(side)
+        if parts is None:
             return True
-        if (values := listed([*one, *other])) is not None:
-            self._steps += len(values)
-            return not any(self.may_match(value, [*one, *other], depth + 1) for value in values)
-        both = kinds(one) & kinds(other)
-        if all(self._apart(kind, one, other, depth) for kind in both):
+        if (values := self.listed(parts)) is not None:
+            rest = [{key: part[key] for key in part if key not in ("const", "enum")} for part in parts]
+            return not any(self.may_match(value, rest, depth + 1) for value in values)
+        left = {kind for kind in typed(parts) if not _is_empty(kind, parts)}
+        names = sorted(required(parts)) if left == {"object"} else ()
+        if not left or any(self.is_impossible(_of_name(parts, name), depth + 1) for name in names):
             return True
         return any(
-            all(self.is_impossible([*rest, branch], against, depth + 1) for branch in branches)
-            for side, against in ((one, other), (other, one))
-            for rest, branches in choices(side)
+            all(self.is_impossible([*rest, branch], depth + 1) for branch in branches)
+            for rest, branches in _choices(parts)
         )
 
     def parts(self, side: Side, depth: int = 0) -> list[Mapping[str, Any]] | None:
@@ -73,76 +63,154 @@ class Overlap:
             self._steps += 1
             if schema is False:
                 return None
-            if not isinstance(schema, Mapping) or depth > _DEEPEST or self._steps > _MOST_STEPS:
+            if not isinstance(schema, Mapping) or depth > _DEEPEST or self.is_exhausted:
                 continue
-            nested = [{key: schema[key] for key in schema if key != "allOf"}] if "$ref" not in schema else []
-            below = list(schema.get("allOf", ())) if nested else self._referred(schema["$ref"])
-            more = self.parts(below, depth + 1) if below else []
-            if more is None:
+            is_plain = "$ref" not in schema
+            below = self.parts(schema.get("allOf", ()) if is_plain else self._referred(schema["$ref"]), depth + 1)
+            if below is None:
                 return None
-            found += [*nested, *more]
+            found += [{key: schema[key] for key in schema if key != "allOf"}, *below] if is_plain else below
         return found
 
     def _referred(self, reference: Any) -> list[Any]:
         """The schema of a reference; none where it may be another than it seems."""
         if not isinstance(reference, str) or (reference != "#" and not reference.startswith("#/")):
             return []
-        above, part = [self._root], self._root
+        part = self._root
         for name in reference[2:].split("/") if reference != "#" else ():
             found = pointed(part, f"/{name}")
             if found is None:
                 return []
-            above.append(part := found[0])
-        inner = above[1:]
-        if any(isinstance(each, Mapping) and any(isinstance(each.get(key), str) for key in NAMES) for each in inner):
-            return []  # a base of its own
+            part = found[0]
+            if isinstance(part, Mapping) and any(isinstance(part.get(key), str) for key in NAMES):
+                return []  # a base of its own
         return [part]
-
-    def _apart(self, kind: str, left: Side, right: Side, depth: int) -> bool:
-        """Whether no value of this kind can match both."""
-        if kind in ("integer", "fraction"):
-            return beyond(left, right) or beyond(right, left)
-        if kind == "string":
-            return longer(left, right, "Length") or longer(right, left, "Length")
-        if kind == "array":
-            return longer(left, right, "Items") or longer(right, left, "Items") or self._items(left, right, depth)
-        if kind == "object":
-            names = sorted(required(left) | required(right))
-            return any(self.is_impossible(of_name(left, n), of_name(right, n), depth + 1) for n in names)
-        return False
-
-    def _is_listed(self, value: Any, parts: Side) -> bool:
-        """Whether each const and enum has a value."""
-        lists = lists_of(parts)
-        for each in lists:
-            if id(each) not in self._names:
-                self._names[id(each)] = each, {name_of(known) for known in each}
-        name = name_of(value) if lists else ""
-        return all(name in self._names[id(each)][1] for each in lists)
-
-    def _items(self, left: Side, right: Side, depth: int) -> bool:
-        count = int(min(max(most(left, "minItems"), most(right, "minItems")), 8))
-        return any(self.is_impossible(of_item(left, i), of_item(right, i), depth + 1) for i in range(count))
 
     def may_match(self, value: Any, side: Side, depth: int = 0) -> bool:
         """False where a value surely does not match all of a side."""
+        self._steps += 1
         parts = self.parts(side)
         if parts is None:
             return False
-        if depth > _DEEPEST or self._steps > _MOST_STEPS:
+        if depth > _DEEPEST or self.is_exhausted:
             return True
-        if kind_of(value) not in typed(parts) or not self._is_listed(value, parts):
+        listed = self.listed(parts)
+        if listed is not None and _name_of(value) not in map(_name_of, listed):
             return False
-        if isinstance(value, str):
-            return fits_text(value, parts)
-        if isinstance(value, Mapping):
-            if not required(parts) <= set(value):
-                return False
-            return all(self.may_match(each, of_name(parts, name), depth + 1) for name, each in value.items())
-        if isinstance(value, list):
-            if not most(parts, "minItems") <= len(value) <= least(parts, "maxItems"):
-                return False
-            return all(self.may_match(each, of_item(parts, at), depth + 1) for at, each in enumerate(value))
-        if isinstance(value, int | float) and not isinstance(value, bool):
-            return lowest(parts)[0] <= value <= highest(parts)[0]
+        kind = kind_of(value)
+        size = value if kind in ("integer", "fraction") else len(value) if kind in ("string", "array") else 0
+        low, high = _BOUNDS.get(kind, ("", ""))
+        if kind not in typed(parts) or _is_empty(kind, [*parts, {low: size, high: size}]):
+            return False
+        if kind == "string":
+            return all(_matches(part["pattern"], value) is not False for part in parts if "pattern" in part)
+        if kind == "object":
+            own = ((each, _of_name(parts, name)) for name, each in value.items())
+            return required(parts) <= set(value) and all(self.may_match(*each, depth + 1) for each in own)
         return True
+
+    def listed(self, parts: Side) -> list[Any] | None:
+        """The values that are in each const and enum; None without one."""
+        lists = [[part["const"]] for part in parts if "const" in part]
+        lists += [part["enum"] for part in parts if "enum" in part]
+        self._steps += sum(map(len, lists))
+        if not lists:
+            return None
+        first, *others = sorted(lists, key=len)
+        names = [set(map(_name_of, each)) for each in others]
+        return [value for value in first if all(_name_of(value) in each for each in names)]
+
+
+def typed(parts: Side) -> frozenset[str]:
+    """The kinds of value that `type` allows."""
+    found = _ALL
+    for part in parts:
+        names = part.get("type", ())
+        names = [names] if isinstance(names, str) else names
+        found &= frozenset().union(*(_KINDS.get(name, _ALL) for name in names)) if names else _ALL
+    return found
+
+
+def kind_of(value: Any) -> str:
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "boolean"
+    if isinstance(value, int) or (isinstance(value, float) and value.is_integer()):
+        return "integer"
+    return {float: "fraction", str: "string", list: "array"}.get(type(value), "object")
+
+
+def _name_of(value: Any) -> str:
+    """A text that JSON values share where they are equal: 1 and 1.0 do, 1 and true do not."""
+    return json.dumps(_plain(value), sort_keys=True)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, list):
+        return [_plain(each) for each in value]
+    return {name: _plain(each) for name, each in value.items()} if isinstance(value, Mapping) else value
+
+
+def required(parts: Side) -> set[str]:
+    """The names that an object must have."""
+    return {name for part in parts for name in part.get("required", ()) if isinstance(name, str)}
+
+
+def _of_name(parts: Side, name: str) -> list[Any]:
+    """The schemas that the property of this name must match."""
+    found: list[Any] = []
+    for part in parts:
+        own = part.get("properties", {})
+        patterns = part.get("patternProperties", {}).items()
+        matches = [(_matches(pattern, name), schema) for pattern, schema in patterns]
+        mine = ([own[name]] if name in own else []) + [schema for is_match, schema in matches if is_match]
+        found += mine
+        if not mine and all(is_match is False for is_match, _ in matches) and "additionalProperties" in part:
+            found.append(part["additionalProperties"])
+    return found
+
+
+def _matches(pattern: str, text: str) -> bool | None:
+    """Whether a pattern matches; None where dialects of patterns may differ."""
+    if not text.isascii() or not text.isprintable() or "\\p" in pattern or "(?" in pattern.replace("(?:", ""):
+        return None
+    try:
+        return re.search(pattern, text, re.ASCII) is not None
+    except (re.error, RecursionError):
+        return None
+
+
+def _choices(parts: Side) -> Iterator[tuple[list[Any], list[Any]]]:
+    """For each anyOf and oneOf: the rest of a side, and the branches."""
+    for (at, part), key in itertools.product(enumerate(parts), ("anyOf", "oneOf")):
+        if isinstance(part.get(key), list):
+            rest = {name: value for name, value in part.items() if name != key}
+            yield [*parts[:at], rest, *parts[at + 1 :]], part[key]
+
+
+_BOUNDS = {
+    "integer": ("minimum", "maximum"),
+    "fraction": ("minimum", "maximum"),
+    "string": ("minLength", "maxLength"),
+    "array": ("minItems", "maxItems"),
+}
+
+
+def _is_empty(kind: str, parts: Side) -> bool:
+    """Whether the bounds of numbers, lengths or counts leave nothing."""
+    if kind not in _BOUNDS:
+        return False
+    low, high = _BOUNDS[kind]
+    above, below = (_numbers(parts, f"exclusive{name.capitalize()}") for name in (low, high))
+    least, most = (
+        max(_numbers(parts, low) + above, default=-math.inf),
+        min(_numbers(parts, high) + below, default=math.inf),
+    )
+    return least > most or (least == most and (least in above or most in below))
+
+
+def _numbers(parts: Side, key: str) -> list[float]:
+    return [part[key] for part in parts if isinstance(part.get(key), int | float) and not isinstance(part[key], bool)]
