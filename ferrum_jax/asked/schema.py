@@ -28,7 +28,6 @@ _OF_ONE = ("additionalProperties", "additionalItems", "items")
 _OF_MANY = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
 _BY_NAME = ("properties", "patternProperties", "$defs", "definitions")
 NAMES = ("$id", "id", "$anchor", "$dynamicAnchor")  # by which references may find a part
-COUNTS = ("minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties")
 _TYPES = ("null", "boolean", "integer", "number", "string", "array", "object")
 _WRITABLE_CONTROLS = frozenset("\b\t\n\f\r")
 _DEEPEST = 64

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from decimal import Decimal
 from typing import Any
 
-from ferrum_jax.asked.schema import COUNTS, EXACT, MAX_WHOLE, is_kept, says_no_format, subschemas
+from ferrum_jax.asked.schema import EXACT, MAX_WHOLE, is_kept, says_no_format, subschemas
 from ferrum_jax.asked.schema_words import says_nothing
 from ferrum_jax.asked.structured_outputs import compact
 from ferrum_jax.quoting import quoted
@@ -26,7 +26,7 @@ _OLD_DRAFT = re.compile(r"draft-0[34]")  # in which a schema's name is `id`
 @functools.lru_cache(maxsize=512)
 def compiled_schema(text: str) -> str:
     """The text of a schema that was checked. Raises ValueError with the place of a oneOf that cannot be enforced."""
-    original, made = json.loads(text), json.loads(text)
+    original, made = json.loads(text, parse_float=_number), json.loads(text, parse_float=_number)
     overlap = Overlap(original)
     pairs = list(zip(subschemas(original), subschemas(made), strict=True))
     is_old = isinstance(original, dict) and bool(_OLD_DRAFT.search(str(original.get("$schema"))))
@@ -41,15 +41,18 @@ def compiled_schema(text: str) -> str:
     return compact(made)
 
 
+def _number(text: str) -> float:
+    """A whole number is an int, however it is written."""
+    found = float(text)
+    return int(found) if abs(found) < math.inf and found.is_integer() else found
+
+
 def _rewrite(part: Mapping[str, Any], copy: dict[str, Any]) -> None:
     for key in part:
         if key in _NOT_TAKEN or says_nothing(key, part):
             del copy[key]
     if says_no_format(part):
         del copy["format"]
-    for key in COUNTS:
-        if isinstance(copy.get(key), float) and copy[key].is_integer():
-            copy[key] = int(copy[key])
 
 
 def _narrow_bounds(place: str, copy: dict[str, Any]) -> None:

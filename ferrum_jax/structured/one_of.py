@@ -12,8 +12,6 @@ from typing import Any
 
 from ferrum_jax.structured.overlap import Overlap, required, typed
 
-_MEANS_NOTHING = frozenset(("title", "description", "default", "examples", "example", "$comment", "deprecated"))
-
 
 class CannotTellApartError(ValueError):
     """Two branches may both match, and neither can be narrowed."""
@@ -22,7 +20,7 @@ class CannotTellApartError(ValueError):
 def narrowed(beside: Mapping[str, Any], branches: Sequence[Any], overlap: Overlap) -> dict[int, list[Any]]:
     """The branches whose union is written, and what more each must match. beside: the rest of their schema.
 
-    Raises CannotTellApartError naming two branches, or that there is no value which matches one alone.
+    Raises CannotTellApartError naming two branches.
     """
     found: dict[int, list[Any]] = {}
     for at, branch in enumerate(branches):
@@ -31,8 +29,6 @@ def narrowed(beside: Mapping[str, Any], branches: Sequence[Any], overlap: Overla
             for place, other in enumerate(branches)
             if place != at and not overlap.is_impossible([beside, branch, other])
         }
-        if any(_covers(other, branch, overlap) for other in others.values()):
-            continue  # what matches it matches the other too
         more: list[Any] = []
         for place, other in others.items():
             mine = [beside, branch, *more]
@@ -48,8 +44,6 @@ def narrowed(beside: Mapping[str, Any], branches: Sequence[Any], overlap: Overla
                 )
             more.append(step)
         found[at] = more
-    if not found:
-        raise CannotTellApartError("whatever matches one branch matches another too: use anyOf")
     return found
 
 
@@ -72,17 +66,3 @@ def _steps(overlap: Overlap, mine: list[Any], other: Any) -> Iterator[Any]:
 
 def _declared(parts: Sequence[Mapping[str, Any]]) -> dict[str, None]:
     return {name: None for part in parts for name in part.get("properties", ())}
-
-
-def _covers(larger: Any, smaller: Any, overlap: Overlap) -> bool:
-    """Whether whatever matches `smaller` matches `larger`: both say the same, or `larger` says its types alone."""
-    one, other = _said(larger), _said(smaller)
-    if one in (True, other) or not isinstance(one, dict):
-        return one is not False
-    return set(one) <= {"type"} and typed(overlap.parts([smaller]) or []) <= typed([one])
-
-
-def _said(schema: Any) -> Any:
-    if not isinstance(schema, Mapping):
-        return schema
-    return {key: value for key, value in schema.items() if key not in _MEANS_NOTHING}
