@@ -140,7 +140,7 @@ class Matcher:
         own = mask[: self.vocabulary.own_words]
         self._state.unsafe_compute_mask_ptr(own.ctypes.data, own.nbytes)
         mask[self.vocabulary.own_words :] = 0
-        return self._keep_mask(mask, np.count_nonzero(mask))
+        return self._keep_mask(mask, int(np.count_nonzero(mask)))
 
     def _keep_mask(self, mask: np.ndarray, num_words: int) -> bool:
         """Notes why a row is stuck, if its mask shows that. Returns whether the row can go on.

@@ -33,7 +33,7 @@ STACK_BYTES = 4 << 20  # 1,000 rules that lead to one another, 2,048 properties,
 _MEMORY_BYTES = 2 << 30  # of address space, beside what the child has
 _MAX_TRIALS = 1000  # of a worker, whose memory grows
 _CPU_S = 5  # ten times what the largest ordinary grammars take
-_TOOK = {
+_TOOK: dict[int, str] = {
     signal.SIGXCPU: f"more than {_CPU_S} s to compile",
     signal.SIGABRT: "too much memory or nesting to compile",
     signal.SIGSEGV: "too much nesting to compile",
