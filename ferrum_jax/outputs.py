@@ -13,6 +13,8 @@ NOT_FINITE = -1  # in place of a token: the row's logits hold NaN or infinity
 
 NO_STRUCTURE = "structured output needs llguidance, which is not installed"  # then how to install it
 
+ABORTED = "the request was ended by who owns the engine, as a pause does; ask again"
+
 ADAPTER_FAILED = "the adapter could not be brought to the devices"  # then its name and why
 
 NOT_FINITE_REASON = (

@@ -34,7 +34,7 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 
 from ferrum_jax.ints import ceil_div
-from ferrum_jax.quoting import quoted
+from ferrum_jax.quoting import is_unicode, quoted
 
 Message = Mapping[str, Any]
 Content = str | Sequence[int] | Sequence[Message]
@@ -351,7 +351,7 @@ def named_text(field: str, value: object) -> str:
         return ""
     if not isinstance(value, str) or not value:
         raise ValueError(f"{field} is {quoted(value)}; it must be a string that is not empty")
-    if any("\ud800" <= character <= "\udfff" for character in value):
+    if not is_unicode(value):
         raise ValueError(f"{field} is {quoted(value)}, which holds half of a surrogate pair; write both halves")
     return value
 

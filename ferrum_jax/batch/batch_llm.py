@@ -20,6 +20,10 @@ class RowCrash(ValueError):
     """An engine that runs elsewhere crashed with this row, twice, the second time with it alone."""
 
 
+class RowsAborted(RuntimeError):
+    """Who owns the engine ended all that ran, as a pause may: no row is to blame, and each runs again."""
+
+
 class BatchLLM(Protocol):
     """What a job asks of an engine: `ferrum_jax.LLM`, or a fake one in tests.
 

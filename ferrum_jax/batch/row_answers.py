@@ -18,6 +18,11 @@ _NOT_BEGUN = CompletionOutput(
 )
 
 
+def was_aborted(answer: Answer) -> bool:
+    """Whether a choice was cut by who owns the engine, and not by its row."""
+    return isinstance(answer, RequestOutput) and any(choice.finish_reason == "abort" for choice in answer.outputs)
+
+
 class Answers:
     """The answers of one row. place: index of a prompt in the row."""
 

@@ -16,7 +16,7 @@ from itertools import islice
 from typing import Any
 
 from ferrum_jax.asked.sampling import SamplingParams
-from ferrum_jax.batch.batch_llm import BatchLLM, RowCrash
+from ferrum_jax.batch.batch_llm import BatchLLM, RowCrash, RowsAborted
 from ferrum_jax.batch.engine_rows import EngineRows
 from ferrum_jax.batch.input.formats import EMBEDS, GENERATES, SCORES, TRANSCRIBES, BadRow, Row
 from ferrum_jax.batch.input.rows import Rows
@@ -29,7 +29,7 @@ from ferrum_jax.batch.journal.responses import answered_line, failed_line, texts
 from ferrum_jax.batch.notice import Notice
 from ferrum_jax.batch.report.display import Display
 from ferrum_jax.batch.report.recorder import Recorder
-from ferrum_jax.batch.row_answers import Answer
+from ferrum_jax.batch.row_answers import Answer, was_aborted
 from ferrum_jax.batch.row_sounds import READ_AHEAD, RowSounds
 from ferrum_jax.batch.share import WorkShare
 from ferrum_jax.batch.structure_cuts import cut_off
@@ -215,6 +215,8 @@ class Worker:
                     item = next(completions, None)
                 except JobRefused:
                     raise
+                except RowsAborted:
+                    break
                 except Exception as error:
                     if error is self._source_error:
                         raise
@@ -223,6 +225,10 @@ class Worker:
                 if item is None:
                     assert not self._open, f"rows {sorted(self._open)[:5]} were not answered"
                     return
+                if llm.identity is not None:
+                    self._job.begin(llm.identity)  # raises where the weights are others than at the last line
+                if was_aborted(item[1]):
+                    break
                 self._receive(*item)
         if not self.is_over:
             self._leave_engine()

@@ -35,11 +35,7 @@ def prompts_of(field: str, prompts: object, most: int | None = None) -> tuple[Co
 
 
 def _prompt_of(field: str, prompt: object) -> str | array[int]:
-    if isinstance(prompt, str):
-        if not prompt:
-            raise ValueError(f"{field} is empty; give at least one token")
-        return prompt
-    return token_ids_of(field, prompt)
+    return prompt if isinstance(prompt, str) else token_ids_of(field, prompt)
 
 
 def token_ids_of(field: str, token_ids: object) -> array[int]:

@@ -39,7 +39,7 @@ def object_of(properties: Mapping[str, Schema], *required: str, **more: Any) -> 
 BOOLEAN, STRING, OBJECT, NULL = ({"type": name} for name in ("boolean", "string", "object", "null"))
 FILLED = {"type": "string", "minLength": 1}
 IDS = list_of(whole(0, 2**31 - 1), minItems=1)
-PROMPTS = one_of(FILLED, IDS, list_of(one_of(FILLED, IDS), minItems=1))
+PROMPTS = one_of(STRING, IDS, list_of(one_of(STRING, IDS), minItems=1))
 DOCUMENTS = list_of(one_of(FILLED, object_of({"text": FILLED}, "text", additionalProperties=False)), minItems=1)
 BIASES = {
     "type": "object",

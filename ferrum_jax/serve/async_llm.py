@@ -25,9 +25,9 @@ from ferrum_jax.embeddings.embedder import ONE_TOKEN
 from ferrum_jax.engine.calls.arguments import BEAM_SEARCH, ENCODE, GET_METRICS
 from ferrum_jax.engine.calls.score_requests import Completion, score_params, scores_of
 from ferrum_jax.llm import LLM, NewWeights
-from ferrum_jax.outputs import EmbeddingOutput, RequestOutput, SequenceLogprobs, Transcription
+from ferrum_jax.outputs import ABORTED, EmbeddingOutput, RequestOutput, SequenceLogprobs, Transcription
 from ferrum_jax.prompt import Prompt, take_apart
-from ferrum_jax.serve.engine_thread import Answer, EngineThread, Ticket
+from ferrum_jax.serve.engine_thread import Answer, EngineFailed, EngineThread, Ticket
 from ferrum_jax.transcribing.heard_sound import HeardSound
 from ferrum_jax.vision.decoding import Look, Stopped
 
@@ -133,7 +133,7 @@ class AsyncLLM:
         with contextlib.ExitStack() as stack:
             opened = [self._mailbox(None, ids, sampling, options) for ids, options, sampling in prepared]
             mailboxes = [stack.enter_context(each) for each in opened]
-            outputs = [output for mailbox in mailboxes if (output := await mailbox.next()) is not None]
+            outputs = [await mailbox.whole() for mailbox in mailboxes]
         return heard.transcription([output.outputs[0] for output in outputs])
 
     async def embed(
@@ -149,8 +149,8 @@ class AsyncLLM:
         text = await asyncio.to_thread(llm.model.embedder.text, None, prompt, params)
         options = RequestOptions(prompt=text.prompt, cache_salt=text.cache_salt, media=text.media, embeds=True)
         with self._mailbox(None, text.token_ids, ONE_TOKEN, options) as mailbox:
-            output = await mailbox.next()
-        assert output is not None and output.embedding is not None, "a text's output has its vector"
+            output = await mailbox.whole()
+        assert output.embedding is not None, "a text's output has its vector"
         return text.output(output.embedding, output.num_cached_tokens)
 
     async def compute_logprobs(
@@ -170,7 +170,7 @@ class AsyncLLM:
         with contextlib.ExitStack() as stack:
             opened = [self._mailbox(None, each.token_ids, params, each.options) for each in requests if each]
             mailboxes = [stack.enter_context(each) for each in opened]
-            outputs = iter([await mailbox.next() for mailbox in mailboxes])
+            outputs = iter([await mailbox.whole() for mailbox in mailboxes])
         return [scores_of(each and next(outputs), top, llm.spec.vocab_size) for each in requests]
 
     async def update_weights(self, state: NewWeights, **how: Any) -> int:
@@ -297,6 +297,13 @@ class _Mailbox:
     def _wake(self) -> None:
         with contextlib.suppress(RuntimeError):  # its loop is closed, and nobody reads
             self._loop.call_soon_threadsafe(self._filled.set)
+
+    async def whole(self) -> RequestOutput:
+        """The only output of a request. Raises what the engine raised, and EngineFailed if it was cut."""
+        output = await self.next()
+        if output is None or output.finish_reason == "abort":
+            raise EngineFailed(ABORTED)
+        return output
 
     async def next(self) -> RequestOutput | None:
         """The next output; None where it was stopped. Raises what the engine raised."""

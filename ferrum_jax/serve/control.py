@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -43,7 +44,9 @@ def _update(llm: LLM, root: str | None, *, path: str, requests: str | None) -> C
 
 
 def changing_facts(llm: LLM) -> dict[str, Any]:
-    """What changes of `facts_of` while a server runs. A fingerprint samples weights, and updates may be small."""
-    version = f".{llm.weights_version}" if llm.weights_version else ""
-    fingerprint = f"{(llm.model.identity.weights or '')[:16]}{version}"
-    return {"adapters": llm.model.adapters.names, "fingerprint": fingerprint}
+    """What changes of a model's facts while a server runs."""
+    identity = llm.identity
+    weights, _, version = (identity.weights or "").partition(".")
+    fingerprint = f"{weights[:16]}.{version}".removesuffix(".")
+    names = llm.model.adapters.names
+    return {"adapters": names, "fingerprint": fingerprint, "identity": dataclasses.asdict(identity)}

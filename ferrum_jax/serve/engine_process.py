@@ -11,7 +11,6 @@ The first SIGTERM or SIGINT drains: nothing new is taken, what runs may end with
 from __future__ import annotations
 
 import contextlib
-import functools
 import gc
 import os
 import queue
@@ -19,7 +18,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -29,7 +27,8 @@ from ferrum_jax.processes import fresh
 from ferrum_jax.serve.engine_side import EngineSide
 from ferrum_jax.serve.engine_thread import EngineThread
 from ferrum_jax.serve.link.outbox import Outbox
-from ferrum_jax.serve.link.wire import Unframer, send
+from ferrum_jax.serve.link.watched import Told, start_thread, watch_all_threads
+from ferrum_jax.serve.link.wire import received, send
 
 EXIT_SERVED, EXIT_CUT, EXIT_FAILED, EXIT_BROKEN_OFF = 0, 75, 70, 130
 _LOOK_S = 0.2
@@ -70,20 +69,18 @@ def carry_messages(link: socket.socket, outbox: Outbox, side: EngineSide) -> Non
 
     def write() -> None:
         while True:
-            send(link, outbox.take(None))
+            messages = outbox.take(None)
+            try:
+                send(link, messages)
+            except OSError:
+                return
 
     def read() -> None:
-        unframer = Unframer()
-        while content := link.recv(1 << 18):
-            for message in unframer.feed(content):
-                side.take(message)
-
-    def carried(work: Callable[[], None]) -> None:
-        with contextlib.suppress(OSError):
-            work()
+        for message in received(link):
+            side.take(message)
 
     for work in (write, read):
-        threading.Thread(target=side.watched, args=(functools.partial(carried, work),), daemon=True).start()
+        start_thread(work, side.fail, name=f"ferrum-link-{work.__name__}")
 
 
 class BatchChild:
@@ -163,7 +160,7 @@ class HttpChild:
         side.begin()
         self._batches = None if batch_order is None else BatchChild(batch_order, llm, thread)
         try:
-            with self._listening():
+            with self._listening(side.fail):
                 code = self._wait(thread, side, on_ready, drain_s)
         finally:
             if self._batches is not None:
@@ -175,7 +172,10 @@ class HttpChild:
     # -- until when ------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def _listening(self) -> Iterator[None]:
+    def _listening(self, on_failure: Told) -> Iterator[None]:
+        """Signals are heard meanwhile, and the end of any thread of the process, whoever started it."""
+        watch_all_threads(on_failure)
+
         def handle(number: int, _: Any) -> None:
             self._signals.put(number)
 

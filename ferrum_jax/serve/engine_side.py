@@ -7,7 +7,6 @@ wait at once, so that texts of several requests share its steps.
 from __future__ import annotations
 
 import base64
-import concurrent.futures
 import contextlib
 import dataclasses
 import functools
@@ -24,13 +23,14 @@ from ferrum_jax.delta import Delta
 from ferrum_jax.embeddings.comparing import TOLD
 from ferrum_jax.embeddings.embedder import ONE_TOKEN, UNTRAINED, Text
 from ferrum_jax.llm import LLM
-from ferrum_jax.outputs import unit_length
+from ferrum_jax.outputs import ABORTED, unit_length
 from ferrum_jax.prompt import VECTOR_ARGUMENTS
 from ferrum_jax.serve.async_llm import live_stats
 from ferrum_jax.serve.control import changing_facts, control
 from ferrum_jax.serve.engine_thread import Answer, EngineThread, Ticket
 from ferrum_jax.serve.folders_below import folder_below
 from ferrum_jax.serve.link.outbox import Outbox
+from ferrum_jax.serve.link.watched import WatchedPool, start_thread
 from ferrum_jax.serve.link.wire import Message
 from ferrum_jax.serve.link.wire_images import with_images
 from ferrum_jax.sound.prompt_sounds import PromptSounds
@@ -55,8 +55,8 @@ class EngineSide:
         self, llm: LLM, thread: EngineThread, outbox: Outbox, roots: tuple[str | None, str | None] = (None, None)
     ) -> None:
         self._adapter_root, self._weights_root = roots
-        self._loads = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="ferrum-adapters")
-        self._reads = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="ferrum-texts")
+        self._loads = WatchedPool(self.fail, name="ferrum-adapters")
+        self._reads = WatchedPool(self.fail, name="ferrum-texts")
         self.thread = thread
         self._llm = llm
         self._outbox = outbox
@@ -66,49 +66,57 @@ class EngineSide:
         self._texts: dict[Ticket, _AskedVector] = {}
         self._waiting: list[int] = []  # texts for an encoder
         self._stats_asked = False
+        self._told_version = 0  # of the weights
         self.opened = threading.Event()  # HTTP takes requests
         self.failed: str | None = None  # why it carries nothing any more
         self._closed = threading.Event()
-        self._beats = threading.Thread(target=self.watched, args=(self._beat,), name="ferrum-beat", daemon=True)
+        self._beats: threading.Thread | None = None
+        thread.after_errands.append(self._tell_weights)
 
     def begin(self) -> None:
         """Says that requests may come."""
+        self._told_version = self._llm.weights_version
         self._send([["ready", facts_of(self._llm)]])
-        self._beats.start()
+        self._beats = start_thread(self._beat, self.fail, name="ferrum-beat")
 
-    def watched(self, work: Callable[[], None]) -> None:
-        """Runs a thread's work. If it fails the server has failed: what it did is not done any more."""
-        try:
-            work()
-        except BaseException as error:  # a panic of a library in Rust is no Exception
-            logging.getLogger("ferrum_jax.serve").exception("a thread of the engine's process failed")
-            self.failed = f"a thread of the engine's process failed: {type(error).__name__}: {error}"
-            self._tell_beat()
+    def fail(self, why: str) -> None:
+        """The server has failed: nothing is taken any more, and `/health` says why."""
+        self.failed = why
+        self._tell_beat()
 
     def close(self) -> None:
         """Nothing more is sent."""
         self._closed.set()
-        if self._beats.is_alive():
+        self.thread.after_errands.remove(self._tell_weights)
+        if self._beats is not None:
             self._beats.join()
         for pool in (self._loads, self._reads):
-            pool.shutdown(wait=False, cancel_futures=True)
+            pool.close()
         for ticket in list(self._ids):
             self.thread.abort(ticket)
 
     def take(self, message: Message) -> None:
-        """Does what a message asks for."""
+        """Does what a message asks for; one that cannot be done is refused, and the next ones are taken."""
         kind, *rest = message
+        try:
+            self._do(kind, *rest)
+        except Exception as error:
+            self._refuse(rest[0], error)
+
+    def _do(self, kind: str, *rest: Any) -> None:
         if kind == "add":
             self._add(*rest)
         elif kind in ("embed", "score"):
-            read = functools.partial(self._read, kind, self._ticket(rest[0]), *rest)
-            self._reads.submit(self.watched, read)  # a long text holds up no other message
+            # a long text holds up no other message
+            self._reads.submit(functools.partial(self._read, kind, self._ticket(rest[0]), *rest))
         elif kind == "abort":
             self._abort(*rest)
         elif kind == "load_adapter":
-            self._loads.submit(self._change, rest[0], functools.partial(self._load_adapter, *rest[1:]))
+            load = functools.partial(self._load_adapter, *rest[1:])
+            self._loads.submit(functools.partial(self._change, rest[0], load))
         elif kind == "unload_adapter":
-            self._loads.submit(self._change, rest[0], functools.partial(self._llm.unload_adapter, *rest[1:]))
+            unload = functools.partial(self._llm.unload_adapter, *rest[1:])
+            self._loads.submit(functools.partial(self._change, rest[0], unload))
         elif kind == "control":
             self._control(*rest)
         elif kind == "opened":
@@ -119,13 +127,8 @@ class EngineSide:
     def _add(
         self, request_id: int, token_ids: list[int], params: Mapping[str, Any], options: Mapping[str, Any]
     ) -> None:
-        try:
-            sampling = params_of_json(params)
-        except ValueError as error:
-            self._send([["refused", request_id, "invalid", str(error)]])
-            return
-        ticket = self._ticket(request_id)
-        self.thread.add(ticket, token_ids, sampling, RequestOptions(**{"streams": True, **with_images(options)}))
+        sampling, options = params_of_json(params), {"streams": True, **with_images(options)}
+        self.thread.add(self._ticket(request_id), token_ids, sampling, RequestOptions(**options))
 
     def _ticket(self, request_id: int) -> Ticket:
         ticket = Ticket(self._answer)
@@ -147,6 +150,7 @@ class EngineSide:
 
     def _answer(self, answers: Sequence[tuple[Ticket, Answer]]) -> None:
         """On the engine's thread: what one step gave."""
+        self._tell_weights()
         deltas: list[Delta] = []
         messages: list[Message] = []
         for ticket, answer in answers:
@@ -156,13 +160,14 @@ class EngineSide:
                 request_id = self._forget(ticket)
             if request_id is None:
                 continue
+            asked = self._texts.pop(ticket, None)
             if isinstance(answer, Exception):
-                self._texts.pop(ticket, None)
                 kind = "invalid" if isinstance(answer, ValueError) else "failed"
                 messages.append(["refused", request_id, kind, str(answer)])
-            elif answer.beside is not None and answer.beside.embedding is not None:
-                asked = self._texts.pop(ticket)
+            elif asked is not None and answer.beside is not None and answer.beside.embedding is not None:
                 messages.append(_vector(request_id, answer.beside.embedding, asked, answer.num_cached_tokens))
+            elif asked is not None:
+                messages.append(["refused", request_id, "aborted", ABORTED])
             else:
                 deltas.append(answer._replace(id=request_id, beside=None))
         for request_id in self._outbox.add(deltas) if deltas else ():
@@ -177,18 +182,25 @@ class EngineSide:
         try:
             found = change()
         except BaseException as error:
-            kind = "invalid" if isinstance(error, ValueError | OSError) else "failed"
-            self._send([["refused", request_id, kind, str(error)]])
+            self._refuse(request_id, error)
             return
         self._send([["changed", changing_facts(self._llm)], ["done", request_id, found]])
 
+    def _refuse(self, request_id: int, error: BaseException) -> None:
+        kind = "invalid" if isinstance(error, ValueError | OSError) else "failed"
+        if kind == "failed":
+            logging.getLogger("ferrum_jax.serve").error("a request of the engine failed", exc_info=error)
+        self._send([["refused", request_id, kind, str(error)]])
+
+    def _tell_weights(self) -> None:
+        """On the engine's thread, before all that other weights answer, whoever gave them."""
+        if self._told_version != self._llm.weights_version:
+            self._told_version = self._llm.weights_version
+            self._send([["changed", changing_facts(self._llm)]])
+
     def _control(self, request_id: int, verb: str, arguments: Mapping[str, Any]) -> None:
         """Answers when it is done: nothing waits here, since one verb may end another's waiting."""
-        try:
-            begun = control(self._llm, self.thread, verb, arguments, self._weights_root)
-        except ValueError as error:
-            self._send([["refused", request_id, "invalid", str(error)]])
-            return
+        begun = control(self._llm, self.thread, verb, arguments, self._weights_root)
         begun.add_done_callback(lambda done: self._change(request_id, done.result))
 
     def _load_adapter(self, name: str, path: str, replaces: bool) -> None:
@@ -208,7 +220,7 @@ class EngineSide:
             return
         try:
             asked = (self._to_embed if kind == "embed" else self._to_score)(request_id, content, options)
-        except ValueError as error:
+        except Exception as error:
             self._answer([(ticket, error)])
             return
         text = asked.text
@@ -325,7 +337,6 @@ def facts_of(llm: LLM) -> dict[str, Any]:
     model = llm.model
     return {
         "architecture": llm.spec.architecture,
-        "identity": dataclasses.asdict(llm.identity),
         "images": None if model.is_encoder else _image_facts(model.prompts.images),
         "heard": None if model.is_encoder else _heard_facts(model.prompts.sounds),
         "sounds": _sound_facts(model.opened.texts.transcriber),

@@ -6,7 +6,7 @@
 A ticket is one request: who asks makes it and knows by it what comes back. What is added or aborted while a step runs
 is heeded before the next. A step that fails ends what ran, each with EngineFailed, and a fresh engine goes on; after
 MOST_FAILURES in a row, with no step between them that went well, nothing more runs, and `failed` says why.
-While it is paused, what is added waits until it resumes.
+While it is paused or sleeps, what is added waits.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import concurrent.futures
 import contextlib
 import functools
 import queue
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -26,6 +25,7 @@ from ferrum_jax.asked.sampling import SamplingParams
 from ferrum_jax.delta import Delta
 from ferrum_jax.engine.shared import WHAT_BECOMES, Inbox
 from ferrum_jax.llm import LLM
+from ferrum_jax.serve.link.watched import start_thread
 
 MOST_FAILURES = 3
 Answer = Delta | Exception
@@ -73,20 +73,23 @@ class _Pause(NamedTuple):
 
 
 class EngineThread:
-    """num_steps, last_step: how many steps ended well, and when the last one did or the engine had nothing to do."""
+    """num_steps, last_step: how many steps ended well, and when the last one did or the engine had nothing to do.
+
+    after_errands: called on the thread after each `call`, as one may change the weights.
+    """
 
     def __init__(self, llm: LLM) -> None:
         self.num_steps, self.last_step = 0, time.monotonic()
+        self.after_errands: list[Callable[[], None]] = []
         self._llm = llm
         self._commands: queue.SimpleQueue[_NewRequest | _Leaving | _Errand | None] = queue.SimpleQueue()
         self._inbox: Inbox = deque()
         self._tickets: dict[int, Ticket] = {}
         self._pause: _Pause | None = None
-        self._held: list[_NewRequest] = []  # while it is paused
+        self._held: list[_NewRequest] = []  # while it is paused or sleeps
         self._failures = 0
         self._failed: EngineFailed | None = None
-        self._thread = threading.Thread(target=self._run, name="ferrum-engine", daemon=True)
-        self._thread.start()
+        self._thread = start_thread(self._run, self._give_up, name="ferrum-engine")
 
     @property
     def num_open(self) -> int:
@@ -150,6 +153,9 @@ class EngineThread:
         while self._goes_on():
             pass
 
+    def _give_up(self, why: str) -> None:
+        self._failed = EngineFailed(why, is_final=True)
+
     def _goes_on(self) -> bool:
         """One turn. What fails outside of the engine, as a sink might, is final: others must not wait for ever.
 
@@ -195,9 +201,21 @@ class EngineThread:
             self._guarded(lambda: self._drop(command.ticket))
         elif command.future.set_running_or_notify_cancel():
             try:
-                command.future.set_result(command.function())
+                found = command.function()
+                for tell in list(self.after_errands):
+                    tell()
+                command.future.set_result(found)
             except BaseException as error:  # it is the caller's
                 command.future.set_exception(error)
+            if not self._holds:
+                held, self._held = self._held, []
+                for each in held:
+                    self._begin(each)
+
+    @property
+    def _holds(self) -> bool:
+        """Whether what is added waits."""
+        return self._pause is not None or self._llm.is_sleeping
 
     @property
     def _runs(self) -> bool:
@@ -214,16 +232,14 @@ class EngineThread:
         if self._pause is not None:
             for paused in self._pause.futures:
                 paused.set_exception(ValueError("it was resumed before all that ran had ended"))
-        self._pause, held, self._held = None, self._held, []
-        for command in held:
-            self._begin(command)
+        self._pause = None
 
     def _begin(self, command: _NewRequest) -> None:
         ticket = command.ticket
         if self._failed is not None:
             ticket.sink([(ticket, self._failed)])
             return
-        if self._pause is not None:
+        if self._holds:
             self._held.append(command)
             return
         try:

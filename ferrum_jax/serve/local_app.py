@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 
 from starlette.applications import Starlette
@@ -24,6 +23,7 @@ from ferrum_jax.serve.http.service import Service
 from ferrum_jax.serve.http.settings import ServerSettings
 from ferrum_jax.serve.link.engine_client import EngineClient, LocalLink
 from ferrum_jax.serve.link.outbox import Outbox
+from ferrum_jax.serve.link.watched import Told, start_thread
 
 
 def make_app(llm: AsyncLLM | Callable[[], AsyncLLM], settings: ServerSettings | None = None) -> Starlette:
@@ -44,7 +44,7 @@ def make_app(llm: AsyncLLM | Callable[[], AsyncLLM], settings: ServerSettings | 
         side.begin()
         await service.client.ready.wait()
         service.open(opened.llm.model.prompts, opened.llm.model.opened.texts.transcriber)
-        batches = contextlib.nullcontext() if how.batches is None else _answering_batches(opened, how)
+        batches = contextlib.nullcontext() if how.batches is None else _answering_batches(opened, how, side.fail)
         try:
             with batches:
                 yield
@@ -58,15 +58,14 @@ def make_app(llm: AsyncLLM | Callable[[], AsyncLLM], settings: ServerSettings | 
 
 
 @contextlib.contextmanager
-def _answering_batches(opened: AsyncLLM, settings: ServerSettings) -> Iterator[None]:
-    """Batches are answered meanwhile, by threads of this process."""
+def _answering_batches(opened: AsyncLLM, settings: ServerSettings, on_failure: Told) -> Iterator[None]:
+    """Batches are answered meanwhile, by threads of this process. on_failure: told of one that ends by an exception."""
     ours, theirs = socket.socketpair()
     outbox = Outbox()
     side = EngineSide(opened.llm, opened.thread, outbox)
     carry_messages(ours, outbox, side)
     desk = BatchDesk(settings, theirs)
-    work = threading.Thread(target=desk.run, args=(lambda _: opened.llm.model.prompts,), name="ferrum-batches")
-    work.start()
+    work = start_thread(lambda: desk.run(lambda _: opened.llm.model.prompts), on_failure, name="ferrum-batches")
     side.begin()
     try:
         yield

@@ -17,7 +17,8 @@ KNOWN_LATER = ("weights", "adapter")  # once a model is loaded
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ModelIdentity:
-    """weights: the model's fingerprint, of spec, dtype and a sample of every tensor; None before they are read.
+    """weights: the model's fingerprint, of spec, dtype and a sample of every tensor, and behind a dot how often they
+    were updated, which a sample may not show; None before they are read.
 
     tokenizer, chat_template: digests of their files, None where there is none. end_tokens: ids that end a text.
     vectors: how states become vectors, as text. adapter: names and digests of those that are loaded, "" is none, None

@@ -36,7 +36,7 @@ from ferrum_jax.startup.build_engine import build_engine
 from ferrum_jax.startup.load import Loaded, adapter_reader
 from ferrum_jax.startup.new_weights import NewWeights, copies_for
 from ferrum_jax.startup.open import Opening
-from ferrum_jax.startup.sleep import LEVELS, TAGS, put_to_sleep, tags_to_wake, woken
+from ferrum_jax.startup.sleep import LEVELS, TAGS, is_dropped, put_to_sleep, tags_to_wake, woken
 from ferrum_jax.transcribing.transcriber import Transcriber, require_transcriber
 from ferrum_jax.vision.decoding import Look, do_not_look
 
@@ -127,8 +127,9 @@ class OpenModel:
     @property
     def identity(self) -> ModelIdentity:
         """Everything that can change an answer, and the environment."""
-        digest, once = (each.hex() for each in self.opened.model.fingerprint)
-        adapter = self.adapters.identity
+        model, adapter = self.opened.model, self.adapters.identity
+        version = f".{model.weights_version}" if model.weights_version else ""
+        digest, once = (f"{each.hex()}{version}" for each in model.fingerprint)
         return dataclasses.replace(self.opened.identity, weights=digest, weights_once=once, adapter=adapter)
 
     @property
@@ -191,7 +192,7 @@ class OpenModel:
             raise ValueError(
                 f"requests are running; let them end, or say what becomes of them: requests={WHAT_BECOMES}"
             )
-        if partial and self.asleep:
+        if partial and "weights" in self.asleep:
             raise ValueError("the weights sleep, so there is nothing to keep; wake_up() first, or update all of them")
         copies = copies_for(model.layout, state, spec=self.spec, names=names, partial=partial, cast=cast)
         if calls is None:
@@ -229,7 +230,9 @@ class OpenModel:
     def wake_up(self, tags: Collection[str] | None) -> None:
         """See `LLM.wake_up`."""
         woken_tags = tags_to_wake(tags, self.calls.asleep)
-        if "weights" in woken_tags:
+        if tags is not None and is_dropped(self.loaded):
+            woken_tags -= {"weights"}  # `update_weights` wakes them, whether it comes before or after
+        elif "weights" in woken_tags:
             self.opened = dataclasses.replace(self.opened, model=woken(self.loaded))
         self.calls.wake_up(woken_tags)
 

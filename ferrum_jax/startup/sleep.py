@@ -32,9 +32,14 @@ def put_to_sleep(model: Loaded, level: int) -> tuple[Loaded, int]:
     return dataclasses.replace(model, weights=weights), freed
 
 
+def is_dropped(model: Loaded) -> bool:
+    """Whether it has no weights, as after sleep at level 2."""
+    return any(array.is_deleted() for array in model.weights)
+
+
 def woken(model: Loaded) -> Loaded:
     """The model with its weights on the devices. Raises ValueError where they were dropped."""
-    if any(array.is_deleted() for array in model.weights):
+    if is_dropped(model):
         raise ValueError("the weights were dropped, as sleep(level=2) does; give new ones with update_weights")
     return dataclasses.replace(model, weights=_moved(model.weights, to_host=False))
 

@@ -10,12 +10,14 @@ import threading
 import pytest
 
 from ferrum_jax.asked.sampling import SamplingParams
+from ferrum_jax.batch.batch_llm import RowsAborted
 from ferrum_jax.request import FLEX
 from ferrum_jax.serve.batches.link_llm import EngineGone, LinkLLM
 from ferrum_jax.serve.link.engine_client import EngineLost
 from ferrum_jax.serve.link.wire import Unframer, send
 from ferrum_jax.text.prompts import PromptEncoder
 from tests.batch.fake_llm import IDENTITY
+from tests.serve.test_under_load import until
 
 FACTS = {
     "identity": dataclasses.asdict(IDENTITY),
@@ -98,6 +100,24 @@ def test_a_failed_step_is_the_engines_fault(side):
     threading.Thread(target=serve).start()
     with pytest.raises(EngineLost, match="a step failed"):
         next(found)
+
+
+def test_vectors_that_who_owns_the_engine_ended_are_no_rows_fault(side):
+    found = side.open().embed_as_completed([(0, "a text")])
+
+    def serve() -> None:
+        ((_, request_id, *_),) = side.got()
+        send(side.end, [["refused", request_id, "aborted", "a pause"]])
+
+    threading.Thread(target=serve).start()
+    with pytest.raises(RowsAborted, match="a pause"):
+        next(found)
+
+
+def test_the_identity_is_that_of_the_weights_that_answer_now(side):
+    llm = side.open()
+    send(side.end, [["changed", {"identity": {**FACTS["identity"], "weights": "00.1"}}]])
+    until(lambda: llm.identity.weights == "00.1")
 
 
 def test_a_link_that_is_closed_is_no_rows_fault(side):

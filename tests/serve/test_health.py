@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
+import socket
+import threading
 from types import SimpleNamespace
 
 import pytest
@@ -14,10 +17,12 @@ from ferrum_jax.serve.app.application import application
 from ferrum_jax.serve.engine_side import EngineSide
 from ferrum_jax.serve.engine_thread import EngineFailed, EngineThread, Ticket
 from ferrum_jax.serve.http.service import Service
+from ferrum_jax.serve.link import watched
 from ferrum_jax.serve.link.outbox import Outbox
+from ferrum_jax.serve.link.wire import received, send
 from tests.serve.own_link import OwnLink, got, open_over, service_over
 from tests.serve.test_under_load import until
-from tests.support import small_llm
+from tests.support import ROOT, small_llm
 
 
 class Panic(BaseException):
@@ -26,6 +31,10 @@ class Panic(BaseException):
 
 def panics(*arguments: object, **named: object) -> None:
     raise Panic("called `Option::unwrap()` on a `None` value")
+
+
+def thrown(error: BaseException) -> None:
+    raise error
 
 
 def ready(service: Service, link: OwnLink) -> None:
@@ -107,6 +116,81 @@ def test_a_panic_in_any_thread_of_the_engines_side_makes_the_server_unhealthy(th
     until(lambda: told)
     assert "Panic" in told[0] and side.failed == told[0]
     side.close()
+
+
+def replies(link: socket.socket, count: int) -> dict[int, list]:
+    """Messages about so many requests, by their ids."""
+    found: dict[int, list] = {}
+    for message in received(link):
+        if message[0] in ("refused", "done"):
+            found[message[1]] = message
+        if len(found) == count:
+            break
+    return found
+
+
+@pytest.fixture
+def carried(thread, tmp_path):
+    """A side of the engine whose messages are carried, and the other end of its link."""
+    (tmp_path / "loop").symlink_to("loop")
+    ours, theirs = socket.socketpair()
+    side = EngineSide(thread._llm, thread, Outbox(), (str(tmp_path), str(tmp_path)))
+    engine_process.carry_messages(ours, side._outbox, side)
+    yield side, theirs
+    theirs.close()
+    side.close()
+
+
+@pytest.mark.parametrize("path", ["a" * 300, "loop", "loop/a", "a\0b", "\ud83d"])
+def test_a_path_that_the_system_refuses_is_refused_and_the_next_request_is_answered(carried, path):
+    side, link = carried
+    send(link, [["control", 1, "update_weights", {"path": path, "requests": None}]])
+    send(link, [["load_adapter", 2, "a", path, False], ["control", 3, "state", {}]])
+    found = replies(link, 3)
+    assert [found[number][0] for number in (1, 2, 3)] == ["refused", "refused", "done"] and side.failed is None
+    assert [found[number][2] for number in (1, 2)] == ["invalid", "invalid"]
+
+
+@pytest.mark.parametrize("error", [OSError(5, "Input/output error"), KeyError("x"), RuntimeError("no")])
+def test_a_request_that_fails_in_the_engines_process_is_refused_alone(carried, monkeypatch, error):
+    side, link = carried
+
+    monkeypatch.setattr("ferrum_jax.serve.engine_side.control", lambda *arguments: thrown(error))
+    send(link, [["control", 1, "state", {}], ["add", 2, [7], {"other": 1}, {}], ["abort", 9], ["control", 3, "x", {}]])
+    assert [message[0] for message in replies(link, 3).values()] == ["refused"] * 3 and side.failed is None
+
+
+def test_what_ends_the_thread_that_reads_makes_the_server_unhealthy(carried, monkeypatch):
+    side, link = carried
+    monkeypatch.setattr(side, "_do", panics)
+    send(link, [["opened"]])
+    until(lambda: side.failed)
+    assert "Panic" in side.failed and any(message[0] == "beat" and message[1]["dead"] for message in received(link))
+
+
+def test_any_thread_that_ends_by_an_exception_is_heard_of(monkeypatch):
+    monkeypatch.setattr(threading, "excepthook", threading.excepthook)
+    told: list[str] = []
+    watched.watch_all_threads(told.append)
+    for error in (OSError("gone"), Panic("at last")):
+        thread = threading.Thread(target=thrown, args=(error,))
+        thread.start()
+        thread.join()
+    assert len(told) == 2 and "OSError: gone" in told[0] and "Panic: at last" in told[1]
+
+
+AWAITED = {"async_llm.py", "fair_workers.py"}  # of whose pools every result is awaited
+
+
+def test_no_thread_of_a_server_is_started_unwatched():
+    folder = ROOT / "ferrum_jax" / "serve"
+    starts = ("Thread", "Timer", "ThreadPoolExecutor", "start_new_thread", "ThreadPool")
+    found = set()
+    for path in folder.rglob("*.py"):
+        called = (each.func for each in ast.walk(ast.parse(path.read_text())) if isinstance(each, ast.Call))
+        names = {getattr(each, "attr", getattr(each, "id", "")) for each in called}
+        found |= {path.name} if names & {*starts} else set()
+    assert found == AWAITED | {"watched.py"}
 
 
 @pytest.mark.parametrize("broken", ["thread", "side"])

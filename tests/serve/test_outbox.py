@@ -58,6 +58,13 @@ def test_of_beats_the_latest_waits_and_other_messages_keep_their_order():
     ]
 
 
+def test_what_changed_comes_before_the_answers_that_wait_and_after():
+    outbox = Outbox()
+    outbox.add([delta(1, [5])])
+    outbox.put([["changed", 1], ["changed", 2], ["done", 3, None]])
+    assert [each[:2] for each in outbox.take()] == [["changed", 2], ["deltas", [delta(1, [5])]], ["done", 3]]
+
+
 def test_a_request_that_is_not_taken_is_cut_and_others_are_not(monkeypatch):
     monkeypatch.setattr(outbox_module, "MOST_UNSENT_TOKENS", 10)
     outbox, cut = Outbox(), []

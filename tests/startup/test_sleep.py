@@ -58,6 +58,23 @@ def test_level_2_drops_the_weights_too_until_an_update_brings_them(llm):
     assert tokens(llm) == before
 
 
+def test_trainers_wake_weights_before_they_load_them_and_kv_after(llm):
+    before = tokens(llm)
+    llm.sleep(level=2)
+    llm.wake_up(tags=["weights"])
+    with pytest.raises(ValueError, match="weights and kv_cache sleep"):
+        tokens(llm)
+    llm.update_weights(GOLDENS / "qwen3")
+    llm.wake_up(tags=["kv_cache"])
+    assert tokens(llm) == before and not llm.is_sleeping
+    llm.sleep(level=1)
+    llm.wake_up(tags=["weights"])
+    llm.update_weights({"norm.weight": np.ones(64, np.float32)}, partial=True)
+    llm.wake_up(tags=["kv_cache"])
+    llm.update_weights(GOLDENS / "qwen3")
+    assert tokens(llm) == before
+
+
 def test_what_makes_no_sense_is_refused(llm):
     with pytest.raises(ValueError, match="level is 3"):
         llm.sleep(3)

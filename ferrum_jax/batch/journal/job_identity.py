@@ -59,7 +59,7 @@ class JobIdentity:
         self._store, self._target, self._options, self._say = store, target, options, say
         self.created: int = record["created"]
         self._settings: Mapping[str, Any] = record["settings"]
-        self._begun: dict[str, ModelIdentity] = {}  # of models that answer here, by digest
+        self._begun: list[tuple[ModelIdentity, dict[str, str]]] = []  # of models that answer here
 
     @property
     def started(self) -> datetime.datetime:
@@ -110,9 +110,9 @@ class JobIdentity:
         return recorded["commit"]
 
     def begin(self, identity: ModelIdentity) -> None:
-        """Records the identity before it answers the first row. Raises JobRefused as `check` does."""
-        digest = digest_of(identity.values(), dict(identity.environment))
-        if digest in self._begun:
+        """Records the identity before it answers the first row, and is asked at each. Raises JobRefused as `check`."""
+        begun = identity, dict(identity.environment)  # which are not compared
+        if begun in self._begun:
             return
         assert None not in (identity.weights, identity.adapter), "the weights are known once a model is loaded"
         if (record := self._read(RECORD)) is not None:  # until a row is begun others may replace it
@@ -124,7 +124,7 @@ class JobIdentity:
         self._store.create(f"{_ENVIRONMENTS}/{name}.json", file_of(dict(identity.environment)))
         if self._options.strict_bits:
             self._require_bits(identity)  # another worker may have been first here too
-        self._begun[digest] = identity
+        self._begun.append(begun)
         differences = self.differing_bits()
         if differences:
             self._say(

@@ -11,7 +11,7 @@ from starlette.responses import PlainTextResponse, Response
 from ferrum_jax.openai.body_fields import given
 from ferrum_jax.openai.body_rules import require_known
 from ferrum_jax.openai.errors import FieldError
-from ferrum_jax.quoting import quoted
+from ferrum_jax.quoting import is_unicode, quoted
 from ferrum_jax.serve.http.exchange import Exchange
 from ferrum_jax.serve.http.http_errors import HttpError
 
@@ -62,6 +62,6 @@ def _text(body: Mapping[str, Any], field: str) -> str:
         raise FieldError(
             f"{field} is {quoted(value)}; it must be a text of at most {_MOST_CHARACTERS} characters", field
         )
-    if any("\ud800" <= character <= "\udfff" for character in value):
+    if not is_unicode(value):
         raise FieldError(f"{field} is {quoted(value)}, which holds half of a surrogate pair; write both halves", field)
     return value

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import traceback
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -63,6 +64,7 @@ _ROUTES: tuple[tuple[str, str, Handler, str, str | None], ...] = (  # the last i
     ("POST", "/v1/batches", batch_routes.create, _KEYS, "batch"),
     ("GET", "/v1/batches", batch_routes.batches, _KEYS, None),
     ("GET", "/v1/batches/{batch_id}", batch_routes.batch, _KEYS, None),
+    ("DELETE", "/v1/batches/{batch_id}", batch_routes.delete, _KEYS, None),
     ("POST", "/v1/batches/{batch_id}/cancel", batch_routes.cancel, _KEYS, None),
     ("GET", "/v1/models", model_routes.models, _KEYS, None),
     ("GET", "/v1/models/{name:path}", model_routes.model, _KEYS, None),
@@ -103,7 +105,7 @@ def application(settings: ServerSettings, lifespan: Any) -> Starlette:
         exception_handlers={HTTPException: _unrouted, Exception: _failed},
     )
     found.state.answered = answered()
-    found.state.batches = batch_routes.folder_of(settings)
+    found.state.batches, found.state.uploads = batch_routes.folder_of(settings), Counter()
     return found
 
 

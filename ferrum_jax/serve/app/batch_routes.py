@@ -14,10 +14,10 @@ from starlette.responses import Response
 from ferrum_jax.openai.body_fields import given
 from ferrum_jax.openai.body_rules import require_known
 from ferrum_jax.openai.errors import FieldError
-from ferrum_jax.quoting import named, quoted
+from ferrum_jax.quoting import is_unicode, named, quoted
 from ferrum_jax.serve.batches.batch_folder import BatchFolder, FolderFull, page_of
 from ferrum_jax.serve.batches.input_lines import ENDPOINTS
-from ferrum_jax.serve.batches.stored import AskedBatch, batch_form
+from ferrum_jax.serve.batches.stored import FINAL, AskedBatch, BatchState, batch_form
 from ferrum_jax.serve.http.exchange import Exchange
 from ferrum_jax.serve.http.http_errors import HttpError
 from ferrum_jax.serve.http.settings import ServerSettings
@@ -82,7 +82,9 @@ async def batches(request: Request) -> Response:
         own = [each for each in folder.batches() if each.owner == exchange.key.owner]
         page = page_of([{"id": each.id} for each in reversed(own)], asked.get("after"), limit)
         by_id = {each.id: each for each in own}
-        return page and {**page, "data": [_form(folder, by_id[each["id"]]) for each in page["data"]]}
+        listed = [by_id[each["id"]] for each in page["data"]] if page else []
+        readable = [each for each in listed if folder.state(each.id) is not None]
+        return page and {**page, "data": [_form(folder, each) for each in readable]}
 
     return exchange.json(require_page(await asyncio.to_thread(listed), asked))
 
@@ -94,13 +96,29 @@ async def batch(request: Request) -> Response:
     return exchange.json(await asyncio.to_thread(_form, folder, found))
 
 
+async def delete(request: Request) -> Response:
+    """Deletes a batch that has ended; its files stay."""
+    exchange, folder = Exchange(request), require_folder(request)
+    found = await _own(exchange, folder)
+
+    def deleted() -> None:
+        status = _state(folder, found).status
+        if status not in FINAL:
+            message = f"{found.id} is {status}; cancel it, or delete it when it has ended"
+            raise HttpError(409, message, code="batch_in_use")
+        folder.remove_batch(found.id)
+
+    await asyncio.to_thread(deleted)
+    return exchange.json({"id": found.id, "object": "batch", "deleted": True})
+
+
 async def cancel(request: Request) -> Response:
     """Has a batch end; what was answered is kept in its output."""
     exchange, folder = Exchange(request), require_folder(request)
     found = await _own(exchange, folder)
 
     def cancelled() -> dict[str, Any]:
-        state = folder.state(found.id)
+        state = _state(folder, found)
         if state.is_final:
             message = f"{found.id} is {state.status}, so there is nothing to cancel"
             raise HttpError(409, message, code="batch_has_ended")
@@ -115,13 +133,25 @@ async def _own(exchange: Exchange, folder: BatchFolder) -> AskedBatch:
     batch_id = exchange.request.path_params["batch_id"]
     found = await asyncio.to_thread(folder.batch, batch_id)
     if found is None or found.owner != exchange.key.owner:
-        raise HttpError(404, f"there is no batch {quoted(batch_id)}", code="batch_not_found")
+        raise _not_found(batch_id)
     return found
+
+
+def _not_found(batch_id: str) -> HttpError:
+    return HttpError(404, f"there is no batch {quoted(batch_id)}", code="batch_not_found")
+
+
+def _state(folder: BatchFolder, asked: AskedBatch) -> BatchState:
+    """Raises HttpError for one whose record cannot be read, which is passed over everywhere."""
+    state = folder.state(asked.id)
+    if state is None:
+        raise _not_found(asked.id)
+    return state
 
 
 def _form(folder: BatchFolder, asked: AskedBatch) -> dict[str, Any]:
     cancelled_at = folder.cancelled_at(asked.id)
-    return batch_form(asked, folder.state(asked.id), cancelled_at)
+    return batch_form(asked, _state(folder, asked), cancelled_at)
 
 
 def _required(body: Mapping[str, Any], name: str) -> str:
@@ -150,10 +180,11 @@ def _metadata(value: object) -> Mapping[str, str] | None:
     is_right = isinstance(value, dict) and len(value) <= _MOST_PAIRS
     for name, text in value.items() if is_right else ():  # type: ignore[attr-defined]
         is_right = is_right and len(name) <= _MOST_NAME and isinstance(text, str) and len(text) <= _MOST_VALUE
+        is_right = is_right and is_unicode(name) and is_unicode(text)
     if not is_right:
         raise FieldError(
             f"metadata is {quoted(value)}; it must be an object of at most {_MOST_PAIRS} texts, with names of at most "
-            f"{_MOST_NAME} characters and values of at most {_MOST_VALUE}",
+            f"{_MOST_NAME} characters and values of at most {_MOST_VALUE}, without half of a surrogate pair",
             "metadata",
         )
     return value  # type: ignore[return-value]

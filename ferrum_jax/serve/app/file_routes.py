@@ -7,7 +7,8 @@ import contextlib
 import functools
 import tempfile
 import time
-from collections.abc import AsyncIterator
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
 from typing import Any, BinaryIO
 
 from starlette.requests import ClientDisconnect, Request
@@ -24,8 +25,8 @@ from ferrum_jax.serve.http.http_errors import HttpError
 
 _FILES = frozenset({"file"})
 _FORM_BYTES = 1 << 20  # of all that is no file in a form
-_MOST_UPLOADS = 8  # at once
-_UPLOAD_S = 3600.0
+_MOST_UPLOADS = 8  # of one key at once
+_LEAST_BYTES_S = 64 << 10  # of a whole upload, beside the time that a body has
 _MOST_FILENAME = 255
 _MOST_LISTED = 10_000
 _PART_BYTES = 1 << 20  # of content that is sent
@@ -35,12 +36,12 @@ async def upload(request: Request) -> Response:
     """Keeps a file of a form, for a batch."""
     exchange, folder = Exchange(request), require_folder(request)
     exchange.service.require_ready()
-    with _counted(request), tempfile.TemporaryFile() as spool:
+    with _counted(request, exchange.key.owner), tempfile.TemporaryFile() as spool:
         try:
-            async with asyncio.timeout(_UPLOAD_S):
-                fields, filename = await _received(exchange, spool)
+            fields, filename = await _received(exchange, spool)
         except TimeoutError as error:
-            raise HttpError(408, "the file came too slowly", code="body_timeout", headers=CLOSE) from error
+            message = f"the file came too slowly; send at least {_LEAST_BYTES_S:,} bytes a second"
+            raise HttpError(408, message, code="body_timeout", headers=CLOSE) from error
         except ClientDisconnect as error:
             raise ClientLeft from error
         _check(fields)
@@ -61,18 +62,17 @@ async def upload(request: Request) -> Response:
 
 
 @contextlib.contextmanager
-def _counted(request: Request) -> Any:
-    """One of the few uploads at a time. Raises HttpError for one more."""
-    state = request.app.state
-    count = getattr(state, "num_uploads", 0)
-    if count >= _MOST_UPLOADS:
-        message = f"{count} files are being uploaded, the most at once; ask again in a moment"
+def _counted(request: Request, owner: str) -> Iterator[None]:
+    """One of a key's few uploads at a time. Raises HttpError for one more."""
+    counts: Counter[str] = request.app.state.uploads
+    if counts[owner] >= _MOST_UPLOADS:
+        message = f"{counts[owner]} files are being uploaded, the most of one key at once; ask again in a moment"
         raise HttpError(429, message, code="too_many_uploads", headers={"Retry-After": "5"})
-    state.num_uploads = count + 1
+    counts[owner] += 1
     try:
         yield
     finally:
-        state.num_uploads -= 1
+        counts[owner] -= 1
 
 
 async def _received(exchange: Exchange, spool: BinaryIO) -> tuple[dict[str, Any], str]:
@@ -85,9 +85,11 @@ async def _received(exchange: Exchange, spool: BinaryIO) -> tuple[dict[str, Any]
     announced = request.headers.get("content-length", "")
     if announced.isdecimal() and (len(announced) > 18 or int(announced) > most + _FORM_BYTES):
         raise _too_large(most)
-    parts, length = request.stream(), 0
+    parts, length, clock = request.stream(), 0, asyncio.get_running_loop().time
+    begun = clock()
     while True:
-        async with asyncio.timeout(settings.body_s):
+        until = min(clock(), begun + length / _LEAST_BYTES_S) + settings.body_s
+        async with asyncio.timeout_at(until):
             part = await anext(parts, None)
         if part is None:
             break
@@ -159,7 +161,8 @@ async def delete(request: Request) -> Response:
 
     def deleted() -> None:
         for batch in folder.batches():
-            if batch.input_file == found.id and not folder.state(batch.id).is_final:
+            state = folder.state(batch.id) if batch.input_file == found.id else None
+            if state is not None and not state.is_final:
                 message = f"{batch.id} reads {found.id}; cancel it, or delete the file when it has ended"
                 raise HttpError(409, message, code="file_in_use")
         folder.remove_file(found.id)

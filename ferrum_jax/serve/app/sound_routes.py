@@ -11,12 +11,12 @@ from starlette.responses import Response
 
 from ferrum_jax.openai.bodies import asked_sound
 from ferrum_jax.openai.body_fields import fields_of
-from ferrum_jax.outputs import CompletionOutput, Transcription
+from ferrum_jax.outputs import ABORTED, CompletionOutput, Transcription
 from ferrum_jax.serve.app.text_routes import warning_headers
 from ferrum_jax.serve.http.event_stream import EventStream
 from ferrum_jax.serve.http.exchange import Exchange
 from ferrum_jax.serve.http.service import Service, TextRequest
-from ferrum_jax.serve.link.engine_client import RequestRefused
+from ferrum_jax.serve.link.engine_client import RequestAborted, RequestRefused
 from ferrum_jax.transcribing import forms
 from ferrum_jax.transcribing.heard_sound import HeardSound
 from ferrum_jax.transcribing.transcriber import require_transcriber
@@ -85,8 +85,11 @@ class RunningSound:
         return self._heard.transcription([self._answer(place) for place in range(len(self._requests))])
 
     def _answer(self, place: int) -> CompletionOutput:
-        """That to a window which has ended."""
-        return self._requests[place].collected.output().outputs[0]
+        """That to a window which has ended. Raises RequestAborted for one that was cut."""
+        found = self._requests[place].collected.output().outputs[0]
+        if found.finish_reason == "abort":
+            raise RequestAborted(ABORTED)
+        return found
 
     async def first(self) -> bytes:
         """The first event. Raises what refuses the request, before a status is sent."""

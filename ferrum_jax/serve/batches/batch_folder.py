@@ -6,7 +6,8 @@
     batches/ID.state.json                      how far it is, which the clerk writes
     jobs/ID.jsonl  jobs/ID.jsonl.journal/      the job that answers its rows, as `ferrum-jax batch` keeps one
 
-Ids are random and checked before they are part of a name; nothing else that a client sends is.
+Ids are random and checked before they are part of a name; nothing else that a client sends is. A record that cannot be
+read is passed over, as if its file or batch were not there, with one line of log.
 """
 
 from __future__ import annotations
@@ -15,19 +16,21 @@ import contextlib
 import dataclasses
 import hashlib
 import json
+import logging
 import re
 import secrets
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, BinaryIO, TypeVar
 
-from ferrum_jax.files.json_files import parse_json
 from ferrum_jax.files.store import Store, open_store
-from ferrum_jax.serve.batches.stored import AskedBatch, BatchState, StoredFile
+from ferrum_jax.serve.batches.stored import AskedBatch, BatchState, CancelMark, Record, StoredFile, read_record
 
-Record = TypeVar("Record", StoredFile, AskedBatch)
+Listed = TypeVar("Listed", StoredFile, AskedBatch)
 
-MOST_RECORDS = 10_000  # files, and batches, of all keys
+_log = logging.getLogger("ferrum_jax.serve")
+MOST_FILES, MOST_BATCHES = 10_000, 1000  # of one key
 _COPY_BYTES = 1 << 20
 _ID = re.compile(r"(?:file-|batch_)[0-9a-f]{32}", re.ASCII)
 
@@ -46,6 +49,9 @@ class BatchFolder:
         self._most_stored_bytes = most_stored_bytes
         self._files: dict[str, StoredFile] = {}  # records never change
         self._batches: dict[str, AskedBatch] = {}
+        self._unread: set[str] = set()  # names of records that cannot be read
+        self._lock = threading.Lock()  # of who looks for room
+        self._coming: dict[str, StoredFile] = {}  # by id: files that are being written, for which room is kept
 
     def path(self, name: str) -> str:
         """The path or URL of a name in the folder."""
@@ -68,24 +74,31 @@ class BatchFolder:
         of a StoredFile. Raises FolderFull.
         """
         found = StoredFile(**{"id": f"file-{secrets.token_hex(16)}", **record}, num_bytes=num_bytes)
-        if not is_owed:
-            self._require_room(num_bytes)
         content.seek(0)
-        with self.store.writing(_content(found.id)) as file:
-            shutil.copyfileobj(content, file, _COPY_BYTES)
-        self.store.replace(f"files/{found.id}.json", _json(found))
+        with contextlib.nullcontext() if is_owed else self._room(found):
+            with self.store.writing(_content(found.id)) as file:
+                shutil.copyfileobj(content, file, _COPY_BYTES)
+            self.store.replace(f"files/{found.id}.json", _json(found))
         return found
 
-    def _require_room(self, num_bytes: int) -> None:
-        there = self.files()
-        if len(there) >= MOST_RECORDS:
-            raise FolderFull(f"{len(there):,} files are kept, the most that this server keeps; delete some")
-        total = sum(file.num_bytes for file in there)
-        if total + num_bytes > self._most_stored_bytes:
-            raise FolderFull(
-                f"the file has {num_bytes:,} bytes, and {total:,} of at most {self._most_stored_bytes:,} are kept "
-                "already; delete files that are not needed"
-            )
+    @contextlib.contextmanager
+    def _room(self, new: StoredFile) -> Iterator[None]:
+        """Keeps room for a file while it is written, beside others. Raises FolderFull."""
+        with self._lock:
+            there = {file.id: file for file in self.files()} | self._coming
+            if sum(file.owner == new.owner for file in there.values()) >= MOST_FILES:
+                raise FolderFull(f"{MOST_FILES:,} files are kept, the most of one key; delete some")
+            total = sum(file.num_bytes for file in there.values())
+            if total + new.num_bytes > self._most_stored_bytes:
+                raise FolderFull(
+                    f"the file has {new.num_bytes:,} bytes, and {total:,} of at most {self._most_stored_bytes:,} are "
+                    "kept already; delete files that are not needed"
+                )
+            self._coming[new.id] = new
+        try:
+            yield
+        finally:
+            del self._coming[new.id]
 
     def content_path(self, file_id: str) -> str:
         """The path or URL of a file's content."""
@@ -112,26 +125,47 @@ class BatchFolder:
         return self._record("batches", self._batches, AskedBatch, batch_id)
 
     def add_batch(self, **asked: Any) -> AskedBatch:
-        """Begins a batch. Raises FolderFull. asked: the fields of an AskedBatch but its id."""
-        if len(self.batches()) >= MOST_RECORDS:
-            raise FolderFull(f"{MOST_RECORDS:,} batches are kept, the most that this server keeps; ask its owner")
+        """Begins a batch; a key's oldest one that has ended goes where it has too many. Raises FolderFull.
+
+        asked: the fields of an AskedBatch but its id.
+        """
         found = AskedBatch(id=f"batch_{secrets.token_hex(16)}", **asked)
-        self.store.replace(f"batches/{found.id}.json", _json(found))
+        with self._lock:
+            own = [each for each in self.batches() if each.owner == found.owner]
+            if len(own) >= MOST_BATCHES:
+                ended = next((each for each in own if (state := self.state(each.id)) and state.is_final), None)
+                if ended is None:
+                    raise FolderFull(
+                        f"{len(own):,} batches wait or run, the most of one key; ask again when one has ended"
+                    )
+                self.remove_batch(ended.id)
+            self.store.replace(f"batches/{found.id}.json", _json(found))
         return found
+
+    def remove_batch(self, batch_id: str) -> None:
+        """Deletes a batch that has ended, its record first; its files stay."""
+        for end in ("", ".state", ".cancel"):
+            self.store.remove(f"batches/{batch_id}{end}.json")
+        self._batches.pop(batch_id, None)
 
     def cancel(self, batch_id: str, now: int) -> None:
         """Marks a batch to be ended; the first mark counts."""
-        self.store.create(f"batches/{batch_id}.cancel.json", json.dumps({"at": now}).encode())
+        self.store.create(f"batches/{batch_id}.cancel.json", _json(CancelMark(at=now)))
 
     def cancelled_at(self, batch_id: str) -> int | None:
-        """When a batch was asked to end; None where it was not."""
-        found = _object(self.store.read(f"batches/{batch_id}.cancel.json"))
-        return None if found is None else found["at"]
+        """When a batch was asked to end; None where it was not. A mark that cannot be read is one, of time 0."""
+        name = f"batches/{batch_id}.cancel.json"
+        content = self.store.read(name)
+        if content is None:
+            return None
+        mark = self._read(CancelMark, name, content)
+        return 0 if mark is None else mark.at
 
-    def state(self, batch_id: str) -> BatchState:
-        """How far a batch is."""
-        found = _object(self.store.read(f"batches/{batch_id}.state.json"))
-        return BatchState() if found is None else BatchState(**{**found, "errors": tuple(found["errors"])})
+    def state(self, batch_id: str) -> BatchState | None:
+        """How far a batch is; None where its record cannot be read."""
+        name = f"batches/{batch_id}.state.json"
+        content = self.store.read(name)
+        return BatchState() if content is None else self._read(BatchState, name, content)
 
     def keep_state(self, batch_id: str, state: BatchState) -> None:
         self.store.replace(f"batches/{batch_id}.state.json", _json(state))
@@ -150,7 +184,7 @@ class BatchFolder:
 
     # -- records ---------------------------------------------------------------------------------------
 
-    def _records(self, folder: str, known: dict[str, Record], read: Callable[[str], Record | None]) -> list[Record]:
+    def _records(self, folder: str, known: dict[str, Listed], read: Callable[[str], Listed | None]) -> list[Listed]:
         ids = [name.removesuffix(".json") for name in self.store.names(folder) if name.endswith(".json")]
         there = {each for each in ids if _ID.fullmatch(each)}
         for gone in known.keys() - there:
@@ -158,14 +192,25 @@ class BatchFolder:
         found = [record for each in there if (record := read(each)) is not None]
         return sorted(found, key=lambda record: (record.created, record.id))
 
-    def _record(self, folder: str, known: dict[str, Record], kind: type[Record], record_id: str) -> Record | None:
+    def _record(self, folder: str, known: dict[str, Listed], kind: type[Listed], record_id: str) -> Listed | None:
         if _ID.fullmatch(record_id) is None:
             return None
-        if record_id not in known:
-            found = _object(self.store.read(f"{folder}/{record_id}.json"))
-            with contextlib.suppress(TypeError):  # None, or a record of another version
-                known[record_id] = kind(**found)  # type: ignore[arg-type]
+        if record_id not in known and (content := self.store.read(f"{folder}/{record_id}.json")) is not None:
+            found = self._read(kind, f"{folder}/{record_id}.json", content)
+            if found is None or found.id != record_id:
+                return None
+            known[record_id] = found
         return known.get(record_id)
+
+    def _read(self, kind: type[Record], name: str, content: bytes) -> Record | None:
+        """The record; None of one that is damaged or of another version, which is logged once."""
+        try:
+            return read_record(kind, content)
+        except ValueError as error:
+            if name not in self._unread:
+                self._unread.add(name)
+                _log.error("%s/%s cannot be read (%s); what it is of is passed over", self.root, name, error)
+            return None
 
 
 def output_id(batch_id: str, what: str) -> str:
@@ -177,13 +222,8 @@ def _content(file_id: str) -> str:
     return f"files/{file_id}.jsonl"
 
 
-def _json(record: StoredFile | AskedBatch | BatchState) -> bytes:
+def _json(record: StoredFile | AskedBatch | BatchState | CancelMark) -> bytes:
     return json.dumps(dataclasses.asdict(record)).encode()
-
-
-def _object(content: bytes | None) -> dict[str, Any] | None:
-    found: Any = None if content is None else parse_json(content)
-    return found if isinstance(found, dict) else None
 
 
 def page_of(records: Sequence[Mapping[str, Any]], after: str | None, limit: int) -> dict[str, Any] | None:

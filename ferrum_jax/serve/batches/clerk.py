@@ -1,5 +1,7 @@
 """The clerk: has a server's batches answered, one after the other, and ends those that are cancelled or too old.
 
+Keys take turns, and a batch that fails waits while others go on.
+
     validating -> in_progress -> finalizing -> completed        or failed, expired, cancelled
 
 A batch is a job of `ferrum_jax.batch`, so a row that was answered stays answered whatever is killed. Every state can be
@@ -48,6 +50,7 @@ from ferrum_jax.serve.batches.stored import (
     AskedBatch,
     BatchState,
 )
+from ferrum_jax.serve.link.watched import start_thread
 
 _log = logging.getLogger("ferrum_jax.serve")
 _MOST_FAILURES = 5  # of one batch in turn, with a pause between them
@@ -85,10 +88,11 @@ class Clerk:
         self._ended = threading.Event()
         self._current: _Current | None = None
         self._final: set[str] = set()  # ids of batches that have ended
-        self._failures: dict[str, int] = {}  # in turn, by id
+        self._turns: dict[str, int] = {}  # by owner: when its last batch ended
+        self._failures: dict[str, Pauses] = {}  # by id, of batches whose last step failed
         where = f"batches in {folder.root}"
         self._looks = Pauses(where, first_s=self._times.poll_s, most_s=BEAT_S)
-        self._steps = Pauses(where, first_s=self._times.pause_s, most_s=_MOST_PAUSES * self._times.pause_s)
+        self._disk = self._pauses(where)
 
     def end(self) -> None:
         """Has it stop, in order: rows that are answered are kept. From any thread."""
@@ -120,37 +124,42 @@ class Clerk:
     # -- which batch -----------------------------------------------------------------------------------
 
     def _look(self, beat: Callable[[], None]) -> bool:
-        """Ends what is to be ended, and begins the oldest batch that waits."""
+        """Ends what is to be ended, and begins the next batch that waits."""
         beat()
         if self._current is not None and not self._current.thread.is_alive():
             self._current = None
-        for asked in self._open():
-            ends_as = self._ends_as(asked)
+        for asked, state in self._open():
+            ends_as, failed = self._ends_as(asked), self._failures.get(asked.id)
             if self._current is not None and asked.id == self._current.asked.id:
                 if ends_as is not None:
                     self._current.notice.give(ends_as, EXIT_PREEMPTED, is_urgent=False)
-            elif not self._steps.is_over:
+            elif not (self._disk.is_over and (failed is None or failed.is_over)):
                 continue
             elif ends_as is not None:
-                self._attempt(asked, functools.partial(self._settle, asked, self._folder.state(asked.id), ends_as))
+                self._attempt(asked, functools.partial(self._settle, asked, state, ends_as))
             elif self._current is None:
-                self._current = _Current(asked, self._work)
+                self._current = _Current(asked, self._work, self.end)
         return True
 
-    def _open(self) -> list[AskedBatch]:
-        """Batches that have not ended, the oldest first."""
+    def _open(self) -> list[tuple[AskedBatch, BatchState]]:
+        """Batches that have not ended, the next one first: one that was begun, then keys by turns, of each the oldest.
+
+        One whose record cannot be read is passed over.
+        """
         found = []
         for asked in self._folder.batches():
-            if asked.id in self._final:
+            state = None if asked.id in self._final else self._folder.state(asked.id)
+            if state is None or (state.is_final and self._current is not None and self._current.asked.id == asked.id):
                 continue
-            state = self._folder.state(asked.id)
             if state.is_final:
                 self._final.add(asked.id)
+                ended = max(state.times.values(), default=0)
+                self._turns[asked.owner] = max(self._turns.get(asked.owner, 0), ended)
                 if state.status != FAILED or state.output_file or state.error_file:
                     self._folder.remove_job(asked.id)  # a kill may have come between
             else:
-                found.append(asked)
-        return found
+                found.append((asked, state))
+        return sorted(found, key=lambda each: (each[1].status == VALIDATING, self._turns.get(each[0].owner, 0)))
 
     def _ends_as(self, asked: AskedBatch) -> str | None:
         """CANCELLED or EXPIRED of a batch that is to end now; None of all others."""
@@ -177,19 +186,32 @@ class Clerk:
                 _log.error("batch %s cannot go on: %s", asked.id, told or error)
                 self._fail(asked, "job_refused", told or "the server cannot go on with this batch; its log says why")
             self._failures.pop(asked.id, None)
-            self._steps.end()
-        except Exception as error:
-            self._steps.begin(error)
+            self._disk.end()
+        except BaseException as error:  # a panic of a library in Rust is no Exception
             if is_of_full_disk(error):
-                return  # no fault of the batch, which is tried until its window is over
+                self._disk.begin(error)  # no fault of the batch, which is tried until its window is over
+                return
             if not isinstance(error, OSError):
                 _log.exception("batch %s: it is tried again", asked.id)
-            self._failures[asked.id] = self._failures.get(asked.id, 0) + 1
+            self._failures.setdefault(asked.id, self._pauses(f"batch {asked.id} in {self._folder.root}")).begin(error)
+
+    def _pauses(self, what: str) -> Pauses:
+        return Pauses(what, first_s=self._times.pause_s, most_s=_MOST_PAUSES * self._times.pause_s)
+
+    def _num_failures(self, asked: AskedBatch) -> int:
+        """Of a batch, in turn."""
+        return self._failures[asked.id].num_begun if asked.id in self._failures else 0
+
+    def _state(self, asked: AskedBatch) -> BatchState:
+        state = self._folder.state(asked.id)
+        if state is None:
+            raise OSError(f"the record of {asked.id} cannot be read any more")
+        return state
 
     def _advance(self, asked: AskedBatch, notice: Notice) -> None:
         """Takes a batch from the state that it has to its end, or to the notice."""
-        state = self._folder.state(asked.id)
-        if (count := self._failures.get(asked.id, 0)) >= _MOST_FAILURES:
+        state = self._state(asked)
+        if (count := self._num_failures(asked)) >= _MOST_FAILURES:
             self._fail(asked, "server_error", f"the server failed {count} times in turn; its log says how")
             return
         is_begun = state.status == IN_PROGRESS and self._job(asked).record() is not None
@@ -208,7 +230,7 @@ class Clerk:
 
     def _fail(self, asked: AskedBatch, code: str, why: str) -> None:
         """Ends a batch with the output so far."""
-        self._settle(asked, self._folder.state(asked.id), FAILED, _error(code, why))
+        self._settle(asked, self._state(asked), FAILED, _error(code, why))
 
     def _now(self) -> int:
         return int(self._times.now())
@@ -260,17 +282,15 @@ class Clerk:
         try:
             state = self._with_files(asked, state, with_expired=status == EXPIRED)
         except Exception as error:
-            if is_of_full_disk(error) or self._failures.get(asked.id, 0) <= _MOST_FAILURES:
+            if is_of_full_disk(error) or self._num_failures(asked) <= _MOST_FAILURES:
                 raise
             _log.exception(
                 "batch %s: its answers cannot be read and are left in jobs/%s.jsonl.journal", *[asked.id] * 2
             )
             unread = _error("server_error", "the answers cannot be read; the server's log says why, and keeps them")
             self._keep(asked, state.entered(FAILED, self._now(), errors=(*errors, unread)))
-            self._final.add(asked.id)
             return
         self._keep(asked, state.entered(status, self._now(), errors=errors))
-        self._final.add(asked.id)
         self._folder.remove_job(asked.id)
 
     def _with_files(self, asked: AskedBatch, state: BatchState, *, with_expired: bool) -> BatchState:
@@ -329,7 +349,6 @@ def _told(error: ValueError) -> str | None:
 class _Current:
     """The batch that is worked on, and how it is told to stop."""
 
-    def __init__(self, asked: AskedBatch, work: Callable[[_Current], None]) -> None:
+    def __init__(self, asked: AskedBatch, work: Callable[[_Current], None], on_failure: Callable[[], None]) -> None:
         self.asked, self.notice = asked, Notice()
-        self.thread = threading.Thread(target=work, args=(self,), name="ferrum-batch", daemon=True)
-        self.thread.start()
+        self.thread = start_thread(lambda: work(self), lambda why: on_failure(), name="ferrum-batch")

@@ -24,6 +24,7 @@ from ferrum_jax.answers.collect import Collected, Collector, failure_of
 from ferrum_jax.asked.options import RequestOptions
 from ferrum_jax.asked.sampling import WHOLE_VOCABULARY, SamplingParams
 from ferrum_jax.asked.transcription_params import TranscriptionParams
+from ferrum_jax.batch.batch_llm import RowsAborted
 from ferrum_jax.batch.journal.job_identity import JobRefused
 from ferrum_jax.delta import Delta
 from ferrum_jax.outputs import CompletionOutput, EmbeddingOutput, RequestOutput, ScoreOutput
@@ -31,7 +32,8 @@ from ferrum_jax.prompt import Prompt, take_apart
 from ferrum_jax.request import FLEX
 from ferrum_jax.serve.http.service import wire_params
 from ferrum_jax.serve.link.engine_client import EngineLost
-from ferrum_jax.serve.link.wire import Message, Unframer, send
+from ferrum_jax.serve.link.watched import start_thread
+from ferrum_jax.serve.link.wire import Message, received, send
 from ferrum_jax.serve.link.wire_images import wire_images
 from ferrum_jax.spec.identity import ModelIdentity
 from ferrum_jax.structured.reading.message_parser import MessageForms
@@ -67,7 +69,7 @@ class LinkLLM:
         self._ids = itertools.count(1)
         self._prompts = PromptEncoder(tokenizer=None, chat=None)
         self._collector = Collector(TokenTexts(None), 0)
-        threading.Thread(target=self._read, name="ferrum-batch-link", daemon=True).start()
+        start_thread(self._read, lambda why: self._lose(), name="ferrum-batch-link")
 
     def wait(self) -> Mapping[str, Any]:
         """The model's facts, once the engine is ready. Raises EngineGone where it is gone before."""
@@ -85,7 +87,7 @@ class LinkLLM:
 
     @property
     def identity(self) -> ModelIdentity:
-        """What answers, without adapters: no row of a batch names one."""
+        """What answers now, without adapters: no row of a batch names one."""
         values = self.facts["identity"]
         return ModelIdentity(**{**values, "end_tokens": tuple(values["end_tokens"]), "adapter": ""})
 
@@ -184,13 +186,8 @@ class LinkLLM:
 
     def _read(self) -> None:
         """On a thread, so that nothing waits in the engine's process."""
-        unframer = Unframer()
-        try:
-            while content := self._connection.recv(1 << 18):
-                for message in unframer.feed(content):
-                    self._take(message)
-        except OSError:
-            pass  # the engine's process is gone, as at the end of what it sent
+        for message in received(self._connection):
+            self._take(message)
         self._lose()
 
     def _send(self, *messages: Message) -> None:
@@ -276,8 +273,10 @@ def _begin_vector(llm: LinkLLM, prompt: Prompt) -> _Begin:
 
 
 def _refusal(message: Message) -> ValueError:
-    """Why a request is not answered. Raises EngineLost where a step failed, and with it all that ran."""
+    """Why a request is not answered. Raises EngineLost where a step failed, and with it all that ran; RowsAborted."""
     _, _, kind, why = message
+    if kind == "aborted":
+        raise RowsAborted(why)
     if kind == "failed":
         raise EngineLost(why)
     return ValueError(why)

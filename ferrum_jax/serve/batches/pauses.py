@@ -9,11 +9,12 @@ _log = logging.getLogger("ferrum_jax.serve")
 
 
 class Pauses:
-    """Pauses of one thing that is tried again and again."""
+    """Pauses of one thing that is tried again and again. num_begun: since it was made."""
 
     def __init__(self, what: str, *, first_s: float, most_s: float) -> None:
         """what: is tried, in words of the log. first_s: the first pause; each is twice the one before, up to most_s."""
         self._what, self._first_s, self._most_s = what, first_s, most_s
+        self.num_begun = 0
         self._pause_s = 0.0
         self._until_s = 0.0  # of time.monotonic()
         self._said: str | None = None
@@ -23,8 +24,9 @@ class Pauses:
         """Whether it may be tried now."""
         return time.monotonic() >= self._until_s
 
-    def begin(self, error: Exception) -> None:
+    def begin(self, error: BaseException) -> None:
         """Pauses after a try that failed."""
+        self.num_begun += 1
         said = repr(error)
         if said != self._said:
             _log.error("%s: %s; it is tried again after pauses of up to %.0f s", self._what, said, self._most_s)

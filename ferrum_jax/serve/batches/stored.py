@@ -8,12 +8,17 @@ or as it is to be.
 from __future__ import annotations
 
 import dataclasses
+import types
+import typing
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
+
+from ferrum_jax.files.json_files import parse_json
 
 VALIDATING, IN_PROGRESS, FINALIZING = "validating", "in_progress", "finalizing"
 FAILED, COMPLETED, EXPIRED, CANCELLED = "failed", "completed", "expired", "cancelled"
 FINAL = (FAILED, COMPLETED, EXPIRED, CANCELLED)
+_STATUSES = (VALIDATING, IN_PROGRESS, FINALIZING, *FINAL)
 _MOMENTS = (IN_PROGRESS, FINALIZING, COMPLETED, FAILED, EXPIRED, CANCELLED)  # whose times a batch tells
 
 
@@ -69,6 +74,10 @@ class BatchState:
     error_file: str | None = None
     errors: tuple[Mapping[str, Any], ...] = ()
 
+    def __post_init__(self) -> None:
+        if self.status not in _STATUSES:
+            raise ValueError(f"status is {self.status!r}; it must be one of {', '.join(_STATUSES)}")
+
     @property
     def is_final(self) -> bool:
         return self.status in FINAL
@@ -76,6 +85,43 @@ class BatchState:
     def entered(self, status: str, now: int, **more: Any) -> BatchState:
         """The same in a state that it enters now."""
         return dataclasses.replace(self, status=status, times={**self.times, status: now}, **more)
+
+
+@dataclasses.dataclass(frozen=True)
+class CancelMark:
+    """at: when a batch was asked to end."""
+
+    at: int
+
+
+Record = TypeVar("Record", StoredFile, AskedBatch, BatchState, CancelMark)
+
+
+def read_record(kind: type[Record], content: bytes) -> Record:
+    """The record that a file holds. Raises ValueError for one that is damaged, or of another version."""
+    found, hints = parse_json(content), typing.get_type_hints(kind)
+    if not isinstance(found, dict):
+        raise ValueError(f"it holds a JSON {type(found).__name__}; it must be an object")
+    for name, value in found.items():
+        if name not in hints or not _fits(value, hints[name]):
+            raise ValueError(f"its {name} is {value!r}, which this version does not know")
+    fields: dict[str, Any] = {name: tuple(each) if isinstance(each, list) else each for name, each in found.items()}
+    try:
+        return kind(**fields)
+    except TypeError as error:  # it lacks a field
+        raise ValueError(str(error)) from error
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    """Whether a value of JSON is of a type that a record's field has."""
+    origin, inner = typing.get_origin(hint), typing.get_args(hint)
+    if origin is types.UnionType:
+        return any(_fits(value, each) for each in inner)
+    if origin is tuple:
+        return isinstance(value, list) and all(_fits(each, inner[0]) for each in value)
+    if origin is Mapping:
+        return isinstance(value, dict) and all(_fits(each, inner[1]) for each in value.values())
+    return hint is Any or type(value) is hint or (value is None and hint is types.NoneType)
 
 
 def batch_form(asked: AskedBatch, state: BatchState, cancelled_at: int | None) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from ferrum_jax.openai.errors import FieldError
 from ferrum_jax.outputs import ADAPTER_FAILED, NO_STRUCTURE, NOT_FINITE_REASON
 from ferrum_jax.quoting import bounded
 from ferrum_jax.serve.http.gate import QueueFull
-from ferrum_jax.serve.link.engine_client import EngineLost, ReaderTooSlow, RequestRefused
+from ferrum_jax.serve.link.engine_client import EngineLost, ReaderTooSlow, RequestAborted, RequestRefused
 
 _TYPES = {400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "not_found_error"}
 _TYPES |= {408: "timeout_error", 413: "invalid_request_error", 429: "rate_limit_error", 503: "service_unavailable"}
@@ -57,6 +57,8 @@ def http_error(error: Exception) -> HttpError | None:
         return HttpError(400, str(error), code=_code_of(str(error)))
     if isinstance(error, QueueFull):
         return HttpError(429, str(error), code="queue_full", headers={"Retry-After": str(error.retry_after_s)})
+    if isinstance(error, RequestAborted):
+        return HttpError(503, str(error), code="aborted", headers={"Retry-After": "1"})
     if isinstance(error, EngineLost):
         return HttpError(500, str(error), code="engine_failed")
     if isinstance(error, ReaderTooSlow):

@@ -14,6 +14,7 @@ from ferrum_jax.answers.collect import Collected
 from ferrum_jax.asked.message import AssistantMessage, ToolCall
 from ferrum_jax.openai.logprob_forms import chat_logprobs
 from ferrum_jax.openai.message_forms import call_id
+from ferrum_jax.outputs import ABORTED
 from ferrum_jax.quoting import bounded
 from ferrum_jax.serve.bodies.response_body import AskedResponse
 
@@ -60,6 +61,8 @@ class ResponseForm:
 
     def end(self, collected: Collected) -> bytes:
         """The last events; `response` is complete then."""
+        if self._finish_reason == "abort":
+            return self.fail(ABORTED)
         self._close()
         num_prompt_tokens = len(collected.prompt_token_ids)
         usage = {

@@ -34,6 +34,10 @@ class EngineLost(RuntimeError):
     """The engine failed, or is no longer there."""
 
 
+class RequestAborted(EngineLost):
+    """Who owns the engine ended the request."""
+
+
 class ReaderTooSlow(RuntimeError):
     """Tokens came faster than they were read, and the buffer is full."""
 
@@ -224,7 +228,7 @@ class EngineClient:
 
     def _refuse(self, request_id: int, kind: str, why: str) -> None:
         if kind != "slow":
-            self._put(request_id, RequestRefused(why) if kind == "invalid" else EngineLost(why), True)
+            self._put(request_id, _REFUSALS[kind](why), True)
         elif (reply := self._replies.pop(request_id, None)) is not None:
             reply.cut(why)
             reply.on_end()
@@ -235,6 +239,9 @@ class EngineClient:
             reply.put(item)
             if ends:
                 reply.on_end()
+
+
+_REFUSALS = {"invalid": RequestRefused, "failed": EngineLost, "aborted": RequestAborted}
 
 
 class LocalLink:

@@ -1,8 +1,9 @@
 """Outbox: messages on their way from the engine to HTTP. Who puts one in never waits, and what waits is bounded.
 
 What is new of a choice joins what waits of it already, so a slow link carries fewer and larger deltas. A request with
-more than MOST_UNSENT_TOKENS waiting is cut: its deltas are dropped, and its reader is told so. Only the latest beat and
-the latest statistics wait; of everything else there is one message a request.
+more than MOST_UNSENT_TOKENS waiting is cut: its deltas are dropped, and its reader is told so. Only the latest beat,
+statistics and changed facts wait, the last of these before all answers; of everything else there is one message a
+request.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from ferrum_jax.delta import Delta, joined
 from ferrum_jax.serve.link.wire import Message
 
 MOST_UNSENT_TOKENS = 8192
-_LATEST = ("beat", "stats")
+_LATEST = ("changed", "beat", "stats")
 
 
 class Outbox:
@@ -81,5 +82,7 @@ class Outbox:
             messages, self._messages = self._messages, []
             latest, self._latest = self._latest, {}
             self._num_unsent = {}
-        found: list[Message] = [["deltas", list(deltas.values())]] if deltas else []
+        found: list[Message] = [latest.pop("changed")] if "changed" in latest else []
+        if deltas:
+            found.append(["deltas", list(deltas.values())])
         return [*found, *messages, *latest.values()]

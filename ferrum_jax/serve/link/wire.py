@@ -10,7 +10,8 @@
                        ["beat", facts]   ["stats", facts]   ["end", "drain" or "stop"]
 
 A delta is one of `ferrum_jax.delta`, without what is beside it. The kind of a refusal is "invalid" (the request is
-wrong), "failed" (the engine) or "slow" (its reader). Over a socket a message is its length in four bytes and its JSON:
+wrong), "failed" (the engine), "aborted" (by who owns the engine) or "slow" (its reader). What changed comes before the
+answers that it concerns. Over a socket a message is its length in four bytes and its JSON:
 whoever breaks into the process that reads from the network can send values and nothing else.
 """
 
@@ -39,6 +40,19 @@ def framed(message: Message) -> bytes:
     if len(content) > MAX_BYTES:
         raise ValueError(f"a message of {len(content):,} bytes; at most {MAX_BYTES:,} are sent")
     return _LENGTH.pack(len(content)) + content
+
+
+def received(connection: socket.socket) -> Iterator[Message]:
+    """What comes until the connection is closed. Raises ValueError for what is no message."""
+    unframer = Unframer()
+    while True:
+        try:
+            content = connection.recv(1 << 18)
+        except OSError:  # who sent it is gone, as at the end of what it sent
+            return
+        if not content:
+            return
+        yield from unframer.feed(content)
 
 
 class Unframer:
