@@ -126,7 +126,8 @@ def _prompt_logprobs(submission: Submission) -> list[Entry | None] | None:
 
 def _beside(choice: Choice, is_last: bool) -> Beside:
     submission, first = choice.submission, choice.submission.choices[0].request
-    scores = submission.scores if is_last and submission.options.scores is not None else None
+    has_scores = is_last and submission.options.scores is not None and choice.request.finish_reason != "abort"
+    scores = submission.scores if has_scores else None
     num_cached_tokens = min(first.num_cached_tokens, first.num_prompt_tokens)
     return Beside(
         weights_version=submission.weights_version,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import concurrent.futures
+import dataclasses
 import errno
 import io
 import json
@@ -19,7 +21,7 @@ from ferrum_jax.files.store import LocalStore
 from ferrum_jax.serve.batches.batch_folder import BatchFolder, FolderFull
 from ferrum_jax.serve.batches.clerk import Clerk, ClerkTimes
 from ferrum_jax.serve.batches.pauses import Pauses
-from tests.batch.fake_llm import FakeLLM
+from tests.batch.fake_llm import IDENTITY, FakeLLM
 from tests.serve.batch_input import CHAT, rows
 from tests.serve.clerk_program import PLACES, rules_of, work
 from tests.support import ROOT
@@ -33,11 +35,11 @@ def folder(tmp_path):
     return BatchFolder(str(tmp_path / "batches"), most_stored_bytes=1 << 20)
 
 
-def asked_of(folder: BatchFolder, content: bytes = INPUT, created: int = NOW):
+def asked_of(folder: BatchFolder, content: bytes = INPUT, created: int = NOW, owner: str = ""):
     file = folder.add_file(
-        io.BytesIO(content), len(content), owner="", filename="rows.jsonl", purpose="batch", created=NOW
+        io.BytesIO(content), len(content), owner=owner, filename="rows.jsonl", purpose="batch", created=NOW
     )
-    asked = {"owner": "", "input_file": file.id, "endpoint": CHAT, "window": "1h"}
+    asked = {"owner": owner, "input_file": file.id, "endpoint": CHAT, "window": "1h"}
     return folder.add_batch(**asked, created=created, expires=NOW + WINDOW_S)
 
 
@@ -277,6 +279,146 @@ def test_pauses_grow_until_it_works(monkeypatch, first_s, pauses):
             now += 0.2
             assert found.is_over
         found.end()
+
+
+def answered(folder: BatchFolder, *asked, on_step=lambda llm: None, **times) -> list[str]:
+    """The owners of the batches in the order in which they were begun, once all of these have ended."""
+    owners: list[str] = []
+
+    def llm_for(owner: str) -> FakeLLM:
+        owners.append(owner)
+        return FakeLLM(on_step=on_step)
+
+    clerk = Clerk(folder, llm_for, rules_of, ClerkTimes(poll_s=0.01, now=lambda: NOW + 1, **times))
+    thread = threading.Thread(target=clerk.run)
+    thread.start()
+    until = time.monotonic() + 60
+    while not all(folder.state(each.id).is_final for each in asked) and time.monotonic() < until:
+        time.sleep(0.01)
+    clerk.end()
+    thread.join()
+    assert all(folder.state(each.id).is_final for each in asked)
+    return owners
+
+
+RECORDS = [
+    b"",
+    b"[]",
+    b"{",
+    b"null",
+    b'{"status": "paused"}',
+    b'{"status": "in_progress", "num_rows": "1"}',
+    b'{"status": "in_progress", "errors": 5}',
+    b'{"status": "in_progress", "times": {"in_progress": "now"}}',
+    b'{"status": "validating", "of a later version": 1}',
+    b"\xff\xfe",
+]
+
+
+@pytest.mark.parametrize("end", [".json", ".state.json"])
+def test_a_record_that_cannot_be_read_stops_its_batch_alone(folder, caplog, end):
+    good = asked_of(folder, rows(1), created=NOW + 50)
+    bad = [asked_of(folder, rows(1), created=NOW + i) for i in range(len(RECORDS))]
+    for asked, content in zip(bad, RECORDS, strict=True):
+        folder.store.replace(f"batches/{asked.id}{end}", content)
+    other = BatchFolder(folder.root, most_stored_bytes=1 << 20)  # which has read none of them
+    answered(other, good)
+    assert other.state(good.id).status == "completed"
+    for asked in bad:
+        assert folder.store.read(f"batches/{asked.id}{end}") is not None
+        assert other.batch(asked.id) is None or other.state(asked.id) is None
+        assert len([record for record in caplog.records if asked.id in record.getMessage()]) == 1
+
+
+def test_keys_take_turns_and_what_was_begun_goes_on_first(folder):
+    first = [asked_of(folder, rows(1), owner="a", created=NOW + i) for i in range(3)]
+    others = [asked_of(folder, rows(1), owner=owner, created=NOW + 10) for owner in "bc"]
+    folder.keep_state(first[2].id, folder.state(first[2].id).entered("in_progress", NOW, num_rows=1))
+    owners = answered(folder, *first, *others)
+    assert owners[0] == "a" and {*owners[1:3]} == {"b", "c"} and owners[3:] == ["a", "a"]
+
+
+def test_a_batch_that_fails_waits_while_others_are_answered(folder):
+    broken, good = asked_of(folder, rows(3), owner="a"), asked_of(folder, rows(1), created=NOW + 1)
+    folder.remove_file(broken.input_file)
+    answered(folder, good, pause_s=30.0)
+    assert not folder.state(broken.id).is_final and folder.state(good.id).status == "completed"
+
+
+def test_a_panic_in_a_batch_is_counted_and_ends_it(folder):
+    def panics(llm: FakeLLM) -> None:
+        raise BaseException("a panic of a library")
+
+    asked = asked_of(folder, rows(1))
+    answered(folder, asked, on_step=panics, pause_s=0.01)
+    assert folder.state(asked.id).status == "failed" and folder.state(asked.id).errors[0]["code"] == "server_error"
+
+
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_a_batch_ends_when_the_weights_are_others(folder, is_killed):
+    changed = dataclasses.replace(IDENTITY, weights="00.1")
+    asked, llm = asked_of(folder), FakeLLM(identity=changed if is_killed else IDENTITY)
+
+    def change(llm: FakeLLM) -> None:
+        if llm.num_steps == 12 and is_killed:
+            clerk.end()
+        elif llm.num_steps == 12:
+            llm.identity = changed
+
+    llm.on_step = change
+    clerk = Clerk(folder, lambda owner: llm, rules_of, ClerkTimes(poll_s=0.01, flush_s=0.01, now=lambda: NOW + 1))
+    thread = threading.Thread(target=clerk.run)
+    thread.start()
+    until = time.monotonic() + 60
+    while thread.is_alive() and not folder.state(asked.id).is_final and time.monotonic() < until:
+        time.sleep(0.01)
+    clerk.end()
+    thread.join()
+    if is_killed:  # the next server has the first weights again
+        assert folder.state(asked.id).status == "in_progress"
+        run_until_final(folder, asked, names=("small",))
+    state = folder.state(asked.id)
+    assert state.status == "failed" and "weights" in state.errors[0]["message"]
+    assert 0 < len(lines(folder, state.output_file)) < 24
+
+
+def test_a_key_that_has_too_many_batches_loses_its_oldest_ended_one(folder, monkeypatch):
+    monkeypatch.setattr("ferrum_jax.serve.batches.batch_folder.MOST_BATCHES", 3)
+    mine = [asked_of(folder, rows(1), owner="a", created=NOW + i) for i in range(3)]
+    theirs = asked_of(folder, rows(1), owner="b", created=NOW - 5)
+    with pytest.raises(FolderFull, match="3 batches wait or run, the most of one key"):
+        asked_of(folder, rows(1), owner="a")
+    answered(folder, *mine, theirs)
+    folder.cancel(mine[0].id, NOW)
+    asked_of(folder, rows(1), owner="a", created=NOW + 3)
+    assert folder.batch(mine[0].id) is None and folder.batch(theirs.id) == theirs
+    assert {each.id for each in folder.batches()} >= {mine[1].id, mine[2].id, theirs.id}
+    assert not [name for name in folder.store.names("batches") if name.startswith(mine[0].id)]
+
+
+def test_files_that_come_at_once_have_room_for_all_of_them_or_are_refused(folder):
+    content, count = bytes(200_000), 8
+    begins = threading.Barrier(count)
+
+    def keep(number: int) -> bool:
+        begins.wait()
+        try:
+            folder.add_file(io.BytesIO(content), len(content), owner="", filename="a", purpose="batch", created=NOW)
+        except FolderFull:
+            return False
+        return True
+
+    with concurrent.futures.ThreadPoolExecutor(count) as pool:
+        kept = list(pool.map(keep, range(count)))
+    assert sum(kept) == 5 == len(folder.files()), "5 files of 200,000 bytes fit 1 MiB"
+
+
+def test_files_are_counted_by_key(folder, monkeypatch):
+    monkeypatch.setattr("ferrum_jax.serve.batches.batch_folder.MOST_FILES", 2)
+    for owner in "aab":
+        asked_of(folder, rows(1), owner=owner)
+    with pytest.raises(FolderFull, match="2 files are kept, the most of one key"):
+        asked_of(folder, rows(1), owner="a")
 
 
 def test_one_clerk_at_a_time_works_at_a_folder(folder):

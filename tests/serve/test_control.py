@@ -5,15 +5,18 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import shutil
+import threading
 
 import pytest
 from safetensors.numpy import load_file, save_file
 
 from ferrum_jax import LLM, SamplingParams
 from ferrum_jax.serve.async_llm import AsyncLLM
+from ferrum_jax.serve.engine_thread import EngineFailed
 from ferrum_jax.serve.http.settings import ServerSettings
 from tests.serve.running import running
 from tests.serve.test_adapters import read_key
+from tests.serve.test_under_load import until
 from tests.support import GOLDENS, INVARIANT, SMALL
 
 ADMIN = {"Authorization": "Bearer admin-key"}
@@ -78,6 +81,45 @@ def test_a_pause_keeps_ends_or_waits_for_what_runs_and_holds_what_comes(llm, req
             else:
                 assert first.token_ids == wanted.token_ids
             assert not engine.is_paused and engine.thread.num_open == 0
+
+    asyncio.run(main())
+
+
+def test_answers_in_one_piece_are_refused_when_they_are_aborted(root):
+    settings = ServerSettings(names=("small",), admin_keys=(read_key("admin-key"),))
+    bodies = {
+        "/v1/completions": BODY,
+        "/v1/responses": {"input": "hi", "max_output_tokens": 40},
+        "/v1/embeddings": {"input": "hi"},
+    }
+    with running(settings) as server, concurrent.futures.ThreadPoolExecutor(4) as pool:
+        goes_on = threading.Event()
+        server.llm.thread.call(lambda: goes_on.wait(60))  # so that all of them come before the next step
+        asked = [pool.submit(server.ask, path, body) for path, body in bodies.items()]
+        until(lambda: server.llm.thread._commands.qsize() >= 3)
+        server.llm.thread.pause("abort")
+        goes_on.set()
+        completion, response, embedding = (each.result()[2] for each in asked)
+        server.llm.thread.resume()
+    assert completion["choices"][0]["finish_reason"] == "abort"
+    assert response["status"] == "failed" and "ended by who owns the engine" in response["error"]["message"]
+    assert embedding["error"]["code"] == "aborted" and asked[2].result()[0] == 503
+
+
+def test_scores_and_vectors_of_an_aborted_request_are_an_error(llm):
+    async def main():
+        async with AsyncLLM.over(llm) as engine:
+            goes_on = threading.Event()
+            engine.thread.call(lambda: goes_on.wait(60))
+            asked = [asyncio.create_task(call) for call in (engine.embed("hi"), engine.compute_logprobs([PROMPT]))]
+            while engine.thread._commands.qsize() < 2:
+                await asyncio.sleep(0.01)
+            paused = engine.thread.pause("abort")
+            goes_on.set()
+            await asyncio.wrap_future(paused)
+            for task in asked:
+                with pytest.raises(EngineFailed, match="ended by who owns the engine"):
+                    await task
 
     asyncio.run(main())
 

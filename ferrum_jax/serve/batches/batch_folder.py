@@ -209,7 +209,7 @@ class BatchFolder:
         except ValueError as error:
             if name not in self._unread:
                 self._unread.add(name)
-                _log.error("%s/%s cannot be read (%s); what it is of is passed over", self.root, name, error)
+                _log.error("%s/%s cannot be read (%s); its file or batch is passed over", self.root, name, error)
             return None
 
 
