@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import errno
 import json
 import time
@@ -15,6 +16,7 @@ from ferrum_jax.serve.http.api_keys import read_keys
 from ferrum_jax.serve.http.settings import ServerSettings
 from tests.serve.batch_input import CHAT, begin, ended, lines_of, rows
 from tests.serve.running import request, running
+from tests.serve.test_under_load import until
 
 
 @pytest.fixture(scope="module")
@@ -163,6 +165,39 @@ def test_a_cancelled_batch_keeps_what_was_answered(client):
         client.batches.cancel(batch.id)
 
 
+def test_a_batch_is_deleted_once_it_has_ended_and_its_files_stay(client):
+    batch = begin(client, rows(64, max_tokens=100, ignore_eos=True))
+    with pytest.raises(openai.ConflictError, match="cancel it, or delete it when it has ended"):
+        client.delete(f"/batches/{batch.id}", cast_to=object)
+    client.batches.cancel(batch.id)
+    ended(client, batch)
+    found = client.delete(f"/batches/{batch.id}", cast_to=object)
+    assert found == {"id": batch.id, "object": "batch", "deleted": True}
+    assert batch.id not in [each.id for each in client.batches.list()]
+    assert client.files.retrieve(batch.input_file_id)
+    for ask in (
+        client.batches.retrieve,
+        client.batches.cancel,
+        lambda it: client.delete(f"/batches/{it}", cast_to=object),
+    ):
+        with pytest.raises(openai.NotFoundError, match="there is no batch"):
+            ask(batch.id)
+
+
+def test_a_batch_whose_record_is_damaged_is_passed_over_in_lists(server, client):
+    first, second, third = (ended(client, begin(client, rows(1))) for _ in range(3))
+    store = server.app.state.batches.store
+    store.replace(f"batches/{second.id}.state.json", b"")
+    store.replace("batches/batch_" + "0" * 32 + ".json", b"")
+    listed = [each.id for each in client.batches.list(limit=2)]
+    assert first.id in listed and third.id in listed and second.id not in listed
+    for ask in (client.batches.retrieve, client.batches.cancel):
+        with pytest.raises(openai.NotFoundError):
+            ask(second.id)
+    client.files.delete(second.input_file_id)
+    assert ended(client, begin(client, rows(1))).status == "completed"
+
+
 def test_lists_come_page_by_page(client):
     batches = [begin(client, rows(1)) for _ in range(3)]
     for batch in batches:
@@ -213,6 +248,13 @@ def test_a_batch_that_cannot_be_is_refused_in_words(client, more, says):
     assert says in str(refused.value)
 
 
+@pytest.mark.parametrize("metadata", [{"a": "\ud83d"}, {"\udc00a": "b"}])
+def test_half_a_surrogate_pair_is_no_metadata(server, metadata):
+    body = {"input_file_id": "file-x", "endpoint": CHAT, "completion_window": "24h", "metadata": metadata}
+    status, _, answer = server.ask("/v1/batches", body)
+    assert status == 400 and answer["error"]["message"].endswith("without half of a surrogate pair")
+
+
 def test_other_windows_than_a_day_are_taken(client):
     for window, seconds in {"30m": 1800, "1h": 3600, "7d": 604800}.items():
         batch = begin(client, rows(1), completion_window=window)
@@ -255,6 +297,33 @@ FILE, PURPOSE = (b"file", b'; filename="a"', b"{}"), (b"purpose", b"", b"batch")
 def test_an_upload_that_is_none_is_refused(server, parts, status, says):
     found, answer = upload(server, *parts)
     assert found == status and says in answer["error"]["message"]
+
+
+def test_slow_uploads_end_and_are_counted_by_key(tmp_path):
+    (tmp_path / "keys").write_text("sk-alice-1 alice\nsk-bob-12 bob\n")
+    keys = read_keys(tmp_path / "keys")
+    settings = ServerSettings(names=("small",), keys=keys, batches=str(tmp_path / "batches"), body_s=1.0)
+    form = {"Content_Type": "multipart/form-data; boundary=x", "Authorization": "Bearer sk-alice-1"}
+    begun = request("/v1/files", b"", **form | {"Content_Length": "1000000"}) + (FORM % FILE)[:70]
+    content = b"".join(FORM % part for part in (FILE, PURPOSE)) + b"--x--\r\n"
+    with running(settings) as server, contextlib.ExitStack() as stack:
+        slow = [stack.enter_context(server.connect()) for _ in range(8)]
+        for connection in slow:
+            connection.sendall(begun)
+        until(lambda: server.app.state.uploads[keys[0].owner] == 8)
+        assert b" 429 " in server.raw(request("/v1/files", content, **form))
+        other = form | {"Authorization": "Bearer sk-bob-12"}
+        assert b" 200 " in server.raw(request("/v1/files", content, **other))
+        answers = dict.fromkeys(range(8), b"")
+        for number, connection in enumerate(slow):
+            connection.settimeout(0.2)
+            while not answers[number]:  # a byte now and then keeps none of them
+                connection.sendall(b"x")
+                with contextlib.suppress(TimeoutError):
+                    answers[number] = connection.recv(4096)
+        assert all(b" 408 " in answer for answer in answers.values())
+        until(lambda: not server.app.state.uploads[keys[0].owner])
+        assert b" 200 " in server.raw(request("/v1/files", content, **form))
 
 
 def test_a_full_disk_is_told_in_words(server, monkeypatch):

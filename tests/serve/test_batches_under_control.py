@@ -36,7 +36,7 @@ def desk(llm, root, tmp_path):  # noqa: F811
     )
     with running(settings, inner=llm) as server:
 
-        def ask(path: str, body: object = {}) -> object:  # noqa: B006
+        def ask(path: str, body: object = {}) -> object:
             status, _, answer = server.ask(path, body, **ADMIN)
             assert status == 200, answer
             return answer
