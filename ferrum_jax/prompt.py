@@ -34,7 +34,7 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 
 from ferrum_jax.ints import ceil_div
-from ferrum_jax.quoting import is_unicode, quoted
+from ferrum_jax.quoting import quoted
 
 Message = Mapping[str, Any]
 Content = str | Sequence[int] | Sequence[Message]
@@ -343,6 +343,11 @@ def listed(prompts: Prompt | Iterable[Prompt]) -> list[Any]:
             f"prompts is {quoted(prompts)}; it must be a string, token ids, messages, or a list of such prompts"
         )
     return list(prompts)
+
+
+def is_unicode(text: str) -> bool:
+    """Whether the text has no half of a surrogate pair, which no encoding writes."""
+    return not any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def named_text(field: str, value: object) -> str:

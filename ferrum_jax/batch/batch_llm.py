@@ -20,7 +20,7 @@ class RowCrash(ValueError):
     """An engine that runs elsewhere crashed with this row, twice, the second time with it alone."""
 
 
-class RowsAborted(RuntimeError):
+class RowAborted(ValueError):
     """Who owns the engine ended all that ran, as a pause may: no row is to blame, and each runs again."""
 
 
@@ -61,3 +61,10 @@ class BatchLLM(Protocol):
     def learn(self, texts: Iterable[str], *, cache_salt: str) -> None: ...
 
     def stats(self) -> dict[str, Any]: ...
+
+
+def begun(key: int) -> RequestOutput:
+    """The output of a request that runs elsewhere, whose tokens are not known here."""
+    return RequestOutput(
+        request_id=key, prompt=None, prompt_token_ids=(), outputs=(), num_cached_tokens=0, finished=False
+    )

@@ -242,8 +242,7 @@ class _Run:
     def _load(self, make_llm: Callable[[JobStart], BatchLLM]) -> BatchLLM:
         """The model. Raises ValueError if the job was begun with another."""
         llm = make_llm(JobStart(rows=self._rows, identity=self._job))
-        if llm.identity is not None:
-            self._job.begin(llm.identity)
+        self._job.begin(llm.identity)
         self._rows.generation = self._job.generation
         return llm
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ferrum_jax.asked.sampling import SamplingParams
 from ferrum_jax.asked.transcription_params import TranscriptionParams
-from ferrum_jax.batch.batch_llm import BatchLLM, RowCrash
+from ferrum_jax.batch.batch_llm import BatchLLM, RowCrash, begun
 from ferrum_jax.batch.input.formats import EMBEDS, GENERATES, SCORES
 from ferrum_jax.batch.job import JobStart, run_batch
 from ferrum_jax.ints import ceil_div
@@ -165,7 +165,7 @@ class RayLLM:
         try:
             while waiting:
                 if wants_partials():
-                    yield from [(key, _begun(key)) for key in sorted(waiting)]
+                    yield from [(key, begun(key)) for key in sorted(waiting)]
                 try:
                     key, answer = answers.get(timeout=_MOST_WAIT_S)
                 except queue.Empty:
@@ -253,9 +253,3 @@ class _Actor:
                 now=tasks[0].now,  # type: ignore[arg-type]
             )
         found.update(answers)
-
-
-def _begun(key: int) -> RequestOutput:
-    return RequestOutput(
-        request_id=key, prompt=None, prompt_token_ids=(), outputs=(), num_cached_tokens=0, finished=False
-    )

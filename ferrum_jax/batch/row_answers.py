@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ferrum_jax.batch.batch_llm import RowAborted
 from ferrum_jax.batch.input.formats import Row
 from ferrum_jax.outputs import CompletionOutput, EmbeddingOutput, RequestOutput, ScoreOutput
 
@@ -19,8 +20,9 @@ _NOT_BEGUN = CompletionOutput(
 
 
 def was_aborted(answer: Answer) -> bool:
-    """Whether a choice was cut by who owns the engine, and not by its row."""
-    return isinstance(answer, RequestOutput) and any(choice.finish_reason == "abort" for choice in answer.outputs)
+    """Whether it was cut by who owns the engine, and not by its row."""
+    choices = answer.outputs if isinstance(answer, RequestOutput) else ()
+    return isinstance(answer, RowAborted) or any(choice.finish_reason == "abort" for choice in choices)
 
 
 class Answers:

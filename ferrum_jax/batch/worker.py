@@ -16,7 +16,7 @@ from itertools import islice
 from typing import Any
 
 from ferrum_jax.asked.sampling import SamplingParams
-from ferrum_jax.batch.batch_llm import BatchLLM, RowCrash, RowsAborted
+from ferrum_jax.batch.batch_llm import BatchLLM, RowCrash
 from ferrum_jax.batch.engine_rows import EngineRows
 from ferrum_jax.batch.input.formats import EMBEDS, GENERATES, SCORES, TRANSCRIBES, BadRow, Row
 from ferrum_jax.batch.input.rows import Rows
@@ -63,20 +63,18 @@ class Worker:
         self._journal, self._options = keeper.journal, keeper.options
         self._check, self._recorder, self._tally = keeper.check, recorder, display.tally
         self._stats: Callable[[], Mapping[str, Any]] | None = None
-        unfinished, refresh = self._journal.unfinished, self._journal.refresh
         self._share = WorkShare(
-            JobParts(rows.parts(), keeper.leases, unfinished=unfinished, refresh=refresh),
+            JobParts(rows.parts(), keeper.leases, unfinished=self._journal.unfinished, refresh=self._journal.refresh),
             keeper.leases,
             timekeeper.ending,
             num_undone=lambda: self._journal.num_undone,
             least_s=keeper.options.share_s,
         )
         self._queue = self._share.queue
-        self._open = EngineRows(len(rows))
+        self._open, self._sounds = EngineRows(len(rows)), RowSounds(rows)
         self._suspects: deque[tuple[int, int]] = deque()  # rows with which the engine crashed, to be run alone
         self._num_told = self._num_crashes_in_turn = 0
         self._source_error: Exception | None = None
-        self._sounds = RowSounds(rows)
         self._partials_s = self._shown_s = time.monotonic()
         self._is_idle = False
 
@@ -170,8 +168,8 @@ class Worker:
         """A row with which the engine crashed: run alone, or set aside."""
         if self._journal.num_crashes[index] < _MOST_CRASHES:
             self._suspects.append((index, epoch))
-            return
-        self._set_aside(index, self._rows.read(index), epoch)
+        else:
+            self._set_aside(index, self._rows.read(index), epoch)
 
     def _set_aside(self, index: int, row: Row | BadRow, epoch: int) -> None:
         message = f"the engine crashed {_MOST_CRASHES} times while it ran this row; the row is set aside"
@@ -215,8 +213,6 @@ class Worker:
                     item = next(completions, None)
                 except JobRefused:
                     raise
-                except RowsAborted:
-                    break
                 except Exception as error:
                     if error is self._source_error:
                         raise
@@ -225,8 +221,7 @@ class Worker:
                 if item is None:
                     assert not self._open, f"rows {sorted(self._open)[:5]} were not answered"
                     return
-                if llm.identity is not None:
-                    self._job.begin(llm.identity)  # raises where the weights are others than at the last line
+                self._job.begin(llm.identity)  # the weights may be others than at the last line
                 if was_aborted(item[1]):
                     break
                 self._receive(*item)
@@ -351,6 +346,5 @@ class Worker:
 
 def _bad_row(row: Row, why: str) -> BadRow:
     """What is said of a row that ran, or was to run, and has no answer."""
-    if why == NOT_FINITE_REASON:
-        return BadRow(id=row.id, custom_id=row.custom_id, code="logits_not_finite", message=why)
-    return BadRow(id=row.id, custom_id=row.custom_id, code="invalid_request", message=why)
+    code = "logits_not_finite" if why == NOT_FINITE_REASON else "invalid_request"
+    return BadRow(id=row.id, custom_id=row.custom_id, code=code, message=why)

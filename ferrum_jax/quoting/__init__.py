@@ -25,11 +25,6 @@ def bounded(text: str, most: int = MOST_CHARACTERS) -> str:
     return text.encode("utf-8", "backslashreplace").decode()
 
 
-def is_unicode(text: str) -> bool:
-    """Whether the text has no half of a surrogate pair, which no encoding writes."""
-    return text.isascii() or not any("\ud800" <= character <= "\udfff" for character in text)
-
-
 def quoted(value: Any, write: Callable[[Any], str] = repr) -> str:
     """The value as `write` writes it, or of a long one the beginning and its size. write: of plain values."""
     if isinstance(value, str | bytes) and len(value) > MOST_QUOTED:

@@ -46,7 +46,6 @@ def _update(llm: LLM, root: str | None, *, path: str, requests: str | None) -> C
 def changing_facts(llm: LLM) -> dict[str, Any]:
     """What changes of a model's facts while a server runs."""
     identity = llm.identity
-    weights, _, version = (identity.weights or "").partition(".")
-    fingerprint = f"{weights[:16]}.{version}".removesuffix(".")
-    names = llm.model.adapters.names
-    return {"adapters": names, "fingerprint": fingerprint, "identity": dataclasses.asdict(identity)}
+    weights, dot, version = (identity.weights or "").partition(".")
+    known = {"adapters": llm.model.adapters.names, "identity": dataclasses.asdict(identity)}
+    return known | {"fingerprint": f"{weights[:16]}{dot}{version}"}

@@ -13,6 +13,7 @@ import functools
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -33,10 +34,7 @@ from ferrum_jax.serve.link.outbox import Outbox
 from ferrum_jax.serve.link.watched import WatchedPool, start_thread
 from ferrum_jax.serve.link.wire import Message
 from ferrum_jax.serve.link.wire_images import with_images
-from ferrum_jax.sound.prompt_sounds import PromptSounds
-from ferrum_jax.transcribing.transcriber import Transcriber
 from ferrum_jax.transcribing.whisper_transcriber import WhisperTranscriber
-from ferrum_jax.vision.prompt_images import PromptImages
 
 _BEAT_S = 0.25
 
@@ -107,16 +105,13 @@ class EngineSide:
         if kind == "add":
             self._add(*rest)
         elif kind in ("embed", "score"):
-            # a long text holds up no other message
-            self._reads.submit(functools.partial(self._read, kind, self._ticket(rest[0]), *rest))
+            self._reads.submit(self._read, kind, self._ticket(rest[0]), *rest)  # a long text holds up no other message
         elif kind == "abort":
             self._abort(*rest)
         elif kind == "load_adapter":
-            load = functools.partial(self._load_adapter, *rest[1:])
-            self._loads.submit(functools.partial(self._change, rest[0], load))
+            self._loads.submit(self._change, rest[0], functools.partial(self._load_adapter, *rest[1:]))
         elif kind == "unload_adapter":
-            unload = functools.partial(self._llm.unload_adapter, *rest[1:])
-            self._loads.submit(functools.partial(self._change, rest[0], unload))
+            self._loads.submit(self._change, rest[0], functools.partial(self._llm.unload_adapter, *rest[1:]))
         elif kind == "control":
             self._control(*rest)
         elif kind == "opened":
@@ -306,40 +301,22 @@ def _cut_vector(state: np.ndarray, *, text: Text[Any], dimensions: int | None) -
     return unit_length(state[:dimensions]) if text.normalizes else state[:dimensions]
 
 
-def _image_facts(images: PromptImages | None) -> dict[str, Any] | None:
-    """The folder of the processor's file, and where images may come from."""
-    return images and {"folder": str(images.folder), "hosts": list(images.sources.hosts), "root": images.sources.root}
-
-
-def _sound_facts(transcriber: Transcriber | None) -> dict[str, Any] | None:
-    """The folder of Whisper's files that say how sounds are written down, and where sounds may come from."""
-    if not isinstance(transcriber, WhisperTranscriber):
-        return None
-    sources = transcriber.sources
-    return {"folder": str(transcriber.folder), "hosts": list(sources.hosts), "root": sources.root}
-
-
-def _heard_facts(sounds: PromptSounds | None) -> dict[str, Any] | None:
-    """The folder of the file that says how sounds of prompts are processed, where they may come from, and how long."""
-    if sounds is None:
-        return None
-    sources = sounds.sources
-    return {
-        "folder": str(sounds.folder),
-        "hosts": list(sources.hosts),
-        "root": sources.root,
-        "max_frames": sounds.max_frames,
-    }
+def _read_from(folder: Path, sources: Any) -> dict[str, Any]:
+    """The folder of a processor's files, and where images or sounds may come from."""
+    return {"folder": str(folder), "hosts": list(sources.hosts), "root": sources.root}
 
 
 def facts_of(llm: LLM) -> dict[str, Any]:
     """What HTTP has to know of a model."""
-    model = llm.model
+    model, transcriber = llm.model, llm.model.opened.texts.transcriber
+    images, sounds = (None, None) if model.is_encoder else (model.prompts.images, model.prompts.sounds)
+    heard = sounds and {**_read_from(sounds.folder, sounds.sources), "max_frames": sounds.max_frames}
+    by_whisper = isinstance(transcriber, WhisperTranscriber)
     return {
         "architecture": llm.spec.architecture,
-        "images": None if model.is_encoder else _image_facts(model.prompts.images),
-        "heard": None if model.is_encoder else _heard_facts(model.prompts.sounds),
-        "sounds": _sound_facts(model.opened.texts.transcriber),
+        "images": images and _read_from(images.folder, images.sources),
+        "heard": heard,
+        "sounds": _read_from(transcriber.folder, transcriber.sources) if by_whisper else None,
         "max_model_len": llm.max_model_len,
         "num_rows": 0 if model.is_encoder else llm.config.num_rows * llm.ledger.num_shards,
         "generates": model.generates,

@@ -6,7 +6,6 @@ import os
 from pathlib import Path
 
 from ferrum_jax.paths import is_url
-from ferrum_jax.quoting import quoted
 
 _MOST_FILES = 1000  # of a folder; PEFT saves a handful
 
@@ -19,27 +18,27 @@ def folder_below(
     Raises ValueError for a URL, for what is no folder, and for one that is, or holds a file that is, outside the root.
     """
     if is_url(path) or "\0" in path:
-        raise ValueError(f"{field} is {quoted(path)}; over HTTP it must be a folder below {option}")
+        raise ValueError(f"{field} is {path!r}; over HTTP it must be a folder below {option}")
     if ".." in Path(path).parts:
-        raise ValueError(f"{field} is {quoted(path)}; it must not go up with '..'")
+        raise ValueError(f"{field} is {path!r}; it must not go up with '..'")
     try:
         return _looked_at(Path(root).resolve(), path, field, option)
     except (OSError, RuntimeError) as error:  # RuntimeError is of links that lead to themselves
         why = getattr(error, "strerror", None) or error
-        raise ValueError(f"{field} is {quoted(path)}, which cannot be read ({why}); name another folder") from error
+        raise ValueError(f"{field} is {path!r}, which cannot be read ({why}); name another folder") from error
 
 
 def _looked_at(top: Path, path: str, field: str, option: str) -> Path:
     found = (top / path).resolve()
     if not found.is_relative_to(top):
-        raise ValueError(f"{field} is {quoted(path)}, which is outside {option}; put it below that folder")
+        raise ValueError(f"{field} is {path!r}, which is outside {option}; put it below that folder")
     if found == top or not found.is_dir():
-        raise ValueError(f"{field} is {quoted(path)}; there is no such folder below {option}")
+        raise ValueError(f"{field} is {path!r}; there is no such folder below {option}")
     for number, file in enumerate(found.iterdir()):
         if number == _MOST_FILES:
             raise ValueError(
-                f"{field} is {quoted(path)}, a folder of more than {_MOST_FILES} files; name one that has nothing else"
+                f"{field} is {path!r}, a folder of more than {_MOST_FILES} files; name one that has nothing else"
             )
         if not file.resolve().is_relative_to(top):
-            raise ValueError(f"{field} is {quoted(path)}, whose {file.name} is a link out of {option}; copy the file")
+            raise ValueError(f"{field} is {path!r}, whose {file.name} is a link out of {option}; copy the file")
     return found

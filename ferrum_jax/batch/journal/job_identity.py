@@ -109,10 +109,12 @@ class JobIdentity:
         refuse_changes(self._target, before, now | {"commit": recorded["commit"] if known else resolve(revision)})
         return recorded["commit"]
 
-    def begin(self, identity: ModelIdentity) -> None:
-        """Records the identity before it answers the first row, and is asked at each. Raises JobRefused as `check`."""
-        begun = identity, dict(identity.environment)  # which are not compared
-        if begun in self._begun:
+    def begin(self, identity: ModelIdentity | None) -> None:
+        """Records the identity before it answers the first row, and is asked at each. None is not known yet.
+
+        Raises JobRefused as `check` does.
+        """
+        if identity is None or (begun := (identity, dict(identity.environment))) in self._begun:
             return
         assert None not in (identity.weights, identity.adapter), "the weights are known once a model is loaded"
         if (record := self._read(RECORD)) is not None:  # until a row is begun others may replace it

@@ -14,10 +14,11 @@ from starlette.responses import Response
 from ferrum_jax.openai.body_fields import given
 from ferrum_jax.openai.body_rules import require_known
 from ferrum_jax.openai.errors import FieldError
-from ferrum_jax.quoting import is_unicode, named, quoted
+from ferrum_jax.prompt import is_unicode
+from ferrum_jax.quoting import named, quoted
 from ferrum_jax.serve.batches.batch_folder import BatchFolder, FolderFull, page_of
 from ferrum_jax.serve.batches.input_lines import ENDPOINTS
-from ferrum_jax.serve.batches.stored import FINAL, AskedBatch, BatchState, batch_form
+from ferrum_jax.serve.batches.stored import AskedBatch, BatchState, batch_form
 from ferrum_jax.serve.http.exchange import Exchange
 from ferrum_jax.serve.http.http_errors import HttpError
 from ferrum_jax.serve.http.settings import ServerSettings
@@ -69,7 +70,7 @@ async def create(request: Request) -> Response:
         found = await asyncio.to_thread(folder.add_batch, **asked, created=now, expires=now + seconds)
     except FolderFull as error:
         raise HttpError(429, str(error), code="too_many_batches") from error
-    return exchange.json(await asyncio.to_thread(_form, folder, found))
+    return exchange.json(batch_form(found, BatchState(), None))
 
 
 async def batches(request: Request) -> Response:
@@ -80,11 +81,14 @@ async def batches(request: Request) -> Response:
 
     def listed() -> dict[str, Any] | None:
         own = [each for each in folder.batches() if each.owner == exchange.key.owner]
-        page = page_of([{"id": each.id} for each in reversed(own)], asked.get("after"), limit)
-        by_id = {each.id: each for each in own}
-        listed = [by_id[each["id"]] for each in page["data"]] if page else []
-        readable = [each for each in listed if folder.state(each.id) is not None]
-        return page and {**page, "data": [_form(folder, each) for each in readable]}
+        while True:
+            by_id = {each.id: each for each in reversed(own)}
+            page = page_of([{"id": each} for each in by_id], asked.get("after"), limit)
+            states = {each["id"]: folder.state(each["id"]) for each in page["data"]} if page else {}
+            data = [_form(folder, by_id[each], state) for each, state in states.items() if state is not None]
+            if len(data) == len(states):
+                return page and {**page, "data": data}
+            own = [each for each in own if states.get(each.id, each) is not None]  # the others cannot be read
 
     return exchange.json(require_page(await asyncio.to_thread(listed), asked))
 
@@ -93,65 +97,43 @@ async def batch(request: Request) -> Response:
     """A batch and how far it is."""
     exchange, folder = Exchange(request), require_folder(request)
     found = await _own(exchange, folder)
-    return exchange.json(await asyncio.to_thread(_form, folder, found))
+    return exchange.json(await asyncio.to_thread(_form, folder, *found))
 
 
 async def delete(request: Request) -> Response:
     """Deletes a batch that has ended; its files stay."""
     exchange, folder = Exchange(request), require_folder(request)
-    found = await _own(exchange, folder)
-
-    def deleted() -> None:
-        status = _state(folder, found).status
-        if status not in FINAL:
-            message = f"{found.id} is {status}; cancel it, or delete it when it has ended"
-            raise HttpError(409, message, code="batch_in_use")
-        folder.remove_batch(found.id)
-
-    await asyncio.to_thread(deleted)
+    found, state = await _own(exchange, folder)
+    if not state.is_final:
+        message = f"{found.id} is {state.status}; cancel it, or delete it when it has ended"
+        raise HttpError(409, message, code="batch_in_use")
+    await asyncio.to_thread(folder.remove_batch, found.id)
     return exchange.json({"id": found.id, "object": "batch", "deleted": True})
 
 
 async def cancel(request: Request) -> Response:
     """Has a batch end; what was answered is kept in its output."""
     exchange, folder = Exchange(request), require_folder(request)
-    found = await _own(exchange, folder)
-
-    def cancelled() -> dict[str, Any]:
-        state = _state(folder, found)
-        if state.is_final:
-            message = f"{found.id} is {state.status}, so there is nothing to cancel"
-            raise HttpError(409, message, code="batch_has_ended")
-        folder.cancel(found.id, int(time.time()))
-        return _form(folder, found)
-
-    return exchange.json(await asyncio.to_thread(cancelled))
+    found, state = await _own(exchange, folder)
+    if state.is_final:
+        message = f"{found.id} is {state.status}, so there is nothing to cancel"
+        raise HttpError(409, message, code="batch_has_ended")
+    await asyncio.to_thread(folder.cancel, found.id, int(time.time()))
+    return exchange.json(await asyncio.to_thread(_form, folder, found, state))
 
 
-async def _own(exchange: Exchange, folder: BatchFolder) -> AskedBatch:
+async def _own(exchange: Exchange, folder: BatchFolder) -> tuple[AskedBatch, BatchState]:
     """The batch of the path. Raises HttpError for one that is another's as for one that is not there."""
     batch_id = exchange.request.path_params["batch_id"]
     found = await asyncio.to_thread(folder.batch, batch_id)
-    if found is None or found.owner != exchange.key.owner:
-        raise _not_found(batch_id)
-    return found
+    state = None if found is None else await asyncio.to_thread(folder.state, found.id)
+    if found is None or found.owner != exchange.key.owner or state is None:
+        raise HttpError(404, f"there is no batch {quoted(batch_id)}", code="batch_not_found")
+    return found, state
 
 
-def _not_found(batch_id: str) -> HttpError:
-    return HttpError(404, f"there is no batch {quoted(batch_id)}", code="batch_not_found")
-
-
-def _state(folder: BatchFolder, asked: AskedBatch) -> BatchState:
-    """Raises HttpError for one whose record cannot be read, which is passed over everywhere."""
-    state = folder.state(asked.id)
-    if state is None:
-        raise _not_found(asked.id)
-    return state
-
-
-def _form(folder: BatchFolder, asked: AskedBatch) -> dict[str, Any]:
-    cancelled_at = folder.cancelled_at(asked.id)
-    return batch_form(asked, _state(folder, asked), cancelled_at)
+def _form(folder: BatchFolder, asked: AskedBatch, state: BatchState) -> dict[str, Any]:
+    return batch_form(asked, state, folder.cancelled_at(asked.id))
 
 
 def _required(body: Mapping[str, Any], name: str) -> str:
@@ -180,7 +162,7 @@ def _metadata(value: object) -> Mapping[str, str] | None:
     is_right = isinstance(value, dict) and len(value) <= _MOST_PAIRS
     for name, text in value.items() if is_right else ():  # type: ignore[attr-defined]
         is_right = is_right and len(name) <= _MOST_NAME and isinstance(text, str) and len(text) <= _MOST_VALUE
-        is_right = is_right and is_unicode(name) and is_unicode(text)
+        is_right = is_right and is_unicode(f"{name}{text}")
     if not is_right:
         raise FieldError(
             f"metadata is {quoted(value)}; it must be an object of at most {_MOST_PAIRS} texts, with names of at most "

@@ -18,6 +18,7 @@ import secrets
 import tempfile
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from typing import Any, BinaryIO
 
@@ -89,10 +90,10 @@ class Clerk:
         self._current: _Current | None = None
         self._final: set[str] = set()  # ids of batches that have ended
         self._turns: dict[str, int] = {}  # by owner: when its last batch ended
-        self._failures: dict[str, Pauses] = {}  # by id, of batches whose last step failed
-        where = f"batches in {folder.root}"
+        where, pause_s = f"batches in {folder.root}", self._times.pause_s
+        pauses = functools.partial(Pauses, where, first_s=pause_s, most_s=_MOST_PAUSES * pause_s)
         self._looks = Pauses(where, first_s=self._times.poll_s, most_s=BEAT_S)
-        self._disk = self._pauses(where)
+        self._disk, self._failures = pauses(), defaultdict[str, Pauses](pauses)  # by id of batches
 
     def end(self) -> None:
         """Has it stop, in order: rows that are answered are kept. From any thread."""
@@ -129,11 +130,11 @@ class Clerk:
         if self._current is not None and not self._current.thread.is_alive():
             self._current = None
         for asked, state in self._open():
-            ends_as, failed = self._ends_as(asked), self._failures.get(asked.id)
+            ends_as = self._ends_as(asked)
             if self._current is not None and asked.id == self._current.asked.id:
                 if ends_as is not None:
                     self._current.notice.give(ends_as, EXIT_PREEMPTED, is_urgent=False)
-            elif not (self._disk.is_over and (failed is None or failed.is_over)):
+            elif not (self._disk.is_over and self._failures[asked.id].is_over):
                 continue
             elif ends_as is not None:
                 self._attempt(asked, functools.partial(self._settle, asked, state, ends_as))
@@ -193,14 +194,7 @@ class Clerk:
                 return
             if not isinstance(error, OSError):
                 _log.exception("batch %s: it is tried again", asked.id)
-            self._failures.setdefault(asked.id, self._pauses(f"batch {asked.id} in {self._folder.root}")).begin(error)
-
-    def _pauses(self, what: str) -> Pauses:
-        return Pauses(what, first_s=self._times.pause_s, most_s=_MOST_PAUSES * self._times.pause_s)
-
-    def _num_failures(self, asked: AskedBatch) -> int:
-        """Of a batch, in turn."""
-        return self._failures[asked.id].num_begun if asked.id in self._failures else 0
+            self._failures[asked.id].begin(error)
 
     def _state(self, asked: AskedBatch) -> BatchState:
         state = self._folder.state(asked.id)
@@ -211,7 +205,7 @@ class Clerk:
     def _advance(self, asked: AskedBatch, notice: Notice) -> None:
         """Takes a batch from the state that it has to its end, or to the notice."""
         state = self._state(asked)
-        if (count := self._num_failures(asked)) >= _MOST_FAILURES:
+        if (count := self._failures[asked.id].num_begun) >= _MOST_FAILURES:
             self._fail(asked, "server_error", f"the server failed {count} times in turn; its log says how")
             return
         is_begun = state.status == IN_PROGRESS and self._job(asked).record() is not None
@@ -282,7 +276,7 @@ class Clerk:
         try:
             state = self._with_files(asked, state, with_expired=status == EXPIRED)
         except Exception as error:
-            if is_of_full_disk(error) or self._num_failures(asked) <= _MOST_FAILURES:
+            if is_of_full_disk(error) or self._failures[asked.id].num_begun <= _MOST_FAILURES:
                 raise
             _log.exception(
                 "batch %s: its answers cannot be read and are left in jobs/%s.jsonl.journal", *[asked.id] * 2

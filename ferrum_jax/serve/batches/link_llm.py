@@ -24,7 +24,7 @@ from ferrum_jax.answers.collect import Collected, Collector, failure_of
 from ferrum_jax.asked.options import RequestOptions
 from ferrum_jax.asked.sampling import WHOLE_VOCABULARY, SamplingParams
 from ferrum_jax.asked.transcription_params import TranscriptionParams
-from ferrum_jax.batch.batch_llm import RowsAborted
+from ferrum_jax.batch.batch_llm import RowAborted, begun
 from ferrum_jax.batch.journal.job_identity import JobRefused
 from ferrum_jax.delta import Delta
 from ferrum_jax.outputs import CompletionOutput, EmbeddingOutput, RequestOutput, ScoreOutput
@@ -156,7 +156,7 @@ class LinkLLM:
                         continue
                     running[request_id] = key, take
                 if wants_partials():
-                    yield from [(key, _begun(key)) for key, _ in running.values()]
+                    yield from [(key, begun(key)) for key, _ in running.values()]
                 if is_dry and not running:
                     return
                 for request_id, message in self._next():
@@ -273,16 +273,8 @@ def _begin_vector(llm: LinkLLM, prompt: Prompt) -> _Begin:
 
 
 def _refusal(message: Message) -> ValueError:
-    """Why a request is not answered. Raises EngineLost where a step failed, and with it all that ran; RowsAborted."""
+    """Why a request is not answered. Raises EngineLost where a step failed, and with it all that ran."""
     _, _, kind, why = message
-    if kind == "aborted":
-        raise RowsAborted(why)
     if kind == "failed":
         raise EngineLost(why)
-    return ValueError(why)
-
-
-def _begun(key: int) -> RequestOutput:
-    return RequestOutput(
-        request_id=key, prompt=None, prompt_token_ids=(), outputs=(), num_cached_tokens=0, finished=False
-    )
+    return RowAborted(why) if kind == "aborted" else ValueError(why)

@@ -6,9 +6,11 @@ Every thread below `ferrum_jax/serve` is started here, but for those of pools wh
 from __future__ import annotations
 
 import concurrent.futures
+import functools
 import logging
 import threading
 from collections.abc import Callable
+from typing import Any
 
 Told = Callable[[str], None]  # of why a thread has ended
 
@@ -27,8 +29,8 @@ class WatchedPool:
         self._threads = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix=name)
         self._on_failure = on_failure
 
-    def submit(self, work: Callable[[], None]) -> None:
-        self._threads.submit(watched, work, self._on_failure)
+    def submit(self, work: Callable[..., None], *arguments: Any) -> None:
+        self._threads.submit(watched, functools.partial(work, *arguments), self._on_failure)
 
     def close(self) -> None:
         """Work that has not begun never does."""
