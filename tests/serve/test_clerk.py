@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import dataclasses
 import errno
 import io
@@ -24,6 +25,7 @@ from ferrum_jax.serve.batches.pauses import Pauses
 from tests.batch.fake_llm import IDENTITY, FakeLLM
 from tests.serve.batch_input import CHAT, rows
 from tests.serve.clerk_program import PLACES, rules_of, work
+from tests.serve.test_under_load import until
 from tests.support import ROOT
 
 NOW, WINDOW_S = 1_800_000_000, 3600
@@ -56,6 +58,24 @@ def ids(found: list[dict]) -> list[int]:
 def run(folder: BatchFolder, place: str, now: float) -> int:
     words = [sys.executable, "-m", "tests.serve.clerk_program", folder.root, place, str(now)]
     return subprocess.run(words, cwd=ROOT, timeout=120, check=False).returncode
+
+
+@contextlib.contextmanager
+def working(*clerks: Clerk):
+    """The clerks work meanwhile."""
+    threads = [threading.Thread(target=clerk.run) for clerk in clerks]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        for clerk, thread in zip(clerks, threads, strict=True):
+            clerk.end()
+            thread.join()
+
+
+def all_final(folder: BatchFolder, *asked) -> bool:
+    return all(folder.state(each.id).is_final for each in asked)
 
 
 def whole(folder: BatchFolder) -> tuple[list[dict], list[dict]]:
@@ -113,36 +133,34 @@ def test_batches_that_wait_are_cancelled_and_expire_too(folder):
     times = ClerkTimes(poll_s=0.01, flush_s=0.01, now=lambda: NOW + WINDOW_S - 1 + 2 * steps.is_set())
 
     def hold(llm: FakeLLM) -> None:
-        until = time.monotonic() + 30
-        while folder.state(late.id).status != "expired" and time.monotonic() < until:
+        ends = time.monotonic() + 30
+        while folder.state(late.id).status != "expired" and time.monotonic() < ends:
             if folder.state(waits.id).status == "cancelled":
                 steps.set()  # time goes on
             time.sleep(0.01)
 
     clerk = Clerk(folder, lambda owner: FakeLLM(on_step=hold), rules_of, times)
-    thread = threading.Thread(target=clerk.run)
-    thread.start()
-    until = time.monotonic() + 60
-    while not all(folder.state(each.id).is_final for each in (first, waits, late)) and time.monotonic() < until:
-        time.sleep(0.02)
-    clerk.end()
-    thread.join()
+    with working(clerk):
+        until(lambda: all_final(folder, first, waits, late))
     assert [folder.state(each.id).status for each in (first, waits, late)] == ["expired", "cancelled", "expired"]
     assert folder.state(waits.id).output_file is None
 
 
-def run_until_final(folder: BatchFolder, asked, now: float = NOW + 2, names=("other", "small")) -> None:
-    """By a clerk whose server serves these names."""
+def run_until_final(
+    folder: BatchFolder, *asked, now: float = NOW + 2, names=("other", "small"), on_step=lambda llm: None, **times
+) -> list[str]:
+    """By a clerk whose server serves these names; the owners of the batches in the order in which they were begun."""
+    owners: list[str] = []
+
+    def llm_for(owner: str) -> FakeLLM:
+        owners.append(owner)
+        return FakeLLM(on_step=on_step)
+
     others = lambda endpoint: rules_of(endpoint)._replace(names=names)  # noqa: E731
-    times = ClerkTimes(poll_s=0.01, pause_s=0.01, now=lambda: now)
-    clerk = Clerk(folder, lambda owner: FakeLLM(), others, times)
-    thread = threading.Thread(target=clerk.run)
-    thread.start()
-    until = time.monotonic() + 60
-    while not folder.state(asked.id).is_final and time.monotonic() < until:
-        time.sleep(0.01)
-    clerk.end()
-    thread.join()
+    how = {"poll_s": 0.01, "pause_s": 0.01, "now": lambda: now} | times
+    with working(Clerk(folder, llm_for, others, ClerkTimes(**how))):
+        until(lambda: all_final(folder, *asked))
+    return owners
 
 
 @pytest.mark.parametrize("names", [("other", "small"), ("other",)])
@@ -167,7 +185,7 @@ def test_a_batch_ends_early_under_another_name_with_the_rows_that_were_answered(
     assert run(folder, "rows", NOW + 1) == -signal.SIGKILL
     if how == "cancelled":
         folder.cancel(asked.id, NOW + 5)
-    run_until_final(folder, asked, NOW + 10 if how == "cancelled" else NOW + WINDOW_S, names=("other",))
+    run_until_final(folder, asked, now=NOW + 10 if how == "cancelled" else NOW + WINDOW_S, names=("other",))
     state = folder.state(asked.id)
     assert state.status == how and 0 < len(lines(folder, state.output_file)) == state.num_ok
 
@@ -221,26 +239,18 @@ def test_a_full_disk_is_waited_for_and_logged_once(folder, monkeypatch, caplog, 
         if llm.num_steps == 12 and not disk.num_refused:
             disk.is_full = True
 
-    def wait(what) -> None:
-        until = time.monotonic() + 60
-        while not what() and time.monotonic() < until:
-            time.sleep(0.005)
-
     times = ClerkTimes(poll_s=0.005, flush_s=0.01, expiry_s=0.5, pause_s=0.01, now=lambda: now)
     clerk = Clerk(folder, lambda owner: FakeLLM(on_step=step), rules_of, times)
-    thread = threading.Thread(target=clerk.run)
-    thread.start()
-    wait(lambda: disk.num_refused > 20)
-    assert folder.state(asked.id).status == "in_progress"
-    now = now if how == "completed" else NOW + WINDOW_S
-    wait(lambda: disk.num_refused > 40)
-    assert folder.state(asked.id).status == "in_progress"
-    (line,) = [record for record in caplog.records if record.name == "ferrum_jax.serve"]
-    assert "No space left" in line.getMessage() and line.exc_info is None
-    disk.is_full = False
-    wait(lambda: folder.state(asked.id).is_final)
-    clerk.end()
-    thread.join()
+    with working(clerk):
+        until(lambda: disk.num_refused > 20)
+        assert folder.state(asked.id).status == "in_progress"
+        now = now if how == "completed" else NOW + WINDOW_S
+        until(lambda: disk.num_refused > 40)
+        assert folder.state(asked.id).status == "in_progress"
+        (line,) = [record for record in caplog.records if record.name == "ferrum_jax.serve"]
+        assert "No space left" in line.getMessage() and line.exc_info is None
+        disk.is_full = False
+        until(lambda: folder.state(asked.id).is_final)
     state = folder.state(asked.id)
     assert state.status == how and not state.errors
     done = ids(lines(folder, state.output_file))
@@ -252,17 +262,11 @@ def test_a_clerk_begins_once_a_full_disk_has_room(folder, monkeypatch, caplog):
     asked, disk = asked_of(folder), Disk(monkeypatch)
     disk.is_full = True
     clerk = Clerk(folder, lambda owner: FakeLLM(), rules_of, ClerkTimes(poll_s=0.01, now=lambda: NOW + 1))
-    thread = threading.Thread(target=clerk.run)
-    thread.start()
-    until = time.monotonic() + 60
-    while disk.num_refused < 5 and time.monotonic() < until:
-        time.sleep(0.01)
-    assert len(caplog.records) == 1
-    disk.is_full = False
-    while not folder.state(asked.id).is_final and time.monotonic() < until:
-        time.sleep(0.01)
-    clerk.end()
-    thread.join()
+    with working(clerk):
+        until(lambda: disk.num_refused >= 5)
+        assert len(caplog.records) == 1
+        disk.is_full = False
+        until(lambda: all_final(folder, asked))
     assert folder.state(asked.id).status == "completed"
 
 
@@ -281,31 +285,9 @@ def test_pauses_grow_until_it_works(monkeypatch, first_s, pauses):
         found.end()
 
 
-def answered(folder: BatchFolder, *asked, on_step=lambda llm: None, **times) -> list[str]:
-    """The owners of the batches in the order in which they were begun, once all of these have ended."""
-    owners: list[str] = []
-
-    def llm_for(owner: str) -> FakeLLM:
-        owners.append(owner)
-        return FakeLLM(on_step=on_step)
-
-    clerk = Clerk(folder, llm_for, rules_of, ClerkTimes(poll_s=0.01, now=lambda: NOW + 1, **times))
-    thread = threading.Thread(target=clerk.run)
-    thread.start()
-    until = time.monotonic() + 60
-    while not all(folder.state(each.id).is_final for each in asked) and time.monotonic() < until:
-        time.sleep(0.01)
-    clerk.end()
-    thread.join()
-    assert all(folder.state(each.id).is_final for each in asked)
-    return owners
-
-
 RECORDS = [
     b"",
     b"[]",
-    b"{",
-    b"null",
     b'{"status": "paused"}',
     b'{"status": "in_progress", "num_rows": "1"}',
     b'{"status": "in_progress", "errors": 5}',
@@ -322,7 +304,7 @@ def test_a_record_that_cannot_be_read_stops_its_batch_alone(folder, caplog, end)
     for asked, content in zip(bad, RECORDS, strict=True):
         folder.store.replace(f"batches/{asked.id}{end}", content)
     other = BatchFolder(folder.root, most_stored_bytes=1 << 20)  # which has read none of them
-    answered(other, good)
+    run_until_final(other, good)
     assert other.state(good.id).status == "completed"
     for asked in bad:
         assert folder.store.read(f"batches/{asked.id}{end}") is not None
@@ -334,14 +316,14 @@ def test_keys_take_turns_and_what_was_begun_goes_on_first(folder):
     first = [asked_of(folder, rows(1), owner="a", created=NOW + i) for i in range(3)]
     others = [asked_of(folder, rows(1), owner=owner, created=NOW + 10) for owner in "bc"]
     folder.keep_state(first[2].id, folder.state(first[2].id).entered("in_progress", NOW, num_rows=1))
-    owners = answered(folder, *first, *others)
+    owners = run_until_final(folder, *first, *others)
     assert owners[0] == "a" and {*owners[1:3]} == {"b", "c"} and owners[3:] == ["a", "a"]
 
 
 def test_a_batch_that_fails_waits_while_others_are_answered(folder):
     broken, good = asked_of(folder, rows(3), owner="a"), asked_of(folder, rows(1), created=NOW + 1)
     folder.remove_file(broken.input_file)
-    answered(folder, good, pause_s=30.0)
+    run_until_final(folder, good, pause_s=30.0)
     assert not folder.state(broken.id).is_final and folder.state(good.id).status == "completed"
 
 
@@ -350,35 +332,20 @@ def test_a_panic_in_a_batch_is_counted_and_ends_it(folder):
         raise BaseException("a panic of a library")
 
     asked = asked_of(folder, rows(1))
-    answered(folder, asked, on_step=panics, pause_s=0.01)
+    run_until_final(folder, asked, on_step=panics, pause_s=0.01)
     assert folder.state(asked.id).status == "failed" and folder.state(asked.id).errors[0]["code"] == "server_error"
 
 
-@pytest.mark.parametrize("is_killed", [False, True])
-def test_a_batch_ends_when_the_weights_are_others(folder, is_killed):
-    changed = dataclasses.replace(IDENTITY, weights="00.1")
-    asked, llm = asked_of(folder), FakeLLM(identity=changed if is_killed else IDENTITY)
-
-    def change(llm: FakeLLM) -> None:
-        if llm.num_steps == 12 and is_killed:
-            clerk.end()
-        elif llm.num_steps == 12:
-            llm.identity = changed
-
-    llm.on_step = change
+def test_a_batch_of_updated_weights_goes_on_with_no_others_after_a_kill(folder):
+    asked = asked_of(folder)
+    llm = FakeLLM(identity=dataclasses.replace(IDENTITY, weights="00.1"))
+    llm.on_step = lambda llm: llm.num_steps == 12 and clerk.end()
     clerk = Clerk(folder, lambda owner: llm, rules_of, ClerkTimes(poll_s=0.01, flush_s=0.01, now=lambda: NOW + 1))
-    thread = threading.Thread(target=clerk.run)
-    thread.start()
-    until = time.monotonic() + 60
-    while thread.is_alive() and not folder.state(asked.id).is_final and time.monotonic() < until:
-        time.sleep(0.01)
-    clerk.end()
-    thread.join()
-    if is_killed:  # the next server has the first weights again
-        assert folder.state(asked.id).status == "in_progress"
-        run_until_final(folder, asked, names=("small",))
+    with working(clerk):
+        until(lambda: llm.num_steps >= 12)
+    run_until_final(folder, asked, names=("small",))  # the next server has the first weights again
     state = folder.state(asked.id)
-    assert state.status == "failed" and "weights" in state.errors[0]["message"]
+    assert state.status == "failed" and 'weights "00.1", now "00"' in state.errors[0]["message"]
     assert 0 < len(lines(folder, state.output_file)) < 24
 
 
@@ -388,7 +355,7 @@ def test_a_key_that_has_too_many_batches_loses_its_oldest_ended_one(folder, monk
     theirs = asked_of(folder, rows(1), owner="b", created=NOW - 5)
     with pytest.raises(FolderFull, match="3 batches wait or run, the most of one key"):
         asked_of(folder, rows(1), owner="a")
-    answered(folder, *mine, theirs)
+    run_until_final(folder, *mine, theirs)
     folder.cancel(mine[0].id, NOW)
     asked_of(folder, rows(1), owner="a", created=NOW + 3)
     assert folder.batch(mine[0].id) is None and folder.batch(theirs.id) == theirs
@@ -431,20 +398,12 @@ def test_one_clerk_at_a_time_works_at_a_folder(folder):
 
     times = ClerkTimes(poll_s=0.01, flush_s=0.01, now=lambda: NOW + 1)
     clerks = [Clerk(folder, lambda owner: FakeLLM(on_step=hold), rules_of, times) for _ in range(2)]
-    threads = [threading.Thread(target=clerk.run) for clerk in clerks]
-    for thread in threads:
-        thread.start()
-    until = time.monotonic() + 30
-    while not seen and time.monotonic() < until:
-        time.sleep(0.01)
-    time.sleep(0.3)
-    assert len(seen) == 1, "the other one waits"
-    goes_on.set()
-    while not folder.state(asked.id).is_final and time.monotonic() < until:
-        time.sleep(0.01)
-    for clerk, thread in zip(clerks, threads, strict=True):
-        clerk.end()
-        thread.join()
+    with working(*clerks):
+        until(lambda: seen)
+        time.sleep(0.3)
+        assert len(seen) == 1, "the other one waits"
+        goes_on.set()
+        until(lambda: all_final(folder, asked))
     assert folder.state(asked.id).status == "completed"
 
 

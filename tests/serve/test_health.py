@@ -179,7 +179,7 @@ def test_any_thread_that_ends_by_an_exception_is_heard_of(monkeypatch):
     assert len(told) == 2 and "OSError: gone" in told[0] and "Panic: at last" in told[1]
 
 
-AWAITED = {"async_llm.py", "fair_workers.py"}  # of whose pools every result is awaited
+AWAITED = {"async_llm.py", "fair_workers.py"}  # every result of their pools is awaited
 
 
 def test_no_thread_of_a_server_is_started_unwatched():
