@@ -346,5 +346,5 @@ class Worker:
 
 def _bad_row(row: Row, why: str) -> BadRow:
     """What is said of a row that ran, or was to run, and has no answer."""
-    code = "logits_not_finite" if why == NOT_FINITE_REASON else "invalid_request"
-    return BadRow(id=row.id, custom_id=row.custom_id, code=code, message=why)
+    bad = BadRow(id=row.id, custom_id=row.custom_id, code="invalid_request", message=why)
+    return bad._replace(code="logits_not_finite") if why == NOT_FINITE_REASON else bad

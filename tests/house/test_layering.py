@@ -518,7 +518,6 @@ MAY_IMPORT = {
         "ferrum_jax.serve.batches",
         "ferrum_jax.serve.http",
         "ferrum_jax.serve.link",
-        "ferrum_jax.sound",
         "ferrum_jax.transcribing",
         "ferrum_jax.vision",
         "nouns",

@@ -50,7 +50,6 @@ ANSWERED_ELSEWHERE: Mapping[str, BySection] = {
             "tools = [{'type': 'function', 'function': {'name': 'go', 'parameters': {'type'",
         ),
         "embeddings_refused": (
-            "input = ",
             "input = []",
             "input = [['x']]",
             "normalize = 1",
