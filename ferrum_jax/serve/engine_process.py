@@ -94,7 +94,7 @@ class BatchChild:
     def _begin(self) -> None:
         self._begun_s = time.monotonic()
         self._child = LinkedProcess("ferrum_jax.serve.batches.batch_process:main", self._make_order)
-        self._side = EngineSide(self._llm, self._thread, self._child.outbox)
+        self._side = EngineSide(self._llm, self._thread, self._child.outbox, waits=True)
         self._child.carry(self._side)
         self._side.begin()
 

@@ -47,11 +47,18 @@ class _AskedVector(NamedTuple):
 
 
 class EngineSide:
-    """outbox: where messages wait for HTTP. roots: as `ServerSettings` has them."""
+    """outbox: where messages wait for HTTP. roots: as `ServerSettings` has them. waits: as a `Ticket` has it."""
 
     def __init__(
-        self, llm: LLM, thread: EngineThread, outbox: Outbox, roots: tuple[str | None, str | None] = (None, None)
+        self,
+        llm: LLM,
+        thread: EngineThread,
+        outbox: Outbox,
+        roots: tuple[str | None, str | None] = (None, None),
+        *,
+        waits: bool = False,
     ) -> None:
+        self._waits = waits
         self._adapter_root, self._weights_root = roots
         self._loads = WatchedPool(self.fail, name="ferrum-adapters")
         self._reads = WatchedPool(self.fail, name="ferrum-texts")
@@ -126,7 +133,7 @@ class EngineSide:
         self.thread.add(self._ticket(request_id), token_ids, sampling, RequestOptions(**options))
 
     def _ticket(self, request_id: int) -> Ticket:
-        ticket = Ticket(self._answer)
+        ticket = Ticket(self._answer, waits=self._waits)
         self._ids[ticket], self._tickets[request_id] = request_id, ticket
         return ticket
 

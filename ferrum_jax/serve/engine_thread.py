@@ -6,7 +6,7 @@
 A ticket is one request: who asks makes it and knows by it what comes back. What is added or aborted while a step runs
 is heeded before the next. A step that fails ends what ran, each with EngineFailed, and a fresh engine goes on; after
 MOST_FAILURES in a row, with no step between them that went well, nothing more runs, and `failed` says why.
-While it is paused or sleeps, what is added waits.
+While it is paused, what is added waits until it resumes; while it sleeps, tickets wait that say so.
 """
 
 from __future__ import annotations
@@ -40,12 +40,15 @@ class EngineFailed(RuntimeError):
 
 
 class Ticket:
-    """One request at an engine thread. sink: takes what becomes of it, with others' of the same sink."""
+    """One request at an engine thread. sink: takes what becomes of it, with others' of the same sink.
 
-    __slots__ = ("sink", "submission")
+    waits: it is not refused while the engine sleeps.
+    """
 
-    def __init__(self, sink: Callable[[Sequence[tuple[Any, Answer]]], None]) -> None:
-        self.sink = sink
+    __slots__ = ("sink", "submission", "waits")
+
+    def __init__(self, sink: Callable[[Sequence[tuple[Any, Answer]]], None], *, waits: bool = False) -> None:
+        self.sink, self.waits = sink, waits
         self.submission: int | None = None  # while it runs
 
 
@@ -207,15 +210,9 @@ class EngineThread:
                 command.future.set_result(found)
             except BaseException as error:  # it is the caller's
                 command.future.set_exception(error)
-            if not self._holds:
-                held, self._held = self._held, []
-                for each in held:
-                    self._begin(each)
-
-    @property
-    def _holds(self) -> bool:
-        """Whether what is added waits."""
-        return self._pause is not None or self._llm.is_sleeping
+            held, self._held = self._held, []
+            for each in held:
+                self._begin(each)
 
     @property
     def _runs(self) -> bool:
@@ -239,7 +236,7 @@ class EngineThread:
         if self._failed is not None:
             ticket.sink([(ticket, self._failed)])
             return
-        if self._holds:
+        if self._pause is not None or (ticket.waits and self._llm.is_sleeping):
             self._held.append(command)
             return
         try:

@@ -62,7 +62,7 @@ def _answering_batches(opened: AsyncLLM, settings: ServerSettings, on_failure: T
     """Batches are answered meanwhile, by threads of this process. on_failure: told of one that ends by an exception."""
     ours, theirs = socket.socketpair()
     outbox = Outbox()
-    side = EngineSide(opened.llm, opened.thread, outbox)
+    side = EngineSide(opened.llm, opened.thread, outbox, waits=True)
     carry_messages(ours, outbox, side)
     desk = BatchDesk(settings, theirs)
     work = start_thread(lambda: desk.run(lambda _: opened.llm.model.prompts), on_failure, name="ferrum-batches")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import concurrent.futures
 import time
 
 import openai
@@ -14,6 +13,7 @@ from tests.serve.batch_input import begin, ended, lines_of, rows
 from tests.serve.running import running
 from tests.serve.test_adapters import read_key
 from tests.serve.test_control import ADMIN, root  # noqa: F401
+from tests.serve.test_under_load import until
 from tests.support import INVARIANT
 
 NUM_ROWS = 16
@@ -68,10 +68,8 @@ def asked(client) -> object:
 
 def under_way(server, num_steps: int = 1) -> None:
     """Returns after so many steps more; four choices run at once, and have their tokens after 30."""
-    first, until = server.llm.thread.num_steps, time.monotonic() + 60
-    while server.llm.thread.num_steps < first + num_steps:
-        assert time.monotonic() < until
-        time.sleep(0.002)
+    wanted = server.llm.thread.num_steps + num_steps
+    until(lambda: server.llm.thread.num_steps >= wanted, 60)
 
 
 def test_rows_that_a_pause_aborts_run_again_to_the_same_texts(desk):
@@ -107,19 +105,14 @@ def test_a_batch_ends_with_the_rows_of_its_weights_when_they_change(desk, reques
     assert len(old) == len(new) == 1 and old != new
 
 
-def test_rows_and_live_requests_wait_while_the_engine_sleeps(desk):
+def test_rows_wait_while_the_engine_sleeps(desk):
     server, ask, client = desk
     wanted = wanted_of(client)
     ask("/sleep?level=1")
     batch = asked(client)
-    with concurrent.futures.ThreadPoolExecutor(1) as pool:
-        live = pool.submit(server.ask, "/v1/completions", BODY)
-        while server.llm.thread.num_open < 4:
-            time.sleep(0.01)
-        time.sleep(0.2)
-        assert not live.done() and client.batches.retrieve(batch.id).request_counts.completed == 0
-        ask("/wake_up?tags=weights")
-        ask("/wake_up?tags=kv_cache")
-        assert live.result(60)[0] == 200
+    until(lambda: server.llm.thread.num_open >= 4)
+    assert server.ask("/v1/completions", BODY)[0] == 400, "a live request is refused"
+    ask("/wake_up?tags=weights")
+    ask("/wake_up?tags=kv_cache")
     done = ended(client, batch)
     assert done.request_counts.completed == NUM_ROWS and texts(client, done) == wanted
