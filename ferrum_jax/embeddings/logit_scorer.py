@@ -160,10 +160,6 @@ class LogitScorer:
             chat = ChatTemplate(_QWEN3_RERANKER)
         return cls(PairTemplate(chat, tokenizer, score.template, instruction), logits, score, max_tokens)
 
-    def with_logits(self, logits: TokenLogits) -> LogitScorer:
-        """The same over other weights."""
-        return LogitScorer(self._template, logits, self._score, self._max_tokens)
-
     @property
     def token_ids(self) -> tuple[int, ...]:
         """The tokens whose logits it reads."""

@@ -32,7 +32,6 @@ from ferrum_jax.sound.clip import ProcessedClip
 from ferrum_jax.vision.image import Normalising, ProcessedImage
 
 MAX_MESSAGE_BYTES = 1 << 26  # of one message; a prompt of a million tokens has a tenth of this
-_NOT_READ = (ValueError, TypeError, AttributeError, LookupError, ArithmeticError, RecursionError, AssertionError)
 _ARRAYS = {"pixels": np.dtype(np.uint8), "features": np.dtype(np.float32)}
 CALLS = ("add", "abort", "queue_ready", "take_costs", "learn", "step", "drain", "reset_prefix_cache")
 

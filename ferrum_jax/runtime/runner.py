@@ -255,11 +255,6 @@ class Runner:
             flat = rows.reshape(-1, rows.shape[2])
             self._masks = self._executables["write_masks"](self._masks, places.reshape(-1), flat)
 
-    @property
-    def mask_words(self) -> int:
-        """int32 words of a mask."""
-        return self._masks.shape[1]
-
     def dispatch(self, plan: StepPlan, before_sampling: Callable[[], None] = lambda: None) -> InFlight:
         """Starts a step and the copy of its result to the host; returns at once.
 

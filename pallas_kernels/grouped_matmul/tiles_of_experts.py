@@ -38,13 +38,6 @@ def stacks_of(experts: ExpertStack) -> list[jax.Array | QuantizedWeight]:
     return [experts.gate, experts.up, experts.down]
 
 
-def codes_of(experts: ExpertStack) -> list[QuantizedWeight]:
-    """The same of experts that are codes."""
-    stacks = [stack for stack in stacks_of(experts) if isinstance(stack, QuantizedWeight)]
-    assert len(stacks) == 3, "gate, up and down are codes, or none is"
-    return stacks
-
-
 def mlp_over_tiles(
     x: jax.Array,  # [T, D]
     expert_weights: jax.Array,  # [T, X]
