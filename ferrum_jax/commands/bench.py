@@ -8,7 +8,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-from ferrum_jax.commands import bench_serve
 from ferrum_jax.commands.model import add_model, chosen_config, open_llm
 from ferrum_jax.commands.model_names import model_names
 from ferrum_jax.commands.parsers import new_command
@@ -29,6 +28,7 @@ def add(commands: Any) -> None:
     )
     bench.add_argument(
         "--workload",
+        required=True,
         choices=("decode", "single", "shared_prefix", "ragged", "streams", "kv_error", "weights_error"),
         help="what to run; kv_error and weights_error measure what --kv-dtype, or each form of --weights, does "
         "to the logits",
@@ -36,17 +36,23 @@ def add(commands: Any) -> None:
     bench.add_argument(
         "--text", type=Path, metavar="FILE", help="with weights_error, the text to predict (default: a few lines)"
     )
+    bench.add_argument("serve", nargs="?", action=_Serve, help=argparse.SUPPRESS)
     add_model(bench)
-    model = next(action for action in bench._actions if action.dest == "model")
-    model.required = False  # `bench serve` has none
-    serve = bench.add_subparsers(dest="bench_command", metavar="serve", title="a running server")
-    bench_serve.add(serve)
+
+
+class _Serve(argparse.Action):
+    """`bench serve` was a command: names what measures a server instead of it."""
+
+    def __call__(self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, *_: Any) -> None:
+        if values == "serve":
+            parser.error(
+                "a running server is measured by `vllm bench serve` or `guidellm run`; the guide to serving says how"
+            )
+        if values is not None:
+            parser.error(f"unrecognized arguments: {values}")
 
 
 def _run(args: argparse.Namespace) -> int:
-    for flag in ("model", "workload"):
-        if getattr(args, flag) is None:
-            raise ValueError(f"bench needs --{flag}; `ferrum-jax bench serve --url URL` measures a running server")
     if args.text is not None and args.workload != "weights_error":
         raise ValueError(f"--text is for --workload weights_error; {args.workload} draws its own tokens")
     text = None if args.text is None else args.text.read_text(encoding="utf-8")

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from ferrum_jax.__main__ import main
 from ferrum_jax.bench.workloads import StepTimes, step_times
 
 
@@ -72,3 +73,10 @@ def test_a_host_that_is_slower_than_the_device_shows_its_own_time() -> None:
 def test_only_steps_of_decoding_rows_that_follow_their_like_are_counted() -> None:
     assert len(watch([plan_of(1, 7), plan_of(1, 1), plan_of(1, 1), plan_of(2, 2)], step_s=0, host_s=0).steps_s) == 1
     assert watch([plan_of(1, 7), plan_of(1, 7)], step_s=0, host_s=0).summary() == {}
+
+
+def test_bench_serve_names_what_measures_a_server(capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main(["bench", "serve", "--url", "http://127.0.0.1:8000", "--num-prompts", "8"])
+    said = capsys.readouterr().err
+    assert "`vllm bench serve` or `guidellm run`" in said and "unrecognized" not in said

@@ -528,7 +528,6 @@ MAY_IMPORT = {
         "ferrum_jax.serve",
         "nouns",
     ),
-    "ferrum_jax.bench.serving": (),
     "ferrum_jax.bench": (
         "checkpoints",
         "ferrum_jax.layers",
@@ -548,7 +547,6 @@ MAY_IMPORT = {
         "ferrum_jax.batch.journal",
         "ferrum_jax.batch.verify",
         "ferrum_jax.bench",
-        "ferrum_jax.bench.serving",
         "ferrum_jax.device_check",
         "ferrum_jax.embeddings",
         "ferrum_jax.executables",
