@@ -25,7 +25,6 @@ PROGRAMS = {p.stem: p for p in (ROOT / "scripts").glob("*.py") if '__name__ == "
 OF_THE_REFERENCE = {
     "bench_encoder_reference",
     "bench_reference",
-    "bench_vision_reference",
     "bench_whisper_reference",
     "make_adapter_goldens",
     "make_chat_goldens",
