@@ -3,7 +3,7 @@
     python -m scripts.make_mtp_goldens [--out tests/goldens/mtp] [name ...]
 
 Needs torch and transformers (made with 2.13 and 5.24); the tests need neither. A folder is a checkpoint as published
-ones are. `golden.npz` holds, of a prompt of 40 tokens, and for layer K of those that predict:
+ones are, with a config.json by hand. `golden.npz` holds, of a prompt of 40 tokens, and for layer K that predicts:
 
     prompt [T] int32     hidden [T, D], of the model, after its norm
     draft_K [T - 1 - K, D], after the layer's norm     logits_K [T - 1 - K, V]
@@ -15,7 +15,6 @@ of Qwen's it knows the names from Mellum, which has the same.
 from __future__ import annotations
 
 import dataclasses
-import json
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -26,14 +25,9 @@ from transformers.cache_utils import MtpCache  # pyright: ignore[reportMissingIm
 from transformers.modeling_layers import MtpModel  # pyright: ignore[reportMissingImports]
 
 from scripts.goldens.command import run
-from scripts.goldens.experts import EXPERTS
-from scripts.goldens.folder import save
-from scripts.goldens.golden import Golden
-from scripts.goldens.latent import LATENT
+from scripts.goldens.folder import draw
 from scripts.goldens.recipe import first_seed, write_recipe
-from scripts.goldens.recurrent import RECURRENT
-from scripts.goldens.reference import is_steady, law, skeleton
-from scripts.goldens.tail import TAIL
+from scripts.goldens.reference import Laws, config_of, is_steady, law, skeleton
 from scripts.goldens.weights import ENDING, make, recipe_of
 
 _LENGTH = 40
@@ -45,41 +39,40 @@ _ABOVE = {"embed": "pre_fc_norm_embedding", "hidden": "pre_fc_norm_hidden", "joi
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Drafting:
-    """A golden whose model is given such layers.
+    """What a model is given such layers by; its config.json says how many.
 
-    like: the layer whose tensors they have. count: of config.json under key; None where it does not say. above: their
-    ends stand above them, under "mtp.". told: what transformers is told of them beside config.json.
+    seed, laws: of all weights. like: the layer whose tensors they have. above: their ends stand above them, under
+    "mtp.". told: what transformers is told of them beside config.json.
     """
 
-    golden: Golden
+    seed: int
+    laws: Laws
     like: int
     count: int = 1
-    key: str | None = "num_nextn_predict_layers"
     above: bool = False
     told: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
-# transformers takes the class of norms from the last layer, whose first must not be that of a Gated DeltaNet.
-_LAST_ATTENDS = {"layer_types": ["linear_attention", "linear_attention", "full_attention"]}
-_MOE = RECURRENT["qwen3_5_moe"]
-_MOE = dataclasses.replace(_MOE, config=_MOE.config | _LAST_ATTENDS)
+_LAWS = Laws(gain=2.0)
+_ABOUT_ZERO = Laws(gain=1.6, norm_mean=0.0, either_sign=True)
 DRAFTING = {
-    "deepseek_v3": Drafting(golden=LATENT["deepseek_v3"], like=2, count=2),
-    "glm4_moe": Drafting(golden=TAIL["glm4_moe"], like=2),
-    "glm4_moe_lite": Drafting(golden=LATENT["glm4_moe_lite"], like=2, told=_SPARSE),
-    "qwen3_next": Drafting(golden=EXPERTS["qwen3_next"], like=3, key=None, above=True, told=_FULL),
-    "qwen3_5": Drafting(golden=RECURRENT["qwen3_5"], like=3, key="mtp_num_hidden_layers", above=True, told=_FULL),
-    "qwen3_5_moe": Drafting(golden=_MOE, like=2, key="mtp_num_hidden_layers", above=True, told=_FULL),
+    "deepseek_v3": Drafting(seed=71, laws=_LAWS, like=2, count=2),
+    "glm4_moe": Drafting(seed=48, laws=_LAWS, like=2),
+    "glm4_moe_lite": Drafting(seed=84, laws=_LAWS, like=2, told=_SPARSE),
+    "qwen3_next": Drafting(seed=30, laws=dataclasses.replace(_ABOUT_ZERO, gain=1.2), like=3, above=True, told=_FULL),
+    "qwen3_5": Drafting(seed=91, laws=_ABOUT_ZERO, like=3, above=True, told=_FULL),
+    # transformers takes the class of norms from the last layer, whose first must not be that of a Gated DeltaNet.
+    "qwen3_5_moe": Drafting(seed=92, laws=_ABOUT_ZERO, like=2, above=True, told=_FULL),
 }
 
 
 def make_one(name: str, folder: Path) -> None:
     """Writes one folder, with the first seed for which no expert depends on how sums are rounded."""
-    own = DRAFTING[name]
-    like = skeleton(own.golden)
-    save(like, own.golden, folder)
+    own, config = DRAFTING[name], config_of(folder)
+    like = skeleton(config)
+    draw(like, folder, own.seed, own.laws)
     add_layers(own, like, folder)
-    prompt = np.random.default_rng(own.golden.seed).integers(6, own.golden.config["vocab_size"], _LENGTH)
+    prompt = np.random.default_rng(own.seed).integers(6, config.vocab_size, _LENGTH)
 
     def answer() -> dict[str, np.ndarray] | None:
         model, drafts = load(own, like, folder)
@@ -90,11 +83,11 @@ def make_one(name: str, folder: Path) -> None:
         found = {key: x[0].numpy() for key, x in drafted(model, drafts, ids).items()}
         return {"prompt": prompt.astype(np.int32), **found}
 
-    np.savez_compressed(folder / "golden.npz", allow_pickle=False, **first_seed(folder, own.golden.seed, answer))
+    np.savez_compressed(folder / "golden.npz", allow_pickle=False, **first_seed(folder, own.seed, answer))
 
 
 def add_layers(own: Drafting, like: Any, folder: Path) -> None:
-    """Adds the layers to a folder's recipe and its config.json."""
+    """Adds the layers to a folder's recipe."""
     path, num_layers = folder / f"model{ENDING}", like.config.num_hidden_layers
     stored = recipe_of(path)
     D, a_norm = like.config.hidden_size, f"model.layers.{own.like}.input_layernorm.weight"
@@ -107,14 +100,11 @@ def add_layers(own: Drafting, like: Any, folder: Path) -> None:
         join = f"{ends}{names['join']}.weight"
         stored[join] = {**stored[a_norm], "shape": [D, 2 * D]}
         del stored[join]["normal"]
-        stored[join] |= law(join, (D, 2 * D), own.golden)
+        stored[join] |= law(join, (D, 2 * D), own.laws)
         if not own.above:  # what published checkpoints repeat
             for copy, source in {"embed_tokens": "model.embed_tokens", "shared_head.head": "lm_head"}.items():
                 stored[f"{layer}{copy}.weight"] = stored[f"{source}.weight"] | {"name": f"{source}.weight"}
-    write_recipe(path, own.golden.seed, stored)
-    if own.key is not None:
-        config = json.loads((folder / "config.json").read_text()) | {own.key: own.count}
-        (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    write_recipe(path, own.seed, stored)
 
 
 def load(own: Drafting, like: Any, folder: Path) -> tuple[Any, MtpModel]:
@@ -149,4 +139,4 @@ def drafted(model: Any, drafts: MtpModel, ids: torch.Tensor) -> dict[str, torch.
 
 
 if __name__ == "__main__":
-    run(__doc__, DRAFTING, "tests/goldens/mtp", make_one)
+    run(__doc__, DRAFTING, "tests/goldens/mtp", make_one, keeps=True)

@@ -3,8 +3,9 @@
     python -m scripts.make_quantised_goldens [--out tests/goldens/quantised] [name ...]
 
 Needs torch, transformers and compressed-tensors (made with 2.13, 5.24 and 0.20); the tests need none of them. Each
-folder is a checkpoint as it would be published, its codes and scales drawn by a recipe, and `golden.npz` beside it what
-transformers says of what the weights stand for:
+folder is a checkpoint as it would be published: a config.json by hand (its dtype is float32 where inputs are rounded to
+fp8: embeddings of eight bits put them on ties of two codes), codes and scales by a recipe, and `golden.npz` beside it
+what transformers says of what the weights stand for:
 
     prompt_I [T] int32   tokens_I [64] int32, greedy   best_I [64, 2] float64, the two best logits of each step
     last_logits [prompts, V] float64
@@ -16,7 +17,6 @@ pallas_kernels/quantized_matmul/activations.py says.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,60 +26,23 @@ import numpy as np
 import torch  # pyright: ignore[reportMissingImports]
 
 from scripts.goldens.command import run
-from scripts.goldens.folder import save
-from scripts.goldens.golden import YARN, Golden
+from scripts.goldens.folder import draw
 from scripts.goldens.quantised import FORMATS, Quantised, ignored
 from scripts.goldens.recipe import first_seed, write_recipe
-from scripts.goldens.reference import Limits, draw_prompts, is_same_on_meshes, load, skeleton, steady
+from scripts.goldens.reference import (
+    Laws,
+    Limits,
+    config_of,
+    draw_prompts,
+    is_same_on_meshes,
+    load,
+    skeleton,
+    steady,
+)
 from scripts.goldens.weights import ENDING, recipe_of
 
-_SIZES = {
-    "vocab_size": 96,
-    "hidden_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "intermediate_size": 64,
-    "rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"},
-}
-DENSE = Golden(seed=50, architecture="Llama", dtype="bfloat16", gain=2.0, config=_SIZES)
-EXPERTS = Golden(
-    seed=51,
-    architecture="Qwen3Moe",
-    dtype="bfloat16",
-    gain=2.0,
-    config=_SIZES
-    | {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
-    | {"norm_topk_prob": True},
-)
-LATENT = Golden(
-    seed=52,
-    architecture="DeepseekV3",
-    dtype="float32",
-    gain=2.0,
-    config={
-        **{key: value for key, value in _SIZES.items() if key not in ("head_dim", "rope_parameters")},
-        "num_hidden_layers": 2,
-        "num_key_value_heads": 4,
-        "q_lora_rank": 32,
-        "kv_lora_rank": 64,
-        "qk_rope_head_dim": 16,  # a latent and its key are two and a half blocks of outputs
-        "qk_nope_head_dim": 24,
-        "v_head_dim": 16,
-        "n_routed_experts": 8,
-        "num_experts_per_tok": 3,
-        "n_shared_experts": 1,
-        "n_group": 4,
-        "topk_group": 2,
-        "moe_intermediate_size": 32,
-        "routed_scaling_factor": 2.5,
-        "first_k_dense_replace": 1,
-        "num_mtp_layers": 0,
-        "rope_parameters": YARN | {"rope_theta": 10000.0, "mscale": 1.0, "mscale_all_dim": 1.0},
-    },
-)
-MODELS = {"dense": DENSE, "experts": EXPERTS, "latent": LATENT}
+_SEEDS = {"dense": 50, "experts": 51, "latent": 52}  # the first of weights, by model
+_LAWS = Laws(gain=2.0)
 EXACT = Limits(4, 1e-7, 5e-6)
 ROUNDED = Limits(12, 2e-7, 5e-6)  # a code that is rounded otherwise moves an answer by a thousandth
 # Formats with mesh tests. fp8_blocks has one too, but none of 700 seeds keeps its codes away from ties in the rows too.
@@ -90,13 +53,11 @@ _PROMPTS = (1, 2)  # of those that the other goldens have
 def make(name: str, folder: Path) -> None:
     """Writes one folder, with the first seed for which no token and no code of an input lies near a tie."""
     chosen = FORMATS[name]
-    golden = MODELS[chosen.model]
-    if chosen.rounding == "fp8":  # embeddings of eight bits put inputs on ties between two codes
-        golden = dataclasses.replace(golden, dtype="float32")
-    like = skeleton(golden)
-    save(like, golden, folder)
-    shapes = _quantise(folder, chosen, golden)
-    drawn = draw_prompts(golden.config["vocab_size"], golden.seed)
+    seed, config = _SEEDS[chosen.model], config_of(folder)
+    like = skeleton(config)
+    draw(like, folder, seed, _LAWS)
+    shapes = _quantise(folder, chosen, seed)
+    drawn = draw_prompts(config.vocab_size, seed)
     prompts = [drawn[i] for i in _PROMPTS]
 
     def answer() -> dict[str, np.ndarray] | None:
@@ -108,12 +69,11 @@ def make(name: str, folder: Path) -> None:
                 return None
             return found
 
-    found = first_seed(folder, golden.seed, answer)
-    (folder / "generation_config.json").unlink(missing_ok=True)
+    found = first_seed(folder, seed, answer)
     np.savez_compressed(folder / "golden.npz", allow_pickle=False, **found)
 
 
-def _quantise(folder: Path, chosen: Quantised, golden: Golden) -> dict[str, tuple[int, int]]:
+def _quantise(folder: Path, chosen: Quantised, seed: int) -> dict[str, tuple[int, int]]:
     """Puts codes and scales in place of the recipe's matrices, whose shapes are the answer."""
     path, stored, shapes = folder / f"model{ENDING}", {}, {}
     for name, said in recipe_of(path).items():
@@ -124,7 +84,7 @@ def _quantise(folder: Path, chosen: Quantised, golden: Golden) -> dict[str, tupl
         shapes[name] = tuple(said["shape"])
         drawn = chosen.stored(module, shapes[name], said["normal"][1])
         stored |= {f"{module}.{end}": each for end, each in drawn.items()}
-    write_recipe(path, golden.seed, stored)
+    write_recipe(path, seed, stored)
     path = folder / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"quantization_config": chosen.config}, indent=1) + "\n")
     return shapes
@@ -180,4 +140,4 @@ def _round(x: torch.Tensor, chosen: Quantised) -> torch.Tensor:
 
 
 if __name__ == "__main__":
-    run(__doc__, FORMATS, "tests/goldens/quantised", make)
+    run(__doc__, FORMATS, "tests/goldens/quantised", make, keeps=True)

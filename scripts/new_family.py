@@ -4,21 +4,21 @@
 
 Needs torch and transformers. Every family that is served reads the default config of the new one; the nearest is the
 one that leaves the fewest keys and tensors over. Printed are the keys that it does not understand, the tensors that it
-wants and that are not there, those that its rules do not name, and what to begin with: the family's file, a recipe for
-scripts/goldens/ and the golden's row.
+wants and that are not there, those that its rules do not name, and what to begin with: the family's file, the golden's
+config.json and its row.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import json
 import re
 from typing import Any
 
 from checkpoints.rules import expand
 from ferrum_jax.models.family import Family
 from ferrum_jax.models.registry import FAMILIES
-from scripts.goldens.golden import Golden
 
 _TINY = {
     "hidden_size": 48,
@@ -59,7 +59,7 @@ def main() -> None:
     for comparison in found[:3]:
         show(comparison)
     print(f"\nferrum_jax/models/{name}.py, and its name in ferrum_jax/models/registry.py:\n{module(name, config)}")
-    print(f"\nscripts/goldens/tail.py:\n{recipe(name, config)}")
+    print(f"\ntests/goldens/{name}/config.json:\n{tiny(config)}")
     print(f'\ntests/goldens/families.toml:\n{name} = {{ mesh = "dp=2,tp=2" }}')
 
 
@@ -121,13 +121,13 @@ def show(comparison: Comparison) -> None:
             print(f"  {what.replace('_', ' ')}: {each}")
 
 
-def recipe(name: str, config: dict[str, Any]) -> str:
-    """The entry of scripts/goldens/ to begin with; its sizes must all differ."""
-    rope = {"rope_theta": 10000.0, "rope_type": "default"}
+def tiny(config: dict[str, Any]) -> str:
+    """The golden's config.json to begin with; its sizes must all differ."""
     sizes = {key: value for key, value in _TINY.items() if key in config}
-    architecture = config["architectures"][0].removesuffix("ForCausalLM")
-    golden = Golden(seed=100, architecture=architecture, dtype="bfloat16", config=sizes | {"rope_parameters": rope})
-    return f'    "{name}": {golden!r},'
+    said = {key: config[key] for key in ("architectures", "model_type")} | {"dtype": "bfloat16"}
+    ends = {"max_position_embeddings": 512, "bos_token_id": 2, "eos_token_id": 1}
+    rope = {"rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"}}
+    return json.dumps(said | sizes | ends | rope, indent=2)
 
 
 def module(name: str, config: dict[str, Any]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 import re
 import sys
@@ -17,7 +18,6 @@ import torch  # pyright: ignore[reportMissingImports]
 import transformers  # pyright: ignore[reportMissingImports]
 from transformers import conversion_mapping  # pyright: ignore[reportMissingImports]
 
-from scripts.goldens.golden import Golden
 from scripts.goldens.mesh_rows import GREEDY, answered
 from scripts.goldens.mistral_large4 import text_model_class
 from scripts.goldens.recipe import normal
@@ -30,20 +30,25 @@ MARGIN = 1e-4  # of the best logit, a hundred times the error of float32
 LEAST_DIFFERENT = 10  # of the tokens that follow a prompt
 _HALVES = (("attn", "attn"), ("mlp", "ffn"))  # of a layer of HYV4
 _FINAL_NORMS = ("norm", "embedding_norm", "final_layernorm", "norm_f")
-_SEE_IMAGES = (
-    "Dots3Note",
-    "Gemma3",
-    "Gemma4",
-    "Llama4",
-    "Qwen3_5",
-    "Qwen3_5Moe",
-    "MiniMaxM3VL",
-)  # whose config of text has a class of its own
 _DECIDING = (
     *("lm_head.weight", "mlp.gate.weight", "mlp.gate.wg.weight", "block_sparse_moe.gate.weight"),
     *("router.weight", "router.layer.weight"),
 )
 _PER_TOKEN = {"num_experts_per_tok", "moe_k", "moe_topk", "top_k_experts"}  # a config with experts has one of these
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Laws:
+    """What weights are drawn from.
+
+    gain: of linear layers. norm_mean: 0 where the model multiplies by 1 + weight. either_sign: of the last norm's
+    weights, so that a tied table does not repeat every token. embed_std: of embeddings.
+    """
+
+    gain: float = 1.5
+    norm_mean: float = 1.0
+    either_sign: bool = False
+    embed_std: float = 0.5
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,22 +64,33 @@ FLOAT32 = Limits(4, 1e-7, 3e-5)
 MESH = Limits(4, 1e-7, 1.7e-5)  # thrice the noise of float32, and half of the 1e-5 that tests of meshes allow
 
 
-def skeleton(golden: Golden) -> Any:
+def config_of(folder: Path) -> Any:
+    """A golden's config.json as the reference reads it, for the plainest of its code.
+
+    An engine that serves more tokens than longrope's short factors are for takes the long ones for all; the reference
+    takes the short ones for short sequences, so there it is told the long ones twice.
+    """
+    said = json.loads((folder / "config.json").read_text())
+    _name_as_published(said["model_type"])
+    config = transformers.AutoConfig.from_pretrained(folder)
+    if hasattr(config, "quantization_config"):
+        del config.quantization_config  # weights are decoded before it sees them
+    rope = getattr(config, "rope_parameters", None) or {}
+    longest = max(PROMPT_LENGTHS) + NUM_GREEDY
+    if rope.get("rope_type") == "longrope" and rope["original_max_position_embeddings"] < longest:
+        config.rope_parameters = rope | {"short_factor": rope["long_factor"]}
+    config._attn_implementation = "eager"
+    if _PER_TOKEN & set(said):
+        config._experts_implementation = "eager"
+    return config
+
+
+def skeleton(config: Any) -> Any:
     """The model in float32, with weights that nobody uses."""
-    _name_as_published(golden.architecture)
-    text = "Text" if golden.architecture in _SEE_IMAGES else ""
-    config_class = getattr(transformers, f"{golden.architecture}{text}Config")
-    config = config_class(
-        **golden.config,
-        max_position_embeddings=512,
-        bos_token_id=2,
-        eos_token_id=golden.eos_token_id,
-        attn_implementation="eager",
-        **({"experts_implementation": "eager"} if _PER_TOKEN & set(golden.config) else {}),
-    )
-    if golden.architecture == "MistralLarge4Text":
+    (name,) = config.architectures
+    if name.startswith("MistralLarge4Text"):
         return text_model_class()(config).eval()
-    model = getattr(transformers, f"{golden.architecture}ForCausalLM")(config).eval()
+    model = getattr(transformers, name)(config).eval()
     recur_by_token(sys.modules[type(model).__module__])
     return model
 
@@ -85,29 +101,27 @@ def recur_by_token(reference: Any) -> None:
         reference.chunk_kimi_delta_attention = reference.recurrent_kimi_delta_attention
 
 
-def _name_as_published(architecture: str) -> None:
+def _name_as_published(model_type: str) -> None:
     """Tensors are saved and loaded by the names in published checkpoints, where the reference would take others."""
     known = conversion_mapping.get_checkpoint_conversion_mapping
-    if architecture == "MiniMaxM3VL":  # the names in the whole, without its prefix
-        kind, named = "minimax_m3_vl_text", known("minimax_m3_vl")
-        named = [each for each in named if not each.source_patterns[0].startswith("^")]
-    elif architecture == "HYV4":  # its own are not the same on the way back
+    if model_type == "minimax_m3_vl_text":  # the names in the whole, without its prefix
+        named = [each for each in known("minimax_m3_vl") if not each.source_patterns[0].startswith("^")]
+    elif model_type == "hy_v4":  # its own are not the same on the way back
         names = {"self_attn.learnable_sink_param": "self_attn.sinks", "self_attn.linear_gate": "self_attn.gate_proj"}
         for part in ("fn", "base", "scale"):
             names |= {f"hc_{half}_layer.hc_pre.hc_{part}": f"{ours}_hc.{part}" for half, ours in _HALVES}
             names |= {f"hc_head.hc_head_{part}": f"hc_head.hc_{part}"}
         make = conversion_mapping.WeightRenaming
-        kind = "hy_v4"
         named = [make(source_patterns=re.escape(old), target_patterns=new) for old, new in names.items()]
     else:
         return
-    conversion_mapping.register_checkpoint_conversion_mapping(kind, named, overwrite=True)
+    conversion_mapping.register_checkpoint_conversion_mapping(model_type, named, overwrite=True)
 
 
-def law(name: str, shape: tuple[int, ...], golden: Golden) -> dict[str, Any]:
+def law(name: str, shape: tuple[int, ...], laws: Laws) -> dict[str, Any]:
     """What a weight is drawn from: norms near their mean, small biases, linear layers with a gain that mixes tokens and
     keeps logits apart."""
-    laws = (
+    by_ending = (
         (("e_score_correction_bias", "expert_bias", "moe_statics"), normal(0.0, 0.1)),
         (("layer_scalar", "router.scale", "per_expert_scale"), normal(1.0, 0.2)),
         (("router.proj.weight",), normal(0.0, 3.0)),  # what it is given has a norm of one
@@ -117,16 +131,16 @@ def law(name: str, shape: tuple[int, ...], golden: Golden) -> dict[str, Any]:
         (("bias",), normal(0.0, 0.3)),
         (("sinks",), normal(0.0, 1.0)),
     )
-    for ends, said in laws:
+    for ends, said in by_ending:
         if name.endswith(ends):
             return said
-    if name == "model.norm.weight" and (golden.norm_mean == 0 or golden.architecture == "Gemma4"):
-        return normal(-1.0, 1.0)  # of either sign; otherwise a tied table would repeat every token
+    if name == "model.norm.weight" and laws.either_sign:
+        return normal(-1.0, 1.0)
     if "norm" in name and len(shape) == 1:  # not the matrices of a gate behind one
-        return normal(1.0 if "linear_attn" in name else golden.norm_mean, 0.2)
+        return normal(1.0 if "linear_attn" in name else laws.norm_mean, 0.2)
     if "embed" in name:
-        return normal(0.0, golden.embed_std)
-    gain = 3.0 if name.endswith(_DECIDING) else golden.gain
+        return normal(0.0, laws.embed_std)
+    gain = 3.0 if name.endswith(_DECIDING) else laws.gain
     return normal(0.0, gain / math.sqrt(shape[-1]))
 
 
