@@ -81,7 +81,7 @@ def make(folder: Path, seed: int | None, laws: dict[str, float]) -> None:
             prompts = [old[f"prompt_{i}"] for i in range(len(PROMPT_LENGTHS))]
     else:
         either_sign = laws["norm_mean"] == 0 or config.model_type.startswith("gemma4")
-        draw(like, folder, seed, Laws(**laws, either_sign=either_sign))
+        draw(like, folder, seed, Laws(**laws, either_sign=either_sign).of)
         prompts = draw_prompts(config.vocab_size, seed)
 
     def answer() -> dict[str, np.ndarray] | None:

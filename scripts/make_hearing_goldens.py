@@ -15,76 +15,45 @@ a sound of its own, or with no, one and two sounds that have tokens in it:
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch  # pyright: ignore[reportMissingImports]
-import transformers  # pyright: ignore[reportMissingImports]
 
 from scripts.goldens import heard_in_prompts
 from scripts.goldens.command import run
-from scripts.goldens.recipe import first_seed, normal, replace_weights
-from scripts.goldens.reference import MARGIN, NUM_GREEDY, is_steady, load
+from scripts.goldens.folder import draw
+from scripts.goldens.recipe import first_seed, normal
+from scripts.goldens.reference import MARGIN, NUM_GREEDY, is_steady, load, whole_skeleton
+from scripts.make_vision_goldens import law_of
 
 SEED = 71
 LENGTHS = (4, 1, 23)
-GOLDENS: dict[str, dict[str, Any]] = {
-    "whisper": {
-        "vocab_size": 154,
-        "num_mel_bins": 10,
-        "d_model": 48,
-        "encoder_layers": 3,
-        "encoder_attention_heads": 6,
-        "encoder_ffn_dim": 76,
-        "decoder_layers": 2,
-        "decoder_attention_heads": 3,
-        "decoder_ffn_dim": 60,
-        "max_source_positions": 37,
-        "max_target_positions": 128,
-        "pad_token_id": 1,
-        "bos_token_id": 1,
-        "eos_token_id": 1,
-        "decoder_start_token_id": 2,
-        "suppress_tokens": None,
-        "begin_suppress_tokens": None,
-    }
-}
+NAMES = ("whisper", *heard_in_prompts.NAMES)
 
 
 def make(name: str, folder: Path) -> None:
     """Writes one folder, with the first seed for which no token depends on how sums are rounded."""
-    in_prompts = name in heard_in_prompts.GOLDENS
-    like = heard_in_prompts.skeleton(name) if in_prompts else skeleton(name)
-    like.save_pretrained(folder)
-    (folder / "generation_config.json").unlink()
-    replace_weights(folder, SEED, heard_in_prompts.law_of(name) if in_prompts else law)
-    path = folder / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"dtype": "float32"}, indent=2) + "\n")
+    like = whole_skeleton(folder)
+    in_prompts = heard_in_prompts.law if name != "gemma4_sound" else law_of(like)  # which sees too
+    draw(like, folder, SEED, law if name == "whisper" else in_prompts)
 
     def answer() -> dict[str, np.ndarray] | None:
         model = load(like, folder, lambda tensors: tensors)
-        if in_prompts:
-            return heard_in_prompts.answers(model, heard_in_prompts.drawn(name))
-        return answers(model, drawn(name))
+        if name == "whisper":
+            return answers(model, drawn(like.config))
+        return heard_in_prompts.answers(model, heard_in_prompts.drawn(name, like.config.audio_config))
 
     np.savez_compressed(folder / "golden.npz", allow_pickle=False, **first_seed(folder, SEED, answer))
 
 
-def skeleton(name: str) -> Any:
-    """The model in float32, with weights that nobody uses."""
-    config = transformers.WhisperConfig(**GOLDENS[name], attn_implementation="eager")
-    return transformers.WhisperForConditionalGeneration(config).eval()
-
-
-def drawn(name: str) -> list[tuple[np.ndarray, np.ndarray]]:
+def drawn(config: Any) -> list[tuple[np.ndarray, np.ndarray]]:
     """Prompts of three lengths, each with the frames of a window."""
-    config, rng = GOLDENS[name], np.random.default_rng(7)
-    frames = (2 * config["max_source_positions"], config["num_mel_bins"])
+    rng, frames = np.random.default_rng(7), (2 * config.max_source_positions, config.num_mel_bins)
     return [
-        (rng.integers(3, config["vocab_size"], length).astype(np.int32), rng.normal(size=frames).astype(np.float32))
+        (rng.integers(3, config.vocab_size, length).astype(np.int32), rng.normal(size=frames).astype(np.float32))
         for length in LENGTHS
     ]
 
@@ -154,4 +123,4 @@ def _features(frames: np.ndarray) -> torch.Tensor:  # [1, mels, frames]
 
 
 if __name__ == "__main__":
-    run(__doc__, GOLDENS | heard_in_prompts.GOLDENS, "tests/goldens/hearing", make)
+    run(__doc__, NAMES, "tests/goldens/hearing", make, keeps=True)

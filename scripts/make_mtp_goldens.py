@@ -27,7 +27,7 @@ from transformers.modeling_layers import MtpModel  # pyright: ignore[reportMissi
 from scripts.goldens.command import run
 from scripts.goldens.folder import draw
 from scripts.goldens.recipe import first_seed, write_recipe
-from scripts.goldens.reference import Laws, config_of, is_steady, law, skeleton
+from scripts.goldens.reference import Laws, config_of, is_steady, skeleton
 from scripts.goldens.weights import ENDING, make, recipe_of
 
 _LENGTH = 40
@@ -70,7 +70,7 @@ def make_one(name: str, folder: Path) -> None:
     """Writes one folder, with the first seed for which no expert depends on how sums are rounded."""
     own, config = DRAFTING[name], config_of(folder)
     like = skeleton(config)
-    draw(like, folder, own.seed, own.laws)
+    draw(like, folder, own.seed, own.laws.of)
     add_layers(own, like, folder)
     prompt = np.random.default_rng(own.seed).integers(6, config.vocab_size, _LENGTH)
 
@@ -100,7 +100,7 @@ def add_layers(own: Drafting, like: Any, folder: Path) -> None:
         join = f"{ends}{names['join']}.weight"
         stored[join] = {**stored[a_norm], "shape": [D, 2 * D]}
         del stored[join]["normal"]
-        stored[join] |= law(join, (D, 2 * D), own.laws)
+        stored[join] |= own.laws.of(join, (D, 2 * D))
         if not own.above:  # what published checkpoints repeat
             for copy, source in {"embed_tokens": "model.embed_tokens", "shared_head.head": "lm_head"}.items():
                 stored[f"{layer}{copy}.weight"] = stored[f"{source}.weight"] | {"name": f"{source}.weight"}

@@ -55,7 +55,7 @@ def make(name: str, folder: Path) -> None:
     chosen = FORMATS[name]
     seed, config = _SEEDS[chosen.model], config_of(folder)
     like = skeleton(config)
-    draw(like, folder, seed, _LAWS)
+    draw(like, folder, seed, _LAWS.of)
     shapes = _quantise(folder, chosen, seed)
     drawn = draw_prompts(config.vocab_size, seed)
     prompts = [drawn[i] for i in _PROMPTS]

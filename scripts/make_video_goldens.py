@@ -31,11 +31,12 @@ from transformers.models.qwen3_vl.video_processing_qwen3_vl import Qwen3VLVideoP
 from transformers.video_utils import VideoMetadata  # pyright: ignore[reportMissingImports]
 
 from scripts.goldens import video_folder
+from scripts.goldens.folder import draw
 from scripts.goldens.pictures import picture, sampled
-from scripts.goldens.recipe import first_seed, replace_weights
-from scripts.goldens.reference import MARGIN, load
+from scripts.goldens.recipe import first_seed
+from scripts.goldens.reference import MARGIN, load, whole_skeleton
 from scripts.goldens.video_folder import FIRST_SPECIAL, SHOWN, WEIGHTS, Shown, film
-from scripts.make_vision_goldens import GOLDENS, law, skeleton
+from scripts.make_vision_goldens import law_of
 
 SEED, NUM_GREEDY = 37, 24
 _QWEN = {"video_processor_type": "Qwen3VLVideoProcessor", "image_mean": [0.5] * 3, "image_std": [0.5] * 3}
@@ -217,18 +218,13 @@ def make_model(name: str, out: Path) -> None:
     video_folder.write_tokenizer(out / "characters.json", name)
     tokenizer = Tokenizer.from_file(str(out / "characters.json"))
     (out / "characters.json").unlink()
-    family, config = GOLDENS[{"qwen3_5": "qwen3_5_vision", "gemma4": "gemma4_vision"}.get(name, name)]
     folder = out.parent / WEIGHTS[name]
+    like = whole_skeleton(folder)
     if name != "gemma4":
-        found = answers(name, load(skeleton(family, config), folder, lambda tensors: tensors), tokenizer)
+        found = answers(name, load(like, folder, lambda tensors: tensors), tokenizer)
         assert found is not None, f"{name} has tokens that depend on rounding; change its prompts"
     else:
-        vision = config["vision_config"] | {"position_embedding_size": 240}
-        like = skeleton(family, config | {"vision_config": vision})
-        like.save_pretrained(folder)
-        replace_weights(folder, SEED, lambda weight, shape: law(weight, shape, family))
-        path = folder / "config.json"
-        path.write_text(json.dumps(json.loads(path.read_text()) | {"dtype": "float32"}, indent=2) + "\n")
+        draw(like, folder, SEED, law_of(like))
         found = first_seed(folder, SEED, lambda: answers(name, load(like, folder, lambda x: x), tokenizer))
     np.savez_compressed(out / f"{name}.npz", allow_pickle=False, **found)
 

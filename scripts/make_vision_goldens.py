@@ -15,8 +15,8 @@ images of different sizes:
 
 from __future__ import annotations
 
+import functools
 import itertools
-import json
 import math
 from pathlib import Path
 from typing import Any
@@ -26,266 +26,19 @@ import torch  # pyright: ignore[reportMissingImports]
 import transformers  # pyright: ignore[reportMissingImports]
 
 from scripts.goldens.command import run
-from scripts.goldens.recipe import first_seed, normal, replace_weights, uniform, write_recipe
-from scripts.goldens.reference import MARGIN, NUM_GREEDY, is_steady, load
+from scripts.goldens.folder import draw as draw_weights
+from scripts.goldens.recipe import Law, first_seed, normal, uniform, write_recipe
+from scripts.goldens.reference import MARGIN, NUM_GREEDY, is_steady, load, whole_skeleton
 from scripts.goldens.weights import ENDING, recipe_of
 
 SEED = 31
 IMAGE, VIDEO, START, END = 150, 151, 152, 153
 BREAK = VIDEO  # of Mistral 3's images, which no model with videos has
-_TEXT = {
-    "vocab_size": 154,
-    "hidden_size": 48,
-    "intermediate_size": 76,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 6,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "max_position_embeddings": 512,
-    "rope_parameters": {"rope_type": "default", "rope_theta": 5000.0, "mrope_section": [4, 2, 2]},
-    "bos_token_id": 2,
-    "eos_token_id": 1,
-}
-_VISION = {
-    "depth": 3,
-    "hidden_size": 40,
-    "intermediate_size": 56,
-    "num_heads": 5,
-    "patch_size": 4,
-    "temporal_patch_size": 2,
-    "spatial_merge_size": 2,
-    "out_hidden_size": 48,
-    "num_position_embeddings": 36,
-    "deepstack_visual_indexes": [0, 2],
-}
-_TOKENS = {
-    "image_token_id": IMAGE,
-    "video_token_id": VIDEO,
-    "vision_start_token_id": START,
-    "vision_end_token_id": END,
-    "tie_word_embeddings": False,
-}
-_QWEN35_TEXT = {
-    "vocab_size": 154,
-    "hidden_size": 48,
-    "intermediate_size": 60,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 6,
-    "num_key_value_heads": 2,
-    "head_dim": 24,
-    "linear_num_key_heads": 2,
-    "linear_num_value_heads": 4,
-    "linear_key_head_dim": 12,
-    "linear_value_head_dim": 10,
-    "linear_conv_kernel_dim": 4,
-    "layer_types": ["linear_attention", "full_attention", "linear_attention", "full_attention"],
-    "max_position_embeddings": 512,
-    "rope_parameters": {
-        "rope_type": "default",
-        "rope_theta": 5000.0,
-        "partial_rotary_factor": 0.5,
-        "mrope_section": [2, 2, 2],
-        "mrope_interleaved": True,
-    },
-    "bos_token_id": 2,
-    "eos_token_id": 1,
-}
-_GEMMA3 = {
-    "text_config": {
-        "vocab_size": 154,
-        "hidden_size": 48,
-        "intermediate_size": 76,
-        "num_hidden_layers": 4,
-        "num_attention_heads": 6,
-        "num_key_value_heads": 2,
-        "head_dim": 16,
-        "query_pre_attn_scalar": 12,
-        "sliding_window": 11,  # less than an image
-        "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "sliding_attention"],
-        "max_position_embeddings": 512,
-        "rope_parameters": {
-            "full_attention": {"rope_type": "linear", "factor": 2.0, "rope_theta": 20000.0},
-            "sliding_attention": {"rope_type": "default", "rope_theta": 5000.0},
-        },
-        "bos_token_id": 2,
-        "eos_token_id": 1,
-    },
-    "vision_config": {
-        "hidden_size": 40,
-        "intermediate_size": 56,
-        "num_hidden_layers": 3,
-        "num_attention_heads": 5,
-        "image_size": 48,
-        "patch_size": 4,
-        "vision_use_head": False,
-    },
-    "mm_tokens_per_image": 16,
-    "image_token_index": IMAGE,
-    "boi_token_index": START,
-    "eoi_token_index": END,
-}
+NAMES = (
+    *("qwen3_vl", "qwen3_vl_moe", "qwen3_5_vision", "qwen3_5_moe_vision", "gemma3_vision", "gemma4_vision"),
+    *("gemma4_vision_causal", "mistral3_vision", "glm4v", "glm4v_moe"),
+)
 _TURNED = "Qwen3VLMoe"  # whose published folders have the experts' matrices [in, out]
-_EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 20}
-_GEMMA4 = {
-    "text_config": {
-        "vocab_size": 154,
-        "vocab_size_per_layer_input": 154,
-        "hidden_size": 40,
-        "num_hidden_layers": 6,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 10,
-        "global_head_dim": 16,
-        "intermediate_size": 56,
-        "use_double_wide_mlp": True,
-        "hidden_size_per_layer_input": 6,
-        "num_kv_shared_layers": 2,
-        "layer_types": ["sliding_attention", "full_attention"] * 3,
-        "sliding_window": 7,  # less than an image
-        "final_logit_softcapping": 9.0,
-        "max_position_embeddings": 512,
-        "pad_token_id": 4,
-        "bos_token_id": 2,
-        "eos_token_id": 1,
-        "use_bidirectional_attention": "vision",
-    },
-    "vision_config": {
-        "hidden_size": 40,
-        "intermediate_size": 56,
-        "num_hidden_layers": 3,
-        "num_attention_heads": 5,
-        "num_key_value_heads": 5,
-        "head_dim": 8,
-        "patch_size": 4,
-        "position_embedding_size": 18,
-        "use_clipped_linears": True,
-        "standardize": True,
-    },
-    "audio_config": None,
-    "image_token_id": IMAGE,
-    "video_token_id": VIDEO,
-    "audio_token_id": VIDEO,
-    "boi_token_id": START,
-    "eoi_token_id": END,
-}
-_GEMMA4_CAUSAL = _GEMMA4 | {  # as the small ones: an image's tokens see the past alone, and no mean is taken off
-    "text_config": {key: x for key, x in _GEMMA4["text_config"].items() if key != "use_bidirectional_attention"},
-    "vision_config": _GEMMA4["vision_config"] | {"use_clipped_linears": False, "standardize": False},
-}
-_MISTRAL3 = {
-    "text_config": {
-        "model_type": "mistral",
-        "vocab_size": 154,
-        "hidden_size": 48,
-        "intermediate_size": 76,
-        "num_hidden_layers": 4,
-        "num_attention_heads": 6,
-        "num_key_value_heads": 2,
-        "head_dim": 16,
-        "sliding_window": None,
-        "rms_norm_eps": 1e-5,
-        "max_position_embeddings": 512,
-        "rope_parameters": {"rope_type": "default", "rope_theta": 5000.0},
-        "bos_token_id": 2,
-        "eos_token_id": 1,
-        "tie_word_embeddings": False,
-    },
-    "vision_config": {
-        "model_type": "pixtral",
-        "hidden_size": 40,
-        "intermediate_size": 56,
-        "num_hidden_layers": 3,
-        "num_attention_heads": 5,
-        "image_size": 48,
-        "patch_size": 4,
-        "hidden_act": "silu",
-        "rope_parameters": {"rope_type": "axial", "rope_theta": 500.0},
-    },
-    "image_token_index": IMAGE,
-    "tie_word_embeddings": False,
-}
-_GLM4V = {
-    "text_config": {key: x for key, x in _TEXT.items() if key != "head_dim"}
-    | {
-        "num_attention_heads": 4,
-        "rope_parameters": {
-            "rope_type": "default",
-            "rope_theta": 5000.0,
-            "partial_rotary_factor": 0.7,
-            "mrope_section": [1, 2, 1],
-        },
-        "tie_word_embeddings": False,
-    },
-    "vision_config": {
-        "depth": 3,
-        "hidden_size": 40,
-        "intermediate_size": 56,
-        "num_heads": 5,
-        "image_size": 24,
-        "patch_size": 4,
-        "temporal_patch_size": 2,
-        "spatial_merge_size": 2,
-        "out_hidden_size": 48,
-        "rope_parameters": {"rope_type": "axial", "rope_theta": 500.0},
-    },
-    "image_token_id": IMAGE,
-    "video_token_id": VIDEO,
-    "image_start_token_id": START,
-    "image_end_token_id": END,
-    "video_start_token_id": 4,
-    "video_end_token_id": 5,
-    "tie_word_embeddings": False,
-}
-_GLM4V_MOE = _GLM4V | {
-    "text_config": _TEXT
-    | {
-        "rope_parameters": {
-            "rope_type": "default",
-            "rope_theta": 5000.0,
-            "partial_rotary_factor": 0.5,
-            "mrope_section": [1, 2, 1],
-        },
-        "n_routed_experts": 6,
-        "num_experts_per_tok": 2,
-        "n_shared_experts": 1,
-        "moe_intermediate_size": 20,
-        "first_k_dense_replace": 1,
-        "routed_scaling_factor": 1.5,
-        "tie_word_embeddings": False,
-    },
-}
-# The prefix of the reference's classes, and the config.
-GOLDENS: dict[str, tuple[str, dict[str, Any]]] = {
-    "qwen3_vl": ("Qwen3VL", {"text_config": _TEXT, "vision_config": _VISION} | _TOKENS),
-    "qwen3_vl_moe": (
-        _TURNED,
-        {"text_config": _TEXT | _EXPERTS | {"tie_word_embeddings": False}, "vision_config": _VISION} | _TOKENS,
-    ),
-    "qwen3_5_vision": (
-        "Qwen3_5",
-        {
-            "text_config": _QWEN35_TEXT,
-            "vision_config": {key: x for key, x in _VISION.items() if key != "deepstack_visual_indexes"},
-        }
-        | _TOKENS,
-    ),
-    "qwen3_5_moe_vision": (
-        "Qwen3_5Moe",
-        {
-            "text_config": {key: x for key, x in _QWEN35_TEXT.items() if key != "intermediate_size"}
-            | _EXPERTS
-            | {"shared_expert_intermediate_size": 28},
-            "vision_config": {key: x for key, x in _VISION.items() if key != "deepstack_visual_indexes"},
-        }
-        | _TOKENS,
-    ),
-    "gemma3_vision": ("Gemma3", _GEMMA3),
-    "gemma4_vision": ("Gemma4", _GEMMA4),
-    "gemma4_vision_causal": ("Gemma4", _GEMMA4_CAUSAL),
-    "mistral3_vision": ("Mistral3", _MISTRAL3),
-    "glm4v": ("Glm4v", _GLM4V),
-    "glm4v_moe": ("Glm4vMoe", _GLM4V_MOE),
-}
 # (tokens of text, an image's rows and columns of patches, tokens of text, ...)
 PROMPTS = ((41,), (9, (4, 6), 12), (5, (8, 2), 3, (2, 2), 17, (6, 10), 4))
 SQUARE = (12, 12)  # the one size that Gemma's tower takes
@@ -305,14 +58,11 @@ def _sizes(name: str) -> tuple[tuple[tuple[Any, ...], ...], int, int]:
 
 def make(name: str, folder: Path) -> None:
     """Writes one folder, with the first seed for which no token depends on how sums are rounded."""
-    family, config = GOLDENS[name]
-    like = skeleton(family, config)
-    like.save_pretrained(folder)
-    replace_weights(folder, SEED, lambda weight, shape: law(weight, shape, family))
+    like = whole_skeleton(folder)
+    family = family_of(like)
+    draw_weights(like, folder, SEED, law_of(like))
     if family == _TURNED:
         turn_experts(folder / f"model{ENDING}")
-    path = folder / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"dtype": "float32"}, indent=2) + "\n")
     rng = np.random.default_rng(7)
     prompts, merge, values = _sizes(name)
     drawn = [draw(parts, rng, merge, values, breaks=family == "Mistral3") for parts in prompts]
@@ -364,14 +114,18 @@ def turned_back(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {name: x.mT.contiguous() if ".mlp.experts." in name else x for name, x in tensors.items()}
 
 
-def skeleton(family: str, config: dict[str, Any]) -> Any:
-    """The model in float32, with weights that nobody uses."""
-    made = getattr(transformers, f"{family}Config")(**config, attn_implementation="eager")
-    return getattr(transformers, f"{family}ForConditionalGeneration")(made).eval()
+def family_of(model: Any) -> str:
+    """The prefix of the reference's classes."""
+    return type(model).__name__.removesuffix("ForConditionalGeneration")
 
 
-def law(name: str, shape: tuple[int, ...], family: str) -> dict[str, Any]:
-    """What a weight is drawn from, so that greedy outputs vary."""
+def law_of(model: Any) -> Law:
+    """What its weights are drawn from."""
+    return functools.partial(_law, family=family_of(model))
+
+
+def _law(name: str, shape: tuple[int, ...], family: str) -> dict[str, Any]:
+    """So that greedy outputs vary."""
     is_zero_centred = family in ("Qwen3_5", "Qwen3_5Moe", "Gemma3")  # but for norms of recurrences and of the tower
     if name.endswith("language_model.norm.weight") and family in ("Gemma3", "Gemma4"):
         # of either sign; otherwise a tied table would repeat every token
@@ -533,4 +287,4 @@ def observe(model: Any, prompt: np.ndarray, grids: np.ndarray, patches: np.ndarr
 
 
 if __name__ == "__main__":
-    run(__doc__, GOLDENS, "tests/goldens/vision", make)
+    run(__doc__, NAMES, "tests/goldens/vision", make, keeps=True)

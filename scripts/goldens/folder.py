@@ -10,12 +10,12 @@ from typing import Any
 
 import torch  # pyright: ignore[reportMissingImports]
 
-from scripts.goldens.recipe import replace_weights, write_recipe
-from scripts.goldens.reference import Laws, law, packed_experts
+from scripts.goldens.recipe import Law, replace_weights, write_recipe
+from scripts.goldens.reference import packed_experts
 from scripts.goldens.weights import ENDING, recipe_of
 
 
-def draw(like: Any, folder: Path, seed: int, laws: Laws) -> None:
+def draw(like: Any, folder: Path, seed: int, law: Law) -> None:
     """Writes the recipe of a folder that has a config.json, whose dtype and quantization_config it follows."""
     config = json.loads((folder / "config.json").read_text())
     weights = {name: x.to(getattr(torch, config["dtype"])) for name, x in like.state_dict().items()}
@@ -23,7 +23,7 @@ def draw(like: Any, folder: Path, seed: int, laws: Laws) -> None:
         old.unlink()
     with tempfile.TemporaryDirectory() as saved:
         like.save_pretrained(saved, state_dict=weights)
-        replace_weights(Path(saved), seed, lambda name, shape: law(name, shape, laws), like.all_tied_weights_keys)
+        replace_weights(Path(saved), seed, law, like.all_tied_weights_keys)
         for path in Path(saved).glob(f"*{ENDING}"):
             shutil.copy(path, folder)
     if config.get("quantization_config", {}).get("quant_method") == "mxfp4":

@@ -17,66 +17,7 @@ from scripts.goldens.sounds import sound
 AUDIO, IMAGE, START, END = 150, 151, 152, 153
 RATE = 16_000
 CHUNK, CHUNK_TOKENS = 100, 13  # frames of Qwen's chunks, and the tokens of a whole one
-_TEXT = {
-    "vocab_size": 154,
-    "hidden_size": 48,
-    "intermediate_size": 76,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 6,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "max_position_embeddings": 512,
-    "rope_parameters": {"rope_type": "default", "rope_theta": 5000.0},
-    "bos_token_id": 2,
-    "eos_token_id": 1,
-}
-GOLDENS: dict[str, dict[str, Any]] = {
-    "qwen3_asr": {
-        "text_config": {**_TEXT, "model_type": "qwen3", "tie_word_embeddings": True},
-        "audio_config": {
-            "model_type": "qwen3_asr_encoder",
-            "num_mel_bins": 10,
-            "d_model": 40,
-            "encoder_layers": 3,
-            "encoder_attention_heads": 5,
-            "encoder_ffn_dim": 56,
-            "output_dim": 48,
-            "downsample_hidden_size": 6,
-            "n_window_infer": 200,
-        },
-        "audio_token_id": AUDIO,
-        "tie_word_embeddings": True,
-        "pad_token_id": 0,
-        "eos_token_id": 1,
-        "bos_token_id": 2,
-    },
-    "voxtral": {
-        "text_config": {**_TEXT, "model_type": "llama", "tie_word_embeddings": False},
-        "audio_config": {
-            "model_type": "voxtral_encoder",
-            "num_mel_bins": 10,
-            "hidden_size": 24,
-            "intermediate_size": 48,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 3,
-            "max_source_positions": 26,
-        },
-        "audio_token_id": AUDIO,
-    },
-    "gemma4_sound": pictures.GOLDENS["gemma4_vision_causal"][1]
-    | {
-        "audio_config": {
-            "hidden_size": 40,
-            "num_hidden_layers": 3,
-            "num_attention_heads": 5,
-            "subsampling_conv_channels": [12, 6],
-            "output_proj_dims": 28,
-        },
-        "audio_token_id": AUDIO,
-        "image_token_id": IMAGE,
-        "video_token_id": IMAGE,
-    },
-}
+NAMES = ("qwen3_asr", "voxtral", "gemma4_sound")
 # A prompt is its sounds by their seconds, and how many tokens of text stand before, between and behind them.
 _PROMPTS = (((), (9,)), ((3.3,), (5, 7)), ((1.5, 0.37), (3, 6, 8)))
 # Likewise, where some are images by their rows and columns of patches.
@@ -101,22 +42,15 @@ class Asked(NamedTuple):
     patches: np.ndarray = np.zeros((0, 48), np.float32)
 
 
-def skeleton(name: str) -> Any:
-    """The model in float32, with weights that nobody uses."""
-    kind = {"qwen3_asr": "Qwen3ASR", "voxtral": "Voxtral", "gemma4_sound": "Gemma4"}[name]
-    config = getattr(transformers, f"{kind}Config")(**GOLDENS[name], attn_implementation="eager")
-    return getattr(transformers, f"{kind}ForConditionalGeneration")(config).eval()
-
-
-def drawn(name: str) -> list[Asked]:
-    """Prompts with no, one and two sounds, and of Gemma 4 some with images beside them."""
+def drawn(name: str, config: Any) -> list[Asked]:
+    """Prompts with no, one and two sounds, and of Gemma 4 some with images beside them. config: of sounds."""
     if name == "gemma4_sound":
-        rng, mels = np.random.default_rng(13), GOLDENS[name]["audio_config"]["subsampling_conv_channels"][0]
+        rng, mels = np.random.default_rng(13), config.subsampling_conv_channels[0]
         extractor = transformers.Gemma4AudioFeatureExtractor(feature_size=mels)
         return [_drawn_beside_images(rng, extractor, *each) for each in _BESIDE_IMAGES]
-    mels = GOLDENS[name]["audio_config"]["num_mel_bins"]
+    mels = config.num_mel_bins
     if name == "voxtral":
-        rng, frames = np.random.default_rng(12), 2 * GOLDENS[name]["audio_config"]["max_source_positions"]
+        rng, frames = np.random.default_rng(12), 2 * config.max_source_positions
         return [_drawn_windows(rng, (frames, mels), *each) for each in _WINDOWS]
     rng, extractor = np.random.default_rng(11), transformers.Qwen3ASRFeatureExtractor(feature_size=mels)
     return [_drawn(rng, extractor, *each) for each in _PROMPTS]
@@ -183,13 +117,6 @@ def _drawn_windows(
 def num_tokens(length: int) -> int:
     """How many tokens a sound of so many frames has."""
     return length // CHUNK * CHUNK_TOKENS + math.ceil(length % CHUNK / 8)
-
-
-def law_of(name: str) -> Any:
-    """What a model's weights are drawn from: of those that see too, as of those that see alone."""
-    if name == "gemma4_sound":
-        return lambda weight, shape: pictures.law(weight, shape, "Gemma4")
-    return law
 
 
 def law(name: str, shape: tuple[int, ...]) -> dict[str, Any]:

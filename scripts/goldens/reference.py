@@ -50,6 +50,30 @@ class Laws:
     either_sign: bool = False
     embed_std: float = 0.5
 
+    def of(self, name: str, shape: tuple[int, ...]) -> dict[str, Any]:
+        """Norms near their mean, small biases, linear layers with a gain that mixes tokens and keeps logits apart."""
+        by_ending = (
+            (("e_score_correction_bias", "expert_bias", "moe_statics"), normal(0.0, 0.1)),
+            (("layer_scalar", "router.scale", "per_expert_scale"), normal(1.0, 0.2)),
+            (("router.proj.weight",), normal(0.0, 3.0)),  # what it is given has a norm of one
+            (("ssmax_scaling.s", "lerope.alpha"), normal(0.1, 0.1)),
+            (("ssmax_scaling.b",), normal(0.8, 0.2)),
+            (("A_log",), {"uniform": [-4.0, 1.0]}),  # some heads forget at once, others hardly ever
+            (("bias",), normal(0.0, 0.3)),
+            (("sinks",), normal(0.0, 1.0)),
+        )
+        for ends, said in by_ending:
+            if name.endswith(ends):
+                return said
+        if name == "model.norm.weight" and self.either_sign:
+            return normal(-1.0, 1.0)
+        if "norm" in name and len(shape) == 1:  # not the matrices of a gate behind one
+            return normal(1.0 if "linear_attn" in name else self.norm_mean, 0.2)
+        if "embed" in name:
+            return normal(0.0, self.embed_std)
+        gain = 3.0 if name.endswith(_DECIDING) else self.gain
+        return normal(0.0, gain / math.sqrt(shape[-1]))
+
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
@@ -95,6 +119,13 @@ def skeleton(config: Any) -> Any:
     return model
 
 
+def whole_skeleton(folder: Path) -> Any:
+    """The model that a folder's config.json names, in float32, with weights that nobody uses."""
+    config = transformers.AutoConfig.from_pretrained(folder, attn_implementation="eager")
+    (name,) = config.architectures
+    return getattr(transformers, name)(config).eval()
+
+
 def recur_by_token(reference: Any) -> None:
     """Kimi Delta Attention of prompts as that of new tokens: the same sums, in a fortieth of the time."""
     if hasattr(reference, "chunk_kimi_delta_attention"):
@@ -116,32 +147,6 @@ def _name_as_published(model_type: str) -> None:
     else:
         return
     conversion_mapping.register_checkpoint_conversion_mapping(model_type, named, overwrite=True)
-
-
-def law(name: str, shape: tuple[int, ...], laws: Laws) -> dict[str, Any]:
-    """What a weight is drawn from: norms near their mean, small biases, linear layers with a gain that mixes tokens and
-    keeps logits apart."""
-    by_ending = (
-        (("e_score_correction_bias", "expert_bias", "moe_statics"), normal(0.0, 0.1)),
-        (("layer_scalar", "router.scale", "per_expert_scale"), normal(1.0, 0.2)),
-        (("router.proj.weight",), normal(0.0, 3.0)),  # what it is given has a norm of one
-        (("ssmax_scaling.s", "lerope.alpha"), normal(0.1, 0.1)),
-        (("ssmax_scaling.b",), normal(0.8, 0.2)),
-        (("A_log",), {"uniform": [-4.0, 1.0]}),  # some heads forget at once, others hardly ever
-        (("bias",), normal(0.0, 0.3)),
-        (("sinks",), normal(0.0, 1.0)),
-    )
-    for ends, said in by_ending:
-        if name.endswith(ends):
-            return said
-    if name == "model.norm.weight" and laws.either_sign:
-        return normal(-1.0, 1.0)
-    if "norm" in name and len(shape) == 1:  # not the matrices of a gate behind one
-        return normal(1.0 if "linear_attn" in name else laws.norm_mean, 0.2)
-    if "embed" in name:
-        return normal(0.0, laws.embed_std)
-    gain = 3.0 if name.endswith(_DECIDING) else laws.gain
-    return normal(0.0, gain / math.sqrt(shape[-1]))
 
 
 def packed_experts(name: str, shape: tuple[int, ...]) -> dict[str, dict[str, Any]]:
