@@ -1,10 +1,11 @@
 """Writes docs/slices.md: where each published model runs with defaults, on which mesh, and how fast at most.
 
-    python -m scripts.slices_page [--check]
+    python -m scripts.slices_page [--check] [MODEL ...]
 
-All of it follows from published configs and shapes; no device, compiler or weight is needed, and a few minutes. The
-devices are described by the table below as `executables/topology.py` has them of the compilers. --check writes nothing
-and fails where the page differs.
+All of it follows from published configs and shapes; no device, compiler or weight is needed, and a few minutes. With
+models named, as the page names them, only their rows are made: those of other models stand as they are. Each row is
+told on stderr as it is made. The devices are described by the table below as `executables/topology.py` has them of the
+compilers. --check writes nothing and fails where the page differs.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import argparse
 import dataclasses
 import functools
 import itertools
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -79,24 +81,49 @@ def main() -> None:
     """Writes the page, or checks it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="write nothing; fail where the page differs")
+    parser.add_argument("models", nargs="*", metavar="MODEL", help="whose rows are made (default: all)")
     args = parser.parse_args()  # before minutes of work
-    made = page()
+    if unknown := set(args.models) - PUBLISHED.keys() - PUBLISHED_ENCODERS.keys():
+        parser.error(f"no published config is called {', '.join(sorted(unknown))}")
+    made = page(args.models, told=True)
     if not args.check:
         PAGE.write_text(made)
     elif PAGE.read_text() != made:
         raise SystemExit(f"{PAGE.relative_to(ROOT)} differs; run python -m scripts.slices_page")
 
 
-def page() -> str:
-    """The page's text."""
-    parts = [_HEAD]
-    for heading, targets in SLICES.items():
-        parts += [f"\n## {heading}\n\n", _table_head(targets), *(row(name, targets) for name in models())]
+def page(again: Sequence[str] = (), *, told: bool = False) -> str:
+    """The page's text. again: models whose rows are made, those of others being taken from the page; empty for all.
+
+    told: whether each row that is made is named on stderr.
+    """
+    kept = {} if not again else _rows(PAGE.read_text(), again)
+    parts = []
+
+    def tables(level: str, names: Sequence[str]) -> None:
+        for heading, targets in SLICES.items():
+            parts.extend([f"\n{level} {heading}\n\n", _table_head(targets)])
+            for name in names:
+                made = kept.get((f"{level} {heading}", name))
+                if made is None and told:
+                    print(f"{heading}: {name}", file=sys.stderr)
+                parts.append(made or row(name, targets))
+
+    tables("##", models())
     parts.append(_ENCODERS)
-    for heading, targets in SLICES.items():
-        parts += [f"\n### {heading} \n\n".replace(" \n", "\n"), _table_head(targets)]
-        parts += [row(name, targets) for name in PUBLISHED_ENCODERS]
-    return "".join(parts)
+    tables("###", list(PUBLISHED_ENCODERS))
+    return _HEAD + "".join(parts)
+
+
+def _rows(text: str, left_out: Sequence[str]) -> dict[tuple[str, str], str]:
+    """Rows of a page by heading and model, without those of some models."""
+    found, heading = {}, ""
+    for line in text.splitlines(keepends=True):
+        if line.startswith("#"):
+            heading = line.strip()
+        elif line.startswith("| ") and (model := line.split(" | ")[0].removeprefix("| ")) not in left_out:
+            found[heading, model] = line
+    return found
 
 
 def _table_head(targets: Sequence[str]) -> str:
