@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import math
 import os
 from collections.abc import Callable, Collection, Generator, Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -363,6 +364,7 @@ class LLM:
         *,
         resume: Callable[[Key], Sequence[CompletionOutput]] = lambda key: (),
         wants_partials: Callable[[], bool] = lambda: False,
+        most_running: Callable[[], float] = lambda: math.inf,
         embeds: bool = False,
         now: datetime.datetime | None = None,
     ) -> Generator[tuple[Key, RequestOutput | ValueError], None, None]:
@@ -370,7 +372,8 @@ class LLM:
 
         `requests` is read as there is room, so it may be endless. A request without a seed gets one from its key, too.
         wants_partials: asked before every step; if it says True, the output so far of every unfinished request is given
-        (`finished` is False). resume: gives the `outputs` that a request had in another process, to continue from.
+        (`finished` is False). most_running: how many may run or wait together, 1 at least. resume: gives the `outputs`
+        that a request had in another process, to continue from.
         embeds: outputs have `embedding`, the final hidden state of the prompt's last token. now: the time of day that
         chat templates see; None takes that of this call.
         """
@@ -379,7 +382,7 @@ class LLM:
             self.model.ask(key, prompt, params, RequestOptions(key=str(key), resume=resume(key), embeds=embeds), now)
             for key, prompt, params in requests
         )
-        return self.model.run(asks, wants_partials)
+        return self.model.run(asks, wants_partials, most_running)
 
     @checked
     def compute_logprobs(
@@ -638,6 +641,13 @@ class LLM:
         for what is no text.
         """
         self.model.learn(texts, cache_salt)
+
+    def progress(self) -> dict[str, tuple[float, float, float]]:
+        """How far the requests of `as_completed` are that have not ended, by `str(key)`.
+
+        (tokens of the prompt that are computed, all of them, tokens written by all choices) of each.
+        """
+        return self.model.progress()
 
     def stats(self) -> dict[str, Any]:
         """One JSON-ready snapshot: prefix cache, steps, padding, compiles, memory.

@@ -27,7 +27,7 @@ class RowAborted(ValueError):
 class BatchLLM(Protocol):
     """What a job asks of an engine: `ferrum_jax.LLM`, or a fake one in tests.
 
-    Closing the generator aborts the unfinished requests.
+    Closing the generator aborts the unfinished requests. most_running: how many may run or wait together, 1 at least.
 
     now: the time of day that chat templates see.
     """
@@ -43,6 +43,7 @@ class BatchLLM(Protocol):
         *,
         resume: Callable[[int], Sequence[CompletionOutput]],
         wants_partials: Callable[[], bool],
+        most_running: Callable[[], float] = ...,
         now: datetime.datetime,
     ) -> Generator[tuple[int, RequestOutput | ValueError], None, None]: ...
 
@@ -59,6 +60,10 @@ class BatchLLM(Protocol):
         ...
 
     def learn(self, texts: Iterable[str], *, cache_salt: str) -> None: ...
+
+    def progress(self) -> Mapping[str, tuple[float, float, float]]:
+        """As of `LLM.progress`; empty where that is not known."""
+        ...
 
     def stats(self) -> dict[str, Any]: ...
 

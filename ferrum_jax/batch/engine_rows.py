@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from ferrum_jax.batch.input.formats import Row
@@ -27,6 +27,7 @@ class EngineRows(dict[int, EngineRow]):
         """num_rows: of the job."""
         super().__init__()
         self._num_rows = num_rows
+        self._ended: dict[int, tuple[float, float]] = {}  # by row: tokens read and written of requests that ended
         self._unanswered: set[int] = set()  # keys of requests that the engine has
         self._awaited: set[int] = set()  # keys of those whose last partial has not come yet
         self._asked_last = False
@@ -53,8 +54,28 @@ class EngineRows(dict[int, EngineRow]):
     def heard(self, key: int, output: Answer) -> None:
         """The engine gave an answer or said how far it is."""
         self._awaited.discard(key)
+        if isinstance(output, RequestOutput) and output.finished:
+            reads, writes = self._ended.get(index := self.of(key)[1], (0.0, 0.0))
+            self._ended[index] = reads + len(output.prompt_token_ids), writes + num_written(output.outputs)
         if not isinstance(output, RequestOutput) or output.finished:
             self._unanswered.discard(key)
+
+    def progress(self, of_requests: Mapping[str, tuple[float, float, float]]) -> dict[int, tuple[float, float, float]]:
+        """Of each row of which something is computed: its prompts' tokens that are, all of them, and tokens written.
+
+        of_requests: as of `LLM.progress`.
+        """
+        found = {index: (reads, reads, writes) for index, (reads, writes) in self._ended.items()}
+        for key, counts in of_requests.items():
+            index = self.of(int(key))[1]
+            if counts[0]:
+                found[index] = tuple(map(sum, zip(found.get(index, (0.0, 0.0, 0.0)), counts, strict=True)))
+        return found
+
+    def close(self, index: int) -> EngineRow:
+        """The row, of which the engine has nothing any more."""
+        self._ended.pop(index, None)
+        return self.pop(index)
 
     def ask_last(self) -> bool:
         """Whether to ask for partials once more, for the last time; true once."""
@@ -76,5 +97,11 @@ class EngineRows(dict[int, EngineRow]):
     def forget(self) -> None:
         """The engine has none of them any more."""
         self.clear()
+        self._ended.clear()
         self._unanswered.clear()
         self._asked_last = False
+
+
+def num_written(choices: Sequence[CompletionOutput]) -> int:
+    """Tokens of all choices."""
+    return sum(len(choice.token_ids) for choice in choices)

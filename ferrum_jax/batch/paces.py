@@ -74,13 +74,14 @@ def earlier_paces(store: Store) -> Sequence[WorkerPace]:
 def _pace_in(said: dict[str, Any]) -> WorkerPace | None:
     """The pace that a file says; None where it is damaged."""
     try:
-        reads, writes = (_number(each) for each in said["begun"])
+        reads, writes = (_number(each) for each in said.get("under_way", (0, 0)))  # an older version's: 0
         pace, price = said["pace"], said["price_per_hour"]
-        counts: dict[str, Any] = {name: int(_number(said.get(name, 0))) for name in _COUNTS}  # an older version's: 0
+        counts: dict[str, Any] = {name: int(_number(said.get(name, 0))) for name in _COUNTS}
         return WorkerPace(
             pace=None if pace is None else _token_pace(pace),
-            begun=(reads, writes),
+            under_way=(reads, writes),
             row_s=_number(said["row_s"]),
+            last_s=_number(said.get("last_s", said["row_s"])),
             spent_s=_number(said["spent_s"]),
             price_per_hour=None if price is None else _number(price),
             is_alive=said["is_alive"] is True,
@@ -91,8 +92,9 @@ def _pace_in(said: dict[str, Any]) -> WorkerPace | None:
 
 
 def _token_pace(said: Mapping[str, Any]) -> TokenPace:
-    read_s, write_s, spread, num_rows = (_number(said[name]) for name in TokenPace._fields)
-    return TokenPace(read_s, write_s, spread, int(num_rows))
+    shares = {name: _number(said[name]) for name in TokenPace._field_defaults if name in said}
+    read_s, write_s, spread, num_rows = (_number(said[name]) for name in TokenPace._fields[:4])
+    return TokenPace(read_s, write_s, spread, int(num_rows), **shares)
 
 
 def _number(value: Any) -> float:

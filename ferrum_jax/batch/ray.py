@@ -11,6 +11,7 @@ from __future__ import annotations
 import datetime
 import functools
 import itertools
+import math
 import os
 import pickle
 import queue
@@ -122,12 +123,13 @@ class RayLLM:
         *,
         resume: Callable[[int], Sequence[CompletionOutput]],
         wants_partials: Callable[[], bool],
+        most_running: Callable[[], float] = lambda: math.inf,
         now: datetime.datetime,
     ) -> Generator[tuple[int, RequestOutput | ValueError], None, None]:
         tasks = (
             _ActorTask(key, prompt, params, GENERATES, tuple(resume(key)), now) for key, prompt, params in requests
         )
-        while window := list(itertools.islice(tasks, self._window_rows)):
+        while window := list(itertools.islice(tasks, int(min(self._window_rows, most_running())))):
             yield from self._answers(window, wants_partials)
 
     def learn(self, texts: Iterable[str], *, cache_salt: str) -> None:
@@ -150,6 +152,10 @@ class RayLLM:
     def _read(self, tasks: Iterator[_ActorTask]) -> Generator[tuple[int, Any], None, None]:
         while window := list(itertools.islice(tasks, self._window_rows)):
             yield from self._answers(window, lambda: False)
+
+    def progress(self) -> dict[str, tuple[float, float, float]]:
+        """Nothing: answers come whole."""
+        return {}
 
     def stats(self) -> dict[str, Any]:
         """Statistics of all actors together."""

@@ -9,6 +9,7 @@ that crashes it again is set aside with an error line.
 from __future__ import annotations
 
 import contextlib
+import functools
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,7 +18,7 @@ from typing import Any
 
 from ferrum_jax.asked.sampling import SamplingParams
 from ferrum_jax.batch.batch_llm import BatchLLM, RowCrash
-from ferrum_jax.batch.engine_rows import EngineRows
+from ferrum_jax.batch.engine_rows import EngineRows, num_written
 from ferrum_jax.batch.input.formats import EMBEDS, GENERATES, SCORES, TRANSCRIBES, BadRow, Row
 from ferrum_jax.batch.input.rows import Rows
 from ferrum_jax.batch.journal.job_identity import JobIdentity, JobRefused
@@ -113,7 +114,8 @@ class Worker:
                 if llm is None:
                     llm = make_llm()
                     self._tally.started_s, self._stats = time.monotonic(), llm.stats
-                    self._recorder.sample(self._stats)
+                    self._time.ending.progress = functools.partial(self._progress, llm)
+                    self._sample()
                     self._teach(llm)
             if self._queue:
                 self._session(llm, self._requests(), self._kind_next())
@@ -187,8 +189,8 @@ class Worker:
                     except ValueError as error:
                         self._fail(index, _bad_row(row, str(error)), epoch)
                         continue
-                self._time.ending.begin(index)
                 before = self._journal.partial(index) if row.kind in _WITH_TOKENS else None
+                self._time.ending.begin(index, num_written(before or ()))
                 yield from self._open.begin(index, row, epoch, before)
         except Exception as error:
             self._source_error = error
@@ -205,7 +207,11 @@ class Worker:
             completions = llm.score_as_completed((index, pair) for index, pair, _ in source)
         else:
             completions = llm.as_completed(
-                source, resume=self._open.resumes.pop, wants_partials=self._wants_partials, now=self._job.started
+                source,
+                resume=self._open.resumes.pop,
+                wants_partials=self._wants_partials,
+                most_running=lambda: self._time.ending.most_together,
+                now=self._job.started,
             )
         with contextlib.closing(completions):
             while not self._open.has_said_all:
@@ -237,7 +243,7 @@ class Worker:
         """What the engine had: rows and their epochs."""
         had = self._open.by_epoch
         for index in self._open:
-            self._time.ending.meter.drop(index)
+            self._time.ending.drop(index)
         self._open.forget()
         self._sounds.clear()
         return had
@@ -246,7 +252,7 @@ class Worker:
         """At intervals, and once more, for the last time, when the job is to end."""
         now_s = time.monotonic()
         if self._stats is not None:
-            self._recorder.sample(self._stats)
+            self._sample()
             self._look()
         if self.is_over or self._share.breaks:
             return self._open.ask_last()
@@ -254,6 +260,14 @@ class Worker:
             return False
         self._partials_s = now_s
         return True
+
+    def _progress(self, llm: BatchLLM) -> Mapping[int, tuple[float, float]]:
+        """How far rows are, as `RowMeter.note` takes it; tells the tally what is read of their prompts."""
+        counts = self._open.progress(llm.progress())
+        self._tally.num_reading = int(sum(num_read for num_read, _, _ in counts.values()))
+        return {
+            index: (num_read / max(num_prompt, 1), written) for index, (num_read, num_prompt, written) in counts.items()
+        }
 
     def _receive(self, key: int, output: Answer) -> None:
         self._check()
@@ -274,7 +288,7 @@ class Worker:
 
     def _end(self, index: int, answers: Sequence[Answer]) -> None:
         """A row's line: its answers, or the error of the first of its prompts that has one."""
-        row, epoch, began_s, _ = self._open.pop(index)
+        row, epoch, began_s, _ = self._open.close(index)
         first = [answer.first_token_s for answer in answers if isinstance(answer, RequestOutput)]
         self._recorder.row(began_s, min((each for each in first if each is not None), default=None))
         self._num_crashes_in_turn = 0
@@ -303,11 +317,13 @@ class Worker:
             return
         self._journal.append(OK, index, line[:-1], epoch)
         self._tally.count(answers)
-        self._time.ending.end(index)
+        self._time.ending.end(
+            index, sum(num_written(each.outputs) for each in answers if isinstance(each, RequestOutput))
+        )
 
     def _fail(self, index: int, bad: BadRow, epoch: int) -> None:
         self._journal.append(FAILED, index, failed_line(bad)[:-1], epoch)
-        self._time.ending.meter.drop(index)
+        self._time.ending.drop(index)
         self._tally.num_own += 1
         if self._options.max_errors is not None:
             self._journal.flush()  # so that it is counted
@@ -325,6 +341,14 @@ class Worker:
         for index, epoch in self._forget_open():
             self._suspect(index, epoch)
 
+    def _sample(self) -> None:
+        """Records what is computed, of rows in progress too."""
+        assert self._stats is not None, "an engine was made"
+        if self._recorder.is_due:
+            self._time.ending.note()
+            self._tally.num_written = int(self._time.ending.meter.num_written)
+            self._recorder.sample(self._stats)
+
     def _look(self) -> None:
         """At the clock, and at other workers where they were read anew."""
         self._time.update(self._tally)
@@ -337,7 +361,7 @@ class Worker:
         self._tally.num_ok = self._journal.num_ok
         self._tally.num_failed = self._rows.num_bad + self._journal.num_failed
         if self._stats is not None:
-            self._recorder.sample(self._stats)
+            self._sample()
         self._look()
         self._tally.num_given = self._share.num_given
         self._display.update()

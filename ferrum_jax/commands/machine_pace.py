@@ -36,7 +36,7 @@ class MachinePace:
         """Keeps what a worker measured, where that was enough."""
         paces = self._paces()
         if paces is not None and own.pace is not None and own.pace.num_rows >= _LEAST_ROWS:
-            paces.write(dataclasses.replace(own, spent_s=0.0, begun=(0.0, 0.0), price_per_hour=None), ended=True)
+            paces.write(dataclasses.replace(own, spent_s=0.0, under_way=(0.0, 0.0), price_per_hour=None), ended=True)
 
     def find(self) -> WorkerPace | None:
         """What was kept last."""

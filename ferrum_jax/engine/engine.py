@@ -172,6 +172,10 @@ class Engine:
         """What is new of an unfinished submission as far as its tokens are known; nothing where it has ended."""
         return self._submissions.peek(submission_id)
 
+    def progress(self) -> dict[str, tuple[float, float, float]]:
+        """How far unfinished submissions are; see `OpenSubmissions.progress`."""
+        return self._submissions.progress()
+
     def drain(self) -> None:
         """Commits what is in flight when nothing is left that could want more."""
         self.settle()

@@ -57,6 +57,17 @@ class OpenSubmissions(dict[int, Submission]):
         choices = () if submission is None else (*submission.open_choices, *self._ended)
         return [self.delta(choice) for choice in choices if choice.submission is submission]
 
+    def progress(self) -> dict[str, tuple[float, float, float]]:
+        """By the key of each: its prompt's tokens that are computed, all of them, and the tokens of all choices."""
+        found = {}
+        for submission in self.values():
+            requests = [choice.request for choice in submission.choices]
+            num_prompt = requests[0].num_prompt_tokens
+            num_read = max(num_prompt if r.finish_reason else min(r.num_computed, num_prompt) for r in requests)
+            num_written = sum(len(request.token_ids) - num_prompt for request in requests)
+            found[submission.options.key] = num_read, num_prompt, num_written
+        return found
+
     def give_ended(self) -> list[Delta]:
         """The last deltas of choices that end without a step."""
         ended, self._ended = self._ended, []

@@ -94,12 +94,13 @@ class SharedEngine:
         self,
         asks: Iterable[Ask[Key]],
         *,
-        room: int | None = None,
+        room: Callable[[], float] | None = None,
         wants_partials: Callable[[], bool] = lambda: False,
     ) -> Generator[tuple[Key, RequestOutput | ValueError], None, None]:
         """(key, output) of each request when it ends, or whenever it grows where it streams; ValueError if refused.
 
-        room: `asks` is read as long as fewer run or wait. None reads all, and waits for their grammars, before a step.
+        room: `asks` is read as long as fewer run or wait, one at least. None reads all, and waits for their grammars,
+        before a step.
         wants_partials: asked before every step; True gives the output so far of all that run.
         """
         source, is_read, inbox = iter(asks), False, Inbox()
@@ -107,7 +108,7 @@ class SharedEngine:
         running: dict[int, tuple[Key, Collected]] = {}
         try:
             while not is_read or running:
-                while not is_read and (room is None or len(running) < room):
+                while not is_read and (room is None or len(running) < room()):
                     ask = next(source, None)
                     if ask is None:
                         is_read = True

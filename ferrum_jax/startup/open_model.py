@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import math
 import weakref
 from collections.abc import Callable, Collection, Generator, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
@@ -163,6 +164,10 @@ class OpenModel:
             "startup_s": opened.startup_s,
         }
 
+    def progress(self) -> dict[str, tuple[float, float, float]]:
+        """See `LLM.progress`."""
+        return {} if self._calls is None else self._calls.engine.progress()
+
     def _counts(self) -> dict[str, Any]:
         if self._calls is None:
             assert isinstance(self.opened.model, Encoder), "it has an engine else"
@@ -280,21 +285,25 @@ class OpenModel:
         return Ask(key, sampling, lambda: self.prepare(prompt, options, now, sampling=sampling))
 
     def run(
-        self, asks: Iterable[Ask[Key]], wants_partials: Callable[[], bool] = lambda: False
+        self,
+        asks: Iterable[Ask[Key]],
+        wants_partials: Callable[[], bool] = lambda: False,
+        most_running: Callable[[], float] = lambda: math.inf,
     ) -> Generator[tuple[Key, RequestOutput | ValueError], None, None]:
         """See `LLM.as_completed`, whose requests these are."""
         if self._calls is None:
             yield from ((ask.key, ValueError(self._generates_nothing("is an encoder"))) for ask in asks)
             return
         room = MOST_WAITING * self.config.num_rows * self.ledger.num_shards
-        with closing(self._calls.run(asks, room=room, wants_partials=wants_partials)) as found:
+        rooms = {"room": lambda: min(room, most_running()), "wants_partials": wants_partials}
+        with closing(self._calls.run(asks, **rooms)) as found:
             for key, output in found:
                 yield key, output if isinstance(output, ValueError) else failure_of(output) or output
 
     def stream(self, prompt: Prompt, sampling: SamplingParams) -> Iterator[RequestOutput]:
         """See `LLM.stream`."""
         ask = self.ask(0, prompt, sampling, RequestOptions(streams=True))
-        with closing(self.calls.run([ask], room=1)) as found:
+        with closing(self.calls.run([ask])) as found:
             for _, output in found:
                 if isinstance(output, ValueError):
                     raise output

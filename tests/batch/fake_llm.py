@@ -6,6 +6,7 @@ import dataclasses
 import datetime
 import hashlib
 import json
+import math
 import random
 from array import array
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
@@ -68,12 +69,13 @@ class FakeLLM:
         *,
         resume: Callable[[Hashable], Sequence[CompletionOutput]] = lambda key: (),
         wants_partials: Callable[[], bool] = lambda: False,
+        most_running: Callable[[], float] = lambda: math.inf,
         now: datetime.datetime | None = None,
     ) -> Iterator[tuple[Hashable, RequestOutput | ValueError]]:
         source, self.running, self.now = iter(requests), [], now
         try:
             while True:
-                yield from self._fill(source, resume)
+                yield from self._fill(source, resume, most_running)
                 if wants_partials():
                     yield from [(row.key, row.output(finished=False)) for row in self.running]
                 if not self.running:
@@ -112,8 +114,13 @@ class FakeLLM:
     def stats(self) -> dict[str, int]:
         return {"live": len(self.running), "num_blocks": 8, "computed_tokens": self.num_steps, "padded_tokens": 999}
 
-    def _fill(self, source: Iterator, resume: Callable) -> Iterator[tuple[Hashable, ValueError]]:
-        while len(self.running) < self.width:
+    def progress(self) -> dict[str, tuple[float, float, float]]:
+        return {str(row.key): (len(row.prompt), len(row.prompt), row.num_written) for row in self.running}
+
+    def _fill(
+        self, source: Iterator, resume: Callable, most_running: Callable[[], float]
+    ) -> Iterator[tuple[Hashable, ValueError]]:
+        while len(self.running) < min(self.width, most_running()):
             request = next(source, None)
             if request is None:
                 return
@@ -153,6 +160,10 @@ class _Running:
     @property
     def is_done(self) -> bool:
         return self._lengths == self._ends
+
+    @property
+    def num_written(self) -> int:
+        return sum(self._lengths)
 
     def advance(self) -> None:
         self._lengths = [min(length + 1, end) for length, end in zip(self._lengths, self._ends, strict=True)]

@@ -109,7 +109,7 @@ def test_rows_that_are_passed_over_run_before_those_behind_them_once_they_fit(tm
     job, begun = EndedJob(tmp_path, step_s=0.0), list[int]()
     begin = Ending.begin
     monkeypatch.setattr(Ending, "fits", lambda ending, index: index not in range(20, 70) or len(begun) >= 100)
-    monkeypatch.setattr(Ending, "begin", lambda ending, index: (begun.append(index), begin(ending, index))[1])
+    monkeypatch.setattr(Ending, "begin", lambda ending, index, kept: (begun.append(index), begin(ending, index))[1])
     assert job.run(within_s=600.0) == EXIT_OK and "Stopped" not in job.shown
     assert sorted(begun) == list(range(NUM_ROWS)) and begun[:100] != sorted(begun[:100])
     assert not set(range(20, 70)) & set(begun[:100]) and set(begun[100:150]) == set(range(20, 70))
@@ -148,7 +148,12 @@ def test_a_notice_without_urgency_leaves_time_to_write_and_a_signal_after_it_cou
 
 
 PACE = WorkerPace(
-    pace=TokenPace(1e-4, 1e-3, 0.05, 100), begun=(5.0, 6.0), row_s=2.0, spent_s=30.0, price_per_hour=None, is_alive=True
+    pace=TokenPace(1e-4, 1e-3, 0.05, 100),
+    under_way=(5.0, 6.0),
+    row_s=2.0,
+    spent_s=30.0,
+    price_per_hour=None,
+    is_alive=True,
 )
 
 

@@ -932,7 +932,7 @@ def test_the_report_has_every_run_and_the_page_needs_nothing_beside_it(tmp_path)
     usages = [line["response"]["body"]["usage"] for line in job.lines() if line["response"]]
     assert report["prompt_tokens"] == sum(usage["prompt_tokens"] for usage in usages)
     assert 0 < report["cached_tokens"] < report["prompt_tokens"] and b"cached" not in job.output.read_bytes()
-    values = [[t, t * 3, t * 90, t * 40, t * 50, 0.5, 0.25] for t in range(300)]
+    values = [[t, t * 3, t * 90, t * 40, t * 50, 0.5, 0.25, t * 90, t * 50] for t in range(300)]
     for run in report["runs"]:
         run["samples"]["values"] = values
     for place in (str(tmp_path / "report.html"), f"memory://{tmp_path}/report.html"):

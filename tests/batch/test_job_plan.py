@@ -86,7 +86,7 @@ def outlook_of(folder: Path, terms: EndTerms, known: WorkerPace | None = None) -
 
 def test_a_plan_before_the_first_run_goes_by_another_job_with_a_wide_range(folder):
     pace = TokenPace(0.01, 0.1, 0.03, 500)
-    known = WorkerPace(pace=pace, begun=(0.0, 0.0), row_s=2.0, spent_s=9.0, price_per_hour=None)
+    known = WorkerPace(pace=pace, row_s=2.0, last_s=2.5, spent_s=9.0, price_per_hour=None)
     outlook, by = outlook_of(folder, EndTerms(price_per_hour=3600.0), known)
     reads, writes = 10 * 65 + 3 * 40 + 95, 10 * 2 * 5 + 3 * 1024 + 6
     assert by == "by another job here" and outlook.spent == 0.0
@@ -241,11 +241,13 @@ def machine_pace(folder: Path, model: str = "m", **config: Any) -> MachinePace:
 
 
 def test_a_machine_keeps_the_pace_of_a_model_and_its_settings(tmp_path):
-    own = WorkerPace(pace=TokenPace(0.01, 0.1, 0.03, 500), begun=(7.0, 8.0), row_s=2.0, spent_s=9.0, price_per_hour=4.0)
+    own = WorkerPace(
+        pace=TokenPace(0.01, 0.1, 0.03, 500), under_way=(7.0, 8.0), row_s=2.0, spent_s=9.0, price_per_hour=4.0
+    )
     assert machine_pace(tmp_path).find() is None
     machine_pace(tmp_path).keep(own)
     found = machine_pace(tmp_path, seed=3).find()
-    assert found is not None and found.pace == own.pace and (found.spent_s, found.begun) == (0.0, (0.0, 0.0))
+    assert found is not None and found.pace == own.pace and (found.spent_s, found.under_way) == (0.0, (0.0, 0.0))
     assert machine_pace(tmp_path, max_num_seqs=8).find() is None and machine_pace(tmp_path, "other").find() is None
     (file,) = (tmp_path / "paces").iterdir()
     file.write_text("{}")

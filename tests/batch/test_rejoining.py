@@ -25,9 +25,7 @@ from tests.support import INVARIANT, small_llm
 
 pytestmark = pytest.mark.slow
 IN_PART, LONG = 8, (6, 7)  # rows of a part; those of the first that take 150 steps
-SLOW = WorkerPace(
-    pace=TokenPace(0.0, 100.0, 0.05, 9), begun=(0.0, 0.0), row_s=1e4, spent_s=0.0, price_per_hour=None, is_alive=True
-)
+SLOW = WorkerPace(pace=TokenPace(0.0, 100.0, 0.05, 9), row_s=1e4, spent_s=0.0, price_per_hour=None, is_alive=True)
 
 
 class SlowWorker:

@@ -1,29 +1,35 @@
 """The ending: when a job is done and what it costs, whether that fits, and what a worker does about it.
 
-    rows that nobody has begun  /  the paces of all workers  +  the last row of all  =  seconds to the end
+    tokens that are left  /  the paces of all workers  +  the last row of all  =  seconds to the end
 
-What is asked of it is answered from what it was told: which rows began and ended here, which rows are left, and what
-other workers wrote of their own paces. It reads no file and no clock but the one that it was given.
+What is asked of it is answered from what it was told: which rows began and ended here, how far those are that run,
+which rows are left, and what other workers wrote of their own paces. It reads no file and no clock but the one that it
+was given.
 
-A row is begun only where it may end in time, so towards the end fewer rows run together and each of them ends sooner.
-A row that no run of this length could finish is begun all the same, because its tokens are kept.
+A row is begun only where it may end in time, and only as many together as may, so that each of them ends sooner: a few
+before anything is measured, and fewer again towards the end. A row that no run of this length could finish is begun all
+the same, because its tokens are kept.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence, Sized
+import operator
+from collections.abc import Callable, Mapping, Sequence, Sized
 
 import numpy as np
 
-from ferrum_jax.batch.ending.row_meter import RowMeter, TokenPace
+from ferrum_jax.batch.ending.row_lengths import Written
+from ferrum_jax.batch.ending.row_meter import VARIATION, RowMeter, TokenPace
 
 _SIGMAS = 2.0
 _STRANGE_SPREAD = 0.2  # of rows e times as long as those that were measured
-_LAST_SHARE = 0.5  # of a row's time, in which the last rows end: they run alone, and so faster
-_LAST_SPREAD = 0.5
+_LAST_SHARE = 0.4  # of the last row's time that comes on top: its tokens are counted, and it runs with few others
+_FIRST_ROWS = 4  # that run together before they are measured, where there is an end
+_MOST_LIMITS = 4096  # rows whose limits stand for those of all
 _HASTE = 0.7  # a row may take this share of the time that is expected
+_BEGUN = 0.7  # of the rows that would end in time together, as many are begun
 _MOST_PASSED = 64  # rows that would not end in time, one after the other
 _CLOSING_S, _ROW_CLOSING_S = 2.0, 40e-6  # what is written at the end, for a job and for each of its rows
 _MOST_CLOSING = 0.1  # of the whole time
@@ -35,16 +41,18 @@ _EARLIER_SPREAD = 0.1  # of a pace that another run measured
 class WorkerPace:
     """What a worker says of itself, for others and for later runs.
 
-    pace: None before it was measured. begun: tokens, read and written, of rows that it has begun and not ended. row_s:
-    how long its rows take. spent_s: since it started. is_alive: whether it is at work now. worker: its name. num_slots:
-    the most rows that it has run at once. num_running, num_queued: rows that it has begun, and those that it has not.
+    pace: None before it was measured. under_way: tokens read and written of rows that it has begun and not ended.
+    row_s: how long its rows take. last_s: the longest of them. spent_s: since it started. is_alive: whether it is at
+    work now. worker: its name. num_slots: the most rows that it has run at once. num_running, num_queued: rows that it
+    has begun, and those that it has not.
     """
 
     pace: TokenPace | None
-    begun: tuple[float, float]
     row_s: float
     spent_s: float
     price_per_hour: float | None
+    under_way: tuple[float, float] = (0.0, 0.0)
+    last_s: float = 0.0
     is_alive: bool = False
     worker: str = ""
     num_slots: int = 0
@@ -99,20 +107,31 @@ class Ending:
         self.meter = RowMeter(tokens)
         self.mean = _mean(_sum(tokens), len(tokens))  # of a row
         self.queue: Sized = ()  # rows that the worker has and has not begun
+        self.progress: Callable[[], Mapping[int, tuple[float, float]]] = dict  # of rows that run; see `RowMeter.note`
+        self.kept = 0.0  # tokens that rows have from earlier runs, before any of them goes on
         self._num_slots = 0
         self.num_passed = 0  # rows that were not begun
         self._passed_in_turn = 0
 
     # -- what happens ------------------------------------------------------------------------------------
 
-    def begin(self, index: int) -> None:
-        """A row is given to the engine."""
-        self.meter.begin(index, self._clock())
+    def begin(self, index: int, written: float = 0.0) -> None:
+        """A row is given to the engine. written: tokens that it has from an earlier run."""
+        self.meter.begin(index, self._clock(), written)
         self._num_slots = max(self._num_slots, len(self.meter.running))
+        self.kept = 0.0
 
-    def end(self, index: int) -> None:
-        """A row is answered."""
-        self.meter.end(index, self._clock())
+    def end(self, index: int, written: float | None = None) -> None:
+        """A row is answered. written: its tokens; None where all that it may write are counted."""
+        self.meter.end(index, self._clock(), written)
+
+    def drop(self, index: int) -> None:
+        """A row failed, or is begun anew later."""
+        self.meter.drop(index, self._clock())
+
+    def note(self) -> None:
+        """Notes how far rows are."""
+        self.meter.note(self.progress())
 
     def tell(self, others: Sequence[WorkerPace]) -> None:
         """What other workers and earlier runs say of themselves."""
@@ -186,6 +205,18 @@ class Ending:
         """Whether rows that may end in time are no longer looked for."""
         return self._passed_in_turn >= _MOST_PASSED
 
+    @property
+    def most_together(self) -> float:
+        """How many rows may run together: those that end in time even if more rows write no more tokens together."""
+        left_s = self.left_s
+        if left_s is None:
+            return math.inf
+        if not self.meter.rows_in(1.0, self.mean):
+            return _FIRST_ROWS
+        if self.meter.rows_in(left_s + self.spent_s, self.mean) < _HASTE:
+            return math.inf  # no run of this length could finish one
+        return max(math.floor(_BEGUN * self.meter.rows_in(left_s, self.mean)), 1)
+
     # -- what is expected --------------------------------------------------------------------------------
 
     @property
@@ -196,16 +227,18 @@ class Ending:
     @property
     def pace(self) -> TokenPace | None:
         """The worker's own, or the mean of other workers and earlier runs where that is surer."""
-        found = (self.meter.pace(self._clock()), mean_pace(self.others))
+        found = (self.meter.pace, mean_pace(self.others))
         return min((each for each in found if each is not None), key=lambda each: each.spread, default=None)
 
     def report(self) -> WorkerPace:
         """What the worker says of itself."""
         now = self._clock()
+        pace = self.meter.pace
         return WorkerPace(
-            pace=self.meter.pace(now),
-            begun=_sum(self._tokens[self.meter.running]),
+            pace=pace,
+            under_way=self.meter.under_way,
             row_s=self.meter.like_row_s(self.mean, now),
+            last_s=0.0 if pace is None else self.meter.last_s(pace, float(self._tokens[:, 1].max(initial=0))),
             spent_s=self.spent_s,
             price_per_hour=self._price,
             is_alive=True,
@@ -218,33 +251,37 @@ class Ending:
     def outlook(self, undone: np.ndarray) -> Outlook | None:
         """What is expected where these rows have no answer; None before anything was measured. Takes a sample."""
         now = self._clock()
-        self.meter.look(now)
+        limits = self._tokens[undone[:: max(len(undone) // _MOST_LIMITS, 1)], 1].astype(float)
+        self.note()
+        self.meter.look(now, limits)
         pace = self.pace
         if pace is None:
             return None
         alive = [each for each in self.others if each.is_alive]
         like_others = mean_pace(self.others) or pace  # who is at work and was not measured yet
         paces = [pace, *(each.pace or like_others for each in alive)]
-        begun = [_sum(self._tokens[self.meter.running]), *(each.begun for each in alive)]
-        left = _sum(self._tokens[undone])
-        reads, writes = np.maximum(np.array(left) - np.sum(begun, axis=0), 0.0).tolist()
-        one_s, *others_s = (max(each.seconds(reads, writes), 1e-9) for each in paces)
-        queue_s = 1 / sum(1 / each for each in (one_s, *others_s))
-        last_s = 0.0
-        if reads + writes > 0:
-            own_s = self.meter.like_row_s(_mean(left, len(undone)), now)
-            last_s = _LAST_SHARE * max([own_s, *(each.row_s for each in (alive if own_s else self.others))])
-        seconds = max(queue_s + last_s, self.meter.rest_s(now))
-        strange = _STRANGE_SPREAD * self.meter.strangeness(_mean(left, len(undone))) + _LAST_SPREAD * last_s / max(
-            seconds, 1e-9
-        )
-        spread = math.hypot(max(each.spread for each in paces), strange)
-        return self._judged(seconds, one_s=one_s, last_s=last_s, spread=spread, num_alive=1 + len(alive))
+        begun = _sum(self._tokens[self.meter.running])
+        done = [begun, (0.0, self.kept), *(each.under_way for each in alive)]
+        reads, writes = np.maximum(np.array(left := _sum(self._tokens[undone])) - np.sum(done, axis=0), 0.0).tolist()
+        rest_reads, rest = self.meter.rest
+        num_waiting = len(undone) - len(self.meter.running) - sum(each.num_running for each in alive)
+        own_s = self.meter.last_s(pace, float(limits.max(initial=0)) if num_waiting > 0 else 0.0)
+        last_s = max([own_s, *(each.last_s for each in (alive if own_s else self.others))]) if len(undone) else 0.0
+        strange = _STRANGE_SPREAD * self.meter.strangeness(_mean(left, len(undone)))
+        of_few = VARIATION / math.sqrt(max(len(undone), 1))
+        factor = 1 + _SIGMAS * math.hypot(max(each.spread for each in paces), strange, of_few)
+        tokens = reads + rest_reads, writes
+        least_s, queue_s, most_s = (_seconds(paces, tokens, which, rest) for which in range(3))
+        add = operator.add if num_waiting > 0 else max  # where none waits, those that run are the last ones
+        seconds = max(add(queue_s, _LAST_SHARE * last_s), _HASTE * self.meter.rest_s(now))
+        low_s, high_s = least_s / factor, add(most_s, last_s) * factor
+        one_s = _seconds([pace], tokens, 1, rest)
+        return self._judged(seconds, low_s, high_s, one_s=one_s, last_s=_LAST_SHARE * last_s, num_alive=1 + len(alive))
 
-    def _judged(self, seconds: float, *, one_s: float, last_s: float, spread: float, num_alive: int) -> Outlook:
-        """one_s: what one worker like this one needs for the rows that nobody has begun."""
-        factor = 1 + _SIGMAS * spread
-        low_s, high_s = seconds / factor, seconds * factor
+    def _judged(
+        self, seconds: float, low_s: float, high_s: float, *, one_s: float, last_s: float, num_alive: int
+    ) -> Outlook:
+        """one_s: what one worker like this one needs for the tokens that are left. last_s: for the last row beside."""
         spent, left_s = self.spent, self.left_s
         costs = [None] * 3 if spent is None else [spent + each * self._rate / 3600 for each in (seconds, low_s, high_s)]
         fits, num_workers, share = None, None, 1.0
@@ -256,7 +293,7 @@ class Ending:
                 num_workers = max(math.ceil(one_s / room_s), 1)
         return Outlook(
             seconds=seconds,
-            spread=spread,
+            spread=(math.sqrt(high_s / max(low_s, 1e-9)) - 1) / _SIGMAS,
             low_s=low_s,
             high_s=high_s,
             cost=costs[0],
@@ -281,12 +318,19 @@ class Ending:
 
 def mean_pace(workers: Sequence[WorkerPace]) -> TokenPace | None:
     """The pace of a worker that is as these were on average; None without any."""
-    paces = np.array([each.pace for each in workers if each.pace is not None])  # [workers, 4]
-    if not len(paces):
+    paces = [each.pace for each in workers if each.pace is not None]
+    if not paces:
         return None
-    counts = np.maximum(paces[:, 3], 1.0)
-    read_s, write_s, spread = np.average(paces[:, :3], axis=0, weights=counts).tolist()
-    return TokenPace(read_s, write_s, math.hypot(spread, _EARLIER_SPREAD), int(counts.sum()))
+    counts = np.maximum([each.num_rows for each in paces], 1)
+    mean = TokenPace(*np.average(np.array(paces), axis=0, weights=counts).tolist())
+    return mean._replace(spread=math.hypot(mean.spread, _EARLIER_SPREAD), num_rows=int(counts.sum()))
+
+
+def _seconds(paces: Sequence[TokenPace], tokens: tuple[float, float], which: int, rest: Written) -> float:
+    """The time of tokens by all workers together. tokens: to read, to write. rest: to write beside, by `which`."""
+    reads, writes = tokens
+    times = (each.read_s * reads + each.write_s * (writes * each.shares[which] + rest[which]) for each in paces)
+    return 1 / sum(1 / max(each, 1e-9) for each in times)
 
 
 def _sum(tokens: np.ndarray) -> tuple[float, float]:

@@ -1,7 +1,7 @@
-"""The meter: what the tokens of a job's rows cost one worker in seconds, from when its rows began and ended.
+"""The meter: what the tokens of a job's rows cost one worker in seconds, from when they are computed.
 
-Tokens are counted as `Rows.tokens` has them: about what a row reads, and the most it may write. That rows end before
-they have written all of it, and that prefixes are found in the cache, is so in what a token costs. Prompts and
+Tokens are counted as `Rows.tokens` has them: about what a row reads, and the most it may write. What rows write of that
+is estimated apart (`row_lengths`); that prefixes are found in the cache is so in what a token costs. Prompts and
 answers cost differently, and the rows that are left may not be as those that are done; so what each costs is fitted
 to windows of time, near a ratio that is taken before anything is measured, and scaled so that the windows' whole time
 comes out.
@@ -9,31 +9,60 @@ comes out.
 
 from __future__ import annotations
 
+import dataclasses
 import math
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
 
+from ferrum_jax.batch.ending.row_lengths import RowLengths, Written
+
 READ_TO_WRITE = 0.05  # what a token that is read costs beside one that is written, before it is measured
-_MOST_SAMPLES = 32
-_LEAST_WINDOWS = 4
-_PRIOR_WEIGHT = 0.05
+_LEAST_WINDOWS = 4  # of time
+_LEAST_ROWS = 4
+_PART_OF_WAVE = 0.1  # of the rows that run at once, how many have ended before anything is foreseen
+_PRIOR_WEIGHT = 0.005
 _LEAST_SPREAD = 0.03
-_LEAST_VARIATION = 0.4  # of what rows cost: the standard deviation, as a share of the mean
-_MOST_DONE = 0.95  # of a row that has not ended
+VARIATION = 0.5  # of what rows cost: the standard deviation, as a share of the mean
+_FULL = 0.5  # of the most rows that ran: where fewer run, as at an end, their tokens cost more than others will
+_ALIKE = 2.0  # windows that follow each other are slow together, and so say as little as a fourth of them would
+_RECENT = 0.5  # what the seconds of rows before a look count beside those after it
+_FORGOTTEN = 0.25  # what the first window counts beside the last
 
 
 class TokenPace(NamedTuple):
-    """What tokens cost a worker. spread: the standard error of a time that follows from it, as a share."""
+    """What tokens cost a worker. spread: the standard error of a time that follows from it, as a share.
+
+    write_s: of a token that is written. share: of the tokens that rows may write, those that they do.
+    """
 
     read_s: float
     write_s: float
     spread: float
     num_rows: int  # that it was measured with
+    least_share: float = 1.0
+    share: float = 1.0
+    most_share: float = 1.0
+
+    @property
+    def shares(self) -> Written:
+        """Of the tokens that rows may write, those that they do."""
+        return Written(self.least_share, self.share, self.most_share)
 
     def seconds(self, reads: float, writes: float) -> float:
-        """The time of so many tokens."""
-        return reads * self.read_s + writes * self.write_s
+        """The time of rows that read and may write so many tokens."""
+        return reads * self.read_s + writes * self.share * self.write_s
+
+
+@dataclasses.dataclass(slots=True)
+class _Running:
+    """A row that runs. start, written: its tokens when it was begun here, and now. read: the share of its prompt."""
+
+    began_s: float
+    start: float
+    written: float
+    read: float = 0.0
 
 
 class RowMeter:
@@ -41,50 +70,77 @@ class RowMeter:
 
     def __init__(self, tokens: np.ndarray, read_to_write: float = READ_TO_WRITE) -> None:
         self._tokens, self._ratio = tokens, read_to_write
-        self._running: dict[int, float] = {}  # by index: when it began
-        self._reads = self._writes = 0.0  # of rows that ended
-        self._row_s = self._row_weight = 0.0  # of rows that ended
-        self._rates = self._squares = 0.0  # of their seconds for their weights: the sum, and that of squares
+        self._running: dict[int, _Running] = {}
+        self._lengths, self._shares = RowLengths(), Written()
+        self._reads = self._writes = 0.0  # of rows that run no more
+        self._row_s = 0.0  # of rows that run no more
+        self._ended_weight = 0.0
+        self._most_running = 0
         self.num_ended = 0
         self._busy_s = 0.0
         self._looked_s: float | None = None
-        self._samples: list[tuple[float, float, float]] = []  # busy seconds, tokens read and written by then
+        self._last = np.zeros(3)  # busy seconds, tokens read and written at the end of the last window
+        self._sums, self._products = np.zeros(3), np.zeros((3, 3))  # of windows, the later ones counting more
+        self._num_windows, self._sum = 0, 0.0
+        self._recent = np.zeros(3)  # seconds of rows that run, tokens that they write, and seconds
 
     # -- what happens ------------------------------------------------------------------------------------
 
-    def begin(self, index: int, now: float) -> None:
-        """A row is given to the engine."""
+    def begin(self, index: int, now: float, written: float = 0.0) -> None:
+        """A row is given to the engine. written: tokens that it has from an earlier run."""
         if not self._running:
             self._looked_s = now
-        self._running[index] = now
+        self._running[index] = _Running(now, written, written)
+        self._most_running = max(self._most_running, len(self._running))
 
-    def end(self, index: int, now: float) -> None:
-        """A row is answered."""
-        began = self._running.pop(index, None)
-        if began is None:
+    def end(self, index: int, now: float, written: float | None = None) -> None:
+        """A row is answered. written: its tokens; None where all that it may write are counted."""
+        row = self._running.get(index)
+        if row is None:
             return
-        reads, writes = self._of(index)
-        self._reads, self._writes = self._reads + reads, self._writes + writes
-        self._row_s, self._row_weight = self._row_s + now - began, self._row_weight + self._weight(index)
-        rate = (now - began) / max(self._weight(index), 1e-9)
-        self._rates, self._squares = self._rates + rate, self._squares + rate**2
+        limit = float(self._tokens[index, 1])
+        row.read, row.written = 1.0, limit if written is None else written
+        self._lengths.add(row.start, row.written, limit)
+        self._ended_weight += float(self._tokens[index, 0]) * self._ratio + limit
         self.num_ended += 1
+        self.drop(index, now)
 
-    def drop(self, index: int) -> None:
-        """A row failed, or is begun anew later; what it took counts for nothing."""
-        self._running.pop(index, None)
+    def drop(self, index: int, now: float) -> None:
+        """A row failed, or is begun anew later: what was computed of it took its time all the same."""
+        row = self._running.pop(index, None)
+        if row is not None:
+            self._reads += row.read * float(self._tokens[index, 0])
+            self._writes += row.written - row.start
+            self._row_s += now - row.began_s
 
-    def look(self, now: float) -> None:
-        """Takes a sample, where rows run."""
+    def note(self, progress: Mapping[int, tuple[float, float]]) -> None:
+        """How far rows are: the share of the prompt that is computed, and the tokens written. Others count when they
+        end."""
+        for index, (read, written) in progress.items():
+            if (row := self._running.get(index)) is not None:
+                row.read, row.written = read, max(row.start, written)
+
+    def look(self, now: float, limits: np.ndarray) -> None:
+        """Takes a sample, where rows run. limits: [rows left] tokens that each may write."""
         if self._looked_s is not None:
             self._busy_s += now - self._looked_s
         self._looked_s = now if self._running else None
-        if self.num_ended < max(len(self._running), _LEAST_WINDOWS):
+        self._lengths.look([(row.start, row.written) for row in self._running.values() if row.read])
+        self._shares = self._lengths.shares(limits)
+        shows_progress = any(row.read for row in self._running.values())
+        if not shows_progress and self.num_ended < max(len(self._running), _LEAST_ROWS):
             return  # the first rows began together, and so end together: they do not show how soon others follow
-        reads, writes = self.under_way(now)
-        self._samples.append((self._busy_s, self._reads + reads, self._writes + writes))
-        if len(self._samples) > _MOST_SAMPLES:
-            del self._samples[1::2]
+        end = np.array([self._busy_s, *self._computed])
+        window, self._last = np.maximum(end - self._last, 0.0), end
+        if shows_progress:
+            self._recent += window[0] * len(self._running), window[1] * self._ratio + window[2], window[0]
+            self._recent *= _RECENT
+        if window.any() and not (shows_progress and len(self._running) < _FULL * self._most_running):
+            kept = _FORGOTTEN ** (window[0] / max(self._busy_s, 1e-9))
+            self._sums = kept * self._sums + window
+            self._products = kept * self._products + np.outer(window, window)
+            self._sum = kept * self._sum + 1
+            self._num_windows += 1
 
     # -- what is known -----------------------------------------------------------------------------------
 
@@ -93,33 +149,52 @@ class RowMeter:
         """The rows that the engine has."""
         return list(self._running)
 
-    def under_way(self, now: float) -> tuple[float, float]:
-        """What is done of the rows that run: tokens read and written, estimated.
-
-        Less counts as done the more rows differ in what they take: a row that may end at any moment is as far from its
-        end as when it began.
-        """
-        found, weight_s = np.zeros(2), self._weight_s(now)
-        for index, began in self._running.items():
-            whole = self._weight(index) * weight_s
-            found += self._tokens[index] * (min((now - began) / whole, _MOST_DONE) if whole else 0.0)
-        found *= max(1 - self._variation, 0.0)
-        return float(found[0]), float(found[1])
+    @property
+    def under_way(self) -> tuple[float, float]:
+        """What is done of the rows that run: tokens read and written, in earlier runs too."""
+        rows = self._running.items()
+        reads = sum(row.read * float(self._tokens[index, 0]) for index, row in rows)
+        return reads, sum(row.written for _, row in rows)
 
     @property
-    def _variation(self) -> float:
-        """The variance of what rows take for their weight, over the square of its mean."""
-        if not self._rates:
-            return 0.0
-        return max(self.num_ended * self._squares / self._rates**2 - 1, 0.0)
+    def rest(self) -> tuple[float, Written]:
+        """What is left of the rows that run: tokens to read, and to write."""
+        rows = self._running.items()
+        reads = sum((1 - row.read) * float(self._tokens[index, 0]) for index, row in rows)
+        written = np.array([row.written for _, row in rows], float)
+        return reads, self._lengths.rest(written, self._tokens[self.running, 1].astype(float))
+
+    @property
+    def num_written(self) -> float:
+        """Tokens that this worker has written."""
+        return self._computed[1]
+
+    @property
+    def _computed(self) -> tuple[float, float]:
+        """Tokens read and written by this worker."""
+        reads, writes = self.under_way
+        return self._reads + reads, self._writes + writes - sum(row.start for row in self._running.values())
+
+    def _weight_s(self, now: float) -> float:
+        """Seconds of a row for a token that it writes, of late where that is known; 0 before any is computed."""
+        if self._recent[1]:
+            return float(self._recent[0] / self._recent[1])
+        reads, writes = self._computed
+        weight = reads * self._ratio + writes
+        return (self._row_s + sum(now - row.began_s for row in self._running.values())) / weight if weight else 0.0
+
+    def rows_in(self, seconds: float, tokens: tuple[float, float]) -> float:
+        """How many rows that read and may write so many tokens this worker does in a time, as of late; 0 if unknown."""
+        weight = tokens[0] * self._ratio + tokens[1] * self._shares.mean
+        return float(seconds * self._recent[1] / max(weight * self._recent[2], 1e-9))
 
     def row_s(self, index: int, now: float) -> float:
-        """How long a row takes from its beginning to its end; 0 before any has ended."""
+        """How long a row takes from its beginning to its end; 0 before anything is computed."""
         return self._weight(index) * self._weight_s(now)
 
     def like_row_s(self, tokens: tuple[float, float], now: float) -> float:
-        """How long a row takes that reads and may write so many tokens; 0 before any has ended."""
-        return (tokens[0] * self._ratio + tokens[1]) * self._weight_s(now)
+        """How long a row takes that reads and may write so many tokens; 0 before anything is computed."""
+        return (tokens[0] * self._ratio + tokens[1] * self._shares.mean) * self._weight_s(now)
 
     def strangeness(self, tokens: tuple[float, float]) -> float:
         """How much longer or shorter such a row is than those that ended here: the logarithm of its share of the mean.
@@ -128,55 +203,65 @@ class RowMeter:
         """
         if not self.num_ended or not any(tokens):
             return 0.0
-        mean = self._row_weight / self.num_ended
+        mean = self._ended_weight / self.num_ended
         return abs(math.log((tokens[0] * self._ratio + tokens[1]) / max(mean, 1e-9)))
 
     def rest_s(self, now: float) -> float:
         """How long the rows that run take yet: the longest of them."""
         weight_s = self._weight_s(now)
-        left = (self._weight(index) * weight_s - now + began for index, began in self._running.items())
-        return max(left, default=0.0)
+        return max((self._rest_of(index, row, now, weight_s) for index, row in self._running.items()), default=0.0)
 
-    def pace(self, now: float) -> TokenPace | None:
+    def _rest_of(self, index: int, row: _Running, now: float, weight_s: float) -> float:
+        """Seconds that a row takes yet. A row whose progress is not known is judged by the time that it has run."""
+        if not row.read:
+            return max(self._weight(index) * weight_s - now + row.began_s, 0.0)
+        reads, writes = self._tokens[index].tolist()
+        return (reads * (1 - row.read) * self._ratio + max(writes - row.written, 0) * self._shares.mean) * weight_s
+
+    def last_s(self, pace: TokenPace, limit: float) -> float:
+        """How long the last row takes yet, at the most: one that is begun last, or if none is, of those that run.
+
+        limit: tokens that a row which is not begun may write at the most; 0 where all are.
+        """
+        longest = self._lengths.longest(self._most_running)
+        left = [min(longest, limit)]
+        left += [
+            max(min(longest, float(self._tokens[index, 1])) - row.written, 1.0) for index, row in self._running.items()
+        ]
+        return max(left) * pace.write_s * self._most_running
+
+    @property
+    def pace(self) -> TokenPace | None:
         """What tokens cost; None before enough rows have ended."""
-        if self.num_ended < _LEAST_WINDOWS or not self._busy_s:
+        least = max(_LEAST_ROWS, math.ceil(_PART_OF_WAVE * self._most_running))
+        if self.num_ended < least or not self._busy_s:
             return None
-        variation = max(_LEAST_VARIATION, math.sqrt(self._variation))
-        spread = math.hypot(_LEAST_SPREAD, variation / math.sqrt(self.num_ended))
-        if len(self._samples) > _LEAST_WINDOWS:
-            return self._fitted(spread)
-        reads, writes = self.under_way(now)
-        weight = (self._reads + reads) * self._ratio + self._writes + writes
-        write_s = self._busy_s / weight
-        return TokenPace(write_s * self._ratio, write_s, 2 * spread, self.num_ended)
+        spread = math.hypot(_LEAST_SPREAD, VARIATION / math.sqrt(self.num_ended))
+        if self._num_windows >= _LEAST_WINDOWS:
+            read_s, write_s = cost = self._fitted()
+            rest = np.array([1.0, *np.negative(cost)])  # of a window's seconds, what its tokens do not explain
+            of_windows = math.sqrt(max(float(rest @ self._products @ rest), 0.0)) / max(float(self._sums[0]), 1e-9)
+            spread = math.hypot(spread, _ALIKE * of_windows)
+        else:
+            reads, writes = self._computed
+            write_s, spread = self._busy_s / (reads * self._ratio + writes), 2 * spread
+            read_s = write_s * self._ratio
+        return TokenPace(read_s, write_s, spread, self.num_ended, *self._shares)
 
-    def _fitted(self, spread: float) -> TokenPace:
-        """Least squares over windows, the later ones counting more, near the ratio; then scaled to the whole time."""
-        samples = np.asarray(self._samples)
-        windows = np.diff(samples, axis=0)  # [windows, 3]: seconds, tokens read, tokens written
-        age = (samples[-1, 0] - samples[1:, 0]) / max(samples[-1, 0] - samples[0, 0], 1e-9)
-        weights = 0.25**age
-        seconds, tokens = windows[:, 0], windows[:, 1:]
-        scale = np.maximum((weights @ tokens**2), 1e-12)
+    def _fitted(self) -> tuple[float, float]:
+        """Least squares over windows, near the ratio; then scaled to the whole time."""
+        left, right = self._products[1:, 1:], self._products[1:, 0]
+        scale = np.maximum(np.diag(left), 1e-12)
         prior = _PRIOR_WEIGHT * (scale[0] if scale[0] > 1e-9 else scale[1] / self._ratio**2)
         near = np.array([1.0, -self._ratio])
-        left = (tokens.T * weights) @ tokens + prior * np.outer(near, near) + 1e-9 * np.diag(scale)
-        cost = np.maximum(np.linalg.solve(left, (tokens.T * weights) @ seconds), 0.0)
+        left = left + prior * np.outer(near, near) + 1e-9 * np.diag(scale)
+        cost = np.maximum(np.linalg.solve(left, right), 0.0)
         if not cost.any():
             cost = np.array([self._ratio, 1.0])
-        cost *= float(weights @ seconds) / max(float(weights @ (tokens @ cost)), 1e-12)
-        return TokenPace(float(cost[0]), float(cost[1]), spread, self.num_ended)
-
-    def _of(self, index: int) -> tuple[float, float]:
-        reads, writes = self._tokens[index].tolist()
-        return float(reads), float(writes)
+        cost *= float(self._sums[0]) / max(float(self._sums[1:] @ cost), 1e-12)
+        return float(cost[0]), float(cost[1])
 
     def _weight(self, index: int) -> float:
-        reads, writes = self._of(index)
-        return reads * self._ratio + writes
-
-    def _weight_s(self, now: float) -> float:
-        """Seconds of a row for its weight: what rows took that ended and those that run, over those that ended."""
-        if not self._row_weight:
-            return 0.0
-        return (self._row_s + sum(now - began for began in self._running.values())) / self._row_weight
+        """Tokens that a row is expected to write, and those that it reads for what they cost beside these."""
+        reads, writes = self._tokens[index].tolist()
+        return reads * self._ratio + writes * self._shares.mean

@@ -37,8 +37,10 @@ class Team:
         return Team(own=own, others=measured, mean=mean, least_s=least_s)
 
     def rate(self, worker: WorkerPace) -> float:
-        """Rows a second; 0 before it was measured."""
-        return 1 / max(worker.pace.seconds(*self.mean), 1e-9) if worker.pace is not None else 0.0
+        """Rows a second, by those that run before its pace is known; 0 before anything is computed."""
+        if worker.pace is None:
+            return worker.num_running / worker.row_s if worker.row_s else 0.0
+        return 1 / max(worker.pace.seconds(*self.mean), 1e-9)
 
     def rows_to_take(self, num_open: int, num_undone: int) -> int:
         """How many of the open rows this worker should take next."""
@@ -69,7 +71,7 @@ class Team:
 
     def finishers(self, num_undone: int) -> list[str]:
         """The fewest workers, the fastest first, that can run all these rows at once; none if even all cannot."""
-        if self.own.pace is None:
+        if not self.rate(self.own):
             return []
         found, num_slots = list[str](), 0
         for worker in sorted([self.own, *self.others], key=lambda each: (-self.rate(each), each.worker)):

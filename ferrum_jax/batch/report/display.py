@@ -29,6 +29,8 @@ class Tally:
     num_prompt_tokens: int = 0
     num_hit_tokens: int = 0  # prompt tokens that came from the prefix cache
     num_output_tokens: int = 0
+    num_reading: int = 0  # tokens that are computed of prompts of rows in progress
+    num_written: int = 0  # tokens that this run has written, of rows in progress too
     pool_use: float = 0.0  # share of KV blocks that are held
     padding_waste: float = 0.0  # share of computed positions that were padding
     left_s: float | None = None  # expected until the end; None before it is known
@@ -56,11 +58,11 @@ class Tally:
 
     @property
     def output_tokens_per_s(self) -> float:
-        return self.num_output_tokens / max(self.wall_s, 1e-9)
+        return max(self.num_output_tokens, self.num_written) / max(self.wall_s, 1e-9)
 
     @property
     def prompt_tokens_per_s(self) -> float:
-        return self.num_prompt_tokens / max(self.wall_s, 1e-9)
+        return (self.num_prompt_tokens + self.num_reading) / max(self.wall_s, 1e-9)
 
     @property
     def hit_rate(self) -> float:
@@ -90,7 +92,6 @@ class Display:
             "rows", start=False, total=tally.num_rows, completed=tally.num_done, left="-:--:--"
         )
         self._shown_s = time.monotonic()
-        self._first_rows = tally.num_done
         self._has_lines = False
 
     def __enter__(self) -> Display:
@@ -126,7 +127,7 @@ class Display:
             self._bar.rates = "\n".join(
                 [f"{rates}{_given(tally)}", *tally.outlook.split("; ")]
             ).rstrip()  # a line has 80 columns
-            left = "-:--:--" if (left_s := self._left_s()) is None else clock(left_s)
+            left = "-:--:--" if tally.left_s is None else clock(tally.left_s)
             self._bar.update(self._task, completed=tally.num_done, left=left)
             self._bar.start()  # does nothing if it has started
         else:
@@ -136,20 +137,11 @@ class Display:
             self._console.print(line, highlight=False, soft_wrap=True)  # a log has lines of any width
 
     def _left(self) -> str:
-        """How long the rest takes at the pace of this run, or how long all of it took."""
+        """How long the rest takes, or how long all of it took."""
         tally = self.tally
         if tally.num_done == tally.num_rows:
             return f"done in {clock(tally.wall_s)}"
-        left_s = self._left_s()
-        return "time left unknown" if left_s is None else f"{clock(left_s)} left"
-
-    def _left_s(self) -> float | None:
-        """As it is expected, else at the pace of rows in this run; None where neither is known."""
-        tally = self.tally
-        if tally.left_s is not None:
-            return tally.left_s
-        pace = (tally.num_done - self._first_rows) / max(tally.wall_s, 1e-9)
-        return (tally.num_rows - tally.num_done) / pace if pace else None
+        return "time left unknown" if tally.left_s is None else f"{clock(tally.left_s)} left"
 
 
 def _given(tally: Tally) -> str:

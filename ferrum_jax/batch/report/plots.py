@@ -16,6 +16,7 @@ _FRAME = Frame(height=240, right=30, top=12, bottom=34)
 _MOST_POINTS = 120
 _MOST_ROWS = 200
 _WORD_WIDTH = 72  # of a band that has room for its word
+_SAMPLED = (*SPECULATION, "read_tokens", "written_tokens")  # counts that stand in samples alone
 _COUNTS = ("rows", "prompt_tokens", "cached_tokens", "output_tokens")
 
 Series = Mapping[str, Sequence[tuple[float, float]]]  # name -> (seconds, value)
@@ -45,7 +46,7 @@ def figures(runs: Sequence[Mapping[str, Any]]) -> str:
 
     hits = rate("cached_tokens", "prompt_tokens", 100.0)
     shares = {"pool in use": level("pool_use"), "padding": level("padding_waste")}
-    speeds = {"in": rate("prompt_tokens", "wall_s"), "out": rate("output_tokens", "wall_s")}
+    speeds = {"in": rate("read_tokens", "wall_s"), "out": rate("written_tokens", "wall_s")}
     lengths = {"in": rate("prompt_tokens", "rows"), "out": rate("output_tokens", "rows")}
     drafts = {name: rate(f"{name}_tokens", "speculation_steps") for name in ("accepted", "drafted")}
     return "".join(
@@ -79,8 +80,8 @@ class _Axis:
 def _points(runs: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, float]], _Axis]:
     """Samples of all runs, thinned for a plot, with counts added up over runs; and when runs began and ended."""
     found: list[dict[str, float]] = []
-    bases = dict.fromkeys(("wall_s", *_COUNTS, *SPECULATION), 0.0)
-    nothing = dict.fromkeys(SPECULATION, 0.0)  # of runs that did not record it
+    bases = dict.fromkeys(("wall_s", *_COUNTS, *_SAMPLED), 0.0)
+    nothing = dict.fromkeys(_SAMPLED, 0.0)  # of runs that did not record it
     begins: list[float] = []
     ends: list[float] = []
     bands: list[tuple[float, float, str]] = []
@@ -90,16 +91,23 @@ def _points(runs: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, float]], 
         bases["wall_s"] += start_s
         begins.append(bases["wall_s"])
         named = (zip(run["samples"]["fields"], values, strict=True) for values in run["samples"]["values"])
-        samples = [nothing | dict(sample) for sample in named]
+        samples = [_with_computed(nothing | dict(sample)) for sample in named]
         for came in run["engine"].get("executables_compiled", ()):
             began_s = begins[-1] + came["began_s"]
             bands.append((began_s, began_s + came["seconds"], "compiling"))
         found += [sample | {name: sample[name] + base for name, base in bases.items()} for sample in samples]
-        last = {**run, **{name: (samples or [nothing])[-1][name] for name in SPECULATION}}
+        last = {**run, **{name: (samples or [nothing])[-1][name] for name in _SAMPLED}}
         bases = {name: base + last[name] for name, base in bases.items()}
         ends.append(bases["wall_s"])
     thinned = found[:: max(1, ceil_div(len(found), _MOST_POINTS))]
     return thinned, _Axis(begins=begins, ends=ends, bands=bands)
+
+
+def _with_computed(sample: dict[str, float]) -> dict[str, float]:
+    """The sample; one of an older version counted tokens when their rows ended."""
+    if sample["read_tokens"] or sample["written_tokens"]:
+        return sample
+    return sample | {"read_tokens": sample["prompt_tokens"], "written_tokens": sample["output_tokens"]}
 
 
 def _rows(runs: Sequence[Mapping[str, Any]], axis: _Axis) -> str:

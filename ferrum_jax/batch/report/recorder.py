@@ -10,7 +10,10 @@ from typing import Any
 from ferrum_jax.batch.report.display import Tally
 from ferrum_jax.metrics import MEDIA
 
-FIELDS = (*("wall_s", "rows", "prompt_tokens", "cached_tokens", "output_tokens", "pool_use", "padding_waste"),)
+FIELDS = (
+    *("wall_s", "rows", "prompt_tokens", "cached_tokens", "output_tokens", "pool_use", "padding_waste"),
+    *("read_tokens", "written_tokens"),  # of rows in progress too; the other counts are of rows that ended
+)
 SPECULATION = ("speculation_steps", "drafted_tokens", "accepted_tokens")  # behind these, of an engine that drafts
 ROW_FIELDS = ("began_s", "first_token_s", "ended_s")  # since the run began; first_token_s is null where there is none
 _COUNTS = ("at", "wall_s", "rows", "prompt_tokens", "cached_tokens", "output_tokens")  # of a run
@@ -33,20 +36,26 @@ class Recorder:
         self.rows: list[list[float | None]] = []
         self._rows_seen, self._row_step = 0, 1
 
+    @property
+    def is_due(self) -> bool:
+        """Whether it is time for a sample."""
+        return self._tally.wall_s - self._sampled_s >= self._interval_s
+
     def sample(self, stats: Callable[[], Mapping[str, Any]]) -> None:
         """Takes one if it is time; puts pool use and padding waste into the tally."""
-        tally, now_s = self._tally, self._tally.wall_s
-        if now_s - self._sampled_s < self._interval_s:
+        if not self.is_due:
             return
+        tally, now_s = self._tally, self._tally.wall_s
         self._sampled_s = now_s
         found = stats()
         tally.pool_use = found["live"] / max(found["num_blocks"], 1)
         tally.padding_waste = padding_waste(found)
         counts = (tally.num_prompt_tokens, tally.num_hit_tokens, tally.num_output_tokens)
         shares = (round(tally.pool_use, 4), round(tally.padding_waste, 4))
+        computed = (tally.num_prompt_tokens + tally.num_reading, tally.num_written)
         self._counts_drafts = SPECULATION[0] in found
         drafts = [found[name] for name in SPECULATION] if self._counts_drafts else []
-        self.samples.append([round(now_s, 3), tally.num_own, *counts, *shares, *drafts])
+        self.samples.append([round(now_s, 3), tally.num_own, *counts, *shares, *computed, *drafts])
         if len(self.samples) > _MOST_SAMPLES:
             del self.samples[::2]
             self._interval_s *= 2

@@ -18,7 +18,7 @@ class CountedLLM:
 
     def __init__(self, llm: BatchLLM, tell: Callable[[int], None]) -> None:
         self._llm, self._tell, self._count = llm, tell, 0
-        self.identity, self.stats = llm.identity, llm.stats
+        self.identity, self.stats, self.progress = llm.identity, llm.stats, llm.progress
 
     def hear(self, sound: str, params: TranscriptionParams) -> HeardSound:
         return self._llm.hear(sound, params)

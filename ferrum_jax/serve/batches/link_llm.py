@@ -10,6 +10,7 @@ import base64
 import contextlib
 import datetime
 import itertools
+import math
 import queue
 import socket
 import threading
@@ -97,6 +98,7 @@ class LinkLLM:
         *,
         resume: Callable[[int], Sequence[CompletionOutput]],
         wants_partials: Callable[[], bool],
+        most_running: Callable[[], float] = lambda: math.inf,
         now: datetime.datetime,
     ) -> Generator[tuple[int, RequestOutput | ValueError], None, None]:
         def begins() -> Iterator[tuple[int, _Begin]]:
@@ -104,12 +106,12 @@ class LinkLLM:
                 resume(key)
                 yield key, _begin_text(self, key, prompt, params, now)
 
-        return self._run(begins(), wants_partials)
+        return self._run(begins(), wants_partials, most_running)
 
     def embed_as_completed(
         self, requests: Iterable[tuple[int, Prompt]]
     ) -> Generator[tuple[int, EmbeddingOutput | ValueError], None, None]:
-        return self._run(((key, _begin_vector(self, prompt)) for key, prompt in requests), lambda: False)
+        return self._run(((key, _begin_vector(self, prompt)) for key, prompt in requests))
 
     def score_as_completed(
         self, requests: Iterable[tuple[int, Mapping[str, Any]]]
@@ -124,6 +126,10 @@ class LinkLLM:
     def learn(self, texts: Iterable[str], *, cache_salt: str) -> None:
         """Nothing: the engine drafts from what it answers itself."""
 
+    def progress(self) -> dict[str, tuple[float, float, float]]:
+        """Nothing: answers come whole."""
+        return {}
+
     def stats(self) -> dict[str, Any]:
         """Nothing of its own: the engine's counters are those of live requests too."""
         return dict.fromkeys(("live", "num_blocks", "computed_tokens", "padded_tokens"), 0)
@@ -131,7 +137,10 @@ class LinkLLM:
     # -- a session -------------------------------------------------------------------------------------
 
     def _run(
-        self, begins: Iterable[tuple[int, _Begin]], wants_partials: Callable[[], bool]
+        self,
+        begins: Iterable[tuple[int, _Begin]],
+        wants_partials: Callable[[], bool] = lambda: False,
+        most_running: Callable[[], float] = lambda: math.inf,
     ) -> Generator[tuple[int, Any], None, None]:
         """The answers as they come. Requests in progress count as without tokens."""
         source, is_dry = iter(begins), False
@@ -139,7 +148,7 @@ class LinkLLM:
         running: dict[int, tuple[int, _Take]] = {}
         try:
             while True:
-                while not is_dry and len(running) < most + most // 4:
+                while not is_dry and len(running) < min(most + most // 4, most_running()):
                     found = next(source, None)
                     if found is None:
                         is_dry = True

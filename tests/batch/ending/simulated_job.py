@@ -64,9 +64,11 @@ class SimulatedWorker:
     share: WorkShare
     known: np.ndarray  # [rows] bool: done, as it has read
     running: dict[int, int] = dataclasses.field(default_factory=dict)  # by index: tokens that it writes yet
+    most_running: int = 0
     epochs: dict[int, int] = dataclasses.field(default_factory=dict)  # by index: of its lease
     num_done: int = 0
     ended_s: float = 0.0  # its last row
+    left_s: float = 0.0  # when it left
     outlook: Outlook | None = None
     look_s: float = 0.0  # when it looks at the job next
     told_s: float = 0.0  # when it looked at others
@@ -79,7 +81,7 @@ class SimulatedJob:
     """Runs to the end, to the deadline or to the budget; then `done`, `end_s` and `forecasts` say how it went.
 
     Rows read 50 to 800 tokens and may write 64, 128 or 256; where they stop by themselves, after 100 on average.
-    within_s: the deadline. A worker that is at its end leaves its rows.
+    within_s: the deadline. A worker that is at its end leaves its rows, with the tokens that they have.
     """
 
     def __init__(
@@ -89,6 +91,10 @@ class SimulatedJob:
         num_rows: int = 1500,
         workers: Sequence[tuple[int, float]] = ((16, 1.0),),
         rows_stop: bool = True,
+        most: Sequence[int] = (64, 128, 256),
+        lengths: Callable[[np.random.Generator, int], np.ndarray] = lambda random, count: random.geometric(0.01, count),
+        step_s: float = _STEP_S,
+        row_s: float = _ROW_S,
         read_s: float = _READ_S,
         within_s: float | None = None,
         goes_on: SimulatedJob | None = None,
@@ -101,16 +107,17 @@ class SimulatedJob:
         takes_s: of a look at other workers. slows: a worker's number, when it slows, and its speed from then on."""
         self.random, self.read_s, self.now_s = np.random.default_rng(seed), read_s, 0.0
         self.takes_s, self.slows = takes_s, slows
-        most = self.random.choice([64, 128, 256], num_rows)
-        self.tokens = np.stack([self.random.integers(50, 800, num_rows), most], axis=1).astype(np.uint32)
-        self.written = np.minimum(self.random.geometric(0.01, num_rows), most) if rows_stop else most
+        self.step_s, self.row_s = step_s, row_s
+        may = self.random.choice(most, num_rows)
+        self.tokens = np.stack([self.random.integers(50, 800, num_rows), may], axis=1).astype(np.uint32)
+        self.written = np.clip(lengths(self.random, num_rows), 1, may).astype(int) if rows_stop else may
         size = max(8, min(1024, ceil_div(num_rows, 64)))
         self.store = DictStore()
         self.done = np.zeros(num_rows, bool) if goes_on is None else goes_on.done.copy()
         rows = order(self.tokens)
         rows = rows[~self.done[rows]]
         self.parts = [rows[start : start + size] for start in range(0, len(rows), size)]
-        self.left = self.written.tolist()  # tokens that each row writes yet
+        self.left = self.written.tolist() if goes_on is None else list(goes_on.left)  # tokens that each writes yet
         self.end_s, self.forecasts = 0.0, list[Forecast]()
         how = {"clock": lambda: self.now_s, "end_s": within_s, **terms}
         endings = [Ending(self.tokens, worker=str(number), **how) for number in range(len(workers))]
@@ -128,7 +135,18 @@ class SimulatedJob:
 
         parts = JobParts(self.parts, leases, unfinished=lambda rows: rows[~known[rows]], refresh=refresh)
         share = WorkShare(parts, leases, ending, num_undone=lambda: int((~known).sum()), least_s=_LEAST_S)
-        return SimulatedWorker(ending=ending, width=width, speed=speed, share=share, known=known)
+        worker = SimulatedWorker(ending=ending, width=width, speed=speed, share=share, known=known)
+        ending.progress = lambda: {index: (1.0, self._tokens_of(index, left)) for index, left in worker.running.items()}
+        return worker
+
+    def _tokens_of(self, index: int, left: int) -> int:
+        """Tokens that a row has that writes so many yet."""
+        return int(self.written[index]) - left
+
+    @property
+    def kept(self) -> int:
+        """Tokens of rows that are not done."""
+        return sum(self._tokens_of(index, self.left[index]) for index in np.flatnonzero(~self.done).tolist())
 
     def _run(self) -> None:
         steps = [(0.0, number) for number in range(len(self.workers))]
@@ -140,16 +158,26 @@ class SimulatedJob:
             num_read = 0 if worker.ending.over else self._begin_rows(worker)
             waits = not (worker.running or worker.ending.is_closed or worker.ending.num_passed or self.done.all())
             worker.has_left = bool(worker.ending.over) or not (worker.running or waits)
+            if worker.has_left:
+                self._leave(worker)
             if waits and not worker.has_left:
                 worker.known[:] = self.done
                 if not worker.waits:
                     worker.told_s = -math.inf
                 heapq.heappush(steps, (self.now_s + 1.0, number))
             elif not worker.has_left:
-                seconds = _STEP_S + _ROW_S * len(worker.running) + num_read * self.read_s
+                seconds = self.step_s + self.row_s * len(worker.running) + num_read * self.read_s
                 seconds *= max(1 + 0.05 * self.random.standard_normal(), 0.5) / self._speed(number)
                 heapq.heappush(steps, (self.now_s + seconds + took_s, number))
             worker.waits = waits
+
+    def _leave(self, worker: SimulatedWorker) -> None:
+        """Its rows run no more, and keep their tokens."""
+        worker.left_s = self.now_s
+        for index, left in worker.running.items():
+            self.left[index] = left
+            worker.ending.drop(index)
+        worker.running.clear()
 
     def _speed(self, number: int) -> float:
         """How fast a worker is now."""
@@ -161,7 +189,7 @@ class SimulatedJob:
         worker.running = {index: left - 1 for index, left in worker.running.items()}
         for index in [index for index, left in worker.running.items() if left <= 0]:
             del worker.running[index]
-            worker.ending.end(index)
+            worker.ending.end(index, int(self.written[index]))
             worker.num_done += 1
             worker.ended_s = self.now_s
             assert not self.done[index], "a row has two lines"
@@ -171,14 +199,15 @@ class SimulatedJob:
     def _begin_rows(self, worker: SimulatedWorker) -> int:
         """The tokens of the prompts of rows that are begun."""
         num_read = 0
-        while len(worker.running) < worker.width and not worker.ending.is_closed:
+        while len(worker.running) < min(worker.width, worker.ending.most_together) and not worker.ending.is_closed:
             if not (worker.share.queue or worker.share.take()):
                 break
             index, epoch = worker.share.queue.popleft()
             assert index not in worker.running and not self.done[index], "a row is begun twice"
             if worker.ending.admits(index):
-                worker.ending.begin(index)
+                worker.ending.begin(index, self._tokens_of(index, self.left[index]))
                 worker.running[index] = self.left[index]
+                worker.most_running = max(worker.most_running, len(worker.running))
                 worker.epochs[index] = epoch
                 num_read += int(self.tokens[index, 0])
         return num_read
@@ -207,10 +236,7 @@ class SimulatedJob:
         worker.share.look()
         if worker.share.breaks:
             running = sorted((index, worker.epochs[index]) for index in worker.running)
-            for index, left in worker.running.items():
-                self.left[index] = left
-                worker.ending.meter.drop(index)
-            worker.running.clear()
+            self._leave(worker)
             worker.share.leave_engine(running)
 
     def forecast_at(self, share: float) -> Forecast:

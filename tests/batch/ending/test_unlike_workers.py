@@ -30,7 +30,7 @@ def test_workers_of_rates_1_to_8_end_together_and_as_soon_as_their_rates_add_up_
 def worker(name: str, row_s: float, **more: int | float) -> WorkerPace:
     """A worker that takes so long for a row, 8 at once."""
     about = {"row_s": 8 * row_s, "num_slots": 8, "is_alive": True, "worker": name, **more}
-    return WorkerPace(pace=TokenPace(0.0, row_s, 0.05, 9), begun=(0.0, 0.0), spent_s=9.0, price_per_hour=None, **about)
+    return WorkerPace(pace=TokenPace(0.0, row_s, 0.05, 9), spent_s=9.0, price_per_hour=None, **about)
 
 
 def team(own: WorkerPace, *others: WorkerPace) -> Team:
