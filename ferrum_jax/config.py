@@ -43,7 +43,8 @@ class EngineConfig:
     )
     weights: str = setting(
         "auto",
-        "quantise dense weights while they load: int8, int8-a16, fp8, fp8-a16, mxfp4, int4 or int4-gN",
+        "quantise dense weights while they load: int8 or fp8 (with -a16: activations stay in 16 bits), mxfp4, int4 or "
+        "int4-gN (a scale for each N inputs)",
         more="auto leaves them as they are; embeddings, norms, routers, gates and the head always stay",
         rule=made_form,
         is_common=True,

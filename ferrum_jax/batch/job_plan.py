@@ -206,7 +206,7 @@ def plan_table(plan: Plan, engine: Mapping[str, str], expected: Sequence[tuple[s
     for name, value in (
         ("rows", f"{plan.num_rows:,}"),
         ("bad rows", f"{plan.num_bad:,}"),
-        ("rows too long, refused by the chat template, or of damaged sounds", f"{plan.num_refused:,}"),
+        ("rows that are too long, that the chat template refuses, or whose sound is damaged", f"{plan.num_refused:,}"),
         ("rows done", f"{plan.num_done:,}"),
         ("parts that workers take", f"{plan.num_parts:,}"),
         *_sounds(plan),

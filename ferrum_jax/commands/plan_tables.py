@@ -180,7 +180,10 @@ def _mesh_table(meshes: list[MeshFit]) -> Table:
     rows = [_columns(mesh) for mesh in meshes]
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for name in rows[0]:
-        table.add_column(name, justify="left" if name == "mesh" else "right", no_wrap=True)
+        is_mesh = name == "mesh"  # which is copied: never cut
+        width = max(len(row[name]) for row in rows) if is_mesh else None
+        justify = "left" if is_mesh else "right"
+        table.add_column(name, justify=justify, no_wrap=is_mesh, overflow="fold", min_width=width)
     for row in rows:
         table.add_row(*row.values())
     return table

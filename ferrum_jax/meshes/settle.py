@@ -40,7 +40,7 @@ def choose_mesh(subject: Subject, devices: Sequence[Any], *, meshes: Sequence[Me
     found = meshes_of(subject, devices, Lengths()) if meshes is None else meshes
     best = best_of(found)
     if best.problem:
-        raise ValueError(none_fits(subject, found, len(devices)))
+        raise ValueError(none_fits(subject, found, len(devices)) + _quantised(subject, devices))
     return MeshChoice(mesh=best.mesh, why=_why(best, sum(not each.problem for each in found), len(devices)))
 
 
@@ -58,6 +58,15 @@ def _why(best: MeshFit, num_fitting: int, num_devices: int) -> str:
         f"mesh {best.mesh} is taken of {num_devices} devices: {rank}, for {found.tokens_in:,} tokens in{out} at most "
         f"{best.rate:,.0f} {found.unit}; --mesh names another"
     )
+
+
+def _quantised(subject: Subject, devices: Sequence[Any]) -> str:
+    """How it fits with weights of 8 bits; empty where it does not, or its config names a form."""
+    if subject.config.weights != "auto":
+        return ""
+    smaller = dataclasses.replace(subject, config=dataclasses.replace(subject.config, weights="int8"))
+    best = best_of(meshes_of(smaller, devices, Lengths()))
+    return "" if best.problem else f"; with --weights int8 it fits these, on mesh {best.mesh}"
 
 
 def none_fits(subject: Subject, meshes: Sequence[MeshFit], num_devices: int) -> str:

@@ -40,8 +40,9 @@ class Frame:
         return self.line("grid", (0.0, y), (1.0, y)) + at
 
     def below(self, x: float, text: str, *, rise: int = 8) -> str:
-        """A text below the plot, `rise` above its lower edge."""
-        return f'<text x="{self.x(x):.1f}" y="{self.height - rise}" text-anchor="middle">{text}</text>'
+        """A text below the plot, `rise` above its lower edge; at both ends it stands within the plot."""
+        anchor = {0.0: "start", 1.0: "end"}.get(x, "middle")
+        return f'<text x="{self.x(x):.1f}" y="{self.height - rise}" text-anchor="{anchor}">{text}</text>'
 
     def figure(self, title: str, names: Mapping[str, str], label: str, parts: Iterable[str], after: str = "") -> str:
         """The figure. names: of the series, by class. label: what is drawn, for who does not see it. after: HTML."""

@@ -337,4 +337,10 @@ def _count_blocks(settled: Settled, weights_bytes: int, bytes_by_group: list[int
 def _kv_memory_bytes(room: Room, mesh: Mesh, weights_bytes: int, row_bytes: int) -> int:
     if room.kv_memory_bytes is not None or room.num_blocks is not None:
         return room.kv_memory_bytes or 0  # the number of blocks counts, and devices that are not here tell no memory
-    return smallest(cpu_pool_bytes(mesh.devices.flatten().tolist(), weights_bytes, row_bytes))
+    found = smallest(cpu_pool_bytes(mesh.devices.flatten().tolist(), weights_bytes, row_bytes))
+    if found <= 0:
+        raise ValueError(
+            f"weights of {weights_bytes / 2**30:.2f} GiB leave nothing of this machine's free memory for keys and "
+            "values; free some, quantise the weights (weights='int8'), or take a machine with more"
+        )
+    return found

@@ -946,7 +946,7 @@ def test_the_report_has_every_run_and_the_page_needs_nothing_beside_it(tmp_path)
     assert ",119.8" in hits and ">100</text>" in hits  # 44.4 % of the scale
     assert len(shown) < 40_000
     for run in report["runs"]:  # rows are durable, and so counted, at every fourth sample
-        run["samples"]["values"] = [[t, t // 4 * 12, t * 300, 0, t * 30, 0.5, 0.25] for t in range(100)]
+        run["samples"]["values"] = [[t, t // 4 * 12, t * 300, 0, t * 30, 0.5, 0.25, 0, 0] for t in range(100)]
     assert ">100</text>" in page({**report, "runs": report["runs"][:1]}).split("Tokens a row")[1]
 
 

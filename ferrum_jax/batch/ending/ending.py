@@ -29,6 +29,7 @@ _LAST_SHARE = 0.4  # of the last row's time that comes on top: its tokens are co
 _FIRST_ROWS = 4  # that run together before they are measured, where there is an end
 _MOST_LIMITS = 4096  # rows whose limits stand for those of all
 _HASTE = 0.7  # a row may take this share of the time that is expected
+_HELD_SPREAD = 0.5
 _BEGUN = 0.7  # of the rows that would end in time together, as many are begun
 _MOST_PASSED = 64  # rows that would not end in time, one after the other
 _CLOSING_S, _ROW_CLOSING_S = 2.0, 40e-6  # what is written at the end, for a job and for each of its rows
@@ -110,6 +111,7 @@ class Ending:
         self.progress: Callable[[], Mapping[int, tuple[float, float]]] = dict  # of rows that run; see `RowMeter.note`
         self.kept = 0.0  # tokens that rows have from earlier runs, before any of them goes on
         self._num_slots = 0
+        self._num_held = 0  # looks at which rows waited that might not have ended, less all others
         self.num_passed = 0  # rows that were not begun
         self._passed_in_turn = 0
 
@@ -227,13 +229,19 @@ class Ending:
     @property
     def pace(self) -> TokenPace | None:
         """The worker's own, or the mean of other workers and earlier runs where that is surer."""
-        found = (self.meter.pace, mean_pace(self.others))
+        found = (self._own_pace, mean_pace(self.others))
         return min((each for each in found if each is not None), key=lambda each: each.spread, default=None)
+
+    @property
+    def _own_pace(self) -> TokenPace | None:
+        """The worker's own; hardly known where its end held back rows, for with more of them tokens may cost less."""
+        pace = self.meter.pace
+        return pace if pace is None or self._num_held <= 0 else pace._replace(spread=max(pace.spread, _HELD_SPREAD))
 
     def report(self) -> WorkerPace:
         """What the worker says of itself."""
         now = self._clock()
-        pace = self.meter.pace
+        pace = self._own_pace
         return WorkerPace(
             pace=pace,
             under_way=self.meter.under_way,
@@ -254,6 +262,7 @@ class Ending:
         limits = self._tokens[undone[:: max(len(undone) // _MOST_LIMITS, 1)], 1].astype(float)
         self.note()
         self.meter.look(now, limits)
+        self._num_held += 1 if self.most_together <= len(self.meter.running) else -1
         pace = self.pace
         if pace is None:
             return None

@@ -169,6 +169,10 @@ def _round_above(value: float) -> float:
 
 
 def _number(value: float) -> str:
+    """At most five letters, which have room beside a plot on a telephone."""
+    for unit, power in (("M", 1e6), ("k", 1e4)):
+        if value >= power:
+            return f"{value / (1e6 if unit == 'M' else 1e3):.3g} {unit}"
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 

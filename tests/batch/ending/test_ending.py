@@ -262,3 +262,60 @@ def test_rows_that_run_beside_others_take_what_those_took_and_the_longest_ends_l
     report = ending.report()
     assert (report.num_running, report.num_slots, report.begun) == (2, 5, (20.0, 40.0))
     assert report.is_alive and report.spent_s == 20.0
+
+
+def lognormal(random: np.random.Generator, num_rows: int) -> np.ndarray:
+    return random.lognormal(4.0, 0.8, num_rows)
+
+
+def alike(random: np.random.Generator, num_rows: int) -> np.ndarray:
+    return random.normal(100, 20, num_rows)
+
+
+FEW_WAVES = {
+    "four waves": {"num_rows": 60},
+    "four waves of rows that write all": {"num_rows": 60, "rows_stop": False},
+    "one wave": {"num_rows": 64, "workers": ((64, 1.0),)},
+    "one wave of rows alike": {"num_rows": 64, "workers": ((64, 1.0),), "most": (1024,), "lengths": alike},
+    "three waves in step": {"num_rows": 350, "workers": ((128, 1.0),), "rows_stop": False, "most": (128,)},
+    "rows alike, far from their limit": {"num_rows": 300, "workers": ((64, 1.0),), "most": (1024,), "lengths": alike},
+    "a few long rows": {"num_rows": 300, "workers": ((64, 1.0),), "most": (512, 1024), "lengths": lognormal},
+    "steps that take as long as rows are many": {
+        "num_rows": 300,
+        "workers": ((64, 1.0),),
+        "step_s": 1e-3,
+        "row_s": 3e-3,
+    },
+}
+
+
+@pytest.mark.parametrize("kind", FEW_WAVES)
+def test_ranges_hold_the_end_from_the_first_shown_on(kind):
+    """Nothing is shown before a tenth of the rows that run together have ended."""
+    holds = []
+    for seed in range(2):
+        job = SimulatedJob(seeded(seed), **FEW_WAVES[kind])
+        early = [each for each in job.forecasts if each.at_s < job.end_s]
+        holds += [at_s + outlook.low_s <= job.end_s <= at_s + outlook.high_s for at_s, outlook in early]
+    assert holds and np.mean(holds) >= 0.95
+
+
+@pytest.mark.parametrize("kind", [kind for kind in FEW_WAVES if "wave" not in kind])
+def test_a_plan_after_a_run_of_a_tenth_of_the_job_holds_the_rest(kind):
+    """Rows of the run that did not end keep their tokens, and count."""
+    whole_s = SimulatedJob(seeded(0), **FEW_WAVES[kind]).end_s
+    first = SimulatedJob(seeded(0), within_s=whole_s / 5, **FEW_WAVES[kind])
+    rest = SimulatedJob(seeded(0), goes_on=first, **FEW_WAVES[kind])
+    plan = Ending(first.tokens, clock=lambda: 0.0)
+    plan.kept = first.kept
+    plan.tell([dataclasses.replace(worker.ending.report(), is_alive=False) for worker in first.workers])
+    outlook = plan.outlook(np.flatnonzero(~first.done))
+    assert outlook is None or outlook.low_s < rest.end_s < outlook.high_s
+
+
+def test_in_a_first_run_only_as_many_rows_are_begun_together_as_can_end():
+    """In a quarter of what 128 rows take together, none of them would end."""
+    how = {"num_rows": 256, "workers": ((128, 1.0),), "rows_stop": False, "most": (128,), "step_s": 1e-3, "row_s": 3e-3}
+    job = SimulatedJob(seeded(0), within_s=12.0, **how)
+    (worker,) = job.workers
+    assert 4 < worker.most_running < 40 and worker.num_done > 10
