@@ -34,4 +34,6 @@ def main(model: str, query: str, config: EngineConfig | None = None, count: int 
 
 
 if __name__ == "__main__":
+    if len(sys.argv) < 3:
+        sys.exit(__doc__)
     main(sys.argv[1], sys.argv[2])

@@ -49,4 +49,6 @@ def main(model: str, config: EngineConfig | None = None, documents: list[str] = 
 
 
 if __name__ == "__main__":
+    if len(sys.argv) < 2:
+        sys.exit(__doc__)
     main(sys.argv[1])

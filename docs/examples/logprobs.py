@@ -25,4 +25,6 @@ def main(model: str, config: EngineConfig | None = None) -> dict[str, float]:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) < 2:
+        sys.exit(__doc__)
     main(sys.argv[1])

@@ -40,4 +40,6 @@ def main(
 
 
 if __name__ == "__main__":
+    if len(sys.argv) < 4:
+        sys.exit(__doc__)
     sys.exit(main(*sys.argv[1:4]))

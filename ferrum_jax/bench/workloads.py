@@ -191,10 +191,21 @@ def measure(llm: LLM, workload: str, text: str | None = None) -> dict[str, Any]:
     }
 
 
-def _of_roofline(steady: dict[str, float], moved: float, bandwidth: float) -> dict[str, float]:
-    """Bytes that a decode step must move over what could be moved meanwhile; nothing where none was timed."""
+def _of_roofline(steady: dict[str, float], moved: float, bandwidth: float) -> dict[str, Any]:
+    """Bytes that a decode step must move over what could be moved meanwhile; nothing where none was timed.
+
+    A share above 1 is no measurement, because the bandwidth was then disturbed: it is refused, as None with the reason.
+    """
     step_s = steady.get("decode_step_s")
-    return {} if step_s is None else {"of_bandwidth_roofline": round(moved / bandwidth / step_s, 4)}
+    if step_s is None:
+        return {}
+    share = moved / bandwidth / step_s
+    if share > 1:
+        why = (
+            f"{share:.2f} of the bandwidth is more than there is: something else ran; measure again on an idle machine"
+        )
+        return {"of_bandwidth_roofline": None, "refused": why}
+    return {"of_bandwidth_roofline": round(share, 4)}
 
 
 def _environment(llm: LLM) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -62,5 +63,22 @@ def _run(args: argparse.Namespace) -> int:
         llm = open_llm(given, chosen_config(given), stack)
         from ferrum_jax.bench.workloads import measure
 
-        print(json.dumps({"model": model_names(args.model, ())[0], **measure(llm, args.workload, text)}))
+        found = {"model": model_names(args.model, ())[0], **measure(llm, args.workload, text)}
+        _show(found)
+        print(json.dumps(found))
     return 0
+
+
+def _show(found: Mapping[str, Any]) -> None:
+    """The numbers as a table on stderr; stdout has them as JSON."""
+    from rich.table import Table
+
+    from ferrum_jax.progress import plain_console
+
+    table = Table(show_header=False)
+    table.add_column()
+    table.add_column(justify="right")
+    for name, value in found.items():
+        if not isinstance(value, dict | list):
+            table.add_row(name.replace("_", " "), f"{value:,}" if type(value) in (int, float) else str(value))
+    plain_console(stderr=True).print(table)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from ferrum_jax.__main__ import main
+from ferrum_jax.bench import workloads
 from ferrum_jax.bench.workloads import StepTimes, step_times
 
 
@@ -80,3 +81,10 @@ def test_bench_serve_names_what_measures_a_server(capsys):
         main(["bench", "serve", "--url", "http://127.0.0.1:8000", "--num-prompts", "8"])
     said = capsys.readouterr().err
     assert "`vllm bench serve` or `guidellm run`" in said and "unrecognized" not in said
+
+
+def test_a_share_of_the_bandwidth_above_1_is_refused_as_a_measurement():
+    step = {"decode_step_s": 0.5}
+    assert workloads._of_roofline(step, 4.0, 10.0) == {"of_bandwidth_roofline": 0.8}
+    refused = workloads._of_roofline(step, 6.0, 10.0)
+    assert refused["of_bandwidth_roofline"] is None and "1.20 of the bandwidth" in refused["refused"]
