@@ -29,7 +29,7 @@ _LAST_SHARE = 0.4  # of the last row's time that comes on top: its tokens are co
 _FIRST_ROWS = 4  # that run together before they are measured, where there is an end
 _MOST_LIMITS = 4096  # rows whose limits stand for those of all
 _HASTE = 0.7  # a row may take this share of the time that is expected
-_HELD_SPREAD = 0.5
+_HELD = 3  # looks without one that a look counts at which rows were held back
 _BEGUN = 0.7  # of the rows that would end in time together, as many are begun
 _MOST_PASSED = 64  # rows that would not end in time, one after the other
 _CLOSING_S, _ROW_CLOSING_S = 2.0, 40e-6  # what is written at the end, for a job and for each of its rows
@@ -234,9 +234,8 @@ class Ending:
 
     @property
     def _own_pace(self) -> TokenPace | None:
-        """The worker's own; hardly known where its end held back rows, for with more of them tokens may cost less."""
-        pace = self.meter.pace
-        return pace if pace is None or self._num_held <= 0 else pace._replace(spread=max(pace.spread, _HELD_SPREAD))
+        """The worker's own; not known where its end held back rows, for with more of them tokens cost less."""
+        return self.meter.pace if self._num_held <= 0 else None
 
     def report(self) -> WorkerPace:
         """What the worker says of itself."""
@@ -262,7 +261,7 @@ class Ending:
         limits = self._tokens[undone[:: max(len(undone) // _MOST_LIMITS, 1)], 1].astype(float)
         self.note()
         self.meter.look(now, limits)
-        self._num_held += 1 if self.most_together <= len(self.meter.running) else -1
+        self._num_held += _HELD if self.most_together <= len(self.meter.running) else -1
         pace = self.pace
         if pace is None:
             return None
