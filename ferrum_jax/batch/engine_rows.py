@@ -69,7 +69,8 @@ class EngineRows(dict[int, EngineRow]):
         for key, counts in of_requests.items():
             index = self.of(int(key))[1]
             if counts[0]:
-                found[index] = tuple(map(sum, zip(found.get(index, (0.0, 0.0, 0.0)), counts, strict=True)))
+                before = found.get(index, (0.0, 0.0, 0.0))
+                found[index] = (before[0] + counts[0], before[1] + counts[1], before[2] + counts[2])
         return found
 
     def close(self, index: int) -> EngineRow:
