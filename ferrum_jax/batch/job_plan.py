@@ -14,6 +14,7 @@ from rich.text import Text
 from ferrum_jax.batch.ending.end_terms import EndTerms
 from ferrum_jax.batch.ending.ending import Ending, Outlook, WorkerPace
 from ferrum_jax.batch.ending.phrases import seconds_phrase, terms_phrase, verdict_phrase
+from ferrum_jax.batch.engine_rows import num_written
 from ferrum_jax.batch.input.rows import Rows
 from ferrum_jax.batch.journal.journal import Journal
 from ferrum_jax.batch.paces import earlier_paces
@@ -160,7 +161,9 @@ def paced_outlook(
         other = dataclasses.replace(known, pace=known.pace._replace(spread=spread), spent_s=0.0, is_alive=False)
         earlier, by = [*earlier, other], "by another job here"
     ending.tell(earlier)
-    outlook = ending.outlook(journal.unfinished(rows.order))
+    undone = journal.unfinished(rows.order)
+    ending.kept = float(sum(num_written(journal.partial(index)) for index in undone.tolist()))
+    outlook = ending.outlook(undone)
     return None if outlook is None else (outlook, by)
 
 
