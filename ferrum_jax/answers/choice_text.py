@@ -170,7 +170,7 @@ class ChoiceText:
         return tuple(self._logprobs)
 
     def _logprobs_from(self, place: int, *, named: bool) -> list[dict[int, Logprob]]:
-        """Those of the tokens from a place on."""
+        """The log-probabilities of the tokens from a place on."""
         start = 0 if place == 0 and self._texts.starts(self._prompt, self._sampling) else None
         return self._texts.entries(self._entries[place:], named=named, start=start)  # type: ignore[return-value]
 

@@ -131,9 +131,9 @@ def _compare_without_length(
 def take_loading(args: argparse.Namespace, said: JobSaid) -> list[str]:
     """Sets what the flags leave open as the report has it; the names of the engine's settings that it set.
 
-    Of the engine's settings those are taken that decide answers; how much of this machine is used is not for a report
-    to say. Raises ValueError where neither names a model, where rows read what the flags do not open, and where flags
-    ask for other answers than the job's.
+    The report gives the engine's settings that decide answers; how much of this machine is used is not for it to say.
+    Raises ValueError where neither names a model, where rows read what the flags do not open, and where flags ask for
+    other answers than the job's.
     """
     loading, config = said.loading, said.loading.get("config") or {}
     _refuse_others(args, said)

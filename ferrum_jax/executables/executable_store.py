@@ -262,8 +262,10 @@ def load_executable(payload: bytes, devices: Sequence[Any]) -> Any:
 
 
 def _has_functions(payload: bytes, devices: Sequence[Any]) -> bool:
-    """Whether an executable can run once it is loaded. Of one that was loaded itself, as jax's own cache does, XLA's
-    CPU back end writes no object code."""
+    """Whether an executable can run once it is loaded.
+
+    XLA's CPU back end writes no object code of an executable that was loaded itself, as jax's own cache does.
+    """
     if devices[0].platform != "cpu":
         return True
     first, *rest = pickle.loads(payload)

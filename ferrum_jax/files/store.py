@@ -90,7 +90,7 @@ class LocalStore:
     """A folder of this machine, or one that machines share.
 
     A new file is written under a temporary name and synced; then it is linked to its name and the folder is synced.
-    After a loss of power the name is there with all its bytes, or not at all. Of a link, what it leads to is written.
+    After a loss of power the name is there with all its bytes, or not at all. A link stays, and its target is written.
     """
 
     def __init__(self, root: Path) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 from jax.sharding import Mesh
 
@@ -101,7 +101,11 @@ class Subject:
     max_seq_length: int | None = None
 
     def with_mesh(self, mesh: str) -> Subject:
-        return dataclasses.replace(self, config=dataclasses.replace(self.config, mesh=mesh))
+        return self.with_fields(mesh=mesh)
+
+    def with_fields(self, **fields: Any) -> Subject:
+        """The subject with other values of these fields of its config."""
+        return dataclasses.replace(self, config=dataclasses.replace(self.config, **fields))
 
     def on(self, mesh: Mesh, temporaries_of: Callable[[Layout], int] = expected_temporaries) -> Generating | Encoding:
         """The model on a mesh. temporaries_of: see `fit`.

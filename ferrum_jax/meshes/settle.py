@@ -64,8 +64,7 @@ def _quantised(subject: Subject, devices: Sequence[Any]) -> str:
     """How it fits with weights of 8 bits; empty where it does not, or its config names a form."""
     if subject.config.weights != "auto":
         return ""
-    smaller = dataclasses.replace(subject, config=dataclasses.replace(subject.config, weights="int8"))
-    best = best_of(meshes_of(smaller, devices, Lengths()))
+    best = best_of(meshes_of(subject.with_fields(weights="int8"), devices, Lengths()))
     return "" if best.problem else f"; with --weights int8 it fits these, on mesh {best.mesh}"
 
 

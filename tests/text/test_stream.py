@@ -26,7 +26,7 @@ def stream_of(kind: str, ids: list[int], **options: object) -> tuple[list[str], 
 
 
 def characters(kind: str, ids: list[int]) -> str:
-    """Those of which all bytes are there."""
+    """The characters whose bytes are all there."""
     own = tokenizer(kind)
     if own.byte_level:
         return b"".join(map(own.piece, ids)).decode(errors="ignore")

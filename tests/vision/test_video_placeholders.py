@@ -43,7 +43,7 @@ def test_a_text_with_a_video_has_the_reference_s_ids(family, form, text, case):
     assert covered == [i for i, token_id in enumerate(expanded.token_ids) if token_id == token]
 
 
-def test_the_wrap_around_a_video_s_pad_is_part_of_its_placeholder_as_its_authors_have_it():
+def test_qwens_placeholder_of_a_video_takes_in_the_wrap_around_its_pad():
     _, _, video = processed("qwen3")
     alone = expand_text(
         QWEN_TEXT.replace("<|vision_start|><|video_pad|><|vision_end|>", "<|video_pad|>"), [], QWEN, encode, [video]
