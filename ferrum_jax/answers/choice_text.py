@@ -18,8 +18,7 @@ from ferrum_jax.asked.sampling import SamplingParams
 from ferrum_jax.asked.tools import Tool
 from ferrum_jax.delta import Beside, Delta, Entry
 from ferrum_jax.outputs import CompletionOutput, Logprob
-from ferrum_jax.structured.reading.message_parser import NO_FORMS, PROMPT_END_TOKENS, MessageForms
-from ferrum_jax.structured.reading.message_stream import MessageStream
+from ferrum_jax.structured.reading.message_stream import NO_FORMS, PROMPT_END_TOKENS, MessageForms, MessageStream
 from ferrum_jax.text.stream import TextStream
 from ferrum_jax.text.tokenizer import Tokenizer
 

@@ -20,7 +20,7 @@ from ferrum_jax.plan import StepPlan
 from ferrum_jax.request import Request
 from ferrum_jax.structured.grammars import Grammar, Grammars
 from ferrum_jax.structured.matcher import Matcher, all_forced, fill_all
-from ferrum_jax.structured.reading.message_parser import PROMPT_END_TOKENS, MessageForms
+from ferrum_jax.structured.reading.message_stream import PROMPT_END_TOKENS, MessageForms
 from ferrum_jax.structured.token_rules import allow, forbid
 from ferrum_jax.structured.vocabulary import Vocabulary
 from ferrum_jax.text.tokenizer import Tokenizer

@@ -31,7 +31,7 @@ from ferrum_jax.scheduling.scheduler import Scheduler
 from ferrum_jax.sizes.engine_sizes import EngineSizes
 from ferrum_jax.spec import SoundSpec
 from ferrum_jax.startup.load import Loaded
-from ferrum_jax.structured.reading.message_parser import NO_FORMS, MessageForms
+from ferrum_jax.structured.reading.message_stream import NO_FORMS, MessageForms
 from ferrum_jax.text.tokenizer import Tokenizer
 
 

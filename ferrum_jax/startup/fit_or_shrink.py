@@ -32,7 +32,7 @@ from ferrum_jax.startup.behind import compile_behind, starts_first
 from ferrum_jax.startup.build_engine import build_engine
 from ferrum_jax.startup.load import Loaded, load
 from ferrum_jax.startup.model_source import ModelSource
-from ferrum_jax.structured.reading.message_parser import MessageForms
+from ferrum_jax.structured.reading.message_stream import MessageForms
 from ferrum_jax.text.tokenizer import Tokenizer
 
 _SMALLER = 0.75  # of the pool that did not fit

@@ -50,7 +50,7 @@ from ferrum_jax.startup.chosen import Chosen, choose
 from ferrum_jax.startup.fit_or_shrink import Start
 from ferrum_jax.startup.load import Ready
 from ferrum_jax.startup.model_source import ModelSource
-from ferrum_jax.structured.reading.message_parser import MessageForms
+from ferrum_jax.structured.reading.message_stream import MessageForms
 from ferrum_jax.text.chat import ChatTemplate
 from ferrum_jax.text.prompts import PromptEncoder
 from ferrum_jax.text.tokenizer import Tokenizer, require_tokenizer

@@ -18,7 +18,7 @@ from ferrum_jax.asked.tools import tools_asked
 from ferrum_jax.openai.message_forms import assistant_message
 from ferrum_jax.serve.engine_side import facts_of
 from ferrum_jax.startup.build_engine import build_engine
-from ferrum_jax.structured.reading.message_parser import MessageForms
+from ferrum_jax.structured.reading.message_stream import MessageForms
 from tests.support import GOLDENS, INVARIANT, finish, peek, run, small_llm, step
 
 PERSON = {

@@ -24,7 +24,7 @@ from ferrum_jax.startup import fit_or_shrink
 from ferrum_jax.startup.build_engine import build_engine
 from ferrum_jax.startup.fit_or_shrink import Start
 from ferrum_jax.startup.model_source import ModelSource
-from ferrum_jax.structured.reading.message_parser import NO_FORMS
+from ferrum_jax.structured.reading.message_stream import NO_FORMS
 from tests.support import GOLDENS, SMALL, finish, small_llm
 
 OPEN = dataclasses.replace(SMALL, num_blocks=None, compilation_cache_dir=None)

@@ -14,7 +14,7 @@ from ferrum_jax.asked.tools import tools_asked, tools_of
 from ferrum_jax.structured.forms.reasoning_forms import REASONING_FORMS
 from ferrum_jax.structured.forms.tool_forms import TOOL_FORMS, tool_form_named, written
 from ferrum_jax.structured.grammars import Grammars
-from ferrum_jax.structured.reading.message_parser import MessageForms
+from ferrum_jax.structured.reading.message_stream import MessageForms
 from ferrum_jax.structured.vocabulary import Vocabulary
 from ferrum_jax.text.tokenizer import Tokenizer, require_tokenizer
 from tests.histories import seeded

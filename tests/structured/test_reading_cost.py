@@ -6,7 +6,7 @@ import random
 import pytest
 
 from ferrum_jax.asked.tools import tools_of
-from ferrum_jax.structured.reading.message_parser import MessageForms
+from ferrum_jax.structured.reading.message_stream import MessageForms
 from ferrum_jax.structured.reading.text_reader import TextReader
 from ferrum_jax.structured.reading.tool_parser import MOST_CALLS
 from tests.histories import seeded

@@ -14,7 +14,7 @@ from ferrum_jax.asked.tools import tools_asked, tools_of
 from ferrum_jax.structured.forms.reasoning_forms import REASONING_FORMS, reasoning_form
 from ferrum_jax.structured.forms.tool_forms import TOOL_FORMS, tool_form, tool_form_named
 from ferrum_jax.structured.grammars import Grammars
-from ferrum_jax.structured.reading.message_parser import MessageForms
+from ferrum_jax.structured.reading.message_stream import MessageForms
 from ferrum_jax.structured.reading.reasoning_parser import ReasoningParser
 from ferrum_jax.structured.reading.tool_parser import ToolParser
 from tests.histories import seeded

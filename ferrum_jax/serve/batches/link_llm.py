@@ -37,7 +37,7 @@ from ferrum_jax.serve.link.watched import start_thread
 from ferrum_jax.serve.link.wire import Message, received, send
 from ferrum_jax.serve.link.wire_images import wire_images
 from ferrum_jax.spec.identity import ModelIdentity
-from ferrum_jax.structured.reading.message_parser import MessageForms
+from ferrum_jax.structured.reading.message_stream import MessageForms
 from ferrum_jax.text.prompts import PromptEncoder
 
 if TYPE_CHECKING:

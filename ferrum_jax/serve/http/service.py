@@ -28,7 +28,7 @@ from ferrum_jax.serve.http.server_metrics import ServerMetrics
 from ferrum_jax.serve.http.settings import ServerSettings
 from ferrum_jax.serve.link.engine_client import EngineClient, EngineDone, EngineVector, Reply, RequestRefused
 from ferrum_jax.serve.link.wire_images import held_bytes, wire_images
-from ferrum_jax.structured.reading.message_parser import MessageForms
+from ferrum_jax.structured.reading.message_stream import MessageForms
 from ferrum_jax.text.prompts import EncodedPrompt, PromptEncoder
 from ferrum_jax.text.tokenizer import Tokenizer
 from ferrum_jax.transcribing.heard_sound import HeardSound
