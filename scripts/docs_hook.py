@@ -1,4 +1,4 @@
-"""Links of the documentation into the code; mkdocs calls `on_files` and the others.
+"""Links of the documentation into the code, and tables that are data; mkdocs calls `on_files` and the others.
 
 A page names what it speaks of as [`NAME`](../PATH.py): a class, a function or Class.method. On a code host that opens
 the file; here it becomes a link to the line where NAME is defined, in a page of the site that shows the file. A name
@@ -12,6 +12,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from scripts import csv_tables
 from scripts.build_release import repository
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -51,14 +52,14 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """The page's text, whose links into the code lead to pages of the site."""
+    """The page's text with its tables, whose links into the code lead to pages of the site."""
     from mkdocs.exceptions import PluginError  # pyright: ignore[reportMissingImports]
 
     if page.file.src_uri.startswith(SOURCES):
         return markdown
     try:
-        return with_source_pages(markdown, page.file.src_uri)
-    except ValueError as error:
+        return with_source_pages(csv_tables.with_tables(markdown), page.file.src_uri)
+    except (OSError, ValueError) as error:
         raise PluginError(str(error)) from error
 
 

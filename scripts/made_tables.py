@@ -3,7 +3,8 @@
     python -m scripts.made_tables [--check]
 
 A page has `<!-- made by scripts/made_tables.py: NAME ... -->` and `<!-- end -->`, between which this script writes, so
-that the page is whole wherever it is read. --check writes nothing and fails where a table differs.
+that the page is whole wherever it is read. Fields of bodies and counts of TPUs are data in docs/tables. --check writes
+nothing and fails where a table differs.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from ferrum_jax.models.registry import ENCODERS, FAMILIES
 from ferrum_jax.openai.body_fields import BODIES, FIELDS, ROW_BODIES, fields_of
 from ferrum_jax.openai.schemas import in_words
 from ferrum_jax.setting import settings_of
-from scripts import kept_counts
+from scripts import csv_tables, kept_counts
 from scripts.step_estimates import FILE as STEP_ESTIMATES
 from scripts.step_estimates import Estimate
 from scripts.tpu_steps import STEPS
@@ -39,6 +40,10 @@ _WITHOUT_FLAG = {  # of SamplingParams; --seed is another's
     "max_new_tokens": "where `max_tokens` is None, at most this many, and as many as there is room for",
     "transcript": "the rules under which a sound is written down, as `LLM.transcribe` makes them",
 }
+_SHOWN_LAUNCHES = (  # how the names of launches begin that the laboratory's page shows
+    *("llama_8b_decode", "llama_8b_prefill", "deepseek_v3", "product_int8_a16", "product_int8_512"),
+    *("product_fp8_a16_16", "product_int4", "xla", "experts", "indexer", "gated_delta", "kda", "mamba2", "jax"),
+)
 _ENGINE = "ferrum-jax generate"  # a command that has all of them
 
 
@@ -53,12 +58,18 @@ def main() -> None:
             if check:
                 raise SystemExit(f"{page.relative_to(ROOT)} differs; run python -m scripts.made_tables")
             page.write_text(made)
+    csv_tables.write(tables(), "made_tables", check=check)
+
+
+def tables() -> dict[str, csv_tables.Table]:
+    """The tables that are data, by name."""
+    bodies = {"http_bodies": bodies_table("http"), "row_bodies": bodies_table("row")}
+    return bodies | {"tpu_launches": tpu_table(), "tpu_steps": steps_table()}
 
 
 def with_tables(markdown: str) -> str:
     """A page with its tables made anew. Raises KeyError for one that nobody makes."""
     makers = {"config": fields_table, "commands": commands, "vllm": vllm_table, "families": families_table}
-    makers |= {"bodies": bodies_table, "tpu": tpu_table, "steps": steps_table}
 
     def made(found: re.Match[str]) -> str:
         name, *words = found[2].split()
@@ -85,10 +96,10 @@ def fields_table(name: str) -> str:
     return "\n".join(rows)
 
 
-def bodies_table(door: str) -> str:
+def bodies_table(door: str) -> csv_tables.Table:
     """Fields of the bodies that come through a door: which bodies take each, its values, and what it means."""
     kinds = BODIES if door == "http" else tuple(ROW_BODIES.values())
-    rows = ["| field | bodies | values | |", "|---|---|---|---|"]
+    rows = [["field", "bodies", "values", "meaning"]]
     by_body = {kind: fields_of(kind, door) for kind in kinds}
     for name in dict.fromkeys(name for fields in by_body.values() for name in fields):
         said: dict[tuple[str, str], list[str]] = {}
@@ -97,8 +108,8 @@ def bodies_table(door: str) -> str:
                 said.setdefault((fields[name].says, in_words(fields[name].schema)), []).append(kind)
         for (says, values), bodies in said.items():
             where = "all" if len(bodies) == len(kinds) else ", ".join(bodies)
-            rows.append(f"| `{name}` | {where} | {_cell(values)} | {_cell(says)} |")
-    return "\n".join(rows)
+            rows.append([name, where, values, says])
+    return rows
 
 
 def vllm_table() -> str:
@@ -124,31 +135,28 @@ def families_table() -> str:
     )
 
 
-def tpu_table(*prefixes: str) -> str:
-    """Launches whose names begin so: cycles on each generation, the share of the bound, and what binds."""
+def tpu_table() -> csv_tables.Table:
+    """Launches that the laboratory shows: cycles on each generation, the share of the bound, and what binds."""
     generations = {"v5e": "v5e", "v6e": "v6e", "v7x": "TPU7x"}
-    rows = [f"| launch | {' | '.join(generations.values())} |", "|---" * (1 + len(generations)) + "|"]
+    rows = [["launch", *generations.values()]]
     for launch, kept in kept_counts.read(TPU_CEILINGS)["launches"].items():
-        if launch.startswith(prefixes):
-            cells = (_counted(kept[each]) if each in kept else "" for each in generations)
-            rows.append(f"| {launch} | {' | '.join(cells)} |")
-    return "\n".join(rows)
+        if launch.startswith(_SHOWN_LAUNCHES):
+            rows.append([launch, *(_counted(kept[each]) if each in kept else "" for each in generations)])
+    return rows
 
 
-def steps_table() -> str:
+def steps_table() -> csv_tables.Table:
     """Decode steps by estimate: what they take, their bounds, and what others measured."""
-    rows = ["| step | rows | ms | bound, ms | share | tokens/s | loses most, us (share bound) | published |"]
-    rows.append("|---" * rows[0].count(" |") + "|")
+    rows = [["step", "rows", "ms", "bound, ms", "share", "tokens/s", "loses most, us (share bound)", "published"]]
     kept = kept_counts.read(STEP_ESTIMATES)["launches"]
     for step in (each for each in STEPS if each.name in kept):
         one = Estimate(**kept[step.name]["step"])
         lost = "; ".join(f"{label} {took:,} ({share:.0%})" for label, (took, share) in _by_loss(one))
         published = "" if step.published is None else f"{step.published[0]:,} ({step.published[1]})"
-        rows.append(
-            f"| {step.name} | {step.tokens} of {step.context:,} | {one.step_us / 1e3:.2f} | {one.bound_us / 1e3:.2f} | "
-            f"{one.bound_us / one.step_us:.0%} | {one.tokens_per_s:,} | {lost} | {published} |"
-        )
-    return "\n".join(rows)
+        share, rate = f"{one.bound_us / one.step_us:.0%}", f"{one.tokens_per_s:,}"
+        times = f"{one.step_us / 1e3:.2f}", f"{one.bound_us / 1e3:.2f}"
+        rows.append([step.name, f"{step.tokens} of {step.context:,}", *times, share, rate, lost, published])
+    return rows
 
 
 def _by_loss(one: Estimate) -> list[tuple[str, tuple[int, float]]]:

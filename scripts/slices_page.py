@@ -1,11 +1,11 @@
-"""Writes docs/slices.md: where each published model runs with defaults, on which mesh, and how fast at most.
+"""Writes the tables of docs/slices.md: where published models run with defaults, on which mesh, and how fast at most.
 
     python -m scripts.slices_page [--check] [MODEL ...]
 
 All of it follows from published configs and shapes; no device, compiler or weight is needed, and a few minutes. With
-models named, as the page names them, only their rows are made: those of other models stand as they are. Each row is
+models named, as the tables name them, only their rows are made: those of other models stand as they are. Each row is
 told on stderr as it is made. The devices are described by the table below as `executables/topology.py` has them of the
-compilers. --check writes nothing and fails where the page differs.
+compilers. --check writes nothing and fails where a table differs.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import functools
 import itertools
 import sys
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -29,37 +28,18 @@ from ferrum_jax.meshes.on_paper import Subject
 from ferrum_jax.meshes.settle import best_of, none_fits
 from ferrum_jax.models.registry import ENCODERS, FAMILIES, encoder_spec_of, spec_of
 from ferrum_jax.sizes.mesh_shape import MeshShape
+from scripts import csv_tables
 from scripts.published import PUBLISHED, PUBLISHED_ENCODERS
 
-ROOT = Path(__file__).parent.parent
-PAGE = ROOT / "docs" / "slices.md"
 _TPU_KINDS = {"v5e": "TPU v5 lite", "v5p": "TPU v5", "v6e": "TPU v6 lite", "TPU7x": "TPU7x"}
 _GPU_KINDS = {"h100": "NVIDIA H100 80GB HBM3", "h200": "NVIDIA H200"}
-# What is rented, by what it is made of; a heading, and the names that `--target` takes.
-SLICES = {
-    "TPU v5e": ("v5e-1", "v5e-4", "v5e-8", "v5e-16"),
-    "TPU v6e": ("v6e-1", "v6e-4", "v6e-8", "v6e-16", "v6e-32", "v6e-64"),
-    "TPU v5p": ("v5p-8", "v5p-16", "v5p-32", "v5p-64"),
-    "TPU7x": ("tpu7x-2", "tpu7x-8", "tpu7x-16", "tpu7x-32"),
-    "H100": ("h100", "h100:2", "h100:8"),
-    "H200": ("h200", "h200:2", "h200:8"),
-}
-_HEAD = """# Slices: what runs where
-
-Made by `python -m scripts.slices_page` from the published configs of the tests, by shapes alone. A cell is what
-`ferrum-jax plan --model M --target T` says with nothing else named: the mesh that is taken, and the bound of output
-tokens a second of all requests together, each of 1,024 tokens in and 256 out where the model has room for them.
-Bounds are from data sheets: they compare slices and models, and no engine reaches them. A dash is a slice that is too
-small.
-
-Weights are as the config of each has them, in bfloat16; quantised ones (`--weights int8`, or a
-quantised checkpoint) take half of that or less, and `plan` counts them. v5p and tpu7x are named by cores, two a chip.
-"""
-_ENCODERS = """
-## Encoders
-
-The same of texts a second, of as many tokens as the model takes.
-"""
+TARGETS = (  # what is rented, by the names that `--target` takes
+    *("v5e-1", "v5e-4", "v5e-8", "v5e-16"),
+    *("v6e-1", "v6e-4", "v6e-8", "v6e-16", "v6e-32", "v6e-64"),
+    *("v5p-8", "v5p-16", "v5p-32", "v5p-64"),
+    *("tpu7x-2", "tpu7x-8", "tpu7x-16", "tpu7x-32"),
+    *("h100", "h100:2", "h100:8", "h200", "h200:2", "h200:8"),
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,67 +58,39 @@ class Described:
 
 
 def main() -> None:
-    """Writes the page, or checks it."""
+    """Writes the tables, or checks them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="write nothing; fail where the page differs")
+    parser.add_argument("--check", action="store_true", help="write nothing; fail where a table differs")
     parser.add_argument("models", nargs="*", metavar="MODEL", help="whose rows are made (default: all)")
     args = parser.parse_args()  # before minutes of work
     if unknown := set(args.models) - PUBLISHED.keys() - PUBLISHED_ENCODERS.keys():
         parser.error(f"no published config is called {', '.join(sorted(unknown))}")
-    made = page(args.models, told=True)
-    if not args.check:
-        PAGE.write_text(made)
-    elif PAGE.read_text() != made:
-        raise SystemExit(f"{PAGE.relative_to(ROOT)} differs; run python -m scripts.slices_page")
+    csv_tables.write(tables(args.models, told=True), "slices_page", check=args.check)
 
 
-def page(again: Sequence[str] = (), *, told: bool = False) -> str:
-    """The page's text. again: models whose rows are made, those of others being taken from the page; empty for all.
+def tables(again: Sequence[str] = (), *, told: bool = False) -> dict[str, list[list[str]]]:
+    """The tables by name. again: models whose rows are made, other rows being kept as they are; empty for all.
 
     told: whether each row that is made is named on stderr.
     """
-    kept = {} if not again else _rows(PAGE.read_text(), again)
-    parts = []
-
-    def tables(level: str, names: Sequence[str]) -> None:
-        for heading, targets in SLICES.items():
-            parts.extend([f"\n{level} {heading}\n\n", _table_head(targets)])
-            for name in names:
-                made = kept.get((f"{level} {heading}", name))
-                if made is None and told:
-                    print(f"{heading}: {name}", file=sys.stderr)
-                parts.append(made or row(name, targets))
-
-    tables("##", models())
-    parts.append(_ENCODERS)
-    tables("###", list(PUBLISHED_ENCODERS))
-    return _HEAD + "".join(parts)
+    made: dict[str, list[list[str]]] = {}
+    for name, names in (("slices", models()), ("encoder_slices", [*PUBLISHED_ENCODERS])):
+        kept = {row[0]: row for row in csv_tables.read(name) if row[0] not in again} if again else {}
+        made[name] = [["model", *TARGETS], *(kept.get(model) or row(model, told=told) for model in names)]
+    return made
 
 
-def _rows(text: str, left_out: Sequence[str]) -> dict[tuple[str, str], str]:
-    """Rows of a page by heading and model, without those of some models."""
-    found, heading = {}, ""
-    for line in text.splitlines(keepends=True):
-        if line.startswith("#"):
-            heading = line.strip()
-        elif line.startswith("| ") and (model := line.split(" | ")[0].removeprefix("| ")) not in left_out:
-            found[heading, model] = line
-    return found
-
-
-def _table_head(targets: Sequence[str]) -> str:
-    return f"| model | {' | '.join(f'`{target}`' for target in targets)} |\n|---|{'---|' * len(targets)}\n"
-
-
-def row(model: str, targets: Sequence[str]) -> str:
-    """A model's line of the table of some targets."""
-    return f"| {model} | {' | '.join(cell(model, target) for target in targets)} |\n"
+def row(model: str, *, told: bool) -> list[str]:
+    """A model's row of its table. told: whether stderr names it."""
+    if told:
+        print(model, file=sys.stderr)
+    return [model, *(cell(model, target) for target in TARGETS)]
 
 
 def cell(model: str, target: str) -> str:
     """The mesh that is taken and its bound of speed; a dash where none fits."""
     best = best_of(meshes(model, target))
-    return "–" if best.problem else f"`{best.mesh}` {_rate(best.rate)}"
+    return "–" if best.problem else f"{best.mesh} {_rate(best.rate)}"
 
 
 def refusal(model: str, target: str) -> str:
@@ -206,7 +158,7 @@ def _on_devices(spec: str, model: str, kind: str, shape: MeshShape, there: Seque
 
 @functools.cache
 def devices(target: str) -> tuple[Described, ...]:
-    """The devices of a target, one of SLICES."""
+    """The devices of a target, one of TARGETS."""
     kind, _, count = target.partition(":")
     if kind in _GPU_KINDS:
         return tuple(Described("gpu", _GPU_KINDS[kind], id=number) for number in range(int(count or 1)))

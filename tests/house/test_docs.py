@@ -17,7 +17,7 @@ from ferrum_jax.engine.calls.fields import ELSEWHERE
 from ferrum_jax.models import registry
 from ferrum_jax.processes import processes
 from ferrum_jax.setting import settings_of
-from scripts import made_tables, models_page
+from scripts import csv_tables, made_tables, models_page
 from scripts.docs_hook import line_of, source_links, with_source_pages
 from scripts.docs_parameters import as_list
 from tests.support import COMPILED, ROOT, small_llm
@@ -83,8 +83,25 @@ def test_every_architecture_that_is_served_is_in_the_table_of_models():
     assert "`BertModel`" in table and "`XLMRobertaModel`" in table
 
 
-def test_the_page_of_models_is_what_its_script_makes():
-    assert models_page.PAGE.read_text() == models_page.page(), "run python -m scripts.models_page"
+@pytest.mark.parametrize("script", ["made_tables", "models_page"])
+def test_tables_that_are_data_are_what_their_script_makes(script: str):
+    csv_tables.write({"made_tables": made_tables, "models_page": models_page}[script].tables(), script, check=True)
+
+
+def test_every_table_that_is_data_is_shown_by_a_page():
+    named = {name for page in PAGES for _, name, _ in csv_tables.LINE.findall(page.read_text())}
+    assert sorted(named) == sorted(path.stem for path in csv_tables.FOLDER.glob("*.csv"))
+    inside = [page for page in PAGES if re.search(r"tables/\w+\.csv", csv_tables.LINE.sub("", page.read_text()))]
+    assert not inside, "a link to a table stands on a line of its own"
+
+
+def test_a_line_that_names_a_table_becomes_the_table():
+    shown = csv_tables.with_tables("Before.\n\n[Refused](../tables/refused_models.csv)\n\nAfter.\n")
+    assert shown.startswith("Before.\n\n| model_type | why |\n| --- | --- |\n| `") and shown.endswith(" |\n\nAfter.\n")
+    assert "| model | h100 | h100:2 | h100:8 |\n" in csv_tables.with_tables("[H100](tables/slices.csv#h100)")
+    with pytest.raises(ValueError, match="columns of a table that begin with 'v9'"):
+        csv_tables.with_tables("[A slice](tables/slices.csv#v9)")
+    assert csv_tables.as_markdown([["a", "b"], ["x", "1|2*<"]]).endswith("| `x` | 1\\|2\\*\\< |")
 
 
 def test_the_exit_codes_are_those_of_the_program():

@@ -10,7 +10,7 @@ import pytest
 from tests.support import ROOT
 
 # May only fall. Five are written: the family, the list in the registry, tests/published/, the recipe of a golden and
-# its row in tests/goldens/families.toml. Three are made: docs/models.md, docs/slices.md and a table of
+# its row in tests/goldens/families.toml. Three are made: models.csv and slices.csv in docs/tables, and a table of
 # docs/reference/models.md.
 MOST_FILES = 8
 # Families that brought no mechanism of their own, and how their names are spelled.

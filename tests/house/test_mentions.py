@@ -17,11 +17,7 @@ from tests.support import ROOT
 
 DOCS = ROOT / "docs"
 PACKAGES = ("ferrum_jax", "pallas_kernels", "checkpoints")
-MADE = {"models.md", "slices.md"}  # scripts write these from the registry and the published configs
-PAGES = [
-    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md")),
-    *(page for page in sorted(DOCS.rglob("*.md")) if page.relative_to(DOCS).as_posix() not in MADE),
-]
+PAGES = [*(ROOT / name for name in ("README.md", "CONTRIBUTING.md")), *sorted(DOCS.rglob("*.md"))]
 EXAMPLES = sorted(DOCS.rglob("*.py"))
 COMMANDS = dict(made_tables.parsers(cli._parser(), "ferrum-jax"))
 # Names that pages say and the program lacks: vLLM's, jax's and XLA's own, examples, and kinds of names.

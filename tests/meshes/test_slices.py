@@ -10,6 +10,7 @@ import re
 
 import pytest
 
+from scripts import csv_tables
 from scripts import slices_page as slices
 
 TELLING = ("v6e-1", "v6e-4")
@@ -17,21 +18,18 @@ TOO_SMALL = r"it does not fit these \d+ devices: the nearest mesh, [\w=,]+, is [
 
 
 def on_page(model: str) -> dict[str, str]:
-    """The page's cells of a model, by target."""
-    targets, cells = [], {}
-    for line in slices.PAGE.read_text().splitlines():
-        found = [cell.strip() for cell in line.strip("|").split("|")]
-        if line.startswith("| model |"):
-            targets = [name.strip("`") for name in found[1:]]
-        elif line.startswith(f"| {model} |"):
-            cells |= dict(zip(targets, found[1:], strict=True))
-    return cells
+    """The tables' cells of a model, by target."""
+    for head, *rows in map(csv_tables.read, ("slices", "encoder_slices")):
+        for row in rows:
+            if row[0] == model:
+                return dict(zip(head[1:], row[1:], strict=True))
+    return {}
 
 
 @pytest.mark.parametrize("model", [*slices.smallest_of_families()])
 def test_every_family_plans_with_defaults_or_is_too_large_as_the_page_says(model):
     page = on_page(model)
-    assert set(page) == set(itertools.chain(*slices.SLICES.values()))
+    assert set(page) == set(slices.TARGETS)
     for target in TELLING:
         assert page[target] == slices.cell(model, target), "run python -m scripts.slices_page"
         refusal = slices.refusal(model, target)
@@ -41,8 +39,8 @@ def test_every_family_plans_with_defaults_or_is_too_large_as_the_page_says(model
 @pytest.mark.slow
 @pytest.mark.long
 def test_every_published_model_plans_on_every_slice_or_says_that_memory_is_too_small():
-    assert slices.PAGE.read_text() == slices.page(), "run python -m scripts.slices_page"
+    csv_tables.write(slices.tables(), "slices_page", check=True)
     models = [*slices.models(), *slices.PUBLISHED_ENCODERS]
-    for model, target in itertools.product(models, itertools.chain(*slices.SLICES.values())):
+    for model, target in itertools.product(models, slices.TARGETS):
         refusal = slices.refusal(model, target)
         assert not refusal or re.fullmatch(TOO_SMALL, refusal), (model, target)
