@@ -36,8 +36,8 @@ def add(commands: Any) -> None:
         "--weights",
         default="auto",
         metavar="FORM",
-        help="with --hf, the form that a dense model's layers are quantised to: int8, int8-a16, fp8, fp8-a16, mxfp4, "
-        "int4 or int4-gN (default: auto, as they are stored)",
+        help="with --hf, how dense layers are quantised: int8 or fp8 (with -a16: activations stay in 16 bits), "
+        "mxfp4, int4 or int4-gN (a scale for each N inputs), such as int4-g32 (default: auto, as they are stored)",
     )
     convert.add_argument(
         "--dtype",
