@@ -29,8 +29,7 @@ TPU_CEILINGS = Path(pallas_kernels.__file__).parent / "paged_attention" / "tpu" 
 def with_estimates(lines: Iterable[dict[str, Any]], generation: str | None) -> list[dict[str, Any]]:
     """The lines of a check; those of kernels that were counted for the generation with "predicted_s" on a TPU, and on a
     GPU with "ceiling_s", the "ceiling_unit" that is busy so long, and "of_ceiling" where a time was measured."""
-    known = {point["case"]: point["predicted_s"] for point in estimates(generation)} if generation else {}
-    known |= _of_products(generation) if generation else {}
+    known = _of_attention(generation) | _of_products(generation) if generation else {}
     least = ceilings(generation, cached_bytes=NO_CACHE_BYTES) if generation else {}
     found = []
     for line in lines:
@@ -115,24 +114,21 @@ def _of_products(generation: str) -> dict[str, float]:
     return found
 
 
-def estimates(generation: str) -> list[dict[str, Any]]:
-    """{"case", "num_bytes", "flops", "predicted_s"} of each real case counted for a generation, [] where none was.
+def _of_attention(generation: str) -> dict[str, float]:
+    """Seconds of each real case that was counted for the generation.
 
     A launch takes its cycles or, where that is longer, the time in which its K and V come from memory; and what XLA
     does around it.
     """
-    counted = _launches().get(generation, {})
+    found, counted = {}, _launches().get(generation, {})
     if not counted:
-        return []
+        return {}
     target = Target.named(f"tpu:{generation}")
     assert target.clock_hz is not None, generation
-    found = []
     for case in REAL_CASES:
         if (one := counted.get(case.name)) is not None:
-            work = Work.of(case)
-            seconds = max(one["cycles"] / target.clock_hz, work.kv_bytes / target.bandwidth_bytes_per_s)
-            seconds += one["around_cycles"] / target.clock_hz
-            found.append({"case": case.name, "num_bytes": work.kv_bytes, "flops": work.flops, "predicted_s": seconds})
+            seconds = max(one["cycles"] / target.clock_hz, Work.of(case).kv_bytes / target.bandwidth_bytes_per_s)
+            found[case.name] = seconds + one["around_cycles"] / target.clock_hz
     return found
 
 

@@ -1,1 +1,1 @@
-"""Pages of HTML that need nothing beside them: their look, their parts, and plots as SVG in its colours."""
+"""Pages of HTML that need nothing beside them: their look, their tables, and plots as SVG."""

@@ -1,11 +1,22 @@
-"""The parts of a page, as text. All that a part is given is escaped, but for what is called html."""
+"""The parts of a page that needs nothing beside it. All that a part is given is escaped, but for what is called html."""
 
 from __future__ import annotations
 
 import html
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
-from ferrum_jax.pages.style import STYLE
+_STYLE = """
+:root{color-scheme:light dark}
+body{font:15px/1.5 system-ui,sans-serif;max-width:1200px;margin:0 auto;padding:20px}
+h1{font-size:1.5rem;overflow-wrap:anywhere}h2{font-size:1.1rem;margin-top:2rem}
+.card,figure{overflow-x:auto;margin:1rem 0}figcaption{font-weight:600}
+table{border-collapse:collapse;font-variant-numeric:tabular-nums}
+td,th{padding:.3em 1em .3em 0;text-align:left;vertical-align:top;border-top:1px solid #8886;overflow-wrap:anywhere}
+svg{display:block;max-width:640px;width:100%}svg text{font-size:14px;fill:currentColor}
+polyline{fill:none;stroke-width:2}.a{color:#0b8ec9;stroke:#0b8ec9}.b{color:#d9541e;stroke:#d9541e}
+figcaption span{font-weight:400;margin-left:1em}rect{fill:none;stroke:#8886}
+"""
+_WIDTH, _HEIGHT, _LEFT, _TOP, _BOTTOM = 640, 240, 70, 12, 212  # of a plot, with the edges of its inside
 
 
 def escaped(value: object) -> str:
@@ -17,41 +28,36 @@ def document(title: str, *parts_html: str) -> str:
     return (
         '<!doctype html><html lang="en"><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width,initial-scale=1">'
-        f"<title>{escaped(title)}</title><style>{STYLE}</style><main>{''.join(parts_html)}</main></html>\n"
+        f"<title>{escaped(title)}</title><style>{_STYLE}</style><main>{''.join(parts_html)}</main></html>\n"
     )
 
 
-def head(above: str, name: str, kind: str, state: str, beside: str = "") -> str:
-    """What the page is about, and how that stands. kind: good, bad or soft."""
-    more = f'<span class="soft">{escaped(beside)}</span>' if beside else ""
+def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """head: names of columns; () for none."""
+    top = [_row("th", head)] if head else []
+    return f'<div class="card"><table>{"".join([*top, *(_row("td", row) for row in rows)])}</table></div>'
+
+
+def _row(tag: str, cells: Sequence[object]) -> str:
+    return f"<tr>{''.join(f'<{tag}>{escaped(cell)}</{tag}>' for cell in cells)}</tr>"
+
+
+def plot(title: str, series: Mapping[str, Sequence[tuple[float, float]]], until: str, top: float | None = None) -> str:
+    """At most two lines over time. until: the time of the last point, in words. top: of the scale, from 0 on."""
+    points = [point for line in series.values() for point in line]
+    last = max((x for x, _ in points), default=0.0) or 1.0
+    top = top or max((y for _, y in points), default=0.0) or 1.0
+
+    def path(line: Sequence[tuple[float, float]]) -> str:
+        width, height = _WIDTH - _LEFT, _BOTTOM - _TOP
+        return " ".join(f"{_LEFT + width * x / last:.1f},{_BOTTOM - height * y / top:.1f}" for x, y in line)
+
+    named = list(zip("ab", series, strict=False))
+    legend = "".join(f'<span class="{kind}">{escaped(name)}</span>' for kind, name in named)
+    lines = "".join(f'<polyline class="{kind}" points="{path(series[name])}"/>' for kind, name in named)
     return (
-        f'<div class="soft">{escaped(above)}</div><h1>{escaped(name)}</h1>'
-        f'<div><span class="state {kind}">{escaped(state)}</span>{more}</div>'
-    )
-
-
-def grid(kind: str, parts_html: Iterable[str]) -> str:
-    """Parts side by side. kind: tiles, plots or facts."""
-    return f'<div class="grid {kind}">{"".join(parts_html)}</div>'
-
-
-def table(
-    head: Sequence[str],
-    rows: Iterable[Sequence[str]],
-    kind: str = "",
-    *,
-    note: str = "",
-    look: Callable[[str, str | None], str] = lambda column, cell: "",
-) -> str:
-    """A card with a table. head: () for none. look: the class of a column's cell, or with None of its head."""
-
-    def row(tag: str, cells: Sequence[str], whose: Sequence[str | None]) -> str:
-        kinds = [look(column, cell) for column, cell in zip(head, whose, strict=True)] if head else [""] * len(cells)
-        marks = [f' class="{each}"' if each else "" for each in kinds]
-        return f"<tr>{''.join(f'<{tag}{m}>{escaped(c)}</{tag}>' for m, c in zip(marks, cells, strict=True))}</tr>"
-
-    top = row("th", head, [None] * len(head)) if head else ""
-    below = f'<p class="soft">{escaped(note)}</p>' if note else ""
-    return (
-        f'<div class="card {kind}"><table>{top}{"".join(row("td", each, each) for each in rows)}</table>{below}</div>'
+        f'<figure><figcaption>{escaped(title)}{legend}</figcaption><svg viewBox="0 0 {_WIDTH} {_HEIGHT}">'
+        f'<rect x="{_LEFT}" y="{_TOP}" width="{_WIDTH - _LEFT}" height="{_BOTTOM - _TOP}"/>{lines}'
+        f'<text x="0" y="{_TOP + 12}">{top:,.4g}</text><text x="0" y="{_BOTTOM}">0</text>'
+        f'<text x="{_WIDTH}" y="{_HEIGHT - 8}" text-anchor="end">{escaped(until)}</text></svg></figure>'
     )

@@ -18,7 +18,7 @@ import ferrum_jax
 from ferrum_jax.__main__ import main
 from ferrum_jax.device_check.check_page import page
 from ferrum_jax.device_check.engine_check import EngineOrder, check_engine, compare
-from ferrum_jax.device_check.estimates import beside_estimates, estimates, with_estimates
+from ferrum_jax.device_check.estimates import beside_estimates, with_estimates
 from ferrum_jax.device_check.kernels import _shares
 from ferrum_jax.device_check.machine import Machine, look, misfits, why_no_chip
 from ferrum_jax.device_check.op_problems import OPS, problems
@@ -236,11 +236,9 @@ def test_the_first_token_that_differs_is_told_from_a_tie():
 
 def test_a_page_escapes_all_and_tells_no_path_and_no_machine():
     problem = f"<b>{Path.home()}/x</b> on {socket.gethostname()}"
-    found = page(report(problems=[problem], kernels=with_estimates([KERNEL], "v6e")))
+    found = page(report(problems=[problem]))
     assert "<b>" not in found.replace("</b>", "") and "&lt;b&gt;" in found
     assert str(Path.home()) + "/" not in found and "1 thing is wrong" in found
-    assert "Kernels on v6e" in found and found.count('<circle class="a"') == 1
-    assert found.count('<circle class="b"') == len(estimates("v6e"))
     assert scrubbed({"a": [str(ROOT), 1.5, None]}) == {"a": ["...", 1.5, None]}
 
 
@@ -323,7 +321,7 @@ def test_a_report_says_which_estimates_were_wrong_and_by_how_much():
         ("llama_8b_decode_c16", "1.10", "right"),
     ]
     shown = page(report(kernels=lines))
-    assert 'bad">wrong: it takes 2.00 times as long as was counted' in shown and "Estimates" in shown
+    assert "<td>wrong: it takes 2.00 times as long as was counted" in shown and "Estimates" in shown
     assert beside_estimates([KERNEL]) == []
 
 
@@ -353,7 +351,7 @@ def test_a_kernel_on_hopper_stands_beside_its_ceiling():
 def test_a_ceiling_that_is_beaten_is_a_wrong_ruler_and_no_wrong_kernel():
     found = report(machine=MACHINE | {"devices": H200}, kernels=[on_h200("llama_8b_decode_c16", 0.7e-4)])
     assert found.is_right
-    assert 'bad">1.60 times as fast as its ceiling allows: the ruler is wrong' in page(found)
+    assert "<td>1.60 times as fast as its ceiling allows: the ruler is wrong" in page(found)
 
 
 def test_memory_bounds_no_launch_that_a_cache_may_hold():

@@ -114,7 +114,7 @@ def _page(described: Mapping[str, Any]) -> bytes:
 
 
 def _card(title: str, rows: Iterable[tuple[str, str]]) -> str:
-    return f"<h2>{escaped(title)}</h2>{table((), rows, 'pairs')}"
+    return f"<h2>{escaped(title)}</h2>{table((), rows)}"
 
 
 def _fields(schema: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
