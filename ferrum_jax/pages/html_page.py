@@ -1,4 +1,4 @@
-"""The parts of a page that needs nothing beside it. All that a part is given is escaped, but for what is called html."""
+"""Parts of a page that needs nothing beside it. All that a part is given is escaped, but for what is called html."""
 
 from __future__ import annotations
 
