@@ -21,7 +21,7 @@ class Beside(NamedTuple):
     """What is known of a choice beside its tokens, for callers in the engine's process: it is never sent.
 
     weights_version, weights_versions, embedding, scores, routed_experts, sampling_mask: as in RequestOutput and
-    CompletionOutput, of all tokens so far. first_token_s: of time.monotonic().
+    CompletionOutput, of all tokens so far.
     """
 
     weights_version: int = 0
@@ -30,7 +30,6 @@ class Beside(NamedTuple):
     scores: SequenceLogprobs | None = None
     routed_experts: np.ndarray | None = None
     sampling_mask: np.ndarray | None = None
-    first_token_s: float | None = None
 
 
 class Delta(NamedTuple):

@@ -98,7 +98,6 @@ class RequestOutput:
     weights_version: int = 0  # updates of the weights before its last token
     embedding: np.ndarray | None = dataclasses.field(default=None, compare=False)  # [D], from `LLM.embed` only
     scores: SequenceLogprobs | None = dataclasses.field(default=None, compare=False)  # `LLM.compute_logprobs` only
-    first_token_s: float | None = dataclasses.field(default=None, compare=False)  # of time.monotonic(), at the host
 
     @property
     def text(self) -> str:

@@ -112,7 +112,6 @@ class Collected:
             weights_version=max(each.weights_version for each in besides),
             embedding=besides[0].embedding,
             scores=next((each.scores for each in besides if each.scores is not None), None),
-            first_token_s=min([each.first_token_s for each in besides if each.first_token_s is not None], default=None),
         )
 
     def _of_prompt(self) -> tuple[dict[int, Logprob] | None, ...] | None:

@@ -1,8 +1,7 @@
-"""The rows that the engine has: when they were begun, what they are answered so far, and what it was asked of them."""
+"""The rows that the engine has: what they are answered so far, and what it was asked of them."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -12,11 +11,10 @@ from ferrum_jax.outputs import CompletionOutput, RequestOutput
 
 
 class EngineRow(NamedTuple):
-    """A row, the epoch of its lease, when it was begun, and its answers."""
+    """A row, the epoch of its lease, and its answers."""
 
     row: Row
     epoch: int
-    began_s: float
     answers: Answers
 
 
@@ -38,7 +36,7 @@ class EngineRows(dict[int, EngineRow]):
 
         before: the choices of all prompts as they were journaled; None for a kind of row that does not go on from any.
         """
-        self[index] = EngineRow(row, epoch, time.monotonic(), answers := Answers(row, before or ()))
+        self[index] = EngineRow(row, epoch, answers := Answers(row, before or ()))
         for place in answers.order:
             key = index + place * self._num_rows
             self._unanswered.add(key)

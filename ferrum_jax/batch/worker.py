@@ -272,7 +272,7 @@ class Worker:
     def _receive(self, key: int, output: Answer) -> None:
         self._check()
         place, index = self._open.of(key)
-        row, epoch, _, answers = self._open[index]
+        row, epoch, answers = self._open[index]
         if answers.begins_anew(place, output):
             self._display.say(
                 f"{row.custom_id}: an image is not what it was when the row was begun, so the row "
@@ -288,9 +288,7 @@ class Worker:
 
     def _end(self, index: int, answers: Sequence[Answer]) -> None:
         """A row's line: its answers, or the error of the first of its prompts that has one."""
-        row, epoch, began_s, _ = self._open.close(index)
-        first = [answer.first_token_s for answer in answers if isinstance(answer, RequestOutput)]
-        self._recorder.row(began_s, min((each for each in first if each is not None), default=None))
+        row, epoch, _ = self._open.close(index)
         self._num_crashes_in_turn = 0
         error = next((answer for answer in answers if isinstance(answer, ValueError)), None)
         if isinstance(error, RowCrash):

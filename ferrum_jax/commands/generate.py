@@ -69,9 +69,7 @@ def _print_stream(outputs: Iterator[RequestOutput]) -> None:
 def _print_outputs(outputs: Sequence[RequestOutput], *, as_json: bool) -> None:
     for index, output in enumerate(outputs):
         if as_json:
-            fields = dataclasses.asdict(output)
-            del fields["first_token_s"]  # of a clock that nobody else reads
-            print(json.dumps(fields))
+            print(json.dumps(dataclasses.asdict(output)))
             continue
         for choice in output.outputs:
             print(f"--- prompt {index}, choice {choice.index} ({choice.finish_reason}) ---\n{choice.text}")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import numpy as np
 
 from ferrum_jax import sampling as device_sampling
@@ -42,8 +40,6 @@ class DrawnTokens:
     def _take_row(self, choice: Choice, step: InFlight, rows: np.ndarray, place: int) -> None:
         """What a row has beside its token; a constraint that goes no further ends the request."""
         request, submission = choice.request, choice.submission
-        if submission.first_token_s is None:
-            submission.first_token_s = time.monotonic()
         if submission.options.embeds and submission.embedding is None:
             submission.embedding = step.last_states()[place]
         if choice.logprobs is not None:

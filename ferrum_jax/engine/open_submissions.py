@@ -147,7 +147,6 @@ def _beside(choice: Choice, is_last: bool) -> Beside:
         scores=scores and scores.sequence(num_cached_tokens, submission.weights_version),
         routed_experts=_experts(choice),
         sampling_mask=_mask(choice),
-        first_token_s=submission.first_token_s,
     )
 
 

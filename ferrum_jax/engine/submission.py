@@ -69,7 +69,6 @@ class Submission:
     adapter_slot: int = 0  # that it holds from when it is queued, 0 for none
     arrival: int = 0  # calls of `Engine.step` before it was queued
     embedding: np.ndarray | None = None  # [D] float32, the final hidden state of its prompt's last token
-    first_token_s: float | None = None  # of time.monotonic(), when the host had it
 
     @property
     def image_digests(self) -> tuple[str, ...]:

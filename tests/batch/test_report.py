@@ -59,19 +59,17 @@ def test_the_clock_of_the_bar_is_that_of_the_table():
     assert "1:00:00 gone" in bar_of(tally)
 
 
-def test_a_run_keeps_few_samples_and_rows_and_runs_of_older_versions_are_plotted_too():
+def test_a_run_keeps_few_samples_and_runs_of_older_versions_are_plotted_too():
     tally = Tally(num_rows=1_000)
     recorder = Recorder(tally, interval_s=0.0)
     for number in range(1_000):
         tally.num_own = number
         tally.started_s = time.monotonic() - number / 50
         recorder.sample(fake_stats)
-        recorder.row(tally.started_s + number / 100, tally.started_s + number / 80)
     stats = fake_stats() | {"startup_s": 20.0}
     run = recorder.run("one", "all done", stats, journal_s=0.0)
-    assert 100 < len(run["row_times"]["values"]) <= 200 and len(run["samples"]["values"]) <= 400
-    assert all(began <= first <= ended for began, first, ended in run["row_times"]["values"])
-    old = {name: value for name, value in run.items() if name != "row_times"}  # of a run that kept none
+    assert len(run["samples"]["values"]) <= 400
+    old = dict(run)
     old["samples"] = {
         "fields": [*FIELDS, "executables_missing"],  # which once was among them
         "values": [[*values, 0] for values in run["samples"]["values"]],

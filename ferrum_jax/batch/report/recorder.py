@@ -15,15 +15,13 @@ FIELDS = (
     *("read_tokens", "written_tokens"),  # of rows in progress too; the other counts are of rows that ended
 )
 SPECULATION = ("speculation_steps", "drafted_tokens", "accepted_tokens")  # behind these, of an engine that drafts
-ROW_FIELDS = ("began_s", "first_token_s", "ended_s")  # since the run began; first_token_s is null where there is none
 _COUNTS = ("at", "wall_s", "rows", "prompt_tokens", "cached_tokens", "output_tokens")  # of a run
 _MOST_SAMPLES = 400
-_MOST_ROWS = 200
 _KEPT_SHARE, _LEAST_KEPT_S, _MOST_KEPT_S = 0.05, 2.0, 60.0  # of the run's time, between two records of it
 
 
 class Recorder:
-    """Samples of a run, at an interval that doubles whenever there are too many, and times of some of its rows."""
+    """Samples of a run, at an interval that doubles whenever there are too many."""
 
     def __init__(
         self, tally: Tally, interval_s: float = 0.5, keep: Callable[[Mapping[str, Any]], None] = lambda stats: None
@@ -33,8 +31,6 @@ class Recorder:
         self._sampled_s = -interval_s
         self.samples: list[list[float]] = []
         self._counts_drafts = False
-        self.rows: list[list[float | None]] = []
-        self._rows_seen, self._row_step = 0, 1
 
     @property
     def is_due(self) -> bool:
@@ -63,21 +59,6 @@ class Recorder:
             self._kept_s = now_s
             self._keep(found)
 
-    def row(self, began_s: float, first_token_s: float | None) -> None:
-        """Keeps when a row that has just ended was given to the engine and had its first token, of time.monotonic().
-
-        Every row is kept until there are too many, then every second one, every fourth, and so on.
-        """
-        self._rows_seen += 1
-        if self._rows_seen % self._row_step:
-            return
-        start_s, now_s = self._tally.started_s, time.monotonic()
-        times = (began_s, first_token_s, now_s)
-        self.rows.append([None if each is None else round(each - start_s, 3) for each in times])
-        if len(self.rows) > _MOST_ROWS:
-            del self.rows[::2]
-            self._row_step *= 2
-
     def run(self, worker: str, ended: str, stats: Mapping[str, Any], *, journal_s: float) -> dict[str, Any]:
         """The record of the run so far. ended: why, or that it goes on. journal_s: of the run's time, at most."""
         tally = self._tally
@@ -95,23 +76,22 @@ class Recorder:
             "output_tokens": tally.num_output_tokens,
             "engine": dict(stats),
             "samples": {"fields": FIELDS + SPECULATION * self._counts_drafts, "values": self.samples},
-            "row_times": {"fields": ROW_FIELDS, "values": self.rows},
         }
 
 
 def run_in(said: Any) -> dict[str, Any] | None:
     """The run of a record that was kept; None where there is none, or it is damaged."""
     try:
-        engine, tables = said["engine"], [said[name] for name in ("samples", "row_times") if name in said]
+        engine, samples = said["engine"], said["samples"]
         numbers = [said[name] for name in _COUNTS] + [engine[name] for name in ("padded_tokens", "computed_tokens")]
         numbers += [engine[name] for name in (*MEDIA, "startup_s") if name in engine]
-        numbers += [value or 0 for table in tables for row in table["values"] for value in row]
-        fits = all(len(row) == len(table["fields"]) for table in tables for row in table["values"])
-        texts = [said["worker"], said["ended"], *(name for table in tables for name in table["fields"])]
+        numbers += [value for row in samples["values"] for value in row]
+        fits = all(len(row) == len(samples["fields"]) for row in samples["values"])
+        texts = [said["worker"], said["ended"], *samples["fields"]]
     except (KeyError, TypeError):
         return None
     fits = fits and all(type(each) in (int, float) for each in numbers) and all(isinstance(each, str) for each in texts)
-    return said if fits and "samples" in said else None
+    return said if fits else None
 
 
 def padding_waste(*stats: Mapping[str, Any]) -> float:
