@@ -272,8 +272,6 @@ class LLM:
         """Forgets an adapter; requests that have named it run to their end. Raises ValueError for an unknown name."""
         self.model.adapters.unload(name)
 
-    # -- generation ----------------------------------------------------------------------------------
-
     @checked
     def generate(
         self,
@@ -411,8 +409,6 @@ class LLM:
             outputs = iter(in_order(self.calls.run(asks), advance))
         return [scores_of(found and next(outputs), top, self.spec.vocab_size) for found in requests]
 
-    # -- transcriptions --------------------------------------------------------------------------------
-
     @checked
     def transcribe(
         self,
@@ -468,8 +464,6 @@ class LLM:
         """
         transcriber = self.model.transcriber
         return HeardSound.of(transcriber, transcriber.sources.of_row(sound), params)
-
-    # -- embeddings ------------------------------------------------------------------------------------
 
     @checked
     def embed(
@@ -590,8 +584,6 @@ class LLM:
     def render_chat(self, messages: Sequence[Message], **arguments: Any) -> str:
         """The text that the checkpoint's chat template makes of messages; arguments as in `chat`."""
         return self.model.prompts.render_chat(messages, **arguments)
-
-    # -- cached prefixes -------------------------------------------------------------------------------
 
     def cache_prefix(self, prompt: Prompt, *, pin: bool = False) -> int:
         """Computes a prompt, so that prompts that begin with it hit its full blocks; returns the tokens in these.

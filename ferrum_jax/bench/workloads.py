@@ -50,59 +50,27 @@ def make_workload(name: str, vocab_size: int, seed: int) -> list[Request]:
     return [(tokens(int(rng.integers(16, 1025))), int(rng.integers(8, 129))) for _ in range(48)]
 
 
-@dataclasses.dataclass(kw_only=True)
-class StepTimes:
-    """Seconds of the decode steps of a run, each a step that follows another of as many rows.
-
-    steps_s: from a dispatch to the next, which is what a step takes where the device is never without one.
-    gaps_s: for how long the device may have had nothing to do before the step. 0 where the step before was not done
-    when this one had been dispatched; else the host's time since it saw the result before that, which is the most.
-    """
-
-    steps_s: list[float] = dataclasses.field(default_factory=list)
-    gaps_s: list[float] = dataclasses.field(default_factory=list)
-
-    def summary(self) -> dict[str, float]:
-        """Nothing where no decode step followed another."""
-        if not self.steps_s:
-            return {}
-        gaps = np.quantile(self.gaps_s, (0.5, 0.9))
-        return {
-            "decode_step_s": float(np.median(self.steps_s)),
-            "decode_step_p99_s": float(np.quantile(self.steps_s, 0.99)),
-            "host_gap_s": float(gaps[0]),
-            "host_gap_p90_s": float(gaps[1]),
-            "late_steps": sum(gap > 0 for gap in self.gaps_s) / len(self.gaps_s),
-        }
-
-
 @contextlib.contextmanager
-def step_times(llm: LLM) -> Iterator[StepTimes]:
-    """Watches the runner of the LLM's engine meanwhile."""
-    runner, found = llm.engine.runner, StepTimes()
-    dispatch, last, dispatched, seen = runner.dispatch, None, 0.0, time.perf_counter()
+def step_times(llm: LLM) -> Iterator[list[float]]:
+    """Seconds from each decode step's dispatch to that of the next one of as many rows, meanwhile.
 
-    def rows(step: Any) -> np.ndarray:
-        nonlocal seen
-        result = type(step).rows(step)
-        seen = time.perf_counter()
-        return result
+    That is what a step takes where the device is never without one.
+    """
+    runner, seconds = llm.engine.runner, list[float]()
+    dispatch, last, dispatched_s = runner.dispatch, None, 0.0
 
-    def watched(plan: Any) -> Any:
-        nonlocal last, dispatched
+    def timed(plan: Any) -> Any:
+        nonlocal last, dispatched_s
         step = dispatch(plan)
-        is_late, before, dispatched = last is not None and last.is_done, dispatched, time.perf_counter()
-        num_rows = sum(shard.num_rows for shard in plan.shards)
-        if last is not None and plan.num_tokens == num_rows == last.plan.num_tokens:
-            found.steps_s.append(dispatched - before)
-            found.gaps_s.append(dispatched - seen if is_late else 0.0)
-        vars(step)["rows"] = lambda: rows(step)
-        last = step
+        before_s, dispatched_s = dispatched_s, time.perf_counter()
+        if last is not None and plan.num_tokens == sum(shard.num_rows for shard in plan.shards) == last.num_tokens:
+            seconds.append(dispatched_s - before_s)
+        last = plan
         return step
 
-    vars(runner)["dispatch"] = watched
+    vars(runner)["dispatch"] = timed
     try:
-        yield found
+        yield seconds
     finally:
         del vars(runner)["dispatch"]
 
@@ -125,7 +93,11 @@ def run_workload(llm: LLM, requests: list[Request]) -> dict[str, float]:
         "total_tok_s": (generated + sum(len(ids) for ids, _ in requests)) / wall_s,
         "padding_waste": 1 - delta["computed_tokens"] / delta["padded_tokens"],
         "preemptions": after["preemptions"] - before["preemptions"],
-        **times.summary(),
+        **(
+            {"decode_step_s": float(np.median(times)), "decode_step_p99_s": float(np.quantile(times, 0.99))}
+            if times
+            else {}
+        ),
         **delta,
     }
 

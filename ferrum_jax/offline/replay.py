@@ -8,6 +8,7 @@ the pool of embeddings that the engine had.
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 from array import array
 from collections import Counter, deque
@@ -230,14 +231,16 @@ def reuse_distances(segments: Sequence[Segment]) -> Counter[int | None]:
     """
     distances: Counter[int | None] = Counter()
     for segment in segments:
-        uses = list(_uses(segment))
-        since = _NewestUses(len(uses))
+        times: list[int] = []  # at which each block was used last, in order
         last: dict[bytes, int] = {}
-        for time, (key, is_lookup) in enumerate(uses):
+        for time, (key, is_lookup) in enumerate(_uses(segment)):
             before = last.get(key)
+            place = None if before is None else bisect.bisect_left(times, before)
             if is_lookup:
-                distances[None if before is None else since.count(before)] += 1
-            since.replace(before, time)
+                distances[None if place is None else len(times) - place - 1] += 1
+            if place is not None:
+                del times[place]
+            times.append(time)
             last[key] = time
     return distances
 
@@ -254,33 +257,3 @@ def _uses(segment: Segment) -> Iterator[tuple[bytes, bool]]:
             extend_keys(keys, root, ids, len(ids) // size, size, request.media)
             limit = (len(request.prompt_token_ids) - 1) // size
             yield from ((key, index < limit) for index, key in enumerate(keys))
-
-
-class _NewestUses:
-    """Times at which a key was used last, counted by a Fenwick tree: O(log n) each."""
-
-    def __init__(self, size: int) -> None:
-        self._tree = [0] * (size + 1)
-        self._num_keys = 0
-
-    def count(self, time: int) -> int:
-        """How many keys were used after `time`."""
-        before, index = 0, time + 1
-        while index:
-            before += self._tree[index]
-            index &= index - 1
-        return self._num_keys - before
-
-    def replace(self, before: int | None, time: int) -> None:
-        """A key that was used last at `before` is used at `time`."""
-        self._add(time, 1)
-        if before is None:
-            self._num_keys += 1
-        else:
-            self._add(before, -1)
-
-    def _add(self, time: int, value: int) -> None:
-        index = time + 1
-        while index < len(self._tree):
-            self._tree[index] += value
-            index += index & -index

@@ -40,7 +40,6 @@ def test_a_shapes_weights_are_made_on_the_device_and_its_line_is_whole(small, mo
     assert line["output_tok_s"] > 0 and line["reference"] == {"output_tok_s": 2.0, "requests": 3}
     assert line["speedup"] == round(line["output_tok_s"] / 2.0, 3)
     assert 0 < line["of_bandwidth_roofline"] < 1 and line["decode_step_s"] > 0
-    assert 0 <= line["host_gap_s"] <= line["host_gap_p90_s"] and 0 <= line["late_steps"] <= 1
     assert line["compiles_after_ready"] == 0
 
 

@@ -29,7 +29,7 @@ from ferrum_jax.batch.input.sound_folder import rows_of_folder
 from ferrum_jax.batch.job import EXIT_OK, EXIT_ROWS_FAILED, JobSettings, JobStart, run_batch
 from ferrum_jax.batch.journal.journal import Journal
 from ferrum_jax.batch.journal.merge import merge
-from ferrum_jax.batch.verify.counted_llm import CountedLLM
+from ferrum_jax.batch.verify.counted_llm import counted
 from ferrum_jax.batch.verify.findings import Findings
 from ferrum_jax.batch.verify.line_difference import BITS, DIFFERENT, TEXT, TIE, Compared, compare
 from ferrum_jax.batch.verify.margins import Parting, parting_of
@@ -190,7 +190,7 @@ class _Again:
             llm = make_llm(start, self._check)
             self._begin(llm)
             self._llm = llm
-            return CountedLLM(llm, lambda count: self._tell(f"answered {count:,} of {len(chosen):,} rows again"))
+            return counted(llm, lambda count: self._tell(f"answered {count:,} of {len(chosen):,} rows again"))
 
         with tempfile.TemporaryDirectory(prefix="ferrum-jax-verify-") as folder:
             source, target = Path(folder, "in.jsonl"), Path(folder, "out.jsonl")
