@@ -31,9 +31,10 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from ferrum_jax.executables.topology import target_devices
 from pallas_kernels.paged_attention import GpuConfig, make_schedule, paged_attention
-from pallas_kernels.paged_attention.cases import CASES, HOPPER_CASES, Case, make_shapes
+from pallas_kernels.paged_attention.cases import CASES, Case, make_shapes
 from pallas_kernels.paged_attention.support import refusals
 from pallas_kernels.target import Target
+from scripts.hopper_cases import HOPPER_CASES
 
 TARGET = Target.named("gpu:h200")
 _KERNEL = re.compile(

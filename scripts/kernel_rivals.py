@@ -22,9 +22,10 @@ import numpy as np
 
 from pallas_kernels.kv_pool import KV_DTYPES, encode, pool_shape
 from pallas_kernels.paged_attention import AttentionConfig, GpuConfig, make_schedule, paged_attention
-from pallas_kernels.paged_attention.cases import CASES, HOPPER_CASES, Arguments, Case, make_batch
+from pallas_kernels.paged_attention.cases import CASES, Arguments, Case, make_batch
 from pallas_kernels.paged_attention.gpu.config import HEAD_DIMS
 from pallas_kernels.target import Target
+from scripts.hopper_cases import HOPPER_CASES
 
 _REPEATS = 20
 _CALLS = 8  # in one sample, one after the other

@@ -423,29 +423,6 @@ REAL_CASES = (
 )
 
 
-# More cases, for Hopper's kernels alone.
-HOPPER_CASES = (
-    *(_decode(name=f"llama_8b_decode_{dtype}_c16", kv_dtype=dtype, **_LLAMA_8B) for dtype in ("int8", "fp8_e4m3")),
-    _mixed(name="llama_8b_mixed_int8_c16", kv_dtype="int8", **_LLAMA_8B),
-    _mixed(name="llama_8b_mixed_fp8_e4m3", block_size=32, kv_dtype="fp8_e4m3", **_LLAMA_8B),
-    _mixed(name="llama_8b_mixed_fp8_e5m2_c256", block_size=256, kv_dtype="fp8_e5m2", **_LLAMA_8B),
-    _mixed(name="phi3_mixed", num_heads=32, num_kv_heads=32, head_dim=96, window=2047),
-    _mixed(name="phi3_mixed_int8", num_heads=32, num_kv_heads=32, head_dim=96, window=2047, kv_dtype="int8"),
-    _mixed(name="gemma_mixed_int8", window=1024, soft_cap=50.0, kv_dtype="int8", **_GEMMA),
-    _mixed(name="oss_mixed_int8", window=128, has_sinks=True, kv_dtype="int8", **_OSS),
-    _mixed(name="gemma4_mixed", **_GEMMA4),
-    _mixed(name="gemma4_mixed_int8", kv_dtype="int8", **_GEMMA4),
-    _mixed(name="gemma4_mixed_fp8_c64", block_size=64, kv_dtype="fp8_e4m3", **_GEMMA4),
-    _mixed(name="gemma4_mixed_image", spans=((60, 1100, 1356),), **_GEMMA4),
-    _mixed(name="mimo_v2_mixed", num_kv_heads=4, **_MIMO),
-    _mixed(name="mimo_v2_mixed_window", num_kv_heads=8, window=128, has_sinks=True, **_MIMO),
-    _mixed(name="mimo_v2_mixed_int8", num_kv_heads=4, kv_dtype="int8", **_MIMO),
-    _mixed(name="llama4_mixed", window=8192, chunked=True, **_LLAMA4),
-    _mixed(name="gemma3_mixed_image", window=1024, spans=((60, 1100, 1356),), **_GEMMA),
-    _mixed(name="gemma3_mixed_image_no_window", spans=((60, 1100, 1356),), **_GEMMA),
-)
-
-
 CASES = TINY_CASES + CHUNKED_CASES + WIDE_HEAD_CASES + SPAN_CASES + INVARIANT_CASES + LATENT_CASES + REAL_CASES
 
 
