@@ -179,6 +179,17 @@ def cache_groups(
     return (*groups, CacheGroup(kind="window", layers=windowed, window=window, chunked=chunked)) if windowed else groups
 
 
+def axial_tower_readers(config: object) -> tuple[ConfigReader, ConfigReader]:
+    """Readers of a `vision_config` and of its rope_parameters. Raises ValueError for a rotation that is not axial."""
+    if not isinstance(config, Mapping):
+        raise ValueError(f"vision_config is {shown(config)}; it must be an object")
+    reader = ConfigReader(config)
+    rope = ConfigReader(reader.get("rope_parameters", {}))
+    if rope.get("rope_type", "axial") != "axial":
+        raise ValueError(f"vision_config's rope_type is {shown(rope.get('rope_type', 'axial'))}; it must be 'axial'")
+    return reader, rope
+
+
 def window_within(reader: ConfigReader) -> int | None:
     """The sliding window; None where the config says null, or one that is as long as the longest context."""
     window = reader.nullable("sliding_window", None)

@@ -24,8 +24,7 @@ from ferrum_jax.layers.linear import Linear
 from ferrum_jax.layers.mlp import activation_of
 from ferrum_jax.layers.norm import LayerNorm, RMSNorm
 from ferrum_jax.models import glm4, tensors
-from ferrum_jax.models.bounds import shown
-from ferrum_jax.models.config_reader import ConfigReader
+from ferrum_jax.models.config_reader import ConfigReader, axial_tower_readers
 from ferrum_jax.models.family import Family
 from ferrum_jax.models.pixtral import EPS, GatedTowerLayer, through_layers
 from ferrum_jax.models.qwen3_vl import with_sections
@@ -141,12 +140,7 @@ def vision_spec_from(config: object, width: int) -> VisionSpec:
 
     Raises ValueError naming what is missing or not understood.
     """
-    if not isinstance(config, Mapping):
-        raise ValueError(f"vision_config is {shown(config)}; it must be an object")
-    reader = ConfigReader(config)
-    rope = ConfigReader(reader.get("rope_parameters", {}))
-    if rope.get("rope_type", "axial") != "axial":
-        raise ValueError(f"vision_config's rope_type is {shown(rope.get('rope_type', 'axial'))}; it must be 'axial'")
+    reader, rope = axial_tower_readers(config)
     reader.only(rms_norm_eps=EPS, attention_bias=False)
     reader.leave("hidden_dropout_prob")  # of training
     image, patch = reader.alike("image_size", 336), reader.alike("patch_size", 14)

@@ -28,7 +28,7 @@ from ferrum_jax.layers.rope import rotate
 from ferrum_jax.layers.segment_attention import attention_of_tiles, in_tiles, map_tiles, num_real_tiles, tile_of
 from ferrum_jax.models import tensors
 from ferrum_jax.models.bounds import shown
-from ferrum_jax.models.config_reader import ConfigReader
+from ferrum_jax.models.config_reader import ConfigReader, axial_tower_readers
 from ferrum_jax.models.vision_tower import PREFIX, ImagePatches, PatchProjection
 from ferrum_jax.spec import ModelSpec, VisionSpec
 
@@ -157,12 +157,7 @@ def vision_spec_from(config: object, width: int, merge: int) -> VisionSpec:
 
     Raises ValueError naming what is missing or not understood.
     """
-    if not isinstance(config, Mapping):
-        raise ValueError(f"vision_config is {shown(config)}; it must be an object")
-    reader = ConfigReader(config)
-    rope = ConfigReader(reader.get("rope_parameters", {}))
-    if rope.get("rope_type", "axial") != "axial":
-        raise ValueError(f"vision_config's rope_type is {shown(rope.get('rope_type', 'axial'))}; it must be 'axial'")
+    reader, rope = axial_tower_readers(config)
     reader.leave("image_size", "vocab_size")  # no image's embeddings depend on them
     patch = reader.alike("patch_size", 16)
     spec = VisionSpec(

@@ -14,7 +14,7 @@ from typing import Any
 
 from ferrum_jax.models import qwen
 from ferrum_jax.models.bounds import shown
-from ferrum_jax.models.config_reader import ConfigReader
+from ferrum_jax.models.config_reader import ConfigReader, axial_tower_readers
 from ferrum_jax.models.family import Family
 from ferrum_jax.models.text_part import seeing, text_part_from
 from ferrum_jax.models.vision_tower import tower_rules
@@ -82,12 +82,7 @@ def vision_spec_from(config: object, width: int, deepstack: Sequence[int]) -> Vi
 
     Raises ValueError naming what is missing or not understood.
     """
-    if not isinstance(config, Mapping):
-        raise ValueError(f"vision_config is {shown(config)}; it must be an object")
-    reader = ConfigReader(config)
-    rope = ConfigReader(reader.get("rope_parameters", {}))
-    if rope.get("rope_type", "axial") != "axial":
-        raise ValueError(f"vision_config's rope_type is {shown(rope.get('rope_type', 'axial'))}; it must be 'axial'")
+    reader, rope = axial_tower_readers(config)
     patch = reader.alike("patch_size", 16)
     spec = VisionSpec(
         hidden_size=reader.get("hidden_size", 1152),
