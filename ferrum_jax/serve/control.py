@@ -11,8 +11,6 @@ from ferrum_jax.llm import LLM
 from ferrum_jax.serve.engine_thread import EngineThread
 from ferrum_jax.serve.folders_below import folder_below
 
-VERBS = ("pause", "resume", "sleep", "wake_up", "update_weights", "weights_checksum", "state")
-
 
 def control(
     llm: LLM, thread: EngineThread, verb: str, arguments: Mapping[str, Any], weights_root: str | None

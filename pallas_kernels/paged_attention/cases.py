@@ -160,23 +160,11 @@ class _Heads(TypedDict, total=False):
 
 
 _DECODE = ((5, 1), (130, 1), (63, 1), (64, 1))
-
-
 _MIXED = ((40, 1), (0, 1), (129, 1), (0, 21), (33, 5))
-
-
 _LONG = ((40, 1), (0, 1), (129, 1), (0, 70), (33, 5), (16, 48))
-
-
 _tiny_decode = functools.partial(Case, rows=_DECODE, num_tokens=4, num_rows=4, decode_only=True, tiny=True)
-
-
 _tiny_mixed = functools.partial(Case, rows=_MIXED, num_tokens=32, num_rows=8, tiny=True)
-
-
 _F32: _Dtypes = {"dtype": "float32", "kv_dtype": "float32"}
-
-
 TINY_CASES = (
     _tiny_decode(name="decode_gqa"),
     _tiny_decode(name="decode_one_token", rows=((0, 1),), num_tokens=1, num_rows=1, **_F32),
@@ -232,8 +220,6 @@ CHUNKED_CASES = (
     _tiny_mixed(name="mixed_chunked_f32", rows=_LONG, num_tokens=160, window=20, chunked=True, **_F32),
     _tiny_mixed(name="mixed_chunked_int8", kv_dtype="int8", head_dim=64, window=64, chunked=True),
 )
-
-
 # Heads wider than 256, and with values narrower than keys.
 _narrow: Any = {"head_dim": 192, "v_head_dim": 128}
 WIDE_HEAD_CASES = (
@@ -246,116 +232,40 @@ WIDE_HEAD_CASES = (
     _tiny_mixed(name="mixed_narrow_values_int8", kv_dtype="int8", num_kv_heads=1, block_size=64, **_narrow),
     _tiny_mixed(name="mixed_narrow_values_f32", rows=_LONG, num_tokens=128, head_dim=96, v_head_dim=64, **_F32),
 )
-
-
-INVARIANT_CASES = (
-    Case(name="invariant", rows=_LONG, num_tokens=128, num_rows=64, invariant=True, tiny=True, head_dim=16, **_F32),
-    Case(
-        name="invariant_window",
-        rows=_LONG,
-        num_tokens=128,
-        num_rows=64,
-        invariant=True,
-        window=20,
-        tiny=True,
-        head_dim=16,
-        **_F32,
-    ),
-    Case(
-        name="invariant_chunked",
-        rows=_LONG,
-        num_tokens=128,
-        num_rows=64,
-        invariant=True,
-        window=20,
-        chunked=True,
-        tiny=True,
-        head_dim=16,
-        **_F32,
-    ),
+_invariant = functools.partial(
+    Case, rows=_LONG, num_tokens=128, num_rows=64, invariant=True, tiny=True, head_dim=16, **_F32
 )
-
-
+INVARIANT_CASES = (
+    _invariant(name="invariant"),
+    _invariant(name="invariant_window", window=20),
+    _invariant(name="invariant_chunked", window=20, chunked=True),
+)
 _TINY_LATENT: Any = {"num_heads": 3, "num_kv_heads": 1, "head_dim": 128, "rope_dim": 16}
-
-
+_latent_decode = functools.partial(_tiny_decode, **_TINY_LATENT)
+_latent_mixed = functools.partial(_tiny_mixed, **_TINY_LATENT)
+_ENDS = ((127, 1), (0, 1), (128, 1), (300, 1))  # of a query tile, and within one
+_VERIFIED = ((126, 4), (5, 1), (0, 2), (40, 8), (125, 3))  # the last one ends the step within a query tile
 # "mosaic_gpu" has those of rows of one query.
 LATENT_CASES = (
-    Case(name="decode_latent", rows=_DECODE, num_tokens=5, num_rows=6, decode_only=True, tiny=True, **_TINY_LATENT),
-    Case(
-        name="decode_latent_f32_soft_cap",
-        rows=((127, 1), (0, 1), (128, 1), (300, 1)),
-        num_tokens=8,
-        num_rows=8,
-        decode_only=True,
-        soft_cap=20.0,
-        tiny=True,
-        **_TINY_LATENT,
-        **_F32,
-    ),
-    Case(
-        name="decode_latent_fp8",
-        rows=_DECODE,
-        num_tokens=4,
-        num_rows=4,
-        block_size=32,
-        decode_only=True,
-        dtype="bfloat16",
-        kv_dtype="fp8_e4m3",
-        tiny=True,
-        **_TINY_LATENT,
-    ),
-    Case(name="mixed_latent", rows=_MIXED, num_tokens=40, num_rows=6, tiny=True, **_TINY_LATENT),
-    Case(
-        name="verify_latent_f32_soft_cap",
-        rows=((126, 4), (5, 1), (0, 2), (40, 8), (125, 3)),  # the last one ends the step within a query tile
-        num_tokens=18,
-        num_rows=5,
-        soft_cap=20.0,
-        tiny=True,
-        **_TINY_LATENT,
-        **_F32,
-    ),
+    _latent_decode(name="decode_latent", num_tokens=5, num_rows=6),
+    _latent_decode(name="decode_latent_f32_soft_cap", rows=_ENDS, num_tokens=8, num_rows=8, soft_cap=20.0, **_F32),
+    _latent_decode(name="decode_latent_fp8", block_size=32, kv_dtype="fp8_e4m3"),
+    _latent_mixed(name="mixed_latent", num_tokens=40, num_rows=6),
+    _latent_mixed(name="verify_latent_f32_soft_cap", rows=_VERIFIED, num_tokens=18, num_rows=5, soft_cap=20.0, **_F32),
 )
-
-
 _decode = functools.partial(Case, rows=((2047, 1),) * 64, num_tokens=64, num_rows=64, decode_only=True)
-
-
 _prefill = functools.partial(Case, rows=((3584, 512),), num_tokens=512, num_rows=1)
-
-
 # Each row's token and three drafts.
 _verify = functools.partial(Case, rows=((2044, 4),) * 64, num_tokens=256, num_rows=64)
-
-
 _mixed = functools.partial(Case, rows=(*((2047, 1),) * 60, (1024, 452)), num_tokens=512, num_rows=64)
-
-
 _LLAMA_8B: _Heads = {"num_heads": 32, "num_kv_heads": 8}
-
-
 _QWEN3_SMALL: _Heads = {"num_heads": 16, "num_kv_heads": 8}  # 0.6B
-
-
 _QWEN3_MOE_TP4: _Heads = {"num_heads": 8, "num_kv_heads": 1}  # 30B-A3B, on each of four devices
-
-
 _GEMMA: _Heads = {"num_heads": 8, "num_kv_heads": 4, "head_dim": 256}
-
-
 _LATENT: Any = {"num_kv_heads": 1, "head_dim": 512, "rope_dim": 64}
-
-
 _GEMMA4: _Heads = {"num_heads": 32, "num_kv_heads": 4, "head_dim": 512}  # 31B's layers without a window
-
-
 _MIMO: Any = {"num_heads": 64, "head_dim": 192, "v_head_dim": 128}
-
-
 _LLAMA4: _Heads = {"num_heads": 40, "num_kv_heads": 8}
-
-
 _OSS: _Heads = {"num_heads": 64, "num_kv_heads": 8, "head_dim": 64}
 
 
@@ -376,7 +286,6 @@ LONG_CASES = tuple(
         _long(f"llama_8b_mixed_{name}", context, chunk=257, **_LLAMA_8B),
     )
 )
-
 
 REAL_CASES = (
     *(_decode(name=f"llama_8b_decode_c{C}", block_size=C, **_LLAMA_8B) for C in (16, 128)),
@@ -422,9 +331,7 @@ REAL_CASES = (
     ),
 )
 
-
 CASES = TINY_CASES + CHUNKED_CASES + WIDE_HEAD_CASES + SPAN_CASES + INVARIANT_CASES + LATENT_CASES + REAL_CASES
-
 
 _POOL_BYTES = 2**30  # XLA puts a pool that fits there into VMEM, and a kernel's schedule is then another
 
