@@ -37,20 +37,7 @@ def add(commands: Any) -> None:
     bench.add_argument(
         "--text", type=Path, metavar="FILE", help="with weights_error, the text to predict (default: a few lines)"
     )
-    bench.add_argument("serve", nargs="?", action=_Serve, help=argparse.SUPPRESS)
     add_model(bench)
-
-
-class _Serve(argparse.Action):
-    """`bench serve` was a command: names what measures a server instead of it."""
-
-    def __call__(self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, *_: Any) -> None:
-        if values == "serve":
-            parser.error(
-                "a running server is measured by `vllm bench serve` or `guidellm run`; the guide to serving says how"
-            )
-        if values is not None:
-            parser.error(f"unrecognized arguments: {values}")
 
 
 def _run(args: argparse.Namespace) -> int:

@@ -5,9 +5,6 @@ from __future__ import annotations
 import time
 from types import SimpleNamespace
 
-import pytest
-
-from ferrum_jax.__main__ import main
 from ferrum_jax.bench import workloads
 from ferrum_jax.bench.workloads import step_times
 
@@ -35,13 +32,6 @@ def test_only_steps_of_decoding_rows_that_follow_their_like_are_timed() -> None:
     assert len(watch([plan_of(4, 4)] * 4)) == 3 and min(watch([plan_of(4, 4)] * 2)) >= 0.01
     assert len(watch([plan_of(1, 7), plan_of(1, 1), plan_of(1, 1), plan_of(2, 2)])) == 1
     assert watch([plan_of(1, 7), plan_of(1, 7)]) == []
-
-
-def test_bench_serve_names_what_measures_a_server(capsys):
-    with pytest.raises(SystemExit, match="2"):
-        main(["bench", "serve", "--url", "http://127.0.0.1:8000", "--num-prompts", "8"])
-    said = capsys.readouterr().err
-    assert "`vllm bench serve` or `guidellm run`" in said and "unrecognized" not in said
 
 
 def test_a_share_of_the_bandwidth_above_1_is_refused_as_a_measurement():
