@@ -217,7 +217,6 @@ MAY_IMPORT = {
         "ferrum_jax.progress",
         "ferrum_jax.quoting",
         "ferrum_jax.sampling",
-        "ferrum_jax.transcribing",
         "nouns",
     ),
     "ferrum_jax.layers": (
