@@ -27,6 +27,7 @@ HEAD = "lm_head.weight"
 MISTRALS_HEAD = "output.weight"  # what it is called where a checkpoint has Mistral's own names
 CLASSES = "score."  # prefix of the names of a head that tells classes apart
 TOWER = "vision_tower.vision_model."  # prefix of the names of a SigLIP tower's tensors
+BESIDE_TOWER = "model.language_model."  # prefix of a text part's names in the reference, but for the head's
 THINKER = "thinker."  # prefix of all names in Qwen's own files of models that hear
 # What names of the reference begin with, and what is there in its place in such files.
 _IN_THINKER = {
@@ -97,7 +98,7 @@ class Rule:
     experts: more than 0 stacks the tensors of experts 0 .. experts - 1: [E, *shape of one].
     part: the slice of each source; None takes it whole. The parts of a tensor must cover it, each row once.
     shift: by how much the number of a layer is less in the source than in the target.
-    joined: the tensor, or its part, that some checkpoints have in its place, such as one that holds all experts.
+    instead: tensors, or parts, that some checkpoints have in its place, such as one that holds all experts.
 
     Raises ValueError when the placeholders do not fit `layers` and `experts`.
     """
@@ -107,7 +108,7 @@ class Rule:
     layers: tuple[int, ...] = ()
     experts: int = 0
     part: TensorSlice | None = None
-    joined: StoredTensor | None = None
+    instead: tuple[StoredTensor, ...] = ()
     shift: int = 0
 
     def __post_init__(self) -> None:
@@ -121,8 +122,8 @@ class Rule:
 
     def renamed(self, rename: Callable[[str], str]) -> Rule:
         """The rule of tensors that have other names."""
-        joined = None if self.joined is None else dataclasses.replace(self.joined, name=rename(self.joined.name))
-        return dataclasses.replace(self, source=rename(self.source), joined=joined)
+        instead = tuple(StoredTensor(rename(other.name), other.part) for other in self.instead)
+        return dataclasses.replace(self, source=rename(self.source), instead=instead)
 
     def expand(self) -> list[tuple[str, tuple[StoredTensor, ...]]]:
         """(target, sources) of every layer; there is one source, or one for each expert."""
@@ -195,17 +196,19 @@ def as_stored(rules: Sequence[Rule], names: Iterable[str]) -> tuple[Rule, ...]:
     """The rules for tensors of these names.
 
     "model." is dropped if a base model was saved alone and none has it, and so is "vision_model." of a tower, which
-    later versions of the reference write without it. Names of Qwen's own files are under "thinker.". A rule's `joined`
-    is taken where there is one.
+    later versions of the reference write without it. A text part's names may be those of the reference. Names of Qwen's
+    own files are under "thinker.". A rule takes the first of its `instead` that is there.
     """
     names = set(names)
     if any(name.startswith(THINKER) for name in names):
-        return tuple(_joined(rule.renamed(in_thinker), names) for rule in rules)
+        return tuple(_as_found(rule.renamed(in_thinker), names) for rule in rules)
     if not any(name.startswith(TOWER) for name in names):
         rules = [rule.renamed(lambda name: name.replace(TOWER, TOWER.partition(".")[0] + ".")) for rule in rules]
+    if any(name.startswith(BESIDE_TOWER) for name in names):
+        rules = [rule.renamed(_beside_tower) for rule in rules]
     if saved_alone(names):
         rules = [rule.renamed(lambda name: name.removeprefix(BASE)) for rule in rules]
-    return tuple(_joined(rule, names) for rule in rules)
+    return tuple(_as_found(rule, names) for rule in rules)
 
 
 def in_thinker(name: str) -> str:
@@ -216,11 +219,17 @@ def in_thinker(name: str) -> str:
     return THINKER + name
 
 
-def _joined(rule: Rule, names: set[str]) -> Rule:
-    joined = rule.joined
-    if joined is None or not any(rule.in_source(joined.name, layer) in names for layer in rule.layers):
-        return rule
-    return dataclasses.replace(rule, source=joined.name, part=joined.part, experts=0, joined=None)
+def _beside_tower(name: str) -> str:
+    """What the reference calls a tensor of a text part that other checkpoints have under "language_model."."""
+    own = name.removeprefix("language_model.")
+    return name if own == name else own.replace(BASE, BESIDE_TOWER, 1)
+
+
+def _as_found(rule: Rule, names: set[str]) -> Rule:
+    for other in rule.instead:
+        if any(rule.in_source(other.name, layer) in names for layer in rule.layers or (0,)):
+            return dataclasses.replace(rule, source=other.name, part=other.part, experts=0, instead=())
+    return rule
 
 
 def saved_alone(names: Iterable[str]) -> bool:

@@ -122,7 +122,7 @@ def _rules(spec: ModelSpec) -> tuple[Rule, ...]:
         *(rule.renamed(lambda name: name.replace("o_proj", "dense")) for rule in attention_rules(spec)),
         *tensors.in_layers({"self_attn.g_proj": "attention.gate_heads"}, spec.attention_layers, tensors.WEIGHT),
         *(rule for rule in delta if rule not in outputs),
-        *tensors.or_named(outputs, "o_proj", "dense"),
+        *tensors.or_named(outputs, {"o_proj": "dense"}),
         *tensors.mlp_rules(spec),
         *tensors.expert_rules(spec, correction="gate.expert_bias", shared="shared_experts"),
     )

@@ -25,6 +25,19 @@ _ATTENTION = {
     "self_attn.learnable_sink_param": "attention.sinks",
 }
 
+# What the reference implementation says in names of tensors: as it saves them, and internally.
+_AS_SAVED = {
+    ".gate_proj": ".linear_gate",
+    "attn.linear_gate": "attn.gate_proj",
+    "learnable_sink_param": "sinks",
+    "hc_attn_layer.hc_pre.": "hc_pre.hc_attn_layer.",
+    "hc_pre.hc_attn_layer.hc_": "attn_hc.",
+    "hc_mlp_layer.hc_pre.": "hc_pre.hc_mlp_layer.",
+    "hc_pre.hc_mlp_layer.hc_": "ffn_hc.",
+    "model.hc_head.": "model.hc_pre.hc_head.",
+    "hc_head.hc_head_": "hc_head.hc_",
+}
+
 
 def _spec(reader: ConfigReader) -> ModelSpec:
     reader.only(**_ONLY)
@@ -60,7 +73,7 @@ def _rules(spec: ModelSpec) -> tuple[Rule, ...]:
         f"{theirs}.hc_pre.{name}": f"{ours}.{part}" for theirs, ours in halves.items() for name, part in _HYPER.items()
     }
     of_head = {f"hc_head_{name.removeprefix('hc_')}": part for name, part in _HYPER.items()}
-    return (
+    rules = (
         *tensors.frame_rules(spec),
         *tensors.named_rules("model.hc_head.", "streams.", of_head),
         *tensors.in_layers(names, every),
@@ -68,6 +81,7 @@ def _rules(spec: ModelSpec) -> tuple[Rule, ...]:
         *tensors.mlp_rules(spec),
         *_expert_rules(spec),
     )
+    return tensors.or_named(rules, _AS_SAVED)
 
 
 def _expert_rules(spec: ModelSpec) -> tuple[Rule, ...]:

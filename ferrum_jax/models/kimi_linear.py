@@ -86,7 +86,7 @@ def _rules(spec: ModelSpec) -> tuple[Rule, ...]:
         *tensors.frame_rules(spec),
         *attention_rules(spec),
         *delta_rules(spec, DELTA | _LOW_RANK | {"A_log": "a_log_by_head"}),
-        *tensors.or_named(tensors.mlp_rules(spec), ".mlp.", ".block_sparse_moe."),
+        *tensors.or_named(tensors.mlp_rules(spec), {".mlp.": ".block_sparse_moe."}),
         *tensors.expert_rules(spec, **tensors.MIXTRALS_EXPERTS, shared="shared_experts"),
     )
 

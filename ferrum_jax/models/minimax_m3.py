@@ -12,7 +12,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from checkpoints.rules import Rule
+from checkpoints.rules import Rule, StoredTensor
 from ferrum_jax.models import tensors
 from ferrum_jax.models.bounds import shown
 from ferrum_jax.models.config_reader import ConfigReader
@@ -37,10 +37,17 @@ _ONLY = {"scoring_func": "sigmoid", "use_routing_bias": True, "use_qk_norm": Tru
 _ONLY |= {"use_gemma_norm": True, "n_shared_experts": 1}
 _INDEXER_ONLY = {"use_sparse_attention": True, "sparse_score_type": "max", "sparse_init_block": 0}
 _MTP = ("use_mtp", "num_mtp_modules", "mtp_transformer_layers", "num_nextn_predict_layers")
+# What the reference's own text models say in names of tensors.
+_AS_SAVED = {
+    "self_attn.index_": "self_attn.indexer.",
+    "block_sparse_moe.e_score": "mlp.gate.e_score",
+    "block_sparse_moe.": "mlp.",
+}
 _OF_IMAGES = (
     *("vision_config", "image_token_index", "video_token_index", "image_token_id", "video_token_id"),
     *("projector_hidden_size", "projector_hidden_act", "multimodal_projector_bias", "vision_feature_layer"),
     *("vision_feature_select_strategy", "image_seq_length", "image_grid_pinpoints", "img_token_compression_config"),
+    "merged_hidden_size",
 )
 
 
@@ -52,7 +59,9 @@ def _spec(reader: ConfigReader) -> ModelSpec:
     clamps = (("swiglu_limit", 7.0), ("swiglu_alpha", 1.702))
     limits: dict[str, Any] = {key: float(reader.get(key, value)) for key, value in clamps}
     head_dim = reader.require("head_dim")
-    rope = rope_from(reader, partial_rotary_factor=reader.get("rotary_dim", 64) / head_dim)
+    turning = reader.get("rotary_dim", 64)
+    # The reference reads the factor alone, which published configs have beside rotary_dim; saved ones nest it.
+    rope = rope_from(reader, partial_rotary_factor=1.0 if reader.said("rope_parameters") else turning / head_dim)
     attention = attention_from(reader, qk_norm=QkNorm(), rope=rope)
     indexer = _indexer(reader, attention.num_key_value_heads, rope.rotary_dim(head_dim))
     num_layers = reader.require("num_hidden_layers")
@@ -138,7 +147,25 @@ def _rules(spec: ModelSpec) -> tuple[Rule, ...]:
     names = {"index_q_proj": "heads", "index_k_proj": "k", "index_q_norm": "q_norm", "index_k_norm": "k_norm"}
     indexer = {f"self_attn.{theirs}": f"attention.indexer.{ours}" for theirs, ours in names.items()}
     experts = tensors.MIXTRALS_EXPERTS | {"correction": "e_score_correction_bias", "shared": "shared_experts"}
-    return (*tensors.weight_rules(spec, experts=experts), *tensors.in_layers(indexer, indexed, tensors.WEIGHT))
+    of_decoder = _or_fused(tensors.joined(tensors.weight_rules(spec, experts=experts), spec), spec)
+    return tensors.or_named((*of_decoder, *tensors.in_layers(indexer, indexed, tensors.WEIGHT)), _AS_SAVED)
+
+
+def _or_fused(rules: tuple[Rule, ...], spec: ModelSpec) -> tuple[Rule, ...]:
+    """The rules, those of gate and up of MLPs and shared experts with the tensor that may hold both."""
+    widths = {"mlp": spec.mlp.intermediate_size}
+    widths |= {"mlp.shared": spec.experts.shared_intermediate_size} if spec.experts else {}
+    parts = {
+        f"layers.{{i}}.{name}.{half}.weight": part
+        for name, width in widths.items()
+        for half, part in tensors.halves(width).items()
+    }
+
+    def fused(rule: Rule) -> Rule:
+        name = f"{rule.source.rsplit('.', 2)[0]}.gate_up_proj.weight"
+        return dataclasses.replace(rule, instead=(StoredTensor(name, parts[rule.target]),))
+
+    return tuple(fused(rule) if rule.target in parts else rule for rule in rules)
 
 
 def _harmless(spec: ModelSpec) -> tuple[str, ...]:

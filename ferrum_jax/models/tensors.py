@@ -120,17 +120,24 @@ def joined(rules: Iterable[Rule], spec: ModelSpec, *, transposed: bool = False) 
     def with_stack(rule: Rule) -> Rule:
         part = parts.get(rule.target.rpartition(".")[2], TensorSlice(transposed=True) if transposed else None)
         name = "down_proj" if rule.target.endswith("down") else "gate_up_proj"
-        return dataclasses.replace(rule, joined=StoredTensor(rule.source.partition("{e}")[0] + name, part))
+        return dataclasses.replace(rule, instead=(StoredTensor(rule.source.partition("{e}")[0] + name, part),))
 
     return tuple(with_stack(rule) if rule.experts else rule for rule in rules)
 
 
-def or_named(rules: Iterable[Rule], theirs: str, instead: str) -> tuple[Rule, ...]:
-    """The rules of tensors in whose names some checkpoints say something else instead."""
-    return tuple(
-        dataclasses.replace(rule, joined=StoredTensor(rule.source.replace(theirs, instead), rule.part))
-        for rule in rules
-    )
+def or_named(rules: Iterable[Rule], instead: Mapping[str, str]) -> tuple[Rule, ...]:
+    """The rules of tensors in whose names some checkpoints say something else.
+
+    instead: what they say, by parts of names; it may replace parts of names that an earlier one gave.
+    """
+
+    def also(rule: Rule) -> Rule:
+        known = [*rule.instead] if rule.experts else [StoredTensor(rule.source, rule.part), *rule.instead]
+        for part, other in instead.items():
+            known += [StoredTensor(x.name.replace(part, other), x.part) for x in known if part in x.name]
+        return dataclasses.replace(rule, instead=tuple(known if rule.experts else known[1:]))
+
+    return tuple(map(also, rules))
 
 
 def expert_rules(

@@ -15,6 +15,7 @@ from ferrum_jax.models.family import Family
 from ferrum_jax.spec import ModelSpec, SoundSpec, VisionSpec
 
 IMAGES = ("vision_tower.*", "multi_modal_projector.*", "mm_projector.*")  # tensors that concern images alone
+_IN_ALL = (*IMAGES, *(f"model.{name}" for name in IMAGES))  # in published files, and in the reference's
 _INHERITED = ("dtype", "torch_dtype", "eos_token_id", "tie_word_embeddings")
 
 
@@ -59,7 +60,7 @@ def text_part_of(text: Family, of_images: Iterable[str], *, models: str, notes: 
         defaults={},
         respell=dict,
         weight_rules=lambda spec: tuple(rule.renamed(in_language_model) for rule in text.weight_rules(spec)),
-        harmless=lambda spec: (*IMAGES, *map(in_language_model, text.harmless(spec))),
+        harmless=lambda spec: (*_IN_ALL, *map(in_language_model, text.harmless(spec))),
         models=models,
         notes=notes,
     )

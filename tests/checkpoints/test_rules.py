@@ -143,7 +143,7 @@ def test_a_layer_may_have_a_smaller_number_in_the_checkpoint_than_in_the_model()
         ("layers.5.w", "mtp.layers.1.w"),
     ]
     stacked = dataclasses.replace(
-        rule, source="mtp.layers.{i}.{e}", experts=2, joined=StoredTensor("mtp.layers.{i}.all")
+        rule, source="mtp.layers.{i}.{e}", experts=2, instead=(StoredTensor("mtp.layers.{i}.all"),)
     )
     (found,) = as_stored([stacked], ["mtp.layers.0.all", "mtp.layers.1.all", "model.norm"])
     assert [str(*sources) for _, sources in found.expand()] == ["mtp.layers.0.all", "mtp.layers.1.all"]
