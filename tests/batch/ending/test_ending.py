@@ -208,7 +208,7 @@ def test_the_pace_of_several_workers_is_their_mean_by_what_they_measured():
 
 def others(*workers: dict) -> list[WorkerPace]:
     pace = TokenPace(0.1, 1.0, 0.05, 10)
-    common = {"pace": pace, "begun": (0.0, 0.0), "row_s": 10.0, "spent_s": 100.0, "price_per_hour": None}
+    common = {"pace": pace, "row_s": 10.0, "spent_s": 100.0, "price_per_hour": None}
     return [WorkerPace(**{**common, **worker}) for worker in workers]
 
 
@@ -228,7 +228,7 @@ def test_the_cost_of_a_worker_that_is_at_work_grows_and_that_of_a_dead_one_does_
 
 def test_what_dead_workers_had_begun_and_took_is_left_for_those_at_work():
     ending, _ = clocked([(0, 10)] * 20)
-    dead = {"begun": (0.0, 80.0), "row_s": 60.0}
+    dead = {"under_way": (0.0, 80.0), "row_s": 60.0, "last_s": 60.0}
     undone = np.arange(20)
 
     def seconds(*workers: dict) -> float:
@@ -237,11 +237,15 @@ def test_what_dead_workers_had_begun_and_took_is_left_for_those_at_work():
         assert outlook is not None and outlook.num_alive == 1 + sum(worker.get("is_alive", False) for worker in workers)
         return outlook.seconds
 
-    assert seconds(dead) == pytest.approx(200.0 + 0.5 * 60.0)  # this one has not measured a row of its own
-    assert seconds(dead | {"is_alive": True}) == pytest.approx((200.0 - 80.0) / 2 + 0.5 * 60.0)
+    assert seconds(dead) == pytest.approx(200.0 + 0.4 * 60.0)  # this one has not measured a row of its own
+    assert seconds(dead | {"is_alive": True}) == pytest.approx((200.0 - 80.0) / 2 + 0.4 * 60.0)
     for index in range(6):
         ending.begin(index)
-    assert seconds(dead | {"is_alive": True}) == pytest.approx((200.0 - 60.0 - 80.0) / 2 + 0.5 * 60.0)
+    assert seconds(dead | {"is_alive": True}) == pytest.approx((200.0 - 80.0) / 2 + 0.4 * 60.0)  # nothing is computed
+    ending.progress = lambda: {index: (1.0, 5.0) for index in range(6)}
+    assert seconds(dead | {"is_alive": True}) == pytest.approx((200.0 - 80.0 - 30.0) / 2 + 0.4 * 60.0)
+    assert seconds(dead | {"last_s": 600.0}) == pytest.approx(200.0 - 30.0 + 0.4 * 60.0)  # its own: 10 tokens beside 5
+    assert seconds(dead | {"last_s": 600.0, "is_alive": True}) == pytest.approx((200.0 - 80.0 - 30.0) / 2 + 0.4 * 600.0)
 
 
 def test_rows_that_run_beside_others_take_what_those_took_and_the_longest_ends_last():
@@ -258,9 +262,16 @@ def test_rows_that_run_beside_others_take_what_those_took_and_the_longest_ends_l
     assert ending.rest_s == pytest.approx(31 * (4 * 10 + 20 + 10) / 40 - 10)
     ending.tell(others({"is_alive": False}))
     outlook = ending.outlook(np.array([4, 6]))
-    assert outlook is not None and outlook.seconds == pytest.approx(ending.rest_s)
+    assert outlook is not None and outlook.seconds == pytest.approx(0.4 * 5 * 30)  # steps of five rows, of the longest
     report = ending.report()
-    assert (report.num_running, report.num_slots, report.begun) == (2, 5, (20.0, 40.0))
+    assert (report.num_running, report.num_slots, report.under_way) == (2, 5, (0.0, 0.0))
+    ending.progress = lambda: {4: (1.0, 8.0), 6: (0.5, 0.0)}
+    outlook = ending.outlook(np.array([4, 6]))
+    assert outlook is not None and outlook.seconds == pytest.approx(0.4 * 5 * 30)
+    ending.progress = lambda: {6: (1.0, 28.0)}
+    outlook = ending.outlook(np.array([4, 6]))
+    assert outlook is not None and outlook.seconds == pytest.approx(0.4 * 5 * 2)
+    assert ending.report().under_way == (20.0, 8.0 + 28.0)
     assert report.is_alive and report.spent_s == 20.0
 
 
