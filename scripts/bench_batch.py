@@ -17,6 +17,7 @@ import datetime
 import functools
 import itertools
 import json
+import math
 import os
 import platform
 import resource
@@ -84,6 +85,7 @@ class HostLLM:
         *,
         resume: Callable[[int], Sequence[CompletionOutput]],
         wants_partials: Callable[[], bool],
+        most_running: Callable[[], float] = lambda: math.inf,
         now: datetime.datetime,
     ) -> Generator[tuple[int, RequestOutput | ValueError], None, None]:
         source = iter(requests)
@@ -95,7 +97,8 @@ class HostLLM:
             return
         in_flight: StepsInFlight[tuple[StepPlan, np.ndarray]] = StepsInFlight()
         while True:
-            for key, prompt, params in itertools.islice(source, 2 * ROWS_AT_ONCE - len(self._running)):
+            room = int(min(2 * ROWS_AT_ONCE, most_running())) - len(self._running)
+            for key, prompt, params in itertools.islice(source, max(room, 0)):
                 resume(key)
                 self._running[key] = self._add(key, array("i", prompt), params)  # type: ignore[arg-type]
             if not self._running:
@@ -151,6 +154,12 @@ class HostLLM:
         request = Request(id=key, token_ids=token_ids, num_prompt_tokens=len(token_ids), max_total_tokens=most)
         self._scheduler.add(request)
         return request
+
+    def progress(self) -> dict[str, tuple[float, float, float]]:
+        return {
+            str(each.id): (each.num_computed, each.num_prompt_tokens, len(each.token_ids) - each.num_prompt_tokens)
+            for each in self._running.values()
+        }
 
     def learn(self, texts: Iterable[str], *, cache_salt: str) -> None:
         """Takes them in as tokens, as a tokenizer of bytes would."""

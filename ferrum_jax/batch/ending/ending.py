@@ -24,12 +24,10 @@ from ferrum_jax.batch.ending.row_lengths import Written
 from ferrum_jax.batch.ending.row_meter import VARIATION, RowMeter, TokenPace
 
 _SIGMAS = 2.0
-_STRANGE_SPREAD = 0.2  # of rows e times as long as those that were measured
 _LAST_SHARE = 0.4  # of the last row's time that comes on top: its tokens are counted, and it runs with few others
 _FIRST_ROWS = 4  # that run together before they are measured, where there is an end
 _MOST_LIMITS = 4096  # rows whose limits stand for those of all
 _HASTE = 0.7  # a row may take this share of the time that is expected
-_HELD = 3  # looks without one that a look counts at which rows were held back
 _BEGUN = 0.7  # of the rows that would end in time together, as many are begun
 _MOST_PASSED = 64  # rows that would not end in time, one after the other
 _CLOSING_S, _ROW_CLOSING_S = 2.0, 40e-6  # what is written at the end, for a job and for each of its rows
@@ -111,7 +109,6 @@ class Ending:
         self.progress: Callable[[], Mapping[int, tuple[float, float]]] = dict  # of rows that run; see `RowMeter.note`
         self.kept = 0.0  # tokens that rows have from earlier runs, before any of them goes on
         self._num_slots = 0
-        self._num_held = 0  # looks at which rows waited that might not have ended, less all others
         self.num_passed = 0  # rows that were not begun
         self._passed_in_turn = 0
 
@@ -182,7 +179,7 @@ class Ending:
     def fits(self, index: int) -> bool:
         """Whether the row should be begun, as far as is known now."""
         left_s = self.left_s
-        need_s = _HASTE * self.meter.row_s(index, self._clock())
+        need_s = _HASTE * self.meter.row_s(self._tokens[index], self._clock())
         return left_s is None or need_s <= left_s or need_s > left_s + self.spent_s
 
     def admits(self, index: int) -> bool:
@@ -213,11 +210,12 @@ class Ending:
         left_s = self.left_s
         if left_s is None:
             return math.inf
-        if not self.meter.rows_in(1.0, self.mean):
+        rows_a_second = self.meter.rows_a_second(self.mean, self._clock())
+        if not rows_a_second:
             return _FIRST_ROWS
-        if self.meter.rows_in(left_s + self.spent_s, self.mean) < _HASTE:
+        if rows_a_second * (left_s + self.spent_s) < _HASTE:
             return math.inf  # no run of this length could finish one
-        return max(math.floor(_BEGUN * self.meter.rows_in(left_s, self.mean)), 1)
+        return max(math.floor(_BEGUN * rows_a_second * left_s), 1)
 
     # -- what is expected --------------------------------------------------------------------------------
 
@@ -229,22 +227,17 @@ class Ending:
     @property
     def pace(self) -> TokenPace | None:
         """The worker's own, or the mean of other workers and earlier runs where that is surer."""
-        found = (self._own_pace, mean_pace(self.others))
+        found = (self.meter.pace, mean_pace(self.others))
         return min((each for each in found if each is not None), key=lambda each: each.spread, default=None)
-
-    @property
-    def _own_pace(self) -> TokenPace | None:
-        """The worker's own; not known where its end held back rows, for with more of them tokens cost less."""
-        return self.meter.pace if self._num_held <= 0 else None
 
     def report(self) -> WorkerPace:
         """What the worker says of itself."""
         now = self._clock()
-        pace = self._own_pace
+        pace = self.meter.pace
         return WorkerPace(
             pace=pace,
             under_way=self.meter.under_way,
-            row_s=self.meter.like_row_s(self.mean, now),
+            row_s=self.meter.row_s(self.mean, now),
             last_s=0.0 if pace is None else self.meter.last_s(pace, float(self._tokens[:, 1].max(initial=0))),
             spent_s=self.spent_s,
             price_per_hour=self._price,
@@ -260,8 +253,7 @@ class Ending:
         now = self._clock()
         limits = self._tokens[undone[:: max(len(undone) // _MOST_LIMITS, 1)], 1].astype(float)
         self.note()
-        self.meter.look(now, limits)
-        self._num_held += _HELD if self.most_together <= len(self.meter.running) else -1
+        self.meter.look(now, limits, is_held=self.most_together <= len(self.meter.running))
         pace = self.pace
         if pace is None:
             return None
@@ -270,18 +262,17 @@ class Ending:
         paces = [pace, *(each.pace or like_others for each in alive)]
         begun = _sum(self._tokens[self.meter.running])
         done = [begun, (0.0, self.kept), *(each.under_way for each in alive)]
-        reads, writes = np.maximum(np.array(left := _sum(self._tokens[undone])) - np.sum(done, axis=0), 0.0).tolist()
+        reads, writes = np.maximum(np.array(_sum(self._tokens[undone])) - np.sum(done, axis=0), 0.0).tolist()
         rest_reads, rest = self.meter.rest
         num_waiting = len(undone) - len(self.meter.running) - sum(each.num_running for each in alive)
         own_s = self.meter.last_s(pace, float(limits.max(initial=0)) if num_waiting > 0 else 0.0)
         last_s = max([own_s, *(each.last_s for each in (alive if own_s else self.others))]) if len(undone) else 0.0
-        strange = _STRANGE_SPREAD * self.meter.strangeness(_mean(left, len(undone)))
         of_few = VARIATION / math.sqrt(max(len(undone), 1))
-        factor = 1 + _SIGMAS * math.hypot(max(each.spread for each in paces), strange, of_few)
+        factor = 1 + _SIGMAS * math.hypot(max(each.spread for each in paces), of_few)
         tokens = reads + rest_reads, writes
         least_s, queue_s, most_s = (_seconds(paces, tokens, which, rest) for which in range(3))
         add = operator.add if num_waiting > 0 else max  # where none waits, those that run are the last ones
-        seconds = max(add(queue_s, _LAST_SHARE * last_s), _HASTE * self.meter.rest_s(now))
+        seconds = add(queue_s, _LAST_SHARE * last_s)
         low_s, high_s = least_s / factor, add(most_s, last_s) * factor
         one_s = _seconds([pace], tokens, 1, rest)
         return self._judged(seconds, low_s, high_s, one_s=one_s, last_s=_LAST_SHARE * last_s, num_alive=1 + len(alive))

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -74,14 +74,13 @@ class RowMeter:
         self._lengths, self._shares = RowLengths(), Written()
         self._reads = self._writes = 0.0  # of rows that run no more
         self._row_s = 0.0  # of rows that run no more
-        self._ended_weight = 0.0
         self._most_running = 0
         self.num_ended = 0
         self._busy_s = 0.0
         self._looked_s: float | None = None
         self._last = np.zeros(3)  # busy seconds, tokens read and written at the end of the last window
         self._sums, self._products = np.zeros(3), np.zeros((3, 3))  # of windows, the later ones counting more
-        self._num_windows, self._sum = 0, 0.0
+        self._num_windows = 0
         self._recent = np.zeros(3)  # seconds of rows that run, tokens that they write, and seconds
 
     # -- what happens ------------------------------------------------------------------------------------
@@ -101,7 +100,6 @@ class RowMeter:
         limit = float(self._tokens[index, 1])
         row.read, row.written = 1.0, limit if written is None else written
         self._lengths.add(row.start, row.written, limit)
-        self._ended_weight += float(self._tokens[index, 0]) * self._ratio + limit
         self.num_ended += 1
         self.drop(index, now)
 
@@ -120,8 +118,9 @@ class RowMeter:
             if (row := self._running.get(index)) is not None:
                 row.read, row.written = read, max(row.start, written)
 
-    def look(self, now: float, limits: np.ndarray) -> None:
-        """Takes a sample, where rows run. limits: [rows left] tokens that each may write."""
+    def look(self, now: float, limits: np.ndarray, *, is_held: bool = False) -> None:
+        """Takes a sample, where rows run. limits: [rows left] tokens that each may write. is_held: whether rows wait
+        that might not end in time; tokens would cost less beside them."""
         if self._looked_s is not None:
             self._busy_s += now - self._looked_s
         self._looked_s = now if self._running else None
@@ -135,11 +134,11 @@ class RowMeter:
         if shows_progress:
             self._recent += window[0] * len(self._running), window[1] * self._ratio + window[2], window[0]
             self._recent *= _RECENT
-        if window.any() and not (shows_progress and len(self._running) < _FULL * self._most_running):
+            is_held |= len(self._running) < _FULL * self._most_running
+        if window.any() and not is_held:
             kept = _FORGOTTEN ** (window[0] / max(self._busy_s, 1e-9))
             self._sums = kept * self._sums + window
             self._products = kept * self._products + np.outer(window, window)
-            self._sum = kept * self._sum + 1
             self._num_windows += 1
 
     # -- what is known -----------------------------------------------------------------------------------
@@ -175,48 +174,34 @@ class RowMeter:
         reads, writes = self.under_way
         return self._reads + reads, self._writes + writes - sum(row.start for row in self._running.values())
 
-    def _weight_s(self, now: float) -> float:
-        """Seconds of a row for a token that it writes, of late where that is known; 0 before any is computed."""
+    def _lately(self, now: float) -> tuple[float, float, float]:
+        """Of late where progress is known, else of the whole run: seconds of rows, what they computed, and seconds."""
         if self._recent[1]:
-            return float(self._recent[0] / self._recent[1])
+            return tuple(self._recent.tolist())
         reads, writes = self._computed
-        weight = reads * self._ratio + writes
-        return (self._row_s + sum(now - row.began_s for row in self._running.values())) / weight if weight else 0.0
+        row_s = self._row_s + sum(now - row.began_s for row in self._running.values())
+        return row_s, reads * self._ratio + writes, self._busy_s
 
-    def rows_in(self, seconds: float, tokens: tuple[float, float]) -> float:
-        """How many rows that read and may write so many tokens this worker does in a time, as of late; 0 if unknown."""
-        weight = tokens[0] * self._ratio + tokens[1] * self._shares.mean
-        return float(seconds * self._recent[1] / max(weight * self._recent[2], 1e-9))
-
-    def row_s(self, index: int, now: float) -> float:
-        """How long a row takes from its beginning to its end; 0 before anything is computed."""
-        return self._weight(index) * self._weight_s(now)
-
-    def like_row_s(self, tokens: tuple[float, float], now: float) -> float:
+    def row_s(self, tokens: Sequence[float], now: float) -> float:
         """How long a row takes that reads and may write so many tokens; 0 before anything is computed."""
-        return (tokens[0] * self._ratio + tokens[1] * self._shares.mean) * self._weight_s(now)
+        row_s, weight, _ = self._lately(now)
+        return self._weight(tokens) * row_s / weight if weight else 0.0
 
-    def strangeness(self, tokens: tuple[float, float]) -> float:
-        """How much longer or shorter such a row is than those that ended here: the logarithm of its share of the mean.
-
-        tokens: that it reads and may write.
-        """
-        if not self.num_ended or not any(tokens):
-            return 0.0
-        mean = self._ended_weight / self.num_ended
-        return abs(math.log((tokens[0] * self._ratio + tokens[1]) / max(mean, 1e-9)))
+    def rows_a_second(self, tokens: Sequence[float], now: float) -> float:
+        """How many rows that read and may write so many tokens this worker does in a second; 0 if unknown."""
+        _, weight, busy_s = self._lately(now)
+        return weight / (max(self._weight(tokens), 1e-9) * busy_s) if busy_s else 0.0
 
     def rest_s(self, now: float) -> float:
         """How long the rows that run take yet: the longest of them."""
-        weight_s = self._weight_s(now)
-        return max((self._rest_of(index, row, now, weight_s) for index, row in self._running.items()), default=0.0)
+        return max((self._rest_of(index, row, now) for index, row in self._running.items()), default=0.0)
 
-    def _rest_of(self, index: int, row: _Running, now: float, weight_s: float) -> float:
+    def _rest_of(self, index: int, row: _Running, now: float) -> float:
         """Seconds that a row takes yet. A row whose progress is not known is judged by the time that it has run."""
-        if not row.read:
-            return max(self._weight(index) * weight_s - now + row.began_s, 0.0)
         reads, writes = self._tokens[index].tolist()
-        return (reads * (1 - row.read) * self._ratio + max(writes - row.written, 0) * self._shares.mean) * weight_s
+        if not row.read:
+            return max(self.row_s((reads, writes), now) - now + row.began_s, 0.0)
+        return self.row_s((reads * (1 - row.read), max(writes - row.written, 0)), now)
 
     def last_s(self, pace: TokenPace, limit: float) -> float:
         """How long the last row takes yet, at the most: one that is begun last, or if none is, of those that run.
@@ -234,18 +219,16 @@ class RowMeter:
     def pace(self) -> TokenPace | None:
         """What tokens cost; None before enough rows have ended."""
         least = max(_LEAST_ROWS, math.ceil(_PART_OF_WAVE * self._most_running))
-        if self.num_ended < least or not self._busy_s:
+        if self.num_ended < least or not self._num_windows:
             return None
         spread = math.hypot(_LEAST_SPREAD, VARIATION / math.sqrt(self.num_ended))
+        read_s, write_s = cost = self._fitted()
         if self._num_windows >= _LEAST_WINDOWS:
-            read_s, write_s = cost = self._fitted()
             rest = np.array([1.0, *np.negative(cost)])  # of a window's seconds, what its tokens do not explain
             of_windows = math.sqrt(max(float(rest @ self._products @ rest), 0.0)) / max(float(self._sums[0]), 1e-9)
             spread = math.hypot(spread, _ALIKE * of_windows)
         else:
-            reads, writes = self._computed
-            write_s, spread = self._busy_s / (reads * self._ratio + writes), 2 * spread
-            read_s = write_s * self._ratio
+            spread = 2 * spread
         return TokenPace(read_s, write_s, spread, self.num_ended, *self._shares)
 
     def _fitted(self) -> tuple[float, float]:
@@ -261,7 +244,6 @@ class RowMeter:
         cost *= float(self._sums[0]) / max(float(self._sums[1:] @ cost), 1e-12)
         return float(cost[0]), float(cost[1])
 
-    def _weight(self, index: int) -> float:
+    def _weight(self, tokens: Sequence[float]) -> float:
         """Tokens that a row is expected to write, and those that it reads for what they cost beside these."""
-        reads, writes = self._tokens[index].tolist()
-        return reads * self._ratio + writes * self._shares.mean
+        return float(tokens[0] * self._ratio + tokens[1] * self._shares.mean)

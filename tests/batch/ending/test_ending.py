@@ -256,8 +256,8 @@ def test_rows_that_run_beside_others_take_what_those_took_and_the_longest_ends_l
     for index in range(4):
         ending.end(index)
     ending.begin(6)
-    assert ending.meter.row_s(6, 10.0) == pytest.approx((20 * 0.05 + 30) * (4 * 10 + 10) / 40)
-    assert ending.rest_s == pytest.approx(ending.meter.row_s(6, 10.0))
+    assert ending.meter.row_s((20, 30), 10.0) == pytest.approx((20 * 0.05 + 30) * (4 * 10 + 10) / 40)
+    assert ending.rest_s == pytest.approx(ending.meter.row_s((20, 30), 10.0))
     now[0] = 20.0
     assert ending.rest_s == pytest.approx(31 * (4 * 10 + 20 + 10) / 40 - 10)
     ending.tell(others({"is_alive": False}))
