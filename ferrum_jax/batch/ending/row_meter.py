@@ -174,10 +174,10 @@ class RowMeter:
         reads, writes = self.under_way
         return self._reads + reads, self._writes + writes - sum(row.start for row in self._running.values())
 
-    def _lately(self, now: float) -> tuple[float, float, float]:
+    def _lately(self, now: float) -> Sequence[float]:
         """Of late where progress is known, else of the whole run: seconds of rows, what they computed, and seconds."""
         if self._recent[1]:
-            return tuple(self._recent.tolist())
+            return self._recent.tolist()
         reads, writes = self._computed
         row_s = self._row_s + sum(now - row.began_s for row in self._running.values())
         return row_s, reads * self._ratio + writes, self._busy_s

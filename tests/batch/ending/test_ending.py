@@ -275,6 +275,24 @@ def test_rows_that_run_beside_others_take_what_those_took_and_the_longest_ends_l
     assert report.is_alive and report.spent_s == 20.0
 
 
+def test_rows_that_do_not_say_how_far_they_are_run_beside_more_than_the_first_few_once_some_have_ended():
+    ending, now = clocked([(0, 10)] * 400, end_s=100.0)
+    for index in range(4):
+        ending.begin(index)
+    assert ending.most_together == 4
+    now[0] = 1.0
+    ending.outlook(np.arange(400))
+    for index in range(4):
+        ending.end(index)
+    assert ending.most_together == int(0.7 * 4 * (99.0 - 2.016))
+
+
+def test_a_run_whose_end_held_back_rows_foresees_nothing_by_the_steps_of_few():
+    how = {"num_rows": 256, "workers": ((128, 1.0),), "rows_stop": False, "most": (128,), "step_s": 1e-3, "row_s": 3e-3}
+    (worker,) = SimulatedJob(seeded(0), within_s=12.0, **how).workers
+    assert worker.num_done > 10 and worker.ending.report().pace is None
+
+
 def lognormal(random: np.random.Generator, num_rows: int) -> np.ndarray:
     return random.lognormal(4.0, 0.8, num_rows)
 
@@ -307,6 +325,7 @@ def test_ranges_hold_the_end_from_the_first_shown_on(kind):
     for seed in range(2):
         job = SimulatedJob(seeded(seed), **FEW_WAVES[kind])
         early = [each for each in job.forecasts if each.at_s < job.end_s]
+        assert all(outlook.low_s <= outlook.seconds <= outlook.high_s for _, outlook in early)
         holds += [at_s + outlook.low_s <= job.end_s <= at_s + outlook.high_s for at_s, outlook in early]
     assert holds and np.mean(holds) >= 0.95
 
