@@ -1,11 +1,14 @@
 """Which mesh is taken: a named one always, else the fastest that fits, and why none where none does."""
 
 import dataclasses
+import io
 import json
 
 import pytest
+from rich.console import Console
 
 from ferrum_jax.__main__ import main
+from ferrum_jax.commands.plan_tables import _mesh_table
 from ferrum_jax.config import EngineConfig
 from ferrum_jax.meshes.choices import MeshFit, meshes_of
 from ferrum_jax.meshes.forecast import Forecast, Lengths
@@ -70,6 +73,25 @@ def test_where_none_fits_one_sentence_says_by_how_much_and_what_would_do():
         ValueError, match=r"^no mesh of these 4 devices runs it: max_model_len is 9000, more than the mo"
     ):
         choose_mesh(subject(max_model_len=9000), V5E_4)
+
+
+def test_weights_of_8_bits_are_offered_where_they_fit_and_none_were_asked_for():
+    with pytest.raises(ValueError, match=r"; with --weights int8 it fits these, on mesh tp=4$"):
+        choose_mesh(subject("Llama-3-70B"), V6E_8[:4])
+    for devices, weights in ((V5E_4, "auto"), (V5E_4, "fp8")):  # too little for any, or another form is asked for
+        with pytest.raises(ValueError) as refused:
+            choose_mesh(subject("Llama-3-70B", weights=weights), devices)
+        assert "--weights int8" not in str(refused.value)
+
+
+def test_the_names_of_ten_meshes_are_whole_at_80_columns():
+    (fit, *_) = [each for each in meshes_of(subject(), V6E_8, Lengths()) if not each.problem]
+    names = [f"dp={2**k},tp={2 ** (9 - k)},ep=512,cp=2" for k in range(10)]
+    console = Console(width=80, file=io.StringIO())
+    console.print(_mesh_table([dataclasses.replace(fit, mesh=name, kv_tokens=10**9) for name in names]))
+    lines = console.file.getvalue().splitlines()
+    assert all(any(line.split()[:1] == [name] for line in lines) for name in names)
+    assert max(map(len, lines)) <= 80
 
 
 def test_rows_are_halved_where_more_of_them_leave_no_memory():

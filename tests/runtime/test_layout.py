@@ -91,6 +91,14 @@ def test_heads_that_the_tpus_kernels_pad_run_and_their_zeros_stand_in_the_ledger
     assert layout_of(V6E, spec_of(head_dim=128), num_blocks=8).ledger.padded_bytes == 0
 
 
+def test_weights_that_leave_no_memory_of_the_machine_are_what_a_refusal_names(monkeypatch):
+    monkeypatch.setattr("ferrum_jax.pools.budget.free_host_bytes", lambda: 100_000)  # less than the weights
+    wanted = r"^weights of \d+\.\d\d GiB leave nothing of this machine's free memory"
+    with pytest.raises(ValueError, match=wanted) as refused:
+        layout_of(CPU, kv_memory_bytes=None, num_blocks=None)
+    assert "kv_memory_bytes" not in str(refused.value) and "int8" in str(refused.value)
+
+
 def test_what_cannot_run_is_refused_with_every_reason():
     with pytest.raises(ValueError, match=r"'mosaic_tpu' on cpu, which is no TPU; .*head_dim is 72; .*block_size is 8"):
         layout_of(CPU, spec_of(head_dim=72), implementation="mosaic_tpu", block_size=8)

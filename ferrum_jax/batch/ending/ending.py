@@ -25,7 +25,7 @@ from ferrum_jax.batch.ending.row_meter import VARIATION, RowMeter, TokenPace
 
 _SIGMAS = 2.0
 _LAST_SHARE = 0.4  # of the last row's time that comes on top: its tokens are counted, and it runs with few others
-_FIRST_ROWS = 4  # that run together before they are measured, where there is an end
+_FIRST_ROWS, _FIRST_TOKENS = 4, 64  # where there is an end: so many rows run together until these are written
 _MOST_LIMITS = 4096  # rows whose limits stand for those of all
 _HASTE = 0.7  # a row may take this share of the time that is expected
 _BEGUN = 0.7  # of the rows that would end in time together, as many are begun
@@ -210,6 +210,8 @@ class Ending:
         left_s = self.left_s
         if left_s is None:
             return math.inf
+        if self.meter.num_written < _FIRST_TOKENS and self.meter.num_ended < _FIRST_ROWS:
+            return _FIRST_ROWS  # the first steps load executables and read prompts: they say nothing of those to come
         rows_a_second = self.meter.rows_a_second(self.mean, self._clock())
         if not rows_a_second:
             return _FIRST_ROWS

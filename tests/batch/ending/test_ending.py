@@ -242,7 +242,7 @@ def test_what_dead_workers_had_begun_and_took_is_left_for_those_at_work():
     for index in range(6):
         ending.begin(index)
     assert seconds(dead | {"is_alive": True}) == pytest.approx((200.0 - 80.0) / 2 + 0.4 * 60.0)  # nothing is computed
-    ending.progress = lambda: {index: (1.0, 5.0) for index in range(6)}
+    ending.progress = lambda: dict.fromkeys(range(6), (1.0, 5.0))
     assert seconds(dead | {"is_alive": True}) == pytest.approx((200.0 - 80.0 - 30.0) / 2 + 0.4 * 60.0)
     assert seconds(dead | {"last_s": 600.0}) == pytest.approx(200.0 - 30.0 + 0.4 * 60.0)  # its own: 10 tokens beside 5
     assert seconds(dead | {"last_s": 600.0, "is_alive": True}) == pytest.approx((200.0 - 80.0 - 30.0) / 2 + 0.4 * 600.0)
@@ -285,6 +285,19 @@ def test_rows_that_do_not_say_how_far_they_are_run_beside_more_than_the_first_fe
     for index in range(4):
         ending.end(index)
     assert ending.most_together == int(0.7 * 4 * (99.0 - 2.016))
+
+
+def test_slow_first_steps_do_not_say_that_no_row_could_end():
+    ending, now = clocked([(100, 128)] * 400, end_s=40.0)
+    for index in range(4):
+        ending.begin(index)
+    now[0], ending.progress = 10.0, lambda: dict.fromkeys(range(4), (1.0, 1.0))
+    ending.outlook(np.arange(400))
+    assert ending.most_together == 4
+    for second in range(11, 21):
+        now[0], ending.progress = float(second), lambda at=second: dict.fromkeys(range(4), (1.0, 8.0 * (at - 10)))
+        ending.outlook(np.arange(400))
+    assert 1 <= ending.most_together < 10
 
 
 def test_a_run_whose_end_held_back_rows_foresees_nothing_by_the_steps_of_few():
