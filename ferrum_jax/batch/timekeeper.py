@@ -23,7 +23,7 @@ from ferrum_jax.batch.report.display import Tally
 _LOOK_S, _MOST_TELL_S = 1.0, 10.0  # between two forecasts; between two looks at other workers
 _TELLS = 0.1  # of the time that the run has taken, or takes yet: so much between two looks at other workers
 _MOST_LOOKING = 100  # a look takes at most one part in so many of the time
-_SURE_SPREAD = 0.2  # of a forecast that is said once and for all
+_SURE_SPREAD = 0.2  # of a forecast by which a job is said to fit
 
 
 def look_pause_s(left_s: float, spent_s: float, took_s: float, *, least_s: float) -> float:
@@ -172,6 +172,7 @@ class Timekeeper:
         if self.outlook is None or not self._terms.has_end:
             return
         fits = self.outlook.fits
-        if fits is not None and fits != self._said and self.outlook.spread <= _SURE_SPREAD:
+        is_sure = fits is False or self.outlook.spread <= _SURE_SPREAD  # late, it can be said but not mended
+        if fits is not None and fits != self._said and is_sure:
             self._say(verdict_phrase(self.outlook, self._terms, self._now()))
             self._said = fits
