@@ -9,10 +9,12 @@ system by hard links. Clients of stores raise errors of their own classes; here 
 from __future__ import annotations
 
 import contextlib
+import errno
 import glob
 import os
 import random
 import shutil
+import stat
 import tempfile
 import time
 from collections.abc import Iterator
@@ -37,7 +39,7 @@ class Store(Protocol):
         ...
 
     def read(self, name: str, start: int = 0, length: int | None = None) -> bytes | None:
-        """The file's bytes from `start`; None if there is no such file."""
+        """The file's bytes from `start`; None if there is no such file. Raises OSError for what is no file."""
         ...
 
     def size(self, name: str) -> int | None:
@@ -114,8 +116,11 @@ class LocalStore:
             sync_folder(path.parent)
 
     def read(self, name: str, start: int = 0, length: int | None = None) -> bytes | None:
+        path = self._root / name
         try:
-            with open(self._root / name, "rb") as file:
+            if not stat.S_ISREG(path.stat().st_mode):  # a pipe would be waited for, and a device has no end
+                raise IsADirectoryError(errno.EISDIR, "It is no file", str(path))
+            with open(path, "rb") as file:
                 file.seek(start)
                 return file.read(-1 if length is None else length)
         except FileNotFoundError:

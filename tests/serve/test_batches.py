@@ -6,7 +6,10 @@ import concurrent.futures
 import contextlib
 import errno
 import json
+import os
+import secrets
 import time
+from pathlib import Path
 
 import openai
 import pytest
@@ -184,11 +187,21 @@ def test_a_batch_is_deleted_once_it_has_ended_and_its_files_stay(client):
             ask(batch.id)
 
 
-def test_a_batch_whose_record_is_damaged_is_passed_over_in_lists(server, client):
+def empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def loop(path: Path) -> None:
+    path.symlink_to(path.name)
+
+
+@pytest.mark.parametrize("spoil", [empty, loop, Path.mkdir, os.mkfifo])
+def test_a_batch_whose_record_is_damaged_is_passed_over_in_lists(server, client, spoil):
     first, second, third = (ended(client, begin(client, rows(1))) for _ in range(3))
-    store = server.app.state.batches.store
-    store.replace(f"batches/{second.id}.state.json", b"")
-    store.replace("batches/batch_" + "0" * 32 + ".json", b"")
+    root, other = Path(server.app.state.batches.root), secrets.token_hex(16)
+    (root / f"batches/{second.id}.state.json").unlink()
+    for name in (f"batches/{second.id}.state", f"batches/batch_{other}", f"files/file-{other}"):
+        spoil(root / f"{name}.json")
     listed = [each.id for each in client.batches.list(limit=2)]
     assert first.id in listed and third.id in listed and second.id not in listed
     for ask in (client.batches.retrieve, client.batches.cancel):

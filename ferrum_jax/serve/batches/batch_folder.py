@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import hashlib
 import json
 import logging
@@ -32,6 +33,7 @@ Listed = TypeVar("Listed", StoredFile, AskedBatch)
 _log = logging.getLogger("ferrum_jax.serve")
 MOST_FILES, MOST_BATCHES = 10_000, 1000  # of one key
 _COPY_BYTES = 1 << 20
+_NO_FILE = (errno.EISDIR, errno.ELOOP, errno.EACCES)  # all else may be of the disk
 _ID = re.compile(r"(?:file-|batch_)[0-9a-f]{32}", re.ASCII)
 
 
@@ -154,18 +156,12 @@ class BatchFolder:
 
     def cancelled_at(self, batch_id: str) -> int | None:
         """When a batch was asked to end; None where it was not. A mark that cannot be read is one, of time 0."""
-        name = f"batches/{batch_id}.cancel.json"
-        content = self.store.read(name)
-        if content is None:
-            return None
-        mark = self._read(CancelMark, name, content)
-        return 0 if mark is None else mark.at
+        mark = self._read(CancelMark, f"batches/{batch_id}.cancel.json", damaged=CancelMark(at=0))
+        return None if mark is None else mark.at
 
     def state(self, batch_id: str) -> BatchState | None:
         """How far a batch is; None where its record cannot be read."""
-        name = f"batches/{batch_id}.state.json"
-        content = self.store.read(name)
-        return BatchState() if content is None else self._read(BatchState, name, content)
+        return self._read(BatchState, f"batches/{batch_id}.state.json", absent=BatchState())
 
     def keep_state(self, batch_id: str, state: BatchState) -> None:
         self.store.replace(f"batches/{batch_id}.state.json", _json(state))
@@ -195,22 +191,27 @@ class BatchFolder:
     def _record(self, folder: str, known: dict[str, Listed], kind: type[Listed], record_id: str) -> Listed | None:
         if _ID.fullmatch(record_id) is None:
             return None
-        if record_id not in known and (content := self.store.read(f"{folder}/{record_id}.json")) is not None:
-            found = self._read(kind, f"{folder}/{record_id}.json", content)
+        if record_id not in known:
+            found = self._read(kind, f"{folder}/{record_id}.json")
             if found is None or found.id != record_id:
                 return None
             known[record_id] = found
         return known.get(record_id)
 
-    def _read(self, kind: type[Record], name: str, content: bytes) -> Record | None:
-        """The record; None of one that is damaged or of another version, which is logged once."""
+    def _read(
+        self, kind: type[Record], name: str, *, absent: Record | None = None, damaged: Record | None = None
+    ) -> Record | None:
+        """The record. damaged: of one that is no file, is damaged or of another version, which is logged once."""
         try:
-            return read_record(kind, content)
-        except ValueError as error:
+            content = self.store.read(name)
+            return absent if content is None else read_record(kind, content)
+        except (ValueError, OSError) as error:
+            if isinstance(error, OSError) and error.errno not in _NO_FILE:
+                raise
             if name not in self._unread:
                 self._unread.add(name)
                 _log.error("%s/%s cannot be read (%s); its file or batch is passed over", self.root, name, error)
-            return None
+            return damaged
 
 
 def output_id(batch_id: str, what: str) -> str:
