@@ -110,8 +110,8 @@ class EngineThread:
 
     @property
     def silence_s(self) -> float:
-        """For how long requests have waited for a step to end; 0 while none run."""
-        return time.monotonic() - self.last_step if self._runs else 0.0
+        """For how long requests have waited for a step, or commands for one before them; 0 while none do."""
+        return 0.0 if not self._runs and self._commands.empty() else time.monotonic() - self.last_step
 
     # -- from any thread -------------------------------------------------------------------------------
 

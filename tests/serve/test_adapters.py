@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import json
+import os
 import shutil
 
 import numpy as np
@@ -75,6 +76,10 @@ def root(folder, tmp_path):
     (found / "halved").mkdir()
     shutil.copy(folder / "adapter_config.json", found / "halved")
     (found / "halved" / "adapter_model.safetensors").symlink_to(outside / "adapter_model.safetensors")
+    (found / "piped" / "params").mkdir(parents=True)
+    os.mkfifo(found / "piped" / "params" / "pipe")
+    (found / "deep" / "params").mkdir(parents=True)
+    (found / "deep" / "params" / "d").symlink_to(outside, target_is_directory=True)
     return found
 
 
@@ -93,6 +98,8 @@ def test_what_lies_below_the_root_is_found_and_links_inside_it_are_followed(root
         ("/etc", "outside --adapter-root"),
         ("link", "outside --adapter-root"),
         ("halved", "adapter_model.safetensors is a link out"),
+        ("deep", "d is a link out"),
+        ("piped", "pipe is no file"),
         (".", "no such folder"),
         ("", "no such folder"),
         ("missing", "no such folder"),

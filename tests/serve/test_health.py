@@ -102,6 +102,16 @@ def test_a_panic_on_the_engines_thread_is_told_to_who_waits_and_to_the_server(th
     assert heard[1][1] is error
 
 
+def test_a_call_that_hangs_is_silence_though_nothing_runs(thread):
+    begun, ends = threading.Event(), threading.Event()
+    thread.call(lambda: begun.set() or ends.wait(30))
+    assert begun.wait(30) and thread.silence_s == 0.0
+    thread.call(int)  # as the next look at the statistics is
+    assert thread.silence_s > 0.0
+    ends.set()
+    until(lambda: thread.silence_s == 0.0)
+
+
 @pytest.mark.parametrize("where", ["_to_embed", "_tell_beat"])
 def test_a_panic_in_any_thread_of_the_engines_side_makes_the_server_unhealthy(thread, monkeypatch, where):
     outbox = Outbox()

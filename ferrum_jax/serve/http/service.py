@@ -111,7 +111,7 @@ class Service:
         if not client.ready.is_set():
             return None
         silence_s = max(time.monotonic() - client.last_beat, client.beat.get("silence_s", 0.0))
-        return f"no step has ended for {silence_s:.0f} s while requests run" if silence_s > most else None
+        return f"no step has ended for {silence_s:.0f} s while requests or calls wait" if silence_s > most else None
 
     def now(self) -> int:
         """Seconds since 1970, as answers tell when they were made."""
