@@ -42,6 +42,7 @@ from ferrum_jax.batch.report.page import page
 from ferrum_jax.batch.report.recorder import Recorder, report, run_in
 from ferrum_jax.batch.timekeeper import Timekeeper
 from ferrum_jax.batch.worker import Worker
+from ferrum_jax.files.json_files import parse_json
 from ferrum_jax.files.store import open_local, open_store, split
 from ferrum_jax.paths import is_hub_id
 
@@ -205,7 +206,7 @@ class _Run:
             notice=notice,
             say=lambda text: _say(console, text),
         )
-        self._has_left_early = False
+        self._has_left_early = self._has_loaded = False
         self._partial: str | None = None  # path of the lines of a job that was stopped in time
 
     def to_the_end(self, make_llm: Callable[[JobStart], BatchLLM]) -> int:
@@ -242,6 +243,7 @@ class _Run:
     def _load(self, make_llm: Callable[[JobStart], BatchLLM]) -> BatchLLM:
         """The model. Raises ValueError if the job was begun with another."""
         llm = make_llm(JobStart(rows=self._rows, identity=self._job))
+        self._has_loaded = True
         self._job.begin(llm.identity)
         self._rows.generation = self._job.generation
         return llm
@@ -308,13 +310,22 @@ class _Run:
             rows_that_crashed_the_engine=len(self._journal.num_crashes),
             **self._time.report(self._partial),
             **self._job.report(),
-            record=job_record(self._place, self._rows, self._job, source, self._options.loading),
+            record=job_record(self._place, self._rows, self._job, source, self._loading),
         )
         found = sealed(found)
         self._place.output.replace(f"{self._place.name}.report.json", json.dumps(found, indent=1).encode())
         if page_at is not None:
             folder, name = split(page_at)
             open_store(folder).replace(name, page(found).encode())
+
+    @property
+    def _loading(self) -> Mapping[str, Any]:
+        """How the model was loaded; where none was now, as the earlier report has it."""
+        if not self._has_loaded:
+            with contextlib.suppress(ValueError, LookupError, TypeError):
+                before = parse_json(self._place.output.read(f"{self._place.name}.report.json") or b"")
+                return {**self._options.loading, **before["record"]["loading"]}
+        return self._options.loading
 
     def _conclude(self) -> int:
         self._console.print(summary_table(self._tally, self._place.target))

@@ -84,6 +84,14 @@ def test_what_is_known_before_the_weights_is_refused_before_they_are_read(tmp_pa
     assert run_batch(loading, job.input, job.output, model="tiny", console=Console(quiet=True)) == EXIT_OK
 
 
+def test_a_start_that_loads_no_model_leaves_the_report_as_to_how_it_was_loaded(tmp_path):
+    job = Job(tmp_path)
+    for model in ("right", "typo"):
+        options, console = JobOptions(loading={"model": model}), Console(quiet=True)
+        run_batch(lambda start: FakeLLM(), job.input, job.output, model="tiny", options=options, console=console)
+    assert job.report()["record"]["loading"] == {"model": "right"}
+
+
 def test_of_two_workers_that_begin_a_job_with_different_models_one_is_refused(tmp_path):
     store, refused, barrier = LocalStore(tmp_path), [], threading.Barrier(2)
 
