@@ -21,8 +21,8 @@ from ferrum_jax.batch.notice import Notice
 from ferrum_jax.outputs import CompletionOutput
 from tests.batch.stopping import num_starts, stopping
 from tests.batch.verify.planted import verified
+from tests.engine.golden_media import CONFIG
 from tests.engine.image_folder import picture, write_folder
-from tests.engine.test_images import CONFIG
 from tests.vision.hostile import saved
 
 

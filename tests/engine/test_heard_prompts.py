@@ -1,4 +1,4 @@
-"""Sounds in prompts: runs of embedding slots as images are, encoded once, kept by content and cut anywhere."""
+"""Sounds in prompts, alone and beside images: any length, kept by content, and refused by their kind."""
 
 from __future__ import annotations
 
@@ -13,110 +13,14 @@ from ferrum_jax.executables.compile import CompileCounter
 from ferrum_jax.ints import ceil_div
 from ferrum_jax.prompt import MediaSpan
 from ferrum_jax.sound.clip import ProcessedClip
-from tests.engine import test_images as images
-from tests.engine.test_images import engine_of, run
-from tests.models.sound_goldens import QWEN, VOXTRAL, clips_of, load
+from tests.engine.golden_media import BOTH, END, FAMILIES, PLACE, QWEN, START, asked, assert_golden, engine_of, run
 from tests.support import finish
 
-AUDIO, START, END = 150, 152, 153
-GREEDY = SamplingParams(
-    max_tokens=64, temperature=0.0, ignore_eos=True, logit_bias=dict.fromkeys(range(AUDIO, 154), float("-inf"))
-)
-LADDER = dataclasses.replace(images.LADDER, max_image_patches=500)
-CONFIG = dataclasses.replace(images.CONFIG, max_image_patches=500)
-EACH_CONFIG = pytest.mark.parametrize(
-    "config", [CONFIG, pytest.param(LADDER, marks=pytest.mark.slow)], ids=["", "ladder"]
-)
-
-
-def asked(
-    prompt: int, *, louder: float = 0.0, name: str = QWEN, **options
-) -> tuple[list[int], SamplingParams, RequestOptions]:
-    """A golden prompt, its parameters and its sounds. louder: than the golden's, which makes others of them."""
-    ids = load(name)[2][f"prompt_{prompt}"].tolist()
-    clips = clips_of(prompt, louder=louder, name=name)
-    starts = [at + 1 for at, token in enumerate(ids) if token == START]
-    media = [
-        MediaSpan(kind="audio", digest=clip.digest, start=start, length=clip.num_tokens)
-        for start, clip in zip(starts, clips, strict=True)
-    ]
-    return ids, GREEDY, RequestOptions(media=media, images=clips, key=str(prompt), **options)
-
-
-def hearing(config=CONFIG, *, name: str = QWEN, **overrides):
-    return engine_of(config, folder=f"hearing/{name}", **overrides)
-
-
-def assert_golden(output, prompt: int, name: str = QWEN) -> None:
-    assert list(output.token_ids) == load(name)[2][f"tokens_{prompt}"].tolist()
-
-
-@EACH_CONFIG
-@pytest.mark.parametrize("name", [QWEN, VOXTRAL])
-def test_tokens_after_sounds_are_the_reference_s(config, name):
-    engine = hearing(config, name=name)
-    for prompt, output in enumerate(run(engine, *(asked(prompt, name=name) for prompt in range(3)))):
-        assert_golden(output, prompt, name)
-    counts = engine.counts()
-    assert counts["sounds_encoded"] == 3 and counts["sound_hits"] == 0 and counts["image_runs_live"] == 0
-    assert counts["encoder_calls"] <= 3
-
-
-def test_a_sound_that_was_there_before_is_not_encoded_again_and_its_blocks_hit():
-    engine = hearing()
-    run(engine, asked(2))
-    before = engine.counts()
-    (output,) = run(engine, asked(2))
-    assert_golden(output, 2)
-    assert engine.counts()["encoder_calls"] == before["encoder_calls"]
-    assert output.num_cached_tokens == len(output.prompt_token_ids) and output.num_cached_media == 2
-
-
-def test_the_same_text_with_another_sound_hits_nothing_behind_it():
-    engine = hearing()
-    (first,) = run(engine, asked(1))
-    (other,) = run(engine, asked(1, louder=0.5))
-    assert other.num_cached_tokens == 0 and other.token_ids != first.token_ids
-    assert engine.counts()["sounds_encoded"] == 2
-
-
-def test_a_kept_sound_is_not_encoded_again_for_another_prompt():
-    engine = hearing(enable_prefix_caching=False)
-    run(engine, asked(1))
-    ids, params, options = asked(1)
-    shifted = [dataclasses.replace(span, start=span.start + 1) for span in options.media]
-    run(engine, ([7, *ids], params, dataclasses.replace(options, media=shifted)))
-    counts = engine.counts()
-    assert counts["sounds_encoded"] == 1 and counts["sound_hits"] == 1 and counts["encoder_calls"] == 1
-
-
-@pytest.mark.parametrize("budget", [4, 7])
-def test_a_sound_may_be_cut_by_a_chunk_anywhere(budget):
-    engine = hearing(max_num_batched_tokens=budget)
-    for prompt, output in zip((2, 1), run(engine, asked(2), asked(1)), strict=True):
-        assert_golden(output, prompt)
-
-
-def test_a_prompt_that_is_preempted_around_its_sounds_gives_the_same_tokens():
-    engine = hearing(num_blocks=9)
-    outputs = run(engine, *(asked(prompt) for prompt in (1, 2, 0)))
-    assert engine.scheduler.metrics().preemptions > 0
-    for prompt, output in zip((1, 2, 0), outputs, strict=True):
-        assert_golden(output, prompt)
-
-
-def test_an_evicted_sound_is_encoded_again():
-    engine = hearing(enable_prefix_caching=False)
-    run(engine, asked(1))
-    for louder in (0.1, 0.2):
-        run(engine, asked(1, louder=louder))
-    assert engine.counts()["image_evictions"] > 0
-    (again,) = run(engine, asked(1))
-    assert_golden(again, 1)
+CONFIG = FAMILIES[QWEN].config
 
 
 def test_no_step_compiles_whatever_lengths_sounds_have():
-    engine, rng = hearing(enable_prefix_caching=False), np.random.default_rng(3)
+    engine, rng = engine_of(folder=QWEN, enable_prefix_caching=False), np.random.default_rng(3)
     for number in range(40):
         length = int(rng.integers(1, 400))
         frames = rng.normal(size=(ceil_div(length, 100) * 100, 10)).astype(np.float32)
@@ -131,7 +35,7 @@ def test_no_step_compiles_whatever_lengths_sounds_have():
         )
         span = MediaSpan(kind="audio", digest=clip.digest, start=2, length=count)
         params = SamplingParams(max_tokens=2, temperature=0.0)
-        prompt = [7, START, *[AUDIO] * count, END]
+        prompt = [7, START, *[PLACE] * count, END]
         engine.add(prompt, params, RequestOptions(media=[span], images=[clip], key=str(number)))
     counter = CompileCounter()
     finish(engine)
@@ -139,8 +43,8 @@ def test_no_step_compiles_whatever_lengths_sounds_have():
 
 
 def test_what_is_no_sound_of_the_model_is_refused_by_name():
-    engine = hearing()
-    ids, params, options = asked(1)
+    engine = engine_of(folder=QWEN)
+    ids, params, options = asked(1, folder=QWEN)
     (clip,) = options.images
 
     def refused(said: str, **changes) -> None:
@@ -157,9 +61,52 @@ def test_what_is_no_sound_of_the_model_is_refused_by_name():
         media=[dataclasses.replace(span, length=13)],
     )
     with pytest.raises(ValueError, match="sound 0 has 400 frames, and max_image_patches is 200; give a shorter sound"):
-        hearing(dataclasses.replace(CONFIG, max_image_patches=200)).add(ids, params, options)
+        engine_of(dataclasses.replace(CONFIG, max_image_patches=200), folder=QWEN).add(ids, params, options)
     small = dataclasses.replace(CONFIG, max_image_tokens=32)
     with pytest.raises(
         ValueError, match="sounds take 48 tokens, and the engine keeps those of 32; give fewer or short"
     ):
-        hearing(small).add(ids, params, options)
+        engine_of(small, folder=QWEN).add(ids, params, options)
+
+
+def test_both_are_kept_and_hit_and_another_sound_hits_nothing_behind_it():
+    engine = engine_of(folder=BOTH)
+    run(engine, asked(4, folder=BOTH))
+    before = engine.counts()
+    (again,) = run(engine, asked(4, folder=BOTH))
+    assert_golden(again, 4, BOTH)
+    assert engine.counts()["encoder_calls"] == before["encoder_calls"]
+    assert again.num_cached_tokens == len(again.prompt_token_ids) and again.num_cached_media == 4
+    (other,) = run(engine, asked(4, folder=BOTH, louder=0.5))
+    assert engine.counts()["images_encoded"] == before["images_encoded"], "its images are the same"
+    assert engine.counts()["sounds_encoded"] == before["sounds_encoded"] + 2 and other.token_ids != again.token_ids
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"images": []}, "the prompt has media spans of kind 'image' and no images"),
+        ({"drop": "audio"}, "the prompt has media spans of kind 'audio' and no sounds"),
+        ({"tokens": 1}, "media spans of kind 'audio' are not those of the sounds"),
+    ],
+)
+def test_media_that_are_not_the_spans_are_refused_by_their_kind(change, message):
+    ids, params, options = asked(3, folder=BOTH)
+    given = list(options.images)
+    if "images" in change:
+        given = []
+    elif "drop" in change:
+        given = [each for each in given if each.kind != change["drop"]]
+    else:
+        given = [dataclasses.replace(each, num_tokens=1) if each.kind == "audio" else each for each in given]
+    with pytest.raises(ValueError, match=message):
+        engine_of(folder=BOTH).add(ids, params, dataclasses.replace(options, images=given))
+
+
+def test_more_than_the_pool_holds_is_refused_for_both_together():
+    ids, params, options = asked(4, folder=BOTH)
+    engine = engine_of(dataclasses.replace(FAMILIES[BOTH].config, max_image_tokens=48), folder=BOTH)
+    with pytest.raises(
+        ValueError, match=r"the prompt's images and sounds take 64 tokens, and the engine keeps those of 48"
+    ):
+        engine.add(ids, params, options)

@@ -10,8 +10,8 @@ import pytest
 from PIL import Image
 
 from ferrum_jax import LLM, SamplingParams
+from tests.engine.golden_media import CONFIG
 from tests.engine.image_folder import PLACE, picture, write_folder
-from tests.engine.test_images import CONFIG
 from tests.support import small_llm
 
 GREEDY = SamplingParams(max_tokens=6, temperature=0.0)

@@ -9,10 +9,8 @@ import pytest
 
 from ferrum_jax.offline.replay import replay
 from ferrum_jax.scheduling.request_log import read_request_log
-from tests.engine.test_images import CONFIG, FOLDER, HYBRID, asked, engine_of
+from tests.engine.golden_media import CONFIG, FOLDER, GEMMA3, HYBRID, MISTRAL3, asked, engine_of
 
-GEMMA3 = "vision/gemma3_vision"  # whose images are computed whole
-MISTRAL3 = "vision/mistral3_vision"  # whose images have tokens of text between their rows
 WHOLE = dataclasses.replace(CONFIG, max_num_batched_tokens=32, max_image_patches=144)
 COUNTERS = ("lookups", "hit_tokens", "missed_tokens", "resumed_tokens", "evictions", "refusals", "preemptions")
 IMAGE_COUNTERS = ("images_encoded", "image_hits", "image_evictions")
@@ -35,9 +33,8 @@ def serve(engine, folder: str, seed: int, num_requests: int) -> None:
     """Prompts with 0, 1 and 3 images, some of them seen before, arrive while others run."""
     rng = np.random.default_rng(seed)
     for index in range(num_requests):
-        how = {"per_token": 9 if folder == GEMMA3 else 4, "breaks": folder == MISTRAL3}
         brighter = 0.1 * rng.integers(3)
-        ids, params, options = asked(int(rng.integers(3)), brighter=brighter, folder=folder, **how)
+        ids, params, options = asked(int(rng.integers(3)), brighter=brighter, folder=folder)
         changes = ({}, {}, {"n": 2}, {"prompt_logprobs": 0}, {"max_tokens": 40})[rng.integers(5)]
         ids = [*ids, *rng.integers(6, 100, rng.integers(0, 6)).tolist()]
         params = dataclasses.replace(params, **({"max_tokens": int(rng.integers(1, 12))} | changes))

@@ -1,158 +1,41 @@
-"""Images in prompts: encoded once, cached by content, cut anywhere, and gone again without a trace."""
+"""Images in prompts that wait, are given back, shared, refused and of any size.
+
+Images whose tokens stand in rows with a token of text between.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-import functools
-import hashlib
-import math
 
 import numpy as np
 import pytest
 
+from ferrum_jax import LLM
 from ferrum_jax.asked.options import RequestOptions
 from ferrum_jax.asked.sampling import SamplingParams
 from ferrum_jax.engine.image_intake import ImageLimits, placed_images
 from ferrum_jax.executables.compile import CompileCounter
 from ferrum_jax.prompt import MediaSpan
-from ferrum_jax.startup.build_engine import build_engine
-from tests.support import GOLDENS, SMALL, finish, small_llm, step
-
-FOLDER = "vision/qwen3_vl"
-HYBRID = "vision/qwen3_5_vision"  # whose recurrent states resume where a snapshot was taken
-GLM = ("vision/glm4v", "vision/glm4v_moe")  # whose rotary sections stand one after the other
-IMAGE, START = 150, 152
-LADDER = dataclasses.replace(SMALL, max_image_tokens=64, max_image_patches=256)
-CONFIG = dataclasses.replace(LADDER, max_num_batched_tokens=64, invariant=True)  # one bucket
-EACH_CONFIG = pytest.mark.parametrize(
-    "config", [CONFIG, pytest.param(LADDER, marks=pytest.mark.slow)], ids=["", "ladder"]
+from tests.engine.golden_media import (
+    CONFIG,
+    FOLDER,
+    GLM,
+    HYBRID,
+    LADDER,
+    MISTRAL3,
+    PLACE,
+    START,
+    Picture,
+    asked,
+    assert_golden,
+    assert_goldens,
+    engine_of,
+    golden,
+    run,
 )
-GREEDY = SamplingParams(
-    max_tokens=64, temperature=0.0, ignore_eos=True, logit_bias=dict.fromkeys(range(IMAGE, 154), float("-inf"))
-)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Picture:
-    """An image as a processor makes it."""
-
-    patches: np.ndarray
-    grid: tuple[int, int, int]
-    num_tokens: int
-    digest: bytes
-    kind: str = "image"
-    seconds: float = 0.0
-
-
-@functools.cache
-def golden(folder: str = FOLDER) -> dict[str, np.ndarray]:
-    return dict(np.load(GOLDENS / folder / "golden.npz"))
-
-
-def asked(
-    prompt: int, *, brighter: float = 0.0, folder: str = FOLDER, per_token: int = 4, breaks: bool = False, **options
-) -> tuple[list[int], SamplingParams, RequestOptions]:
-    """A golden prompt, its parameters and its images. brighter: than the golden's, which makes others of them.
-    per_token: patches. breaks: whether a token of text stands between two rows of an image's."""
-    of_folder = golden(folder)
-    ids = of_folder[f"prompt_{prompt}"].tolist()
-    starts = [at + 1 for at, token in enumerate(ids) if token == START]
-    images, at = [], 0
-    for t, h, w in of_folder[f"grids_{prompt}"].tolist():
-        pixels = of_folder[f"patches_{prompt}"][at : at + t * h * w] + np.float32(brighter)
-        digest = hashlib.blake2b(pixels.tobytes()).digest()
-        count = t * h * w // per_token + (h // math.isqrt(per_token) - 1) * breaks
-        images.append(Picture(patches=pixels, grid=(t, h, w), num_tokens=count, digest=digest))
-        at += t * h * w
-    media = [
-        MediaSpan(kind="image", digest=image.digest, start=start, length=image.num_tokens)
-        for start, image in zip(starts, images, strict=True)
-    ]
-    return ids, GREEDY, RequestOptions(media=media, images=images, key=str(prompt), **options)
-
-
-def engine_of(config=CONFIG, *, folder: str = FOLDER, **overrides):
-    llm = small_llm(folder, config)
-    return build_engine(llm.loaded, dataclasses.replace(llm.config, **overrides), llm.tokenizer, fill=float("nan"))
-
-
-def run(engine, *requests):
-    """(token ids) of requests that run together."""
-    ids = [engine.add(*request) for request in requests]
-    outputs = finish(engine)
-    return [outputs[i] for i in ids]
-
-
-def assert_golden(output, prompt: int, folder: str = FOLDER) -> None:
-    assert list(output.token_ids) == golden(folder)[f"tokens_{prompt}"].tolist()
-
-
-@EACH_CONFIG
-@pytest.mark.parametrize("folder", [FOLDER, *(pytest.param(name, marks=pytest.mark.slow) for name in (HYBRID, *GLM))])
-def test_tokens_after_images_are_the_reference_s(config, folder):
-    engine = engine_of(config, folder=folder)
-    for prompt, output in enumerate(run(engine, *(asked(prompt, folder=folder) for prompt in range(3)))):
-        assert_golden(output, prompt, folder)
-    counts = engine.counts()
-    assert counts["images_encoded"] == 4 and counts["image_hits"] == 0 and counts["image_runs_live"] == 0
-    assert counts["encoder_calls"] <= 4
-
-
-def test_an_image_that_was_there_before_is_not_encoded_again_and_its_blocks_hit():
-    engine = engine_of()
-    run(engine, asked(2))
-    before = engine.counts()
-    (output,) = run(engine, asked(2))
-    assert_golden(output, 2)
-    after = engine.counts()
-    assert after["encoder_calls"] == before["encoder_calls"] and after["images_encoded"] == before["images_encoded"]
-    assert output.num_cached_tokens == len(output.prompt_token_ids)
-    assert output.num_cached_media == 3
-
-
-def test_the_same_text_with_another_image_hits_nothing_behind_it():
-    engine = engine_of()
-    (first,) = run(engine, asked(1))
-    (other,) = run(engine, asked(1, brighter=0.5))
-    assert other.num_cached_tokens == 0 and other.token_ids != first.token_ids
-    assert engine.counts()["images_encoded"] == 2
-
-
-def test_a_kept_image_is_not_encoded_again_for_another_prompt():
-    engine = engine_of(enable_prefix_caching=False)
-    run(engine, asked(1))
-    ids, params, options = asked(1)
-    shifted = [dataclasses.replace(span, start=span.start + 1) for span in options.media]
-    run(engine, ([7, *ids], params, dataclasses.replace(options, media=shifted)))
-    counts = engine.counts()
-    assert counts["images_encoded"] == 1 and counts["image_hits"] == 1 and counts["encoder_calls"] == 1
-
-
-@pytest.mark.parametrize("budget", [4, 5, 7, 11])
-def test_an_image_may_be_cut_by_a_chunk_anywhere(budget):
-    engine = engine_of(max_num_batched_tokens=budget)
-    for prompt, output in zip((2, 1), run(engine, asked(2), asked(1)), strict=True):
-        assert_golden(output, prompt)
-
-
-@pytest.mark.parametrize("caches", [True, False])
-def test_a_prompt_that_is_preempted_around_its_images_gives_the_same_tokens(caches):
-    engine = engine_of(num_blocks=9, enable_prefix_caching=caches)
-    outputs = run(engine, *(asked(prompt) for prompt in (1, 2, 0)))
-    assert engine.scheduler.metrics().preemptions > 0
-    for prompt, output in zip((1, 2, 0), outputs, strict=True):
-        assert_golden(output, prompt)
-
-
-def test_an_image_that_was_evicted_is_encoded_again():
-    engine = engine_of(enable_prefix_caching=False)
-    run(engine, asked(2))
-    for brighter in (0.1, 0.2):
-        run(engine, asked(2, brighter=brighter))
-    assert engine.counts()["image_evictions"] > 0
-    before = engine.counts()["images_encoded"]
-    assert_golden(run(engine, asked(2))[0], 2)
-    assert engine.counts()["images_encoded"] == before + 3
+from tests.engine.image_folder import picture
+from tests.engine.mistral3_folder import write_mistral3_folder
+from tests.support import finish, small_llm, step
 
 
 def test_prompts_whose_images_wait_do_not_hold_up_others():
@@ -196,28 +79,10 @@ def test_images_of_other_families_are_cut_hit_and_preempted(folder, budget, num_
     sizes = {"max_num_batched_tokens": budget, "num_blocks": num_blocks, "enable_prefix_caching": caches}
     engine = engine_of(folder=folder, **sizes)
     for _ in range(2):
-        for prompt, output in zip((2, 1, 0), run(engine, *(asked(p, folder=folder) for p in (2, 1, 0))), strict=True):
-            assert_golden(output, prompt, folder)
+        assert_goldens(engine, (2, 1, 0), folder)
     other = run(engine, asked(2, brighter=0.5, folder=folder))
     again = run(engine_of(folder=folder), asked(2, brighter=0.5, folder=folder))
     assert other[0].token_ids == again[0].token_ids
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("folder", [FOLDER, HYBRID, GLM[0]])
-def test_bits_do_not_depend_on_companions_chunks_preemption_or_found_images(folder):
-    def said(prompts, **sizes):
-        engine = engine_of(folder=folder, **sizes)
-        params = dataclasses.replace(GREEDY, logprobs=1, max_tokens=24)
-        requests = [(ids, params, options) for ids, _, options in (asked(p, folder=folder) for p in prompts)]
-        outputs = [*run(engine, *requests), *run(engine, *requests)]
-        return [[next(iter(entry.values())).logprob for entry in o.outputs[0].logprobs] for o in outputs]
-
-    alone, again = said([2])
-    assert alone == again
-    for sizes in ({}, {"max_num_batched_tokens": 7}, {"num_blocks": 9}, {"enable_prefix_caching": False}):
-        together = said([1, 2, 0], **sizes)
-        assert together[1] == together[4] == alone, sizes
 
 
 def test_choices_of_a_prompt_share_its_images():
@@ -260,7 +125,7 @@ def test_what_there_is_no_room_for_is_refused_with_both_numbers(limits, said):
         placed_images(options.images, options.media, room)
 
 
-@EACH_CONFIG
+@pytest.mark.parametrize("config", [CONFIG, pytest.param(LADDER, marks=pytest.mark.slow)], ids=["", "ladder"])
 def test_no_step_compiles_whatever_sizes_images_have(config):
     llm = small_llm(FOLDER, config)
     engine, rng = engine_of(config, enable_prefix_caching=False), np.random.default_rng(3)
@@ -271,10 +136,27 @@ def test_no_step_compiles_whatever_sizes_images_have(config):
         image = Picture(patches=pixels, grid=(1, rows, columns), num_tokens=rows * columns // 4, digest=b"%d" % number)
         text = rng.integers(6, 150, int(rng.integers(1, 9))).tolist()
         span = MediaSpan(kind="image", digest=image.digest, start=len(text) + 1, length=image.num_tokens)
-        prompt = [*text, START, *[IMAGE] * image.num_tokens, 153]
+        prompt = [*text, START, *[PLACE] * image.num_tokens, 153]
         params = SamplingParams(max_tokens=2, temperature=0.0)
         engine.add(prompt, params, RequestOptions(media=[span], images=[image], key=str(number)))
     counter = CompileCounter()
     finish(engine)
     assert counter.count == 0 and llm.stats()["compiles_after_ready"] == before
     assert engine.counts()["images_encoded"] == 200
+
+
+def test_an_image_without_the_tokens_between_its_rows_is_refused():
+    ids, params, options = asked(1, folder=MISTRAL3)
+    image = dataclasses.replace(options.images[0], num_tokens=6)
+    media = [dataclasses.replace(options.media[0], length=6)]
+    with pytest.raises(ValueError, match=r"has 6 tokens and 24 patches, .* of 2 x 2, with one more between rows;"):
+        engine_of(folder=MISTRAL3).add(ids, params, dataclasses.replace(options, images=[image], media=media))
+
+
+def test_a_picture_becomes_rows_of_tokens_and_another_one_another_answer(tmp_path):
+    llm = LLM(str(write_mistral3_folder(tmp_path / "model")), CONFIG)
+    prompts = [{"prompt": "t7 [IMG] t9 t5", "images": [picture(seed)]} for seed in (1, 2)]
+    first, other = llm.generate(prompts, SamplingParams(max_tokens=6, temperature=0.0))
+    row = [150] * 6  # 30 x 44 pixels become 8 x 12 patches
+    assert first.prompt_token_ids == (7, *row, 151, *row, 151, *row, 151, *row, 153, 9, 5)
+    assert first.token_ids != other.token_ids

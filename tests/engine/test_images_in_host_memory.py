@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from tests.engine.test_images import CONFIG, FOLDER, HYBRID, asked, assert_golden, engine_of, run
+from tests.engine.golden_media import CONFIG, FOLDER, HYBRID, asked, assert_golden, engine_of, run
 from tests.support import small_llm
 
 

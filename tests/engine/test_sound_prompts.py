@@ -13,7 +13,8 @@ import soundfile
 from ferrum_jax import LLM
 from scripts.goldens.sound_folder import PLACE, write_folder
 from scripts.goldens.sounds import sound
-from tests.engine.test_heard_prompts import AUDIO, CONFIG, END, GREEDY, START
+from tests.engine.golden_media import END, FAMILIES, GREEDY, QWEN, START
+from tests.engine.golden_media import PLACE as AUDIO
 from tests.models.sound_goldens import load
 from tests.support import GOLDENS, small_llm
 
@@ -28,7 +29,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def llm(folder):
-    return LLM(str(folder), CONFIG)
+    return LLM(str(folder), FAMILIES[QWEN].config)
 
 
 def one_pad(ids: list[int]) -> list[int]:
@@ -139,7 +140,7 @@ def test_a_model_that_hears_nothing_refuses_sounds():
 
 
 def test_a_model_that_is_served_for_text_alone_refuses_sounds(folder):
-    text_alone = LLM(str(folder), dataclasses.replace(CONFIG, max_image_tokens=0))
+    text_alone = LLM(str(folder), dataclasses.replace(FAMILIES[QWEN].config, max_image_tokens=0))
     assert len(text_alone.generate("abc", FEW)[0].token_ids) == 6
     with pytest.raises(ValueError, match="served with max_image_tokens=0"):
         text_alone.generate({"prompt": PLACE, "sounds": [(sound(0.1, 1), RATE)]}, FEW)

@@ -14,7 +14,7 @@ from ferrum_jax.asked.sampling import SamplingParams
 from ferrum_jax.executables.compile import CompileCounter
 from ferrum_jax.prompt import MediaSpan
 from ferrum_jax.startup.build_engine import build_engine
-from tests.engine.test_images import Picture
+from tests.engine.golden_media import Picture, run
 from tests.support import GOLDENS, SMALL, finish, small_llm, step
 
 FOLDER = "hearing/whisper"
@@ -45,13 +45,6 @@ def asked(prompt: int, *, sound: int | None = None, params: SamplingParams = GRE
 def engine_of(config=CONFIG, **overrides):
     llm = small_llm(FOLDER, config)
     return build_engine(llm.loaded, dataclasses.replace(llm.config, **overrides), llm.tokenizer, fill=float("nan"))
-
-
-def run(engine, *requests):
-    """Outputs of requests that run together."""
-    ids = [engine.add(*request) for request in requests]
-    outputs = finish(engine)
-    return [outputs[i] for i in ids]
 
 
 def tokens_of(output) -> list[int]:

@@ -13,7 +13,7 @@ from ferrum_jax import SamplingParams
 from ferrum_jax.asked.options import RequestOptions
 from ferrum_jax.outputs import NOT_FINITE_REASON
 from ferrum_jax.startup.build_engine import build_engine
-from tests.engine import test_adapters, test_gemma3_images, test_images, test_not_finite, test_routed_experts
+from tests.engine import golden_media, test_adapters, test_not_finite, test_routed_experts
 from tests.golden_table import goldens
 from tests.speculation.told import KINDS, drafted_engine
 from tests.support import INVARIANT, SMALL, finish, small_llm, step
@@ -98,23 +98,19 @@ def test_rows_with_adapters_and_without_have_every_bit():
 
 
 @pytest.mark.parametrize(
-    ("module", "folder", "per_token"),
-    [
-        (test_images, test_images.FOLDER, 4),
-        pytest.param(test_images, test_images.HYBRID, 4, marks=slow),
-        pytest.param(test_gemma3_images, test_gemma3_images.FOLDER, 9, marks=slow),
-    ],
+    "folder",
+    [golden_media.FOLDER, *(pytest.param(f, marks=slow) for f in (golden_media.HYBRID, golden_media.GEMMA3))],
 )
-def test_tokens_behind_images_have_every_bit(module, folder, per_token):
+def test_tokens_behind_images_have_every_bit(folder):
     """Their rotary positions are behind those of the images; while one is prefilled, others have drafts."""
-    llm = small_llm(folder, module.CONFIG)
+    llm = small_llm(folder, golden_media.FAMILIES[folder].config)
     requests = []
     for number in (0, 1, 2):
-        prompt, params, options = test_images.asked(number, folder=folder, per_token=per_token)
+        prompt, params, options = golden_media.asked(number, folder=folder)
         requests.append((prompt, dataclasses.replace(params, max_tokens=64 - 20 * number, logprobs=2), options))
     plain, _ = same_with_drafts(llm, requests)
     for number, output in enumerate(plain):
-        golden = test_images.golden(folder)[f"tokens_{number}"].tolist()
+        golden = golden_media.golden(folder)[f"tokens_{number}"].tolist()
         assert list(output.token_ids) == golden[: len(output.token_ids)]
     engine = drafted_engine(llm, plain, "right")
     first = engine.add(*requests[0])

@@ -1,4 +1,7 @@
-"""AsyncLLM: answers equal those of LLM, from many tasks and threads; who leaves leaves nothing behind."""
+"""AsyncLLM: answers equal those of LLM, from many tasks and threads; who leaves leaves nothing behind.
+
+AsyncLLM.transcribe: tasks get what LLM.transcribe gives.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,7 @@ from ferrum_jax.serve.async_llm import AsyncLLM, Refused
 from ferrum_jax.serve.engine_thread import MOST_FAILURES, EngineFailed, Ticket
 from ferrum_jax.vision.decoding import Stopped
 from tests.support import GOLDENS, SMALL, small_llm
+from tests.transcribing.heard import CASES, how_of, sound_of, text_of, whisper_llm
 
 PROMPTS = [[7, 100, 33, 250, 61], [12, 9, 77], [200, 13, 14, 15, 16, 17, 18], [5] * 40]
 GREEDY = SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True)
@@ -240,3 +244,21 @@ def test_scores_new_weights_and_sleep_go_between_the_steps_of_what_runs():
             await ask(llm)
 
     asyncio.run(main())
+
+
+def test_tasks_side_by_side_get_what_a_program_gets():
+    async def ask() -> list:
+        inner = whisper_llm()
+        inner.calls.drop()
+        llm = AsyncLLM.over(inner)
+        try:
+            found = await asyncio.gather(*(llm.transcribe(sound_of(case), **how_of(case)) for case in CASES))
+            with pytest.raises(ValueError, match="the sound is not a file of a kind"):
+                await llm.transcribe(b"no sound")
+            with pytest.raises(TypeError, match="tempo"):
+                await llm.transcribe(b"no sound", tempo=2)
+        finally:
+            llm.close()
+        return found
+
+    assert [each.text for each in asyncio.run(ask())] == [text_of(case) for case in CASES]

@@ -13,8 +13,8 @@ from PIL import Image
 
 from ferrum_jax import LLM, SamplingParams
 from ferrum_jax.serve.link.wire_images import wire_images, with_images
+from tests.engine.golden_media import CONFIG
 from tests.engine.image_folder import PLACE, picture, write_folder
-from tests.engine.test_images import CONFIG
 from tests.serve.running import running
 from tests.vision.hostile import saved
 

@@ -1,4 +1,7 @@
-"""A long body is decoded and checked in a thread, and one of too many values is refused before it is decoded."""
+"""A long body is decoded and checked in a thread, and one of too many values is refused before it is decoded.
+
+Items of a response's input as the messages of a chat.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,11 @@ import threading
 
 import pytest
 
+from ferrum_jax.openai.contents import messages_of
 from ferrum_jax.openai.errors import FieldError
 from ferrum_jax.serve.bodies import read_body as reading
 from ferrum_jax.serve.bodies.read_body import num_commas, read_body
+from ferrum_jax.serve.bodies.response_input import input_messages
 from ferrum_jax.serve.http import exchange
 from tests.serve.running import running
 
@@ -70,3 +75,24 @@ def test_a_body_of_too_many_values_is_refused_before_it_is_decoded(monkeypatch):
     assert read_body(b'{"prompt": "a,b,c,d,e,f,g", "stop": [1, 2, 3]}')["stop"] == [1, 2, 3]
     with pytest.raises(FieldError, match=r"the body has 5 values; at most 4 are read"):
         read_body(b'{"prompt": [[], [], [], [], ')
+
+
+URL = "data:image/png;base64,AA=="
+
+
+@pytest.mark.parametrize(
+    ("more", "detail"), [({}, {}), ({"detail": "auto"}, {"detail": "auto"}), ({"detail": None}, {})]
+)
+def test_images_and_texts_are_parts_of_a_message(more, detail):
+    parts = [{"type": "input_text", "text": "What?"}, {"type": "input_image", "image_url": URL, **more}]
+    (message,) = input_messages([{"role": "user", "content": parts}])
+    seen = {"type": "image_url", "image_url": {"url": URL, **detail}}
+    assert message == {"role": "user", "content": [{"type": "text", "text": "What?"}, seen]}
+    assert messages_of("input", [message])[0]["content"][1] == {"type": "image_url", "image_url": {"url": URL}}
+
+
+def test_sounds_are_parts_and_files_by_their_id_are_refused():
+    sound = {"type": "input_audio", "input_audio": {"data": "AA==", "format": "wav"}}
+    assert input_messages([{"role": "user", "content": [sound]}])[0]["content"] == [sound]
+    with pytest.raises(FieldError, match="input_image with its URL"):
+        input_messages([{"role": "user", "content": [{"type": "input_image", "file_id": "f"}]}])

@@ -19,7 +19,7 @@ from ferrum_jax.serve.http.served_prompts import read_prompt_sounds
 from ferrum_jax.serve.link.wire_images import wire_images, with_images
 from scripts.goldens.sound_folder import write_folder
 from scripts.goldens.sounds import wav
-from tests.engine.test_heard_prompts import CONFIG
+from tests.engine.golden_media import FAMILIES, QWEN
 from tests.serve.running import running
 from tests.support import GOLDENS
 
@@ -30,7 +30,7 @@ FEW = SamplingParams(max_tokens=6, temperature=0.0)
 
 @pytest.fixture(scope="module")
 def llm(tmp_path_factory):
-    return LLM(str(write_folder(GOLDENS, tmp_path_factory.mktemp("qwen3_asr") / "model")), CONFIG)
+    return LLM(str(write_folder(GOLDENS, tmp_path_factory.mktemp("qwen3_asr") / "model")), FAMILIES[QWEN].config)
 
 
 def chat(given: object, kind: str = "input_audio") -> list:

@@ -10,31 +10,21 @@ import pytest
 
 from ferrum_jax.llm import LLM
 from ferrum_jax.startup.build_engine import build_engine
-from tests.engine import test_gemma3_images, test_gemma4_images, test_mistral3_images
-from tests.engine import test_heard_prompts as heard
-from tests.engine.test_images import LADDER, asked, golden, run
+from tests.engine.golden_media import FAMILIES, FOLDER, QWEN, asked, golden, run
 from tests.sharding.same import said_on
 from tests.support import GOLDENS
 
-# Sizes of an engine, its prompts by number, and blocks that hold one of them whole and not two.
-_KINDS = {
-    "vision/qwen3_vl": (LADDER, asked, 8),
-    "vision/glm4v": (LADDER, functools.partial(asked, folder="vision/glm4v"), 8),
-    test_gemma3_images.FOLDER: (test_gemma3_images.LADDER, test_gemma3_images.prompt_of, 11),
-    test_gemma4_images.FOLDER: (test_gemma4_images.CONFIG, test_gemma4_images.prompt_of, 11),
-    test_mistral3_images.FOLDER: (test_mistral3_images.LADDER, test_mistral3_images.prompt_of, 9),
-    "hearing/qwen3_asr": (
-        dataclasses.replace(heard.LADDER, max_image_tokens=128),
-        lambda prompt, brighter=0.0: heard.asked(prompt, louder=brighter),
-        9,
-    ),
-}
+# Blocks that hold one prompt whole and not two, where they are not those of the family.
+_FEW_BLOCKS = {FOLDER: 8, "vision/glm4v": 8, "vision/gemma4_vision": 11}
 MESHES = ("tp=1", "tp=2", "dp=2", "dp=2,tp=2")
 
 
 def say(name: str, mesh: str) -> dict[str, object]:
     """Tokens of the golden prompts together, again, of others' images, and where blocks are few."""
-    sizes, ask, few_blocks = _KINDS[name]
+    ask = functools.partial(asked, folder=name)
+    sizes, few_blocks = FAMILIES[name].ladder, _FEW_BLOCKS.get(name, FAMILIES[name].few_blocks)
+    if name == QWEN:
+        sizes = dataclasses.replace(sizes, max_image_tokens=128)
     config = dataclasses.replace(sizes, mesh=mesh, max_num_seqs=2)
     llm = LLM(str(GOLDENS / name), config)
     engine = build_engine(llm.loaded, config, None, fill=math.nan)
@@ -42,7 +32,7 @@ def say(name: str, mesh: str) -> dict[str, object]:
     encoded = engine.counts()["images_encoded"]
     again = run(engine, *map(ask, range(3)))
     encoded_again = engine.counts()["images_encoded"] - encoded
-    other = run(engine, ask(2, brighter=0.5))
+    other = run(engine, ask(2, brighter=0.5, louder=0.5))
     pressed = build_engine(llm.loaded, dataclasses.replace(config, num_blocks=few_blocks), None, fill=math.nan)
     late = run(pressed, *(ask(prompt) for prompt in (2, 1, 0, 2, 1, 2)))
     return {

@@ -1,15 +1,30 @@
-"""Transcriptions as OpenAI's API writes them, and text that grows while windows are answered."""
+"""Transcriptions as OpenAI's API writes them, and text that grows while windows are answered.
+
+The windows of a sound are known from its header: as many as there are when it is read.
+"""
 
 from __future__ import annotations
 
+import base64
+
 import pytest
 
+from ferrum_jax.__main__ import main
 from ferrum_jax.asked.transcription_params import TranscriptionParams
 from ferrum_jax.outputs import Transcription, TranscriptionSegment
+from ferrum_jax.sound.sound_sources import SoundSources
+from ferrum_jax.text.prompts import PromptEncoder
+from ferrum_jax.text.tokenizer import Tokenizer
+from ferrum_jax.transcribing.foreseen import ForeseenSound, foreseen
 from ferrum_jax.transcribing.forms import as_json, as_text, as_verbose_json
+from ferrum_jax.transcribing.heard_sound import HeardSound
 from ferrum_jax.transcribing.languages import NAMES, code_of, name_of
 from ferrum_jax.transcribing.transcription import GrowingText
-from tests.transcribing.heard import CASES, text_of
+from ferrum_jax.transcribing.whisper_transcriber import WhisperTranscriber
+from scripts.goldens.sounds import sound, wav
+from tests.sound.hostile_sounds import muxed, written
+from tests.support import GOLDENS
+from tests.transcribing.heard import CASES, NAME, RATE, text_of
 
 FOUND = Transcription(
     text="We go home --> now.",
@@ -66,3 +81,60 @@ def test_text_that_grows_is_the_whole_text_in_the_end(llm, size):
                 found += text.push(ids[start : start + size])
             found += text.end_window()
         assert found == text_of(case)
+
+
+WINDOWS = {1: 1, 30: 1, 31: 2, 95: 4}
+PARAMS = TranscriptionParams(language="en")
+
+
+@pytest.fixture
+def folder(tmp_path):
+    for seconds in WINDOWS:
+        (tmp_path / f"{seconds}.wav").write_bytes(wav(seconds, RATE, 1))
+    samples = sound(31, seed=0)[:, None]
+    (tmp_path / "31.mp3").write_bytes(written(samples, RATE, "MP3", "MPEG_LAYER_III"))
+    (tmp_path / "31.aac").write_bytes(muxed(samples, RATE, "adts", "aac"))
+    return tmp_path
+
+
+@pytest.fixture
+def transcriber(folder):
+    model = GOLDENS / NAME
+    prompts = PromptEncoder(tokenizer=Tokenizer.load(model), chat=None, hears=True)
+    return WhisperTranscriber.of_folder(model, prompts, SoundSources(root=str(folder)))
+
+
+@pytest.mark.parametrize("name", ["1.wav", "30.wav", "31.wav", "95.wav", "31.mp3"])
+def test_windows_are_foreseen_from_a_header(transcriber, name):
+    found = foreseen(transcriber, name, PARAMS)
+    seconds = int(name.partition(".")[0])
+    assert found.seconds == seconds and found.num_windows == WINDOWS[seconds]
+    heard = HeardSound.of(transcriber, transcriber.sources.of_row(name), PARAMS)
+    assert len(heard.windows) == found.num_windows
+    assert all(request.prompt["prompt_token_ids"] == found.token_ids for request in heard.requests)
+
+
+def test_a_sound_that_is_given_in_its_row_is_foreseen_too(transcriber, folder):
+    url = "data:audio/wav;base64," + base64.b64encode((folder / "31.wav").read_bytes()).decode()
+    assert foreseen(transcriber, url, PARAMS).num_windows == 2
+
+
+def test_one_window_stands_for_a_sound_whose_length_nothing_says(transcriber):
+    ids = foreseen(transcriber, "1.wav", PARAMS).token_ids
+    unknown = ForeseenSound(seconds=None, num_windows=1, token_ids=ids)
+    assert foreseen(transcriber, "31.aac", PARAMS) == unknown  # FFmpeg guesses, and decoding tells
+    assert foreseen(transcriber, "https://example.com/a.wav", PARAMS) == unknown  # nothing is fetched
+
+
+@pytest.mark.parametrize(("name", "says"), [("none.wav", "cannot be read"), ("../a.wav", "not below the image root")])
+def test_a_sound_that_cannot_be_read_is_refused(transcriber, name, says):
+    with pytest.raises(ValueError, match=says):
+        foreseen(transcriber, name, PARAMS)
+
+
+def test_the_plan_of_a_folder_counts_windows(folder, capsys):
+    where = ["--input", str(folder), "--output", str(folder / "out.jsonl")]
+    assert main(["batch", "--plan", "--model", str(GOLDENS / NAME), *where]) == 0
+    words = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert "sounds 6 of 188 s, in 11 windows" in words
+    assert "sounds of unknown length" in words and not (folder / "out.jsonl.journal").exists()

@@ -20,7 +20,7 @@ from ferrum_jax.transcribing.prompt_transcriber import PromptTranscriber
 from ferrum_jax.transcribing.transcription import GrowingText, gap_between, transcription_of
 from scripts.goldens.sound_folder import PLACE, write_folder
 from scripts.goldens.sounds import sound
-from tests.engine.test_heard_prompts import CONFIG
+from tests.engine.golden_media import FAMILIES, QWEN
 from tests.support import GOLDENS
 
 RATE, FEW = 16_000, 12
@@ -28,7 +28,7 @@ RATE, FEW = 16_000, 12
 
 @pytest.fixture(scope="module")
 def llm(tmp_path_factory):
-    return LLM(str(write_folder(GOLDENS, tmp_path_factory.mktemp("qwen3_asr") / "model")), CONFIG)
+    return LLM(str(write_folder(GOLDENS, tmp_path_factory.mktemp("qwen3_asr") / "model")), FAMILIES[QWEN].config)
 
 
 @pytest.fixture(scope="module")

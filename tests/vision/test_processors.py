@@ -1,4 +1,9 @@
-"""Patches are those of the reference's Pillow processors, and a processor's file is honoured or refused by key."""
+"""Patches are those of the reference's Pillow processors, and a processor's file is honoured or refused by key.
+
+A processor's file that contradicts its tower, or says nothing that can be read, is refused before any image.
+
+A processed image says what it is, or is refused.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +14,13 @@ import json
 import numpy as np
 import pytest
 
+from ferrum_jax.config import EngineConfig
+from ferrum_jax.vision.image import Normalising, ProcessedImage
 from ferrum_jax.vision.processor_files import processor_of, read_processor
 from ferrum_jax.vision.processors import Gemma3Images, Gemma4Images, GlmImages, PixtralImages, QwenImages
+from ferrum_jax.vision.sources import ImageSources
 from scripts.goldens.pictures import picture, sampled
+from tests.engine.image_folder import PROCESSOR
 from tests.support import GOLDENS
 
 FOLDER = GOLDENS / "images"
@@ -193,3 +202,63 @@ def test_a_folder_s_processor_is_read_from_either_file(tmp_path):
     (tmp_path / "processor_config.json").write_text("{")
     with pytest.raises(ValueError, match=r"processor_config.json cannot be read as JSON"):
         read_processor(tmp_path)
+
+
+TOWER = {"patch_size": 4, "temporal_patch_size": 2, "spatial_merge_size": 2}
+
+
+KEYS = {"patch_size": "patch_size", "temporal_patch_size": "temporal_patch_size", "merge_size": "spatial_merge_size"}
+
+
+@pytest.mark.parametrize("key", KEYS)
+@pytest.mark.parametrize("value", [1, 3, 8, 10**9])
+def test_patches_that_the_tower_does_not_take_are_refused_with_both_values(key, value):
+    its_key = KEYS[key]
+    said = f"{key} is {value}, and config.json's vision_config has {its_key} {TOWER[its_key]}; make them equal"
+    with pytest.raises(ValueError, match=said):
+        processor_of(PROCESSOR | {key: value}, TOWER)
+    assert processor_of(PROCESSOR, TOWER) == processor_of(PROCESSOR, {})
+
+
+@pytest.mark.parametrize("value", ["x", [1], 3])
+def test_a_processor_that_is_no_object_is_refused_with_its_file(tmp_path, value):
+    (tmp_path / "processor_config.json").write_text(json.dumps({"image_processor": value}))
+    with pytest.raises(ValueError, match=r"processor_config\.json: image_processor is .*; it must be an object"):
+        read_processor(tmp_path)
+
+
+@pytest.mark.parametrize("root", ["", "  "])
+def test_an_empty_root_is_not_the_working_directory(root):
+    with pytest.raises(ValueError, match="image_root is empty; name the folder"):
+        ImageSources.of_config(EngineConfig(image_root=root))
+
+
+@pytest.mark.parametrize("name", ["max_image_tokens", "max_image_patches"])
+def test_more_than_can_be_counted_is_refused(name):
+    with pytest.raises(ValueError, match=f"{name} is 1000000000000; it must be at most 1073741824"):
+        EngineConfig(**{name: 10**12})
+
+
+HALVES = Normalising(scale=1 / 255, mean=(0.5, 0.4, 0.3), std=(0.5, 0.25, 0.2))
+
+
+def image(pixels: np.ndarray, temporal: int = 1) -> ProcessedImage:
+    return ProcessedImage(
+        pixels=pixels, normalising=HALVES, temporal=temporal, grid=(1, 2, 4), num_tokens=2, digest=b"cat"
+    )
+
+
+def test_patches_fill_their_grid():
+    assert image(np.zeros((8, 3, 2, 2), np.uint8)).num_tokens == 2
+    for pixels in (np.zeros((7, 3, 2, 2), np.uint8), np.zeros((8, 3, 2, 2)), np.zeros((8, 12), np.uint8)):
+        with pytest.raises(AssertionError, match="patches"):
+            image(pixels)
+
+
+def test_values_are_normalised_bytes_in_the_order_channel_time_row_column():
+    pixels = np.random.default_rng(0).integers(0, 256, (8, 3, 2, 2), np.uint8)
+    mean, std = (np.array(values)[:, None, None] for values in (HALVES.mean, HALVES.std))
+    values = image(pixels, temporal=2).patches
+    assert values.dtype == np.float32 and values.shape == (8, 24)
+    wanted = ((pixels / 255 - mean) / std)[:, :, None].repeat(2, axis=2).reshape(8, -1)
+    np.testing.assert_allclose(values, wanted, rtol=0, atol=1e-6)

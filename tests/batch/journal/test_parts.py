@@ -1,11 +1,19 @@
-"""Each row is in one part at a time, whatever is cut off, given back or taken over."""
+"""Each row is in one part at a time, whatever is cut off, given back or taken over.
+
+A row in progress goes on from all that it had: nothing of its choices is another after the journal.
+"""
+
+import dataclasses
+import json
 
 import numpy as np
 import pytest
 
 from ferrum_jax.batch.journal.leases import LeaseLost, Leases
+from ferrum_jax.batch.journal.partials import decode_partial, encode_partial
 from ferrum_jax.batch.journal.parts import JobParts
 from ferrum_jax.files.store import LocalStore
+from ferrum_jax.outputs import CompletionOutput, Logprob
 
 ROWS = [np.arange(0, 10), np.arange(10, 20)]
 
@@ -67,3 +75,31 @@ def test_a_damaged_lease_is_refused_with_what_it_holds(store, content):
     store.create("leases/l/0.1", content)
     with pytest.raises(OSError, match=r"the lease 0\.1 of the journal is damaged"):
         parts(store, "one")[0].num_open()
+
+
+RUNNING = CompletionOutput(
+    index=0,
+    text="",
+    token_ids=(7, 8),
+    cumulative_logprob=None,
+    logprobs=(
+        {7: Logprob(logprob=-0.1 / 3, rank=1)},
+        {9: Logprob(logprob=-1e-9, rank=1), 8: Logprob(logprob=-2.5, rank=40)},
+    ),
+    finish_reason=None,
+    stop_reason=None,
+)
+ENDED = dataclasses.replace(
+    RUNNING, index=1, text="ab\u2028", logprobs=None, finish_reason="stop", stop_reason=13, image_digests=("aa", "bb")
+)
+
+
+def test_choices_are_what_they_were_with_ranks_bits_reasons_and_images():
+    choices = (RUNNING, ENDED, dataclasses.replace(ENDED, index=2, stop_reason="b", logprobs=(), image_digests=()))
+    content = encode_partial(choices)
+    assert decode_partial(content) == choices and b"\n" not in content
+
+
+def test_of_a_choice_that_goes_on_the_text_is_made_again():
+    found = decode_partial(encode_partial([dataclasses.replace(RUNNING, text="half")]))
+    assert found == (RUNNING,) and "half" not in json.dumps(found[0].text)
