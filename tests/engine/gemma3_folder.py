@@ -6,7 +6,7 @@ import json
 import shutil
 from pathlib import Path
 
-from tests.engine.image_folder import TEMPLATE
+from tests.engine.image_folder import TEMPLATE, write_words
 from tests.support import GOLDENS
 
 PROCESSOR = {
@@ -17,19 +17,13 @@ PROCESSOR = {
     "image_std": [0.5, 0.5, 0.5],
     "do_pan_and_scan": None,
 }
-_SPECIAL = {"<image_soft_token>": 150, "<unused>": 151, "<start_of_image>": 152, "<end_of_image>": 153}
+_SPECIAL = ("<image_soft_token>", "<unused>", "<start_of_image>", "<end_of_image>")
 
 
 def write_gemma3_folder(folder: Path) -> Path:
     """The golden's weights and what turns texts and pictures into prompts."""
-    from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
-
     shutil.copytree(GOLDENS / "vision" / "gemma3_vision", folder)
-    words = {f"t{i}": i for i in range(150)} | _SPECIAL
-    tokenizer = Tokenizer(models.WordLevel(words, unk_token="t0"))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()  # pyright: ignore[reportAttributeAccessIssue]
-    tokenizer.add_special_tokens([AddedToken(token, special=True) for token in _SPECIAL])
-    tokenizer.save(str(folder / "tokenizer.json"))
+    write_words(folder, _SPECIAL)
     template = TEMPLATE.replace("<|vision_start|><|image_pad|><|vision_end|>", "<start_of_image>")
     (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
     (folder / "preprocessor_config.json").write_text(json.dumps(PROCESSOR))

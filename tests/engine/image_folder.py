@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -27,17 +28,22 @@ PROCESSOR = {
 }
 
 
-def write_folder(folder: Path) -> Path:
-    """The golden's weights and what turns texts and pictures into prompts."""
+def write_words(folder: Path, special: Sequence[str]) -> None:
+    """A tokenizer of the words t0 to t149, and of special tokens behind them."""
     from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 
-    shutil.copytree(GOLDENS / "vision" / "qwen3_vl", folder)
-    special = ("<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>")
     words = {f"t{i}": i for i in range(150)} | {token: 150 + i for i, token in enumerate(special)}
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="t0"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()  # pyright: ignore[reportAttributeAccessIssue]
     tokenizer.add_special_tokens([AddedToken(token, special=True) for token in special])
     tokenizer.save(str(folder / "tokenizer.json"))
+
+
+def write_folder(folder: Path) -> Path:
+    """The golden's weights and what turns texts and pictures into prompts."""
+    shutil.copytree(GOLDENS / "vision" / "qwen3_vl", folder)
+    special = ("<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>")
+    write_words(folder, special)
     (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": TEMPLATE}))
     (folder / "preprocessor_config.json").write_text(json.dumps(PROCESSOR))
     return folder

@@ -23,13 +23,6 @@ def _own(stem: int, length: int = 9) -> list[int]:
     return [stem % 5, stem // 5, *((stem * i) % 5 for i in range(length - 2))]
 
 
-def _cached(engine: Engine, prompt: list[int], max_tokens: int = 2) -> int:
-    """How many of the prompt's tokens are hit when it comes alone."""
-    request = engine.add(prompt, max_tokens)
-    engine.drain()
-    return request.num_cached_tokens
-
-
 def _all_cached(engine: Engine, prompts: list[list[int]]) -> list[int]:
     """The same of prompts that wait together."""
     requests = [engine.add(prompt, 2) for prompt in prompts]
@@ -41,7 +34,7 @@ def _all_cached(engine: Engine, prompts: list[list[int]]) -> list[int]:
 @pytest.mark.parametrize("max_cached_prompts", [0, 4])
 def test_prompts_that_come_in_turn_hit_their_prefix_from_the_third_on(budget, max_cached_prompts):
     engine = _engine(max_num_batched_tokens=budget, max_cached_prompts=max_cached_prompts)
-    found = [_cached(engine, SHARED[:40] + _own(stem)) for stem in range(5)]
+    found = [engine.hit(SHARED[:40] + _own(stem)) for stem in range(5)]
     assert found[0] == 0 and found[2:] == [40] * 3
 
 
@@ -129,7 +122,7 @@ def test_at_most_half_as_many_rows_are_followed_as_there_are_snapshots():
     engine = _engine(max_num_seqs=4, max_snapshots=4)
     requests = [engine.add(_own(stem, 10), 20) for stem in range(4)]
     engine.drain()
-    found = [_cached(engine, [*request.token_ids, 4, 4]) for request in requests]
+    found = [engine.hit([*request.token_ids, 4, 4]) for request in requests]
     assert found[:2] == [28, 28], "the first two"
     assert max(found[2:]) <= 8
 
@@ -138,7 +131,7 @@ def test_at_most_half_as_many_rows_are_followed_as_there_are_snapshots():
 def test_without_room_for_a_snapshot_of_answers_none_is_made(max_snapshots):
     engine = _engine(max_snapshots=max_snapshots)
     first = _turn(engine, SHARED[:18], 20)
-    assert _cached(engine, [*first.token_ids, *_own(1)]) == 16 * max_snapshots
+    assert engine.hit([*first.token_ids, *_own(1)]) == 16 * max_snapshots
 
 
 def test_a_preempted_row_resumes_within_its_answer():
@@ -156,5 +149,5 @@ def test_a_row_that_repeats_the_answer_of_another_leaves_its_snapshot_alone():
     first = _turn(engine, SHARED[:18], 23)
     again = _turn(engine, SHARED[:18], 39)
     assert again.token_ids[: len(first.token_ids)] == first.token_ids
-    assert _cached(engine, [*first.token_ids, *_own(1)]) == 40
-    assert _cached(engine, [*again.token_ids, *_own(2)]) == 56
+    assert engine.hit([*first.token_ids, *_own(1)]) == 40
+    assert engine.hit([*again.token_ids, *_own(2)]) == 56

@@ -15,28 +15,21 @@ def _engine(**sizes) -> Engine:
     return Engine(**({"num_blocks": 40, "max_num_seqs": 2, "max_snapshots": 8, "max_num_batched_tokens": 16} | sizes))
 
 
-def _hit(engine: Engine, prompt: list[int], max_tokens: int = 2) -> int:
-    """How many of the prompt's tokens were hit."""
-    request = engine.add(prompt, max_tokens)
-    engine.drain()
-    return request.num_cached_tokens
-
-
 def test_a_hit_ends_where_a_prefill_chunk_ended_at_a_block_boundary() -> None:
     """Chunks of 16, 16 and 4 tokens, then the tail of 2."""
     engine = _engine()
-    assert _hit(engine, PROMPT[:38]) == 0
+    assert engine.hit(PROMPT[:38]) == 0
     assert [int(plan.shards[0].counts[0]) for plan in engine.plans[:4]] == [16, 16, 4, 2]
-    assert _hit(engine, [*PROMPT[:38], 9, 9, 9]) == 36
-    assert _hit(engine, [*PROMPT[:35], 9, 9, 9]) == 32
-    assert _hit(engine, [*PROMPT[:31], 9, 9, 9]) == 16
+    assert engine.hit([*PROMPT[:38], 9, 9, 9]) == 36
+    assert engine.hit([*PROMPT[:35], 9, 9, 9]) == 32
+    assert engine.hit([*PROMPT[:31], 9, 9, 9]) == 16
 
 
 def test_a_snapshot_serves_only_its_exact_length() -> None:
     engine = _engine()
-    _hit(engine, PROMPT[:16])
-    assert _hit(engine, [*PROMPT[:12], 9, 9]) == 0, "its blocks are here, but no state after 12 tokens"
-    assert _hit(engine, [*PROMPT[:16], 9]) == 16
+    engine.hit(PROMPT[:16])
+    assert engine.hit([*PROMPT[:12], 9, 9]) == 0, "its blocks are here, but no state after 12 tokens"
+    assert engine.hit([*PROMPT[:16], 9]) == 16
 
 
 def test_at_length_0_the_state_is_reset_and_no_request_sees_that_of_another() -> None:
@@ -51,10 +44,10 @@ def test_at_length_0_the_state_is_reset_and_no_request_sees_that_of_another() ->
 @pytest.mark.parametrize("length", [16, 19, 37])
 def test_a_repeat_of_a_cached_prompt_resumes_from_its_last_snapshot(length: int) -> None:
     engine = _engine(max_cached_prompts=4)
-    _hit(engine, PROMPT[:length], 1)
+    engine.hit(PROMPT[:length], 1)
     before = engine.device.num_computed
-    assert _hit(engine, PROMPT[:length], 1) == length and engine.device.num_computed == before
-    assert _hit(engine, PROMPT[:length], 5) == length
+    assert engine.hit(PROMPT[:length], 1) == length and engine.device.num_computed == before
+    assert engine.hit(PROMPT[:length], 5) == length
 
 
 def test_choices_of_a_request_share_the_state_at_the_end_of_the_prompt() -> None:
@@ -66,8 +59,8 @@ def test_choices_of_a_request_share_the_state_at_the_end_of_the_prompt() -> None
 
 def test_without_a_hidden_state_a_tail_is_not_resumed_one_token_before_its_end() -> None:
     engine = _engine(max_cached_prompts=0)
-    assert _hit(engine, PROMPT[:18]) == 0
-    assert _hit(engine, PROMPT[:18]) == 16
+    assert engine.hit(PROMPT[:18]) == 0
+    assert engine.hit(PROMPT[:18]) == 16
 
 
 def test_a_preempted_row_resumes_from_its_own_snapshots() -> None:
@@ -81,10 +74,10 @@ def test_the_least_recently_used_snapshot_goes_first_and_bytes_are_counted() -> 
     engine = _engine(max_num_seqs=1, max_snapshots=2)
     prompts = [[stem] * 8 for stem in range(4)]
     for prompt in prompts:
-        _hit(engine, prompt)
+        engine.hit(prompt)
     metrics = engine.cache.metrics()
     assert (metrics.snapshots, metrics.snapshot_bytes, metrics.snapshot_evictions) == (2, 2000, 2)
-    assert [_hit(engine, [*prompt, 4]) for prompt in reversed(prompts)] == [8, 8, 0, 0]
+    assert [engine.hit([*prompt, 4]) for prompt in reversed(prompts)] == [8, 8, 0, 0]
 
 
 def test_equal_prompts_that_arrive_together_wait_for_the_snapshot_and_hit_it() -> None:
@@ -96,13 +89,13 @@ def test_equal_prompts_that_arrive_together_wait_for_the_snapshot_and_hit_it() -
 
 def test_a_cache_that_is_off_keeps_no_snapshot() -> None:
     engine = _engine(enabled=False)
-    assert [_hit(engine, PROMPT), _hit(engine, PROMPT)] == [0, 0]
+    assert [engine.hit(PROMPT), engine.hit(PROMPT)] == [0, 0]
     assert engine.cache.metrics().snapshots == 0
 
 
 def test_windows_and_recurrent_state_resume_at_the_longest_position_that_suits_both() -> None:
     engine = _engine(windows=(None, 6))
-    _hit(engine, PROMPT[:36])
+    engine.hit(PROMPT[:36])
     keys = engine.cache.keys_of(engine.requests[0])
     pool = engine.cache.pools[1]
     for id in [id for id, key in pool.keyed() if key != keys[8]]:
@@ -111,7 +104,7 @@ def test_windows_and_recurrent_state_resume_at_the_longest_position_that_suits_b
     assert pool.find(keys[8]) == 0
     for id, _ in pool.keyed():
         pool.release((id,))
-    assert _hit(engine, [*PROMPT[:36], 9]) == 32
+    assert engine.hit([*PROMPT[:36], 9]) == 32
 
 
 def test_a_followed_row_whose_snapshot_lost_its_key_publishes_the_next() -> None:

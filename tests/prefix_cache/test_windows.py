@@ -12,13 +12,6 @@ def _engine(*windows: int | None, **sizes) -> Engine:
     return Engine(windows=windows, **({"num_blocks": 16, "max_num_seqs": 2} | sizes))
 
 
-def _run(engine: Engine, prompt: list[int], max_tokens: int = 1) -> int:
-    """How many of the prompt's tokens were hit."""
-    request = engine.add(prompt, max_tokens)
-    engine.drain()
-    return request.num_cached_tokens
-
-
 def _lose(engine: Engine, group: int, prompt: list[int], *indices: int) -> None:
     """Evict blocks of a prompt from one group, as use by other requests does."""
     pool, request = engine.cache.pools[group], engine.add(prompt, 1)
@@ -53,54 +46,54 @@ def test_blocks_behind_a_window_go_back_while_the_request_runs(enabled: bool) ->
 def test_a_hit_needs_only_the_blocks_of_the_window() -> None:
     engine = _engine(None, 6)
     prompt = [i % 5 for i in range(20)]
-    _run(engine, prompt)
+    engine.hit(prompt, 1)
     _lose(engine, 1, prompt, 0, 1)
-    assert _run(engine, [*prompt, 3]) == 20
+    assert engine.hit([*prompt, 3], 1) == 20
 
 
 def test_a_rolled_over_window_is_skipped_for_a_shorter_valid_prefix() -> None:
     engine = _engine(None, 6)
     prompt = [i % 5 for i in range(28)]
-    _run(engine, prompt)
+    engine.hit(prompt, 1)
     _lose(engine, 1, prompt, 5)
-    assert _run(engine, [*prompt, 3]) == 20, "blocks 5 and 6 need block 5, the first five do not"
+    assert engine.hit([*prompt, 3], 1) == 20, "blocks 5 and 6 need block 5, the first five do not"
 
 
 def test_where_no_window_is_whole_nothing_is_hit() -> None:
     engine = _engine(None, 6)
     prompt = [i % 5 for i in range(16)]
-    _run(engine, prompt)
+    engine.hit(prompt, 1)
     _lose(engine, 1, prompt, 0, 2)
-    assert _run(engine, [*prompt, 3]) == 0, "blocks 1 and 3 are there, and the window reaches behind each"
+    assert engine.hit([*prompt, 3], 1) == 0, "blocks 1 and 3 are there, and the window reaches behind each"
 
 
 def test_a_rolled_over_prefix_may_be_extended_or_rewound_within_the_window() -> None:
     engine = _engine(None, 9)
     prompt = [i % 5 for i in range(24)]
-    _run(engine, prompt)
+    engine.hit(prompt, 1)
     _lose(engine, 1, prompt, 0, 1, 2)
-    assert _run(engine, [*prompt, 1, 2, 3]) == 24
-    assert _run(engine, [*prompt[:22], 9]) == 20, "12 to 19 is all that a query at 20 sees"
-    assert _run(engine, [*prompt[:17], 9]) == 0, "a query at 16 sees token 8, which has rolled over"
+    assert engine.hit([*prompt, 1, 2, 3], 1) == 24
+    assert engine.hit([*prompt[:22], 9], 1) == 20, "12 to 19 is all that a query at 20 sees"
+    assert engine.hit([*prompt[:17], 9], 1) == 0, "a query at 16 sees token 8, which has rolled over"
 
 
 def test_groups_with_different_windows_resume_where_all_of_them_do() -> None:
     engine = _engine(5, None, 9)
     prompt = [i % 5 for i in range(36)]
-    _run(engine, prompt)
+    engine.hit(prompt, 1)
     _lose(engine, 2, prompt, 7)
-    assert _run(engine, [*prompt, 3]) == 28
+    assert engine.hit([*prompt, 3], 1) == 28
     _lose(engine, 0, prompt, 6)
-    assert _run(engine, [*prompt[:30], 3]) == 24
+    assert engine.hit([*prompt[:30], 3], 1) == 24
 
 
 def test_a_repeat_of_a_cached_prompt_computes_nothing_with_windows_too() -> None:
     engine = _engine(None, 6, max_cached_prompts=4)
     for length in (19, 20):
         prompt = [i % 5 for i in range(length)]
-        _run(engine, prompt)
+        engine.hit(prompt, 1)
         before = engine.device.num_computed
-        assert _run(engine, prompt) == length and engine.device.num_computed == before
+        assert engine.hit(prompt, 1) == length and engine.device.num_computed == before
 
 
 def test_a_long_request_runs_beside_others_in_a_small_window_pool() -> None:

@@ -440,6 +440,12 @@ class Engine:
         assert all(pool.num_live == 0 for pool in pools), "blocks are live after the last request"
         return steps
 
+    def hit(self, prompt: list[int], max_tokens: int = 2) -> int:
+        """How many tokens of a prompt are hit when it runs alone."""
+        request = self.add(prompt, max_tokens)
+        self.drain()
+        return request.num_cached_tokens
+
     def check(self, request: Request) -> None:
         """The request ended as it does when it runs alone, or is a prefix of that if it was ended from outside."""
         prompt = request.token_ids[: request.num_prompt_tokens]

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import json
 import time
+from pathlib import Path
 from typing import Any
+
+from rich.console import Console
+
+from ferrum_jax.batch.job import EXIT_OK, JobSettings, run_batch
 
 CHAT = "/v1/chat/completions"
 
@@ -40,3 +46,12 @@ def ended(client: Any, batch: Any, seconds: float = 120.0) -> Any:
 def lines_of(client: Any, file_id: str | None) -> list[dict]:
     """What a file holds; nothing of no file."""
     return [json.loads(line) for line in client.files.content(file_id).text.splitlines()] if file_id else []
+
+
+def bodies_of_job(llm: Any, folder: Path, *rows: dict[str, Any]) -> list[dict[str, Any]]:
+    """The bodies that a job over these rows answers, in their order."""
+    paths = folder / "in.jsonl", folder / "out.jsonl"
+    paths[0].write_text("".join(json.dumps(row) + "\n" for row in rows))
+    console = Console(file=io.StringIO())
+    assert run_batch(lambda start: llm, *paths, model="tiny", settings=JobSettings(), console=console) == EXIT_OK
+    return [json.loads(line)["response"]["body"] for line in paths[1].read_text().splitlines()]

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import base64
 import functools
-import io
 import json
 
 import numpy as np
 import openai
 import pytest
-from rich.console import Console
 
 from ferrum_jax import LLM, SamplingParams
-from ferrum_jax.batch.job import EXIT_OK, JobSettings, run_batch
 from ferrum_jax.serve.engine_side import facts_of
 from ferrum_jax.serve.http.served_prompts import read_prompt_sounds
 from ferrum_jax.serve.link.wire_images import wire_images, with_images
 from scripts.goldens.sound_folder import write_folder
 from scripts.goldens.sounds import wav
 from tests.engine.golden_media import FAMILIES, QWEN
+from tests.serve.batch_input import bodies_of_job
 from tests.serve.running import running
 from tests.support import GOLDENS
 
@@ -107,19 +105,6 @@ def test_a_row_of_a_job_has_a_sound_as_a_chat_has(llm, tmp_path):
     (heard,) = llm.transcribe(FILE, language="en", max_tokens=6)
     body = {"messages": chat({"data": DATA, "format": "wav"}), "max_tokens": 6, "temperature": 0.0}
     named = {"file": f"data:audio/wav;base64,{DATA}", "language": "en", "max_tokens": 6}
-    rows = ({"custom_id": "one", **body}, {"custom_id": "two", **named})
-    (tmp_path / "in.jsonl").write_text("".join(json.dumps(each) + "\n" for each in rows))
-    code = run_batch(
-        lambda start: llm,
-        tmp_path / "in.jsonl",
-        tmp_path / "out.jsonl",
-        model="tiny",
-        settings=JobSettings(),
-        console=Console(file=io.StringIO()),
-    )
-    assert code == EXIT_OK
-    one, two = map(
-        json.loads, sorted((tmp_path / "out.jsonl").read_text().splitlines(), key=lambda line: "two" in line)
-    )
-    assert one["response"]["body"]["choices"][0]["message"]["content"] == wanted.text
-    assert two["response"]["body"]["text"] == heard.text
+    one, two = bodies_of_job(llm, tmp_path, {"custom_id": "one", **body}, {"custom_id": "two", **named})
+    assert one["choices"][0]["message"]["content"] == wanted.text
+    assert two["text"] == heard.text

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import base64
-import io
 import json
 
 import numpy as np
 import pytest
-from rich.console import Console
 
 from ferrum_jax import LLM, SamplingParams
-from ferrum_jax.batch.job import EXIT_OK, JobSettings, run_batch
 from ferrum_jax.serve.link.wire_images import wire_images, with_images
 from scripts.goldens import video_folder
 from scripts.goldens.video_folder import film
 from tests.engine.test_videos import CONFIG
+from tests.serve.batch_input import bodies_of_job
 from tests.serve.running import running
 from tests.support import GOLDENS
 from tests.vision.film_files import film_file
@@ -80,15 +78,5 @@ def test_a_video_over_http_is_what_a_program_gives(llm):
 def test_a_row_of_a_job_has_a_video_as_a_chat_has(llm, tmp_path):
     (wanted,) = llm.chat(chat({"url": URL}), SamplingParams(max_tokens=6, temperature=0.0))
     row = {"custom_id": "one", "messages": chat({"url": URL}), "max_tokens": 6, "temperature": 0.0}
-    (tmp_path / "in.jsonl").write_text(json.dumps(row) + "\n")
-    code = run_batch(
-        lambda start: llm,
-        tmp_path / "in.jsonl",
-        tmp_path / "out.jsonl",
-        model="tiny",
-        settings=JobSettings(),
-        console=Console(file=io.StringIO()),
-    )
-    assert code == EXIT_OK
-    answer = json.loads((tmp_path / "out.jsonl").read_text())
-    assert answer["response"]["body"]["choices"][0]["message"]["content"] == wanted.text
+    (body,) = bodies_of_job(llm, tmp_path, row)
+    assert body["choices"][0]["message"]["content"] == wanted.text

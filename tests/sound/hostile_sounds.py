@@ -12,6 +12,7 @@ import numpy as np
 import soundfile
 
 from scripts.goldens.sounds import sound, wav
+from tests.hostile_bytes import flipped, spliced
 
 SUBTYPES = {  # of libsndfile's kinds
     "WAV": ("PCM_16", "PCM_U8", "PCM_24", "FLOAT", "DOUBLE", "ULAW", "IMA_ADPCM", "MS_ADPCM"),
@@ -74,28 +75,12 @@ def hostile_file(random: np.random.Generator, kinds: tuple[str, ...] = KINDS) ->
     if what == 0:
         return content[: int(random.integers(len(content)))], False
     if what == 1:
-        return _flipped(content, random), False
+        return flipped(content, random, 100), False
     if what == 2:
-        return _spliced(content, random), False
+        return spliced(content, random), False
     if what == 3:
         return content[:16] + bytes(random.integers(0, 256, 400, dtype=np.uint8)), False
     return content, True
-
-
-def _flipped(content: bytes, random: np.random.Generator) -> bytes:
-    """With up to 8 bits flipped, half of them in the first 100 bytes, where headers are."""
-    changed = bytearray(content)
-    for _ in range(int(random.integers(1, 9))):
-        place = int(random.integers(min(100, len(changed)) if random.integers(2) else len(changed)))
-        changed[place] ^= 1 << int(random.integers(8))
-    return bytes(changed)
-
-
-def _spliced(content: bytes, random: np.random.Generator) -> bytes:
-    """With a piece taken out, doubled, or filled with one byte."""
-    start, end = sorted(int(n) for n in random.integers(0, len(content), 2))
-    middle = (b"", content[start:end] * 2, bytes([int(random.integers(256))]) * (end - start))
-    return content[:start] + middle[int(random.integers(3))] + content[end:]
 
 
 def wav_saying(*, channels: int = 1, rate: int = 16_000, data_bytes: int | None = None) -> bytes:

@@ -10,6 +10,7 @@ import numpy as np
 from PIL import Image
 
 from scripts.goldens.pictures import picture
+from tests.hostile_bytes import flipped, spliced
 
 KINDS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
 MODES = {
@@ -117,31 +118,15 @@ def hostile_file(random: np.random.Generator) -> tuple[bytes, np.ndarray | None]
     if what == 0:
         return content[: int(random.integers(len(content)))], None
     if what <= 3:
-        return _flipped(content, random), None
+        return flipped(content, random, 60), None
     if what == 4:
-        return _spliced(content, random), None
+        return spliced(content, random), None
     if what == 5:
         return b"".join([bytes(random.integers(0, 256, 40, dtype=np.uint8)), content]), None
     if what == 6:
         return list(BOMBS.values())[int(random.integers(len(BOMBS)))], None
     lossless = mode == "RGB" and kind != "JPEG"
     return content, pixels if lossless else None
-
-
-def _flipped(content: bytes, random: np.random.Generator) -> bytes:
-    """With up to 8 bits flipped, half of them in the first 60 bytes, where headers are."""
-    changed = bytearray(content)
-    for _ in range(int(random.integers(1, 9))):
-        place = int(random.integers(min(60, len(changed)) if random.integers(2) else len(changed)))
-        changed[place] ^= 1 << int(random.integers(8))
-    return bytes(changed)
-
-
-def _spliced(content: bytes, random: np.random.Generator) -> bytes:
-    """With a piece taken out, doubled, or filled with one byte."""
-    start, end = sorted(int(n) for n in random.integers(0, len(content), 2))
-    middle = (b"", content[start:end] * 2, bytes([int(random.integers(256))]) * (end - start))
-    return content[:start] + middle[int(random.integers(3))] + content[end:]
 
 
 BOMBS = bombs()
