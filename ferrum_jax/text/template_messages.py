@@ -45,7 +45,10 @@ class TemplateMessages:
         found = {name: value for name, value in message.items() if name != "tool_calls" or value}
         thought = message.get("reasoning") or message.get("reasoning_content")
         if thought and isinstance(thought, str):  # under both names that templates read
-            found |= {"reasoning_content": thought} | ({} if message.get("content") else {"thinking": thought})
+            alone = not (message.get("content") and message.get("tool_calls"))  # gpt-oss takes no text beside both
+            found |= {"reasoning_content": thought} | ({"thinking": thought} if alone else {})
+        if found["role"] == "developer" and not self._writes("developer") and self._writes("system"):
+            found["role"] = "system"  # what that role was called before
         found["content"] = self._content(index, found)
         calls = found.get("tool_calls")
         if self._writes_calls and isinstance(calls, list | tuple) and all(map(_has_function, calls)):
@@ -72,15 +75,18 @@ class TemplateMessages:
 
     def _with_calls(self, message: dict[str, Any]) -> list[dict[str, Any]]:
         """The message with its calls as the template reads them, its text as one before where it takes none beside."""
-        before, beside = [], _TEXT if message["content"] else message["content"]
-        if beside and self._calls(beside) is None and (self._calls(None) or self._calls("")):
+        spoken, content, before = bool(message["content"]), message["content"], []
+        empty = next((each for each in (None if spoken else content, None, "") if self._calls(each)), "")
+        if spoken and self._calls(_TEXT) is None and self._calls(empty, _TEXT):
             before = [{name: value for name, value in message.items() if name != "tool_calls"}]
-            beside = None
-        if not beside:
-            beside = next((each for each in (beside, None, "") if self._calls(each)), "")
-            message = {**message, "content": beside}
-        calls = [_with_arguments(call, self._calls(beside) == "text") for call in message["tool_calls"]]
+        if before or not spoken:
+            message = {**message, "content": empty}
+        kind = (spoken and not before and self._calls(_TEXT)) or self._calls(empty)
+        calls = [_with_arguments(call, kind == "text") for call in message["tool_calls"]]
         return [*before, {**message, "tool_calls": calls}]
+
+    def _writes(self, role: str) -> bool:
+        return self._takes(role, False) or self._takes(role, True)
 
     def _look_at_content(self, role: str, as_parts: bool) -> bool:
         """Whether the template writes a message's text, of a list of parts or of one text."""
@@ -91,16 +97,21 @@ class TemplateMessages:
         written = self._written(around.get(role, [probe, _ASKED]))
         return all(text in written for text in texts) and not _AS_IT_IS.search(written)
 
-    def _look_at_calls(self, content: str | None) -> str | None:
-        """How the template writes arguments of calls beside this content, "object" or "text"; None: it writes none."""
+    def _look_at_calls(self, content: str | None, before: str = "") -> str | None:
+        """How the template writes arguments of calls beside this content, "object" or "text"; None: it writes none.
+
+        before: a text that the assistant says in a message of its own, in a chat that goes on.
+        """
         beside = self._content(0, {"role": "assistant", "content": content}) if content else content
         nones = self._written([_ASKED]).count("None")
         for kind, arguments in (("object", {_KEY: _VALUE}), ("text", _ARGUMENTS)):
             call = {"id": "probe0001", "type": "function", "function": {"name": _NAME, "arguments": arguments}}
             said = {"role": "assistant", "content": beside, "tool_calls": [call]}
             result = {"role": "tool", "tool_call_id": "probe0001", "name": "other", "content": "b"}
-            written = self._written([_ASKED, said, result])
-            texts = (_NAME, content or "", *((_ARGUMENTS,) if kind == "text" else (_KEY, _VALUE)))
+            first = [_ASKED, {"role": "assistant", "content": before}] if before else [_ASKED]
+            more = [{"role": "assistant", "content": "c"}, _ASKED] if before else []
+            written = self._written([*first, said, result, *more])
+            texts = (_NAME, content or "", before, *((_ARGUMENTS,) if kind == "text" else (_KEY, _VALUE)))
             is_whole = all(text in written for text in texts) and not _AS_IT_IS.search(written)
             if is_whole and written.count("None") == nones:
                 return kind

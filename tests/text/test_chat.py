@@ -226,6 +226,30 @@ def test_calls_in_the_history_are_written_as_the_template_reads_them(name, conte
     assert ("[look]" in text) == (content == "look")
 
 
+@pytest.mark.parametrize("door", DOORS)
+def test_a_text_beside_calls_is_no_message_of_its_own_where_turns_alternate(door):
+    source = (
+        "{% for m in messages if m.role != 'tool' and m.tool_calls is not defined %}{% if (m.role == 'user') != "
+        "(loop.index0 % 2 == 0) %}{{ raise_exception('turns must alternate') }}{% endif %}{% endfor %}"
+        "{% for m in messages %}{% if m.tool_calls is defined %}{{ m.tool_calls[0].function | tojson }}{% else %}"
+        "[{{ m.content }}]{% endif %}{% endfor %}"
+    )  # as Mistral's
+    said = {"role": "assistant", "content": "look", "tool_calls": [_call('{"q": 1}')]}
+    user, b = {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}
+    chat = [user, said, {"role": "tool", "content": "there"}, b, user]
+    texts = [ChatTemplate(source).render(DOORS[door](chat[:size])) for size in (3, 5)]
+    assert '{"name": "find", "arguments": {"q": 1}}[there]' in texts[0] and texts[1].startswith(texts[0] + "[b]")
+
+
+@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("known", [["system"], ["system", "developer"]])
+def test_a_developers_message_is_the_systems_where_the_template_knows_no_other(known, door):
+    source = "{% for m in messages if m.role in ['user', *] %}{{ m.role }}: {{ m.content }}. {% endfor %}"
+    template = ChatTemplate(source.replace("*", str(known)[1:-1]))
+    chat = [{"role": "developer", "content": "Be kind"}, {"role": "user", "content": "hi"}]
+    assert template.render(DOORS[door](chat)) == f"{known[-1]}: Be kind. user: hi. "
+
+
 @pytest.mark.parametrize("given", ["null", "", " null ", "{}", None, {}])
 @pytest.mark.parametrize("door", DOORS)
 def test_calls_without_arguments_have_an_empty_object(given, door):
@@ -283,6 +307,13 @@ def test_messages_of_other_servers_are_taken(more):
     assert ChatTemplate(source).render(read).endswith(".hm" if more.get("content", "") is None else "yes.")
     with pytest.raises(ValueError, match="annotations"):
         messages_of("messages", [{"role": "assistant", "content": "yes", "annotations": [{"type": "url_citation"}]}])
+
+
+@pytest.mark.parametrize("more", [{}, {"tool_calls": [_call("{}")]}])
+def test_a_thought_has_both_names_but_beside_a_text_and_calls(more):
+    source = "{% for m in messages %}{{ m.thinking }},{{ m.reasoning_content }}{% for c in m.tool_calls %}{% endfor %}"
+    said = {"role": "assistant", "content": "a", "reasoning": "hm", **more}
+    assert ChatTemplate(source + "{% endfor %}").render([said]) == (",hm" if more else "hm,hm")
 
 
 @pytest.mark.parametrize("where", ["the configuration", "files"])
