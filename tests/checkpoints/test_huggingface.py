@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from checkpoints import open_checkpoint, placement
+from checkpoints import Rule, open_checkpoint, placement
 from checkpoints.huggingface import map_tensors
 from checkpoints.placement import place
 from tests.checkpoints.folders import HARMLESS, RULES, parameters, targets, tensors, write_sharded, write_single
@@ -115,6 +115,21 @@ def test_the_index_says_which_file_a_tensor_comes_from(tmp_path):
     found = load(folder)
     assert found.keys() == wanted.keys()
     assert all(np.array_equal(found[name], wanted[name]) for name in wanted)
+
+
+def test_a_head_that_the_index_leaves_out_is_read_as_any_other(tmp_path):
+    folder, made = write_sharded(tmp_path / "hf", tensors()), tensors()
+    path = folder / "model.safetensors.index.json"
+    index = json.loads(path.read_text())
+    del index["weight_map"]["lm_head.weight"]
+    path.write_text(json.dumps(index))
+    rules = [
+        Rule(source=source, target=target)
+        for source, target in (("model.embed_tokens.weight", "embed.weight"), ("lm_head.weight", "head.weight"))
+    ]
+    wanted = {rule.target: jax.ShapeDtypeStruct((300, 64), "float32") for rule in rules}
+    found = open_checkpoint(folder).load(rules=rules, harmless=["model.layers.*"], targets=wanted)
+    np.testing.assert_array_equal(np.asarray(found["head.weight"]), made["lm_head.weight"])
 
 
 @pytest.mark.parametrize("text", ["{", "[]", "{}", '{"weight_map": {}}', '{"weight_map": {"a": 3}}'])
