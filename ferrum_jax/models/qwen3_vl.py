@@ -93,7 +93,7 @@ def vision_spec_from(config: object, width: int, deepstack: Sequence[int]) -> Vi
         merge=reader.get("spatial_merge_size", 2),
         num_positions=reader.get("num_position_embeddings", 2304),
         out_size=reader.get("out_hidden_size", 3584),
-        deepstack=tuple(_layers(config, reader, deepstack)),
+        deepstack=tuple(_layers(reader.config, reader, deepstack)),
         hidden_act=reader.get("hidden_act", "gelu_pytorch_tanh"),
         rope_theta=float(rope.get("rope_theta", 10000.0)),
     )
