@@ -59,7 +59,7 @@ class EngineRows(dict[int, EngineRow]):
             self._unanswered.discard(key)
 
     def progress(self, of_requests: Mapping[str, tuple[float, float, float]]) -> dict[int, tuple[float, float, float]]:
-        """Of each row of which something is computed: its prompts' tokens that are, all of them, and tokens written.
+        """The progress of each row that has begun: tokens of its prompts that are computed, all of them, tokens written.
 
         of_requests: as of `LLM.progress`.
         """
@@ -72,7 +72,7 @@ class EngineRows(dict[int, EngineRow]):
         return found
 
     def close(self, index: int) -> EngineRow:
-        """The row, of which the engine has nothing any more."""
+        """The row, which the engine has forgotten."""
         self._ended.pop(index, None)
         return self.pop(index)
 

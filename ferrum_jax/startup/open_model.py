@@ -135,7 +135,7 @@ class OpenModel:
 
     @property
     def default_params(self) -> SamplingParams:
-        """Those of a request that says nothing."""
+        """The sampling parameters of a request that says nothing."""
         return SamplingParams().over(self.opened.identity.generation)
 
     @property

@@ -69,7 +69,7 @@ class RowLengths:
         return Written(least, least + mean, least + float((longer * beyond).sum()))
 
     def shares(self, limits: np.ndarray) -> Written:
-        """Of what rows with these limits may write, what they do."""
+        """The share of what rows with these limits may write that they do write."""
         whole = float(limits.sum())
         return Written(*(each / whole for each in self.rest(np.zeros(len(limits)), limits))) if whole else Written()
 

@@ -220,7 +220,7 @@ def test_the_cost_of_a_worker_that_is_at_work_grows_and_that_of_a_dead_one_does_
     assert ending.spent_elsewhere == pytest.approx(1.0 + 1.0 + 2.0) and ending.spent == pytest.approx(0.5 + 4.0)
     now[0] = 60.0
     assert ending.spent_elsewhere == pytest.approx(1.0 + 1.1 + 2.2) and ending.spent == pytest.approx(0.6 + 4.3)
-    rest_s = (100.0 - 4.9) / (0.01 + 0.01 + 0.02)  # of which the last writing takes a little
+    rest_s = (100.0 - 4.9) / (0.01 + 0.01 + 0.02)  # the last writing takes a little of it
     assert ending.left_s == pytest.approx(rest_s - 2.0, abs=0.01) and ending.over == ""
     ending.tell(others({"is_alive": False, "spent_s": 9_990.0}))
     assert ending.over == "budget" and ending.left_s < 0
@@ -275,7 +275,7 @@ def test_rows_that_run_beside_others_take_what_those_took_and_the_longest_ends_l
     assert report.is_alive and report.spent_s == 20.0
 
 
-def test_rows_that_do_not_say_how_far_they_are_run_beside_more_than_the_first_few_once_some_have_ended():
+def test_rows_without_progress_run_beside_more_once_some_have_ended():
     ending, now = clocked([(0, 10)] * 400, end_s=100.0)
     for index in range(4):
         ending.begin(index)
