@@ -59,7 +59,7 @@ class EngineRows(dict[int, EngineRow]):
             self._unanswered.discard(key)
 
     def progress(self, of_requests: Mapping[str, tuple[float, float, float]]) -> dict[int, tuple[float, float, float]]:
-        """The progress of each row that has begun: tokens of its prompts that are computed, all of them, tokens written.
+        """Progress of each row that has begun: its prompts' computed tokens, all of these, and tokens written.
 
         of_requests: as of `LLM.progress`.
         """

@@ -56,7 +56,7 @@ class TokenPace(NamedTuple):
 
 
 @dataclasses.dataclass(slots=True)
-class _OpenRow:
+class _RowInFlight:
     """A row that runs. start, written: its tokens when it was begun here, and now. read: the share of its prompt."""
 
     began_s: float
@@ -70,7 +70,7 @@ class RowMeter:
 
     def __init__(self, tokens: np.ndarray, read_to_write: float = READ_TO_WRITE) -> None:
         self._tokens, self._ratio = tokens, read_to_write
-        self._running: dict[int, _OpenRow] = {}
+        self._running: dict[int, _RowInFlight] = {}
         self._lengths, self._shares = RowLengths(), Written()
         self._reads = self._writes = 0.0  # of rows that run no more
         self._row_s = 0.0  # of rows that run no more
@@ -89,7 +89,7 @@ class RowMeter:
         """A row is given to the engine. written: tokens that it has from an earlier run."""
         if not self._running:
             self._looked_s = now
-        self._running[index] = _OpenRow(now, written, written)
+        self._running[index] = _RowInFlight(now, written, written)
         self._most_running = max(self._most_running, len(self._running))
 
     def end(self, index: int, now: float, written: float | None = None) -> None:
@@ -175,7 +175,7 @@ class RowMeter:
         return self._reads + reads, self._writes + writes - sum(row.start for row in self._running.values())
 
     def _lately(self, now: float) -> Sequence[float]:
-        """Seconds of rows, what they computed, and seconds: the latest where progress is known, else the whole run's."""
+        """Seconds of rows, what they computed, and seconds: the latest where progress is known, else of the whole run."""
         if self._recent[1]:
             return self._recent.tolist()
         reads, writes = self._computed
@@ -196,7 +196,7 @@ class RowMeter:
         """How long the rows that run take yet: the longest of them."""
         return max((self._rest_of(index, row, now) for index, row in self._running.items()), default=0.0)
 
-    def _rest_of(self, index: int, row: _OpenRow, now: float) -> float:
+    def _rest_of(self, index: int, row: _RowInFlight, now: float) -> float:
         """Seconds that a row takes yet. A row whose progress is not known is judged by the time that it has run."""
         reads, writes = self._tokens[index].tolist()
         if not row.read:
