@@ -175,7 +175,7 @@ class RowMeter:
         return self._reads + reads, self._writes + writes - sum(row.start for row in self._running.values())
 
     def _lately(self, now: float) -> Sequence[float]:
-        """Seconds of rows, what they computed, and seconds: the latest where progress is known, else of the whole run."""
+        """Seconds of rows, what they computed, and seconds: the latest where progress is known, else of all the run."""
         if self._recent[1]:
             return self._recent.tolist()
         reads, writes = self._computed
