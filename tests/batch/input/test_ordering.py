@@ -95,11 +95,11 @@ def test_rows_with_other_salts_share_nothing():
 
 
 def test_order_and_parts_follow_from_the_input_and_hold_each_good_row_once():
-    lines = [{"prompt": "p" * (i % 300), "max_tokens": 1 + i % 3} for i in range(700)]
+    lines = [{"prompt": "p" * (i % 300) or None, "max_tokens": 1 + i % 3} for i in range(700)]
     first, second = rows_of(*lines), rows_of(*lines)
     assert [part.tolist() for part in first.parts()] == [part.tolist() for part in second.parts()]
     taken = [index for part in first.parts() for index in part.tolist()]
-    assert sorted(taken) == [i for i in range(700) if i % 300]  # an empty prompt is a bad row
+    assert sorted(taken) == [i for i in range(700) if i % 300]  # one without a prompt is a bad row
     assert {len(part) for part in first.parts()[:-1]} == {11} and first.num_bad == 3
 
 
