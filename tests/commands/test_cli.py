@@ -224,7 +224,12 @@ def test_prefixes_are_computed_saved_checked_and_loaded(llms, capsys, tmp_path, 
 )
 def test_a_command_that_knows_its_prompts_compiles_for_no_more_than_these(llms, command, rows, tokens):
     assert cli.main([*command.split(), "--model", "m"]) == 0
-    reach = llms[0].reach(lambda content, kept: content, 100)
+
+    def token_ids(content, kept):
+        return content
+
+    token_ids.generation = {}
+    reach = llms[0].reach(token_ids, 100)
     assert reach == Reach(num_rows=rows, num_tokens=tokens, request_tokens=None)
 
 
@@ -290,6 +295,7 @@ def test_every_field_of_both_has_a_flag():
         "transcript",
         "prompt_logprob_token_ids",
         "prompt_logprob_start",
+        "max_new_tokens",
     }  # for callers in Python
     for kind in (EngineConfig, SamplingParams):
         assert {field.name for field in dataclasses.fields(kind)} <= known
