@@ -32,6 +32,9 @@ class Tokens(Protocol):
     @property
     def finish_reason(self) -> str | None: ...
 
+    @property
+    def stop_reason(self) -> int | str | None: ...
+
 
 def completion_logprobs(
     entries: Iterable[tuple[int, Entry]],
@@ -63,10 +66,11 @@ def completion_logprobs(
 def choice_entries(choice: Tokens) -> list[tuple[int, Entry]]:
     """The tokens of a choice, each with its log-probabilities. A last one that ended the text unseen is called ""."""
     found = list(zip(choice.token_ids, choice.logprobs or (), strict=True))
-    *others, last = [entry[token_id].decoded_token or "" for token_id, entry in found] or [""]
-    is_unseen = choice.finish_reason == "stop" and "".join(others) == choice.text and "\ufffd" not in last
-    if last and is_unseen:
-        token_id, entry = found[-1]
+    if not found or choice.finish_reason != "stop" or isinstance(choice.stop_reason, str):
+        return found
+    token_id, entry = found[-1]
+    last = entry[token_id].decoded_token or ""
+    if "\ufffd" not in last and not choice.text.endswith(last):  # not asked for by include_stop_str_in_output
         found[-1] = token_id, {**entry, token_id: dataclasses.replace(entry[token_id], decoded_token="")}
     return found
 

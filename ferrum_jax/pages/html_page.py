@@ -52,12 +52,12 @@ def plot(title: str, series: Mapping[str, Sequence[tuple[float, float]]], until:
         width, height = _WIDTH - _LEFT, _BOTTOM - _TOP
         return " ".join(f"{_LEFT + width * x / last:.1f},{_BOTTOM - height * y / top:.1f}" for x, y in line)
 
-    named = list(zip("ab", series, strict=False))
+    named, largest = list(zip("ab", series, strict=False)), f"{top:,.0f}" if top >= 100 else f"{top:.3g}"
     legend = "".join(f'<span class="{kind}">{escaped(name)}</span>' for kind, name in named)
     lines = "".join(f'<polyline class="{kind}" points="{path(series[name])}"/>' for kind, name in named)
     return (
         f'<figure><figcaption>{escaped(title)}{legend}</figcaption><svg viewBox="0 0 {_WIDTH} {_HEIGHT}">'
         f'<rect x="{_LEFT}" y="{_TOP}" width="{_WIDTH - _LEFT}" height="{_BOTTOM - _TOP}"/>{lines}'
-        f'<text x="0" y="{_TOP + 12}">{top:,.4g}</text><text x="0" y="{_BOTTOM}">0</text>'
+        f'<text x="0" y="{_TOP + 12}">{largest}</text><text x="0" y="{_BOTTOM}">0</text>'
         f'<text x="{_WIDTH}" y="{_HEIGHT - 8}" text-anchor="end">{escaped(until)}</text></svg></figure>'
     )

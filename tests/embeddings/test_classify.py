@@ -119,7 +119,7 @@ def test_a_classifier_generates_nothing_and_other_models_classify_nothing():
         LLM(str(GOLDENS / "encoders" / "bert"), EngineConfig(compilation_cache_dir=str(COMPILED))).classify([[5]])
     with pytest.raises(ValueError, match="prompt 1: the text has 70 tokens; it must have 1 to 64"):
         classifier("llama").classify([[5], [5] * 70])
-    assert len(classifier("llama").classify([[5] * 70], truncate=True)[0].prompt_token_ids) == 63
+    assert len(classifier("llama").classify([[5] * 70], truncate=True)[0].prompt_token_ids) == 64
 
 
 @pytest.mark.parametrize(

@@ -84,6 +84,12 @@ def test_metrics_have_the_names_that_others_read(client, server):
     assert 'vllm:request_success_total{finished_reason="length",model_name="small"}' in text
 
 
+def test_models_of_a_server_that_still_loads_are_asked_for_again(server, monkeypatch):
+    monkeypatch.setattr(server.service, "is_open", False)
+    found = [server.ask(path)[::2] for path in ("/v1/models", "/v1/models/small")]
+    assert [(status, body["error"]["code"]) for status, body in found] == [(503, "starting")] * 2
+
+
 def test_a_request_id_comes_back_and_gives_the_same_draws(server):
     body = {"prompt": PROMPT, "max_tokens": 8}
     answers = [server.ask("/v1/completions", body, X_Request_Id="mine") for _ in range(2)]

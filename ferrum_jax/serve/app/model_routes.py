@@ -27,6 +27,7 @@ async def models(request: Request) -> Response:
     """The models that are here, adapters among them."""
     exchange = Exchange(request)
     service = exchange.service
+    service.require_ready()
     names = (*service.settings.listed, *service.adapters)
     return exchange.json({"object": "list", "data": [_model(service, name) for name in names]})
 
@@ -35,6 +36,7 @@ async def model(request: Request) -> Response:
     """One of them."""
     exchange = Exchange(request)
     name = request.path_params["name"]
+    exchange.service.require_ready()
     exchange.model(name, generates=True)
     return exchange.json(_model(exchange.service, name))
 
