@@ -17,7 +17,7 @@ from ferrum_jax.embeddings.logit_scorer import TokenLogits
 from tests.support import COMPILED, GOLDENS, INVARIANT
 
 FOLDER = GOLDENS / "scorers" / "qwen3"
-CONFIG = dataclasses.replace(INVARIANT, max_model_len=41)
+CONFIG = dataclasses.replace(INVARIANT, max_model_len=40)
 GOLDEN = json.loads((FOLDER / "golden.json").read_text())
 PAIRS = GOLDEN["pairs"]
 

@@ -29,7 +29,14 @@ def service_over(link: OwnLink) -> Service:
 
 def open_over(service: Service, link: OwnLink, prompts: Any = None, **facts: Any) -> None:
     """The engine says that it is ready. prompts: None for those of the service."""
-    known = {"num_rows": 4, "generates": True, "max_model_len": 1000, "adapters": [], "forms": [None, None]}
+    known: dict[str, Any] = {
+        "num_rows": 4,
+        "generates": True,
+        "max_model_len": 1000,
+        "adapters": [],
+        "forms": [None, None],
+    }
+    known["identity"] = {"generation": {}}
     link.receive([["ready", known | facts]])
     service.open(prompts or service.prompts)
 
