@@ -65,7 +65,11 @@ HELD = {
         ("other sampling flags are refused", "batch/journal/job_identity.py", "was begun with other settings")
     ],
     "guides/quantised.md": [
-        ("more than one look ahead or back are refused", "../checkpoints/names/patterns.py", "more than one of (?="),
+        (
+            "atomic or possessive parts are refused",
+            "../checkpoints/names/patterns.py",
+            "a possessive repeat is not supp",
+        ),
         (
             "a whole batch are refused",
             "../checkpoints/formats/compressed_tensors.py",
