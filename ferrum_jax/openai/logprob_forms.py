@@ -68,9 +68,10 @@ def choice_entries(choice: Tokens) -> list[tuple[int, Entry]]:
     found = list(zip(choice.token_ids, choice.logprobs or (), strict=True))
     if not found or choice.finish_reason != "stop" or isinstance(choice.stop_reason, str):
         return found
-    token_id, entry = found[-1]
-    last = entry[token_id].decoded_token or ""
-    if "\ufffd" not in last and not choice.text.endswith(last):  # not asked for by include_stop_str_in_output
+    *others, last = [entry[token_id].decoded_token or "" for token_id, entry in found]
+    said, text = "".join(others), choice.text
+    if "\ufffd" not in last and text.endswith(said) and not text.endswith(said + last):
+        token_id, entry = found[-1]
         found[-1] = token_id, {**entry, token_id: dataclasses.replace(entry[token_id], decoded_token="")}
     return found
 
