@@ -77,7 +77,7 @@ def _say(family: str, mesh: str, saved: pathlib.Path) -> dict[str, object]:
         "kv_bytes": llm.ledger.kv_bytes,
         "kv_repeated_bytes": llm.ledger.repeated_bytes,
         "weights_bytes": llm.ledger.weights_bytes,
-        "fingerprint": llm.loaded.fingerprint.hex(),
+        "fingerprint": llm.loaded.fingerprint.digest.hex(),
         "golden": [o.token_ids for o in golden],
         "unexpected_collectives": [
             unexpected_collectives(executable.as_text(), meant_collectives(llm.loaded.layout, part))

@@ -36,7 +36,7 @@ def say(name: str, mesh: str) -> dict[str, object]:
     }
     return {
         "vectors": vectors,
-        "fingerprint": llm.model.opened.model.fingerprint.hex(),
+        "fingerprint": llm.model.opened.model.fingerprint.digest.hex(),
         "weights_bytes": llm.ledger.weights_bytes,
     }
 

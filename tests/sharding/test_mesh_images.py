@@ -43,7 +43,7 @@ def say(name: str, mesh: str) -> dict[str, object]:
         "preemptions": pressed.scheduler.metrics().preemptions,
         "encoded": encoded,
         "encoded_again": encoded_again,
-        "fingerprint": llm.loaded.fingerprint.hex(),
+        "fingerprint": llm.loaded.fingerprint.digest.hex(),
         "compiles": llm.stats()["compiles_after_ready"],
     }
 
