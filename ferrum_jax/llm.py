@@ -19,6 +19,7 @@ from typing import Any, Literal, TypeVar
 
 from flax import nnx
 
+from checkpoints.hub import Show
 from ferrum_jax.answers.collect import in_order
 from ferrum_jax.asked.options import RequestOptions
 from ferrum_jax.asked.sampling import SamplingParams
@@ -57,9 +58,10 @@ from ferrum_jax.progress import progress_bar, sounds_bar, texts_bar
 from ferrum_jax.prompt import Message, Prompt, listed, single
 from ferrum_jax.spec.identity import ModelIdentity
 from ferrum_jax.startup.load import Loaded
+from ferrum_jax.startup.load_request import Measure
 from ferrum_jax.startup.model_source import ModelSource
 from ferrum_jax.startup.new_weights import NewWeights
-from ferrum_jax.startup.open import Measure, Opening, Show, config_of, tell_processes
+from ferrum_jax.startup.open import Opening, config_of, tell_processes
 from ferrum_jax.startup.open_model import OpenModel
 from ferrum_jax.text.tokenizer import Tokenizer, require_tokenizer
 from ferrum_jax.transcribing.heard_sound import HeardSound

@@ -15,8 +15,9 @@ from ferrum_jax.sizes.speculative import SpeculativeConfig
 from ferrum_jax.startup.accelerators import Chips
 
 if TYPE_CHECKING:
-    from ferrum_jax.llm import LLM, Measure
+    from ferrum_jax.llm import LLM
     from ferrum_jax.spec.identity import ModelIdentity
+    from ferrum_jax.startup.load_request import Measure
 
 
 def add_model(parser: argparse.ArgumentParser, *, needed: bool = True) -> None:

@@ -16,7 +16,7 @@ from ferrum_jax.sizes.engine_sizes import Reach
 
 if TYPE_CHECKING:
     from ferrum_jax.embeddings.texts import TextIds
-    from ferrum_jax.llm import Measure
+    from ferrum_jax.startup.load_request import Measure
 
 
 def add_prompts(parser: argparse.ArgumentParser) -> None:

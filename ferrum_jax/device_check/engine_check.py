@@ -14,6 +14,7 @@ import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from checkpoints.hub import Show
 from ferrum_jax.asked.options import RequestOptions
 from ferrum_jax.asked.sampling import SamplingParams
 from ferrum_jax.config import EngineConfig
@@ -25,7 +26,7 @@ from ferrum_jax.llm import LLM
 from ferrum_jax.outputs import RequestOutput
 from ferrum_jax.processes.child import Send, first_line
 from ferrum_jax.startup.faults import open_devices
-from ferrum_jax.startup.open import Opening, Show
+from ferrum_jax.startup.open import Opening
 
 _NEAR = {"float32": 1e-3, "bfloat16": 0.1}  # log-probabilities of a tie, which rounding may decide either way
 _MAX_TOKENS = 32

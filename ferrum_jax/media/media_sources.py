@@ -14,9 +14,8 @@ import re
 import stat
 import urllib.parse
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Protocol, Self
 
-from ferrum_jax.config import EngineConfig
 from ferrum_jax.media.fetching import FetchLimits, fetched
 from ferrum_jax.media.kinds import MediaKind
 
@@ -24,6 +23,16 @@ _SCHEME = re.compile(r"(data|https?|file):", re.IGNORECASE)
 _MEDIA_TYPE = re.compile(r"data:(\w+)/[\w.+-]+(?:;[\w.+=-]+)*;base64", re.IGNORECASE)
 _LONGEST_HEAD = 200  # characters of a data: URL before its comma
 _SHOWN = 80
+
+
+class MediaConfig(Protocol):
+    """The fields of `EngineConfig` that say from where media may come."""
+
+    @property
+    def allow_image_hosts(self) -> str: ...
+
+    @property
+    def image_root(self) -> str | None: ...
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -60,7 +69,7 @@ class MediaSources:
         return "max_bytes", "max_prompt_bytes"
 
     @classmethod
-    def of_config(cls, config: EngineConfig) -> Self:
+    def of_config(cls, config: MediaConfig) -> Self:
         """The sources that a config allows. Raises ValueError for a host or a root that cannot be one."""
         hosts = tuple(name.strip() for name in config.allow_image_hosts.split(",") if name.strip())
         if config.image_root is not None and not config.image_root.strip():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import warnings
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 from jax.sharding import Mesh
@@ -24,9 +24,7 @@ from ferrum_jax.sharding import make_mesh
 from ferrum_jax.spec import ModelSpec
 from ferrum_jax.startup.choose_attention import AttentionChoice, choose_attention, for_unfamiliar
 from ferrum_jax.startup.choose_products import ProductChoice, choose_products, recorded_products
-
-if TYPE_CHECKING:
-    from ferrum_jax.startup.open import Opening
+from ferrum_jax.startup.load_request import LoadRequest
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -49,7 +47,7 @@ class Chosen:
         return self.bundled or self.store
 
 
-def choose(order: Opening, max_seq_length: int | None) -> Chosen:
+def choose(order: LoadRequest, max_seq_length: int | None) -> Chosen:
     """All that is chosen for an order. max_seq_length: of an encoder's checkpoint.
 
     Raises ValueError for what cannot run here.
@@ -85,7 +83,7 @@ def choose(order: Opening, max_seq_length: int | None) -> Chosen:
     )
 
 
-def _choose_before(order: Opening, spec: ModelSpec) -> AttentionChoice | None:
+def _choose_before(order: LoadRequest, spec: ModelSpec) -> AttentionChoice | None:
     """The choice of attention that is made before the devices are opened, which a child may have to do first."""
     config = order.config
     if config.request_log is not None:
@@ -97,7 +95,7 @@ def _choose_before(order: Opening, spec: ModelSpec) -> AttentionChoice | None:
 
 
 def _choose_attention(
-    order: Opening, spec: ModelSpec, config: EngineConfig, mesh: Mesh, before: AttentionChoice | None
+    order: LoadRequest, spec: ModelSpec, config: EngineConfig, mesh: Mesh, before: AttentionChoice | None
 ) -> AttentionChoice:
     """The choice of attention, the same in all processes; warns where a kernel is set aside. config: with its mesh."""
     device, processes, is_bundled = mesh.devices.flat[0], current(), order.bundle is not None
@@ -117,7 +115,7 @@ def _choose_attention(
     return choice
 
 
-def _choose_products(order: Opening, spec: ModelSpec, mesh: Mesh) -> ProductChoice:
+def _choose_products(order: LoadRequest, spec: ModelSpec, mesh: Mesh) -> ProductChoice:
     """What multiplies weights in a form, the same in all processes.
 
     A job that goes on takes what it began with, and a bundle's executables are those of its config.
@@ -141,7 +139,7 @@ def _tiles(choice: AttentionChoice, config: EngineConfig) -> str | None:
 
 
 def _executable_caches(
-    order: Opening, devices: Sequence[Any]
+    order: LoadRequest, devices: Sequence[Any]
 ) -> tuple[ExecutableStore | None, BundledExecutables | None]:
     """The store, if the config names one, and before it the bundle."""
     folder = order.config.compilation_cache_dir

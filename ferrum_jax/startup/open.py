@@ -1,7 +1,7 @@
 """Opening: from what a user names to what an open LLM has.
 
-`Opening` is the order: a model, a config, perhaps a bundle and the reach of the requests to come. `Opened` is what
-came of it: a model, ready, and how texts get to it.
+`Opening` is a load request (a model, a config, perhaps a bundle and the reach of the requests to come) and the way to
+meet it. `Opened` is what came of it: a model, ready, and how texts get to it.
 
     texts ─► choose (mesh, implementations, executables: `chosen.py`) ─► load ─► ready
 """
@@ -12,14 +12,13 @@ import dataclasses
 import json
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import jax
 
-from checkpoints import open_checkpoint
 from checkpoints.fingerprint import Fingerprint
-from checkpoints.hub import Show, commit_of
+from checkpoints.hub import commit_of
 from checkpoints.sentence import SentenceLayout, read_sentence_layout
 from ferrum_jax.asked.sampling import GENERATION, SamplingParams
 from ferrum_jax.config import EngineConfig
@@ -27,10 +26,10 @@ from ferrum_jax.embeddings.classifier import Classifier
 from ferrum_jax.embeddings.embedder import Embedder
 from ferrum_jax.embeddings.encoder import load_encoder
 from ferrum_jax.embeddings.scorer import Scorer
-from ferrum_jax.embeddings.texts import TextIds, Texts
+from ferrum_jax.embeddings.texts import Texts
 from ferrum_jax.engine.calls.fields import engine_fields, with_fields
 from ferrum_jax.engine.engine import Engine
-from ferrum_jax.executables.bundle import Bundle, config_for
+from ferrum_jax.executables.bundle import Bundle
 from ferrum_jax.executables.compile import CompileCounter
 from ferrum_jax.executables.environment import Environment
 from ferrum_jax.meshes.on_paper import Subject
@@ -40,15 +39,14 @@ from ferrum_jax.processes.processes import current, told
 from ferrum_jax.runtime.layout import Layout, ModelLayout, lay_out
 from ferrum_jax.sharding import make_mesh
 from ferrum_jax.sizes.engine_sizes import Reach
-from ferrum_jax.sizes.speculative import asks_the_model
 from ferrum_jax.sound.prompt_sounds import PromptSounds
 from ferrum_jax.sound.sound_sources import SoundSources
 from ferrum_jax.spec import ModelSpec
 from ferrum_jax.spec.identity import ModelIdentity
-from ferrum_jax.startup.check_attention import Rehearsal
 from ferrum_jax.startup.chosen import Chosen, choose
 from ferrum_jax.startup.fit_or_shrink import Start
 from ferrum_jax.startup.load import Ready
+from ferrum_jax.startup.load_request import LoadRequest
 from ferrum_jax.startup.model_source import ModelSource
 from ferrum_jax.structured.reading.message_stream import MessageForms
 from ferrum_jax.text.chat import ChatTemplate
@@ -59,8 +57,6 @@ from ferrum_jax.transcribing.transcriber import Transcriber
 from ferrum_jax.transcribing.whisper_transcriber import WhisperTranscriber
 from ferrum_jax.vision.prompt_images import PromptImages
 from ferrum_jax.vision.sources import ImageSources
-
-Measure = Callable[[TextIds, int], Reach | None]  # see `LLM`
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -100,44 +96,8 @@ def forms_of(prompts: PromptEncoder, config: EngineConfig) -> MessageForms:
     return MessageForms.of_template(template, tools=config.tool_form, reasoning=config.reasoning_form)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Opening:
-    """What an LLM is opened from; see `LLM` for what each means. rehearsal: for tests, of the check at the start."""
-
-    source: ModelSource
-    config: EngineConfig
-    tokenizer: str | None = None
-    bundle: Bundle | None = None
-    require_bundle: bool = False
-    reach: Measure | None = None
-    on_progress: Show = lambda what, done, total: None
-    on_problem: Callable[[str], None] = lambda text: None
-    on_identity: Callable[[ModelIdentity], None] = lambda identity: None
-    begun_with: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    rehearsal: Rehearsal | None = None
-
-    @classmethod
-    def of_checkpoint(
-        cls,
-        model: str,
-        config: EngineConfig | None,
-        *,
-        revision: str | None = None,
-        bundle: str | os.PathLike[str] | None = None,
-        require_bundle: bool = False,
-        on_progress: Show | None = None,
-        **others: Any,
-    ) -> Opening:
-        """Raises ValueError for a checkpoint or bundle that is none."""
-        opened = None if bundle is None else Bundle.open(os.fspath(bundle))
-        if require_bundle and opened is None:
-            raise ValueError("require_bundle is set, and no bundle is named; give bundle=DIR")
-        config = config_for(config, opened)
-        checkpoint = open_checkpoint(model, revision, on_progress=on_progress)
-        source = ModelSource.of_checkpoint(checkpoint, mtp=asks_the_model(config.speculative_config))
-        others |= {} if on_progress is None else {"on_progress": on_progress}
-        source = source if config.max_image_tokens else source.for_text()
-        return cls(source=source, config=config, bundle=opened, require_bundle=require_bundle, **others)
+class Opening(LoadRequest):
+    """The request, and how it is met."""
 
     def run(self) -> tuple[Opened, Engine | None]:
         """With the first engine, of a model that generates. Raises ValueError for what cannot run here."""

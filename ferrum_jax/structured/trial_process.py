@@ -21,13 +21,10 @@ import time
 import weakref
 from collections.abc import Callable
 from multiprocessing.connection import Connection
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ferrum_jax.confined.in_child import limit_process
 from ferrum_jax.processes import fresh
-
-if TYPE_CHECKING:
-    from ferrum_jax.structured.vocabulary import Vocabulary
 
 STACK_BYTES = 4 << 20  # 1,000 rules that lead to one another, 2,048 properties, 64 levels
 _MEMORY_BYTES = 2 << 30  # of address space, beside what the child has
@@ -40,13 +37,13 @@ _TOOK: dict[int, str] = {
 }
 _ONE_THREAD = ("OPENBLAS_NUM_THREADS=1", "OMP_NUM_THREADS=1")  # a process with threads should not fork
 
-Trial = Callable[["Vocabulary", Any, str], str | None]
+Trial = Callable[[Any, Any, str], str | None]  # of a vocabulary, what is asked and the text
 
 
 class TrialProcess:
     """A child that tries grammars for this process; made anew where somebody ended it."""
 
-    def __init__(self, vocabulary: Vocabulary) -> None:
+    def __init__(self, vocabulary: Any) -> None:
         self._vocabulary = vocabulary
         self._lock = threading.Lock()
         self._start()
@@ -114,7 +111,7 @@ def serve(descriptors: tuple[int, int]) -> None:
             link.send(code)
 
 
-def _work(link: Connection, vocabulary: Vocabulary, is_busy: mmap.mmap) -> None:
+def _work(link: Connection, vocabulary: Any, is_busy: mmap.mmap) -> None:
     limit_process(memory_bytes=_MEMORY_BYTES)
     for _ in range(_MAX_TRIALS):
         is_busy[0] = 0
