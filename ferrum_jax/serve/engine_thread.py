@@ -18,13 +18,12 @@ import queue
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from ferrum_jax.asked.options import RequestOptions
 from ferrum_jax.asked.sampling import SamplingParams
 from ferrum_jax.delta import Delta
 from ferrum_jax.engine.shared import WHAT_BECOMES, Inbox
-from ferrum_jax.llm import LLM
 from ferrum_jax.serve.link.watched import start_thread
 
 MOST_FAILURES = 3
@@ -75,13 +74,26 @@ class _Pause(NamedTuple):
     futures: list[concurrent.futures.Future[Any]]
 
 
+class _Model(Protocol):
+    """The engine of an `LLM`, as a thread needs it."""
+
+    @property
+    def model(self) -> Any: ...
+
+    @property
+    def calls(self) -> Any: ...
+
+    @property
+    def is_sleeping(self) -> bool: ...
+
+
 class EngineThread:
     """num_steps, last_step: how many steps ended well, and when the last one did or the engine had nothing to do.
 
     after_errands: called on the thread after each `call`, as one may change the weights.
     """
 
-    def __init__(self, llm: LLM) -> None:
+    def __init__(self, llm: _Model) -> None:
         self.num_steps, self.last_step = 0, time.monotonic()
         self.after_errands: list[Callable[[], None]] = []
         self._llm = llm
