@@ -22,15 +22,6 @@ GLOSSARY = ROOT / "docs" / "glossary.md"
 
 # Classes that may share a name, and why.
 SHARED_CLASSES = {"Case": "each op's cases.py has its own, and what runs them takes any"}
-# Files that stand in more than one folder, and why.
-SHARED_FILES = {
-    "pallas_kernels": {  # every op's folder is laid out alike, so that one who knows one finds the way in all
-        *("cases.py", "config.py", "kernel.py", "math.py", "oracle.py", "schedule.py", "stages.py"),
-        *("xla.py", "mosaic_tpu.py", "mosaic_gpu.py"),  # an op's implementations, as EngineConfig names them
-    },
-    "ferrum_jax/commands": {"compile.py", "convert.py", "plan.py"},  # a command's file has the command's name
-}
-
 # Sentences that begin with these words, and clauses that hang on a genitive.
 INVERTED = re.compile(r"(?:^|(?<=[.!?;:] ))(?:Of|Those)\b|\bof which\b|\bof whose\b")
 MOST_INVERTED = 0  # it may only fall
@@ -51,11 +42,6 @@ def _classes() -> dict[str, list[str]]:
     return found
 
 
-def _is_shared(path: pathlib.Path) -> bool:
-    inside = path.relative_to(ROOT)
-    return any(inside.is_relative_to(folder) and path.name in names for folder, names in SHARED_FILES.items())
-
-
 def _words() -> list[str]:
     table = GLOSSARY.read_text().partition("\n## Letters")[0]
     rows = re.findall(r"(?m)^\| ([^|]+) \|", table)[1:]  # without the head
@@ -68,16 +54,6 @@ def _repeated(names: Iterable[str]) -> list[str]:
 
 def test_no_two_classes_have_one_name():
     assert {name: places for name, places in _classes().items() if len(places) > 1}.keys() == SHARED_CLASSES.keys()
-
-
-def test_no_two_modules_have_one_name():
-    names = [path.stem.lstrip("_") for path in _sources() if path.name != "__init__.py" and not _is_shared(path)]
-    assert not _repeated(names)
-
-
-def test_the_exceptions_are_needed():
-    files = collections.Counter(path.name for path in _sources())
-    assert all(files[name] > 1 for names in SHARED_FILES.values() for name in names)
 
 
 def test_a_word_has_one_row_in_the_glossary():

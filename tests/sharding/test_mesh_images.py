@@ -8,8 +8,8 @@ import math
 
 import pytest
 
+from ferrum_jax.engine.startup.build_engine import build_engine
 from ferrum_jax.llm import LLM
-from ferrum_jax.startup.build_engine import build_engine
 from tests.engine.golden_media import FAMILIES, FOLDER, QWEN, asked, golden, run
 from tests.sharding.same import said_on
 from tests.support import GOLDENS
