@@ -24,6 +24,8 @@ from ferrum_jax.models.registry import ENCODERS, FAMILIES
 from ferrum_jax.openai.body_fields import BODIES, FIELDS, ROW_BODIES, fields_of
 from ferrum_jax.openai.schemas import in_words
 from ferrum_jax.setting import settings_of
+from pallas_kernels.paged_attention.gpu.ceilings import FILE as GPU_CEILINGS
+from pallas_kernels.paged_attention.gpu.ceilings import seconds_of
 from scripts import csv_tables, kept_counts
 from scripts.step_estimates import FILE as STEP_ESTIMATES
 from scripts.step_estimates import Estimate
@@ -43,6 +45,7 @@ _SHOWN_LAUNCHES = (  # how the names of launches begin that the laboratory's pag
     *("llama_8b_decode", "llama_8b_prefill", "deepseek_v3", "product_int8_a16", "product_int8_512"),
     *("product_fp8_a16_16", "product_int4", "xla", "experts", "indexer", "gated_delta", "kda", "mamba2", "jax"),
 )
+_SHOWN_ON_HOPPER = ("llama_8b", "gemma4_mixed", "oss_decode", "jax", "product")
 _ENGINE = "ferrum-jax generate"  # a command that has all of them
 
 
@@ -69,6 +72,7 @@ def tables() -> dict[str, csv_tables.Table]:
         "families": families_table(),
         "http_bodies": bodies_table("http"),
         "row_bodies": bodies_table("row"),
+        "gpu_launches": gpu_table(),
         "tpu_launches": tpu_table(),
         "tpu_steps": steps_table(),
     }
@@ -140,6 +144,23 @@ def tpu_table() -> csv_tables.Table:
     for launch, kept in kept_counts.read(TPU_CEILINGS)["launches"].items():
         if launch.startswith(_SHOWN_LAUNCHES):
             rows.append([launch, *(_counted(kept[each]) if each in kept else "" for each in generations)])
+    return rows
+
+
+def gpu_table() -> csv_tables.Table:
+    """Kernels that multiply, of launches that the laboratory shows: registers, a trip, and what each unit takes."""
+    units = {"issue": "issue", "warp": "one warp", "wgmma": "wgmma", "mufu": "MUFU", "shared": "shared memory"}
+    head = ["launch", "kernel", "registers (spilled bytes)", "trip: instructions, stalls, waits"]
+    rows = [[*head, *units.values(), "HBM, H200", "ceiling, H200", "ceiling, H100"]]
+    found = kept_counts.read(GPU_CEILINGS)["launches"].items()
+    for launch, name, one in ((launch, *item) for launch, kernels in found for item in kernels.items()):
+        if launch.startswith(_SHOWN_ON_HOPPER) and (trip := one["compute"]) and one["hbm_bytes"]:
+            busy = [seconds_of(unit, one["cycles"][unit], "h200") for unit in units]
+            hbm = [seconds_of("hbm", one["hbm_bytes"], chip) for chip in ("h200", "h100")]
+            times = (*busy, hbm[0], *(max(*busy, each) for each in hbm))
+            counts = f"{trip['instructions']}, {trip['stalls']}, {trip['waits']}"
+            registers = f"{one['registers']} ({one['spill_bytes']})"
+            rows.append([launch, name, registers, counts, *(f"{s * 1e6:,.1f}" for s in times)])
     return rows
 
 
