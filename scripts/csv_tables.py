@@ -1,9 +1,9 @@
 """Tables of the documentation that are data: docs/tables/*.csv, which scripts write and the site shows.
 
 A page has a line `[What it holds](tables/NAME.csv)`. A code host opens the file as a table; `scripts/docs_hook.py` puts
-the table in the line's place. The first row is the head, and the first column is shown as code. `#NAME` behind the file
-shows a part: the rows that begin with NAME (dashes for its spaces), or else the first column and those whose head
-begins with NAME.
+the table in the line's place. The first row is the head; the first column is shown as code, unless it is called "what".
+`#NAME` behind the file shows a part: the rows that begin with NAME (dashes for its spaces), or else the first column
+and those whose head begins with NAME.
 """
 
 from __future__ import annotations
@@ -36,8 +36,14 @@ def as_csv(table: Table) -> str:
 def as_markdown(table: Table) -> str:
     """The table as a page of the site has it."""
     head, *rows = table
-    body = [[_as_code(first), *(re.sub(r"([|*<])", r"\\\1", cell) for cell in others)] for first, *others in rows]
+    first_of = _as_code if head[0] != "what" else _as_text
+    body = [[first_of(first), *map(_as_text, others)] for first, *others in rows]
     return "\n".join(f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *body))
+
+
+def _as_text(cell: str) -> str:
+    """A cell as a page's table takes it; what is code in it stays."""
+    return re.sub(r"(`+[^`]*`+)|([|*<])", lambda found: found[1] or f"\\{found[2]}", cell)
 
 
 def _as_code(cell: str) -> str:
@@ -62,7 +68,6 @@ def _part(table: Table, name: str) -> Table:
 
 def write(tables: Mapping[str, Table], script: str, *, check: bool) -> None:
     """Writes tables by name. check: raises SystemExit where a file differs, and names the script that makes it."""
-    FOLDER.mkdir(exist_ok=True)
     for name, table in tables.items():
         path = FOLDER / f"{name}.csv"
         if not check:

@@ -19,7 +19,7 @@ from pallas_kernels.paged_attention.cases import Case, make_batch, make_shapes
 from pallas_kernels.target import Target
 from scripts.tpu_static import StaticResult
 
-BASELINE_TILE_KV = 2048  # tokens; 256 is slower
+_BASELINE_TILE_KV = 2048  # tokens; 256 is slower
 _BASELINE_TILE_Q = 32  # the same in all entries of its tuning table for these shapes
 
 
@@ -56,11 +56,10 @@ def measure_ours(case: Case, generation: str, config: TpuConfig | LatentConfig |
     return tpu_static.measure(fn, args, generation=generation, donate=(3,))
 
 
-def baseline_launch(case: Case, tile_kv: int) -> tuple[Callable[..., Any], list[Any]]:
+def baseline_launch(case: Case) -> tuple[Callable[..., Any], list[Any]]:
     """jax's kernel and its arguments, as `launch` has ours."""
     shapes = make_shapes(case)
-    tile_q = min(_BASELINE_TILE_Q, case.num_tokens)
-    pages = min(max(1, tile_kv // case.block_size), case.max_blocks)
+    pages = min(max(1, _BASELINE_TILE_KV // case.block_size), case.max_blocks)
     tables = np.zeros((case.num_rows, case.max_blocks), np.int32)
     batch = make_batch(case, tables)
     ends = np.cumsum(batch.counts, dtype=np.int32)
@@ -72,6 +71,6 @@ def baseline_launch(case: Case, tile_kv: int) -> tuple[Callable[..., Any], list[
         sliding_window=case.window,
         soft_cap=case.soft_cap,
         num_kv_pages_per_block=pages,
-        num_queries_per_block=tile_q,
+        num_queries_per_block=min(_BASELINE_TILE_Q, case.num_tokens),
     )
     return fn, [*args, np.array([len(case.rows)], np.int32)]

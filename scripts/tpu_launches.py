@@ -270,7 +270,7 @@ def _jax_attention(name: str) -> Launch:
     case = next(case for case in REAL_CASES if case.name == name)
 
     def program(generation: str) -> Program:
-        fn, args = tpu_attention.baseline_launch(case, tile_kv=tpu_attention.BASELINE_TILE_KV)
+        fn, args = tpu_attention.baseline_launch(case)
         work = Work.of(case)
         return Program(fn=fn, args=args, hbm_bytes=work.kv_bytes, flops=work.flops)
 
