@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental.pallas.ops.tpu.megablox import gmm
 
-from ferrum_jax.spec.stored_weight import WeightForm, made_form
+from checkpoints.stored_weight import WeightForm, made_form
 from pallas_kernels.gated_delta import gated_delta
 from pallas_kernels.grouped_matmul import ExpertStack, expert_mlp
 from pallas_kernels.indexer import choose_keys
