@@ -95,7 +95,7 @@ def test_batches_of_a_server_that_was_killed_end(copy_of):
     settings = ServerSettings(names=("tiny",), batches=str(folder))
     with running(settings, inner=small_llm("qwen3", INVARIANT)) as server:
         client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
-        listed = {each.metadata["rows"]: each for each in client.batches.list()}
+        listed = {(each.metadata or {})["rows"]: each for each in client.batches.list()}
         begun = [listed[rows].in_progress_at is not None for rows in ("3", "24", "5")]
         assert listed["3"].status == "completed" and begun == [True, True, False]
         for num_rows, each in listed.items():
@@ -116,9 +116,10 @@ def test_saved_prefixes_are_hit_where_the_models_digest_is_the_same(copy_of):
     llm = small_llm("kimi_linear", dataclasses.replace(INVARIANT, return_routed_experts=True))
     llm.load_prefix_cache(folder / "kimi_linear")
     (output,) = llm.generate([asked["prompt"]], GREEDY, progress=False)
-    assert output.num_cached_tokens == len(asked["prompt"])
-    assert list(output.outputs[0].token_ids) == asked["tokens"]
-    assert len(output.outputs[0].routed_experts) == len(asked["prompt"]) + len(asked["tokens"]) - 1
+    (choice,) = output.outputs
+    assert (output.num_cached_tokens, list(choice.token_ids)) == (len(asked["prompt"]), asked["tokens"])
+    assert choice.routed_experts is not None
+    assert len(choice.routed_experts) == len(asked["prompt"]) + len(asked["tokens"]) - 1
 
 
 def test_saved_prefixes_are_refused_by_name_where_the_models_digest_is_another(copy_of):
