@@ -22,8 +22,8 @@ from checkpoints.formats import Leaf, PackedWeight, join, scheme_of, without_for
 from checkpoints.formats.packed import slices
 from checkpoints.formats.written import block_rows, quantization_config, shapes_of, tensors_of
 from checkpoints.rules import BASE, Rule, Shape, StoredTensor, as_stored, expand
-from ferrum_jax.files.json_files import read_json
-from ferrum_jax.spec.stored_weight import LEAVES, WeightForm, weight_of
+from checkpoints.stored_weight import LEAVES, WeightForm, weight_of
+from ferrum_jax.io.files.json_files import read_json
 
 Plan = Mapping[str, tuple[StoredTensor, ...]]
 Tensors = dict[str, tuple[Shape, np.dtype]]

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
 from checkpoints.file_names import name_inside
-from ferrum_jax.files.json_files import parse_json, read_optional_json
+from ferrum_jax.io.files.json_files import parse_json, read_optional_json
 
 TOKENIZER_FILES = (
     "tokenizer.json",

@@ -16,7 +16,7 @@ from typing import Any
 
 from checkpoints.folder import COMPANIONS, dense_weights, sentence_modules
 from checkpoints.huggingface import INDEX, SINGLE, weight_files
-from ferrum_jax.paths import is_hub_id
+from ferrum_jax.io.paths import is_hub_id
 
 Show = Callable[[str, int, int], None]
 

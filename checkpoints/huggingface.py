@@ -23,14 +23,14 @@ import numpy as np
 import safetensors
 
 from checkpoints.file_names import name_inside
-from checkpoints.fingerprint import check_copies_of_head
+from checkpoints.fingerprints import check_copies_of_head
 from checkpoints.formats import Scheme, join
 from checkpoints.formats.quantise import quantised
 from checkpoints.names.problems import listed, shown
 from checkpoints.placement import form_problems, made_forms, place_all, stored_targets, whole_targets
 from checkpoints.remote import RemoteArray, RemoteFolder
 from checkpoints.rules import Expansion, Rule, Shape, StoredTensor, as_stored, match
-from ferrum_jax.files.json_files import parse_json, read_json
+from ferrum_jax.io.files.json_files import parse_json, read_json
 
 INDEX = "model.safetensors.index.json"
 LEFTOVERS = "leftovers.safetensors"  # in our own folder: tensors that its parameters do not say

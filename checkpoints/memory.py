@@ -16,7 +16,7 @@ from checkpoints.huggingface import sources_of
 from checkpoints.names.problems import listed
 from checkpoints.placement import leaves_of, made_forms, place, stored_targets, whole_targets
 from checkpoints.rules import Expansion, Rule, as_stored, expand, touching
-from ferrum_jax.spec.stored_weight import weight_of, weight_of_leaf
+from checkpoints.stored_weight import weight_of, weight_of_leaf
 
 Copies = dict[str, Callable[[], jax.Array]]  # by parameter, what makes the copy of its array
 

@@ -30,8 +30,8 @@ from checkpoints.formats.quantise import quantised
 from checkpoints.names.problems import listed, shown
 from checkpoints.placement import aligned_empty, leaves_of, made_forms, place, stored_targets, whole_targets
 from checkpoints.rules import Expansion
-from ferrum_jax.files.json_files import read_json
-from ferrum_jax.spec.stored_weight import WeightForm, weight_of
+from checkpoints.stored_weight import WeightForm, weight_of
+from ferrum_jax.io.files.json_files import read_json
 
 FORMAT = 2
 DESCRIPTION = "ferrum_jax.json"

@@ -16,7 +16,7 @@ import jax
 import numpy as np
 
 from checkpoints.rules import Expansion
-from ferrum_jax.spec.stored_weight import WeightForm, is_packed, weight_of, weight_of_leaf
+from checkpoints.stored_weight import WeightForm, is_packed, weight_of, weight_of_leaf
 
 ALIGNMENT = 64  # bytes; what XLA wants of a host buffer that it does not copy
 _AT_ONCE = 2  # weights: each is in host memory until its device has it

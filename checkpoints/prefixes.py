@@ -28,7 +28,7 @@ import numpy as np
 from checkpoints.file_names import name_inside
 from checkpoints.folder import new_folder
 from checkpoints.orbax_folder import check_free, restore_arrays, save_arrays
-from ferrum_jax.files.json_files import read_json
+from ferrum_jax.io.files.json_files import read_json
 
 FORMAT = 1
 DESCRIPTION = "prefixes.json"

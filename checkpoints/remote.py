@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from checkpoints.file_names import name_inside
-from ferrum_jax.files.store import UrlStore
+from ferrum_jax.io.files.store import UrlStore
 
 WEIGHTS = ".safetensors"  # files that are read in ranges
 

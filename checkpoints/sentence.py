@@ -22,7 +22,7 @@ import numpy as np
 from safetensors.numpy import load_file
 
 from checkpoints.folder import LENGTHS, MODULES, PROMPTS, sentence_modules
-from ferrum_jax.files.json_files import read_json, read_optional_json
+from ferrum_jax.io.files.json_files import read_json, read_optional_json
 
 _VECTOR = "sentence_embedding"
 _MODES = {"pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "cls", "pooling_mode_lasttoken": "last"}

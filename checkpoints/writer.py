@@ -33,9 +33,9 @@ from checkpoints.orbax_folder import (
     group_folder,
     save_arrays,
 )
-from ferrum_jax.files.json_files import read_json
-from ferrum_jax.files.whole_files import write_whole
-from ferrum_jax.spec.stored_weight import weight_of_leaf
+from checkpoints.stored_weight import weight_of_leaf
+from ferrum_jax.io.files.json_files import read_json
+from ferrum_jax.io.files.whole_files import write_whole
 
 GROUP_BYTES = 1 << 29  # what is in memory at once, unless a single parameter is larger
 Params = Mapping[str, jax.Array | np.ndarray]

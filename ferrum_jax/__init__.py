@@ -11,14 +11,14 @@ import os
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ferrum_jax.asked.sampling import SamplingParams
-    from ferrum_jax.asked.structured_outputs import StructuredOutputsParams
+    from ferrum_jax.async_llm import AsyncLLM
+    from ferrum_jax.cli.device_check.run_check import check_device
     from ferrum_jax.config import EngineConfig
-    from ferrum_jax.device_check.run_check import check_device
+    from ferrum_jax.core.outputs import RequestOutput
+    from ferrum_jax.inputs.params.structured_outputs import StructuredOutputsParams
+    from ferrum_jax.inputs.sizes.speculative import SpeculativeConfig
     from ferrum_jax.llm import LLM
-    from ferrum_jax.outputs import RequestOutput
-    from ferrum_jax.serve.async_llm import AsyncLLM
-    from ferrum_jax.sizes.speculative import SpeculativeConfig
+    from ferrum_jax.sampling_params import SamplingParams
 
 __version__ = "0.1.0"
 __all__ = [
@@ -51,18 +51,20 @@ _require_own_packages()
 
 _MODULES = {
     "LLM": "llm",
-    "AsyncLLM": "serve.async_llm",
+    "AsyncLLM": "async_llm",
     "EngineConfig": "config",
-    "RequestOutput": "outputs",
-    "SamplingParams": "asked.sampling",
-    "SpeculativeConfig": "sizes.speculative",
-    "StructuredOutputsParams": "asked.structured_outputs",
-    "check_device": "device_check.run_check",
+    "RequestOutput": "core.outputs",
+    "SamplingParams": "sampling_params",
+    "SpeculativeConfig": "inputs.sizes.speculative",
+    "StructuredOutputsParams": "inputs.params.structured_outputs",
+    "check_device": "cli.device_check.run_check",
 }
 
 
 def __getattr__(name: str) -> object:
     """Public names on first use: some bring jax, and the command must see Ctrl-C before it imports anything."""
+    if name == "distributed":
+        return importlib.import_module("ferrum_jax.integrations.distributed")
     if name in _MODULES:
         return getattr(importlib.import_module(f"ferrum_jax.{_MODULES[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -24,10 +24,10 @@ try:
 
     from ferrum_jax import __version__
     from ferrum_jax.batch.notice import EXIT_INTERRUPTED, EXIT_PREEMPTED
-    from ferrum_jax.commands import batch, bench, cache, check, compile, convert, embed, generate, plan, serve, verify
-    from ferrum_jax.commands.given_paths import require_files_apart
-    from ferrum_jax.commands.parsers import CommandParser
-    from ferrum_jax.startup.accelerators import idle_packages
+    from ferrum_jax.cli import batch, bench, cache, check, compile, convert, embed, generate, plan, serve, verify
+    from ferrum_jax.cli.given_paths import require_files_apart
+    from ferrum_jax.cli.parsers import CommandParser
+    from ferrum_jax.engine.startup.accelerators import idle_packages
 except KeyboardInterrupt:  # these take a good part of a second
     print(_INTERRUPTED, file=sys.stderr)
     sys.exit(130)
@@ -74,7 +74,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_CLOSED
     if getattr(args, "coordinator", None) is None:
         return _run(args)
-    from ferrum_jax import distributed
+    from ferrum_jax.integrations import distributed
 
     try:
         code = _run(args, distributed.join)
@@ -87,8 +87,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _end_others(code: int) -> None:
     """Ends the other processes of this command, if there are any, with this code too."""
-    if "ferrum_jax.distributed" in sys.modules:
-        sys.modules["ferrum_jax.distributed"].end(code)
+    if "ferrum_jax.integrations.distributed" in sys.modules:
+        sys.modules["ferrum_jax.integrations.distributed"].end(code)
 
 
 def _run(args: argparse.Namespace, join: Callable[..., None] | None = None) -> int:

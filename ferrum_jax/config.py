@@ -7,12 +7,12 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
-from ferrum_jax.setting import check_settings, described, setting, some_of
-from ferrum_jax.sizes.engine_sizes import refuse_more_rows_than_tokens
-from ferrum_jax.sizes.mesh_shape import MeshShape, devices_of, ids_of, wrong_ids
-from ferrum_jax.sizes.speculative import SpeculativeConfig, speculative_of
-from ferrum_jax.sizes.tiles import tiles_of
-from ferrum_jax.spec.stored_weight import made_form
+from checkpoints.stored_weight import made_form
+from ferrum_jax.inputs.setting import check_settings, described, setting, some_of
+from ferrum_jax.inputs.sizes.engine_sizes import refuse_more_rows_than_tokens
+from ferrum_jax.inputs.sizes.mesh_shape import MeshShape, devices_of, ids_of, wrong_ids
+from ferrum_jax.inputs.sizes.speculative import SpeculativeConfig, speculative_of
+from ferrum_jax.inputs.sizes.tiles import tiles_of
 
 _DTYPES = ("auto", "float32", "bfloat16")
 MANY_ROWS, _ROWS_ON_CPU = 256, 16  # that run at once: where throughput counts; where each row slows the others
@@ -318,7 +318,7 @@ class EngineConfig:
         metavar="TEXTS",
     )
     compilation_cache_dir: str | None = setting(
-        "~/.cache/ferrum_jax/executables",
+        "~/.cache/ferrum_jax/runtime/compile",
         "where compiled executables are kept, a folder or a URL such as gs://; '' keeps none",
         more="machines may share a URL. Who may write there may run code here",
         is_planned=False,

@@ -19,16 +19,34 @@ from typing import Any, Literal, TypeVar
 
 from flax import nnx
 
-from ferrum_jax.answers.collect import in_order
-from ferrum_jax.asked.options import RequestOptions
-from ferrum_jax.asked.sampling import SamplingParams
-from ferrum_jax.asked.transcription_params import TranscriptionParams
+from checkpoints.hub import Show
 from ferrum_jax.config import EngineConfig
-from ferrum_jax.embeddings.classifier import read_all, require_classifier, require_reward
-from ferrum_jax.embeddings.comparing import Pairs, Scores, score_all
-from ferrum_jax.embeddings.embedder import ONE_TOKEN, Vectors, embed_all
-from ferrum_jax.embeddings.scorer import Pair, paired
-from ferrum_jax.engine.calls.arguments import (
+from ferrum_jax.core.outputs import (
+    ClassOutput,
+    CompletionOutput,
+    EmbeddingOutput,
+    RequestOutput,
+    RewardOutput,
+    ScoreOutput,
+    SequenceLogprobs,
+    Transcription,
+)
+from ferrum_jax.core.progress import progress_bar, sounds_bar, texts_bar
+from ferrum_jax.core.request_options import RequestOptions
+from ferrum_jax.engine.engine import Engine
+from ferrum_jax.engine.shared import Ask, SharedEngine
+from ferrum_jax.engine.startup.load import Loaded
+from ferrum_jax.engine.startup.load_request import Measure
+from ferrum_jax.engine.startup.model_source import ModelSource
+from ferrum_jax.engine.startup.new_weights import NewWeights
+from ferrum_jax.engine.startup.open import Opening, config_of, tell_processes
+from ferrum_jax.engine.startup.open_model import OpenModel
+from ferrum_jax.inputs.identity import ModelIdentity
+from ferrum_jax.inputs.params.transcription_params import TranscriptionParams
+from ferrum_jax.inputs.prompt import Message, Prompt, listed, single
+from ferrum_jax.runtime.distributed.processes import refuse_several_processes
+from ferrum_jax.sampling_params import SamplingParams
+from ferrum_jax.tasks.calls.arguments import (
     BEAM_SEARCH,
     ENCODE,
     GET_METRICS,
@@ -39,31 +57,15 @@ from ferrum_jax.engine.calls.arguments import (
     with_adapters,
     with_tools,
 )
-from ferrum_jax.engine.calls.score_requests import Completion, score_params, scores_of
-from ferrum_jax.engine.engine import Engine
-from ferrum_jax.engine.shared import Ask, SharedEngine
-from ferrum_jax.outputs import (
-    ClassOutput,
-    CompletionOutput,
-    EmbeddingOutput,
-    RequestOutput,
-    RewardOutput,
-    ScoreOutput,
-    SequenceLogprobs,
-    Transcription,
-)
-from ferrum_jax.processes.processes import refuse_several_processes
-from ferrum_jax.progress import progress_bar, sounds_bar, texts_bar
-from ferrum_jax.prompt import Message, Prompt, listed, single
-from ferrum_jax.spec.identity import ModelIdentity
-from ferrum_jax.startup.load import Loaded
-from ferrum_jax.startup.model_source import ModelSource
-from ferrum_jax.startup.new_weights import NewWeights
-from ferrum_jax.startup.open import Measure, Opening, Show, config_of, tell_processes
-from ferrum_jax.startup.open_model import OpenModel
+from ferrum_jax.tasks.calls.score_requests import Completion, score_params, scores_of
+from ferrum_jax.tasks.classifier import read_all, require_classifier, require_reward
+from ferrum_jax.tasks.comparing import Pairs, Scores, score_all
+from ferrum_jax.tasks.embedder import ONE_TOKEN, Vectors, embed_all
+from ferrum_jax.tasks.scorer import Pair, paired
+from ferrum_jax.tasks.transcription.heard_sound import HeardSound
+from ferrum_jax.tasks.transcription.transcribe_all import listed_sounds, transcribe_all
+from ferrum_jax.text.output_processor.collect import in_order
 from ferrum_jax.text.tokenizer import Tokenizer, require_tokenizer
-from ferrum_jax.transcribing.heard_sound import HeardSound
-from ferrum_jax.transcribing.transcribe_all import listed_sounds, transcribe_all
 
 Key = TypeVar("Key", bound=Hashable)
 
@@ -74,10 +76,9 @@ class LLM:
     model: a Hugging Face folder, an Orbax checkpoint that `ferrum-jax convert` wrote, or a model of the hub as
     ORG/NAME, whose safetensors, tokenizer and config files are fetched; a folder of that name wins. revision: branch,
     tag or commit of a model of the hub. config: see EngineConfig; None takes the bundle's, or the defaults.
-    fields: of EngineConfig, by their names or vLLM's (ferrum_jax/engine/calls/fields.py has the table); a field that
-    contradicts config is refused. tokenizer: a folder or tokenizer.json to use instead of the checkpoint's own.
-    bundle: a folder of executables that `ferrum-jax compile` made; what it lacks is compiled here, or with
-    `require_bundle` refused.
+    fields: of EngineConfig, by their names or vLLM's (`tasks/calls/fields.py`); one that contradicts config is refused.
+    tokenizer: a folder or tokenizer.json to use instead of the checkpoint's own. bundle: a folder of executables that
+    `ferrum-jax compile` made; what it lacks is compiled here, or with `require_bundle` refused.
     reach: called with a function from prompts to token ids and with max_model_len, before anything is compiled; it
     returns the Reach of the requests to come, so that only executables they need are made; longer requests are refused.
     If it is or returns None, any request may come. on_progress: called with (what, done, total) during the start; None
@@ -135,7 +136,7 @@ class LLM:
         on_progress: Show = lambda what, done, total: None,
         **fields: Any,
     ) -> LLM:
-        """An LLM over a model in memory, one of `ferrum_jax.models`; its weights are copied, and cast to config.dtype.
+        """An LLM over a model in memory of `ferrum_jax.models.families`; its weights are copied, cast to config.dtype.
 
         tokenizer: a folder or tokenizer.json; without it prompts are token ids. fields, errors: as for `LLM`.
         """
@@ -285,9 +286,9 @@ class LLM:
     ) -> list[RequestOutput]:
         """The completion of each prompt, in their order.
 
-        prompts: one or many; see `ferrum_jax.prompt`. sampling_params: one for all, or one each, taken as they are; by
-        default `get_default_sampling_params`. adapter: the name of a loaded one, for all or one each; None is none, or
-        what the prompt says.
+        prompts: one or many; see `ferrum_jax.inputs.prompt`. sampling_params: one for all, or one each, taken as they
+        are; by default `get_default_sampling_params`. adapter: the name of a loaded one, for all or one each; None is
+        none, or what the prompt says.
         priority: one for each prompt; lower runs first, equal ones in order. None is 0 for all.
         progress: whether to show a bar; None shows one only on a terminal. use_tqdm: vLLM's name for it.
         Raises ValueError naming the prompt that cannot be served; nothing has run then.
@@ -395,9 +396,9 @@ class LLM:
     ) -> list[SequenceLogprobs]:
         """The log-probability of each token of the completions, given all before it, by one prefill each.
 
-        prompts: one or many; see `ferrum_jax.prompt`. completions: of each prompt, as token ids or a text; None scores
-        the prompts themselves, from their second token on. Prompts that are equal or begin alike are computed once
-        where completions follow. top: how many alternatives are reported of each token; -1 reports the whole
+        prompts: one or many; see `ferrum_jax.inputs.prompt`. completions: of each prompt, as token ids or a text; None
+        scores the prompts themselves, from their second token on. Prompts that are equal or begin alike are computed
+        once where completions follow. top: how many alternatives are reported of each token; -1 reports the whole
         vocabulary. mode: "raw" is the model's own distribution; "processed" is what a token would be drawn from under
         sampling_params: after bias, penalties, temperature, min_p, top_k and top_p.
         Raises ValueError naming the prompt that cannot be served; nothing has run then.

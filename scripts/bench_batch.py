@@ -31,22 +31,22 @@ from typing import Any
 
 import numpy as np
 
-from ferrum_jax.asked.sampling import SamplingParams
-from ferrum_jax.asked.transcription_params import TranscriptionParams
 from ferrum_jax.batch.job import EXIT_PREEMPTED, JobOptions, JobStart, run_batch
 from ferrum_jax.batch.notice import Notice
-from ferrum_jax.outputs import CompletionOutput, EmbeddingOutput, RequestOutput, ScoreOutput
-from ferrum_jax.plan import StepPlan
-from ferrum_jax.prefix_cache.cache_manager import CacheManager
-from ferrum_jax.progress import plain_console
-from ferrum_jax.prompt import Prompt
-from ferrum_jax.request import Request
-from ferrum_jax.scheduling.drafting import StepCosts, drafting_of
-from ferrum_jax.scheduling.in_flight import StepsInFlight
-from ferrum_jax.scheduling.scheduler import Scheduler
-from ferrum_jax.sizes.engine_sizes import EngineSizes
-from ferrum_jax.sizes.speculative import SpeculativeConfig
-from ferrum_jax.transcribing.heard_sound import HeardSound
+from ferrum_jax.core.kv_cache.cache_manager import CacheManager
+from ferrum_jax.core.outputs import CompletionOutput, EmbeddingOutput, RequestOutput, ScoreOutput
+from ferrum_jax.core.plan import StepPlan
+from ferrum_jax.core.progress import plain_console
+from ferrum_jax.core.request import Request
+from ferrum_jax.core.scheduler.drafting import StepCosts, drafting_of
+from ferrum_jax.core.scheduler.in_flight import StepsInFlight
+from ferrum_jax.core.scheduler.scheduler import Scheduler
+from ferrum_jax.inputs.params.transcription_params import TranscriptionParams
+from ferrum_jax.inputs.prompt import Prompt
+from ferrum_jax.inputs.sizes.engine_sizes import EngineSizes
+from ferrum_jax.inputs.sizes.speculative import SpeculativeConfig
+from ferrum_jax.sampling_params import SamplingParams
+from ferrum_jax.tasks.transcription.heard_sound import HeardSound
 from scripts.git_state import git_state
 
 TOKENS_IN, TOKENS_OUT, ROWS_AT_ONCE = 100, 10, 256

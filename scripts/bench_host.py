@@ -20,13 +20,13 @@ from array import array
 
 import numpy as np
 
-from ferrum_jax.prefix_cache.cache_manager import CacheManager
-from ferrum_jax.prefix_cache.id_pool import IdPool
-from ferrum_jax.request import Request
+from ferrum_jax.core.kv_cache.cache_manager import CacheManager
+from ferrum_jax.core.kv_cache.id_pool import IdPool
+from ferrum_jax.core.request import Request
+from ferrum_jax.core.scheduler.scheduler import Scheduler
+from ferrum_jax.inputs.sizes.engine_sizes import EngineSizes
 from ferrum_jax.runtime.buckets import Bucket
 from ferrum_jax.runtime.inputs import pack_forward, pack_sample
-from ferrum_jax.scheduling.scheduler import Scheduler
-from ferrum_jax.sizes.engine_sizes import EngineSizes
 from scripts.git_state import git_state
 
 _BLOCK_SIZE = 16

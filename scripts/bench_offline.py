@@ -32,9 +32,9 @@ from typing import Any
 import jax
 
 from ferrum_jax import LLM, EngineConfig
-from ferrum_jax.bench.workloads import WORKLOADS, Request, make_workload, measure, run_workload
-from ferrum_jax.commands.flags import add_engine_flags, engine_config
-from ferrum_jax.models import registry
+from ferrum_jax.cli.benchmarks.workloads import WORKLOADS, Request, make_workload, measure, run_workload
+from ferrum_jax.cli.flags import add_engine_flags, engine_config
+from ferrum_jax.models.families import registry
 from scripts.git_state import git_state
 from scripts.shapes import SHAPES, random_source, write_random_checkpoint
 

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from rich.console import Console
 from rich.table import Table
 
-from ferrum_jax.spec.stored_weight import WeightForm, made_form
+from checkpoints.stored_weight import WeightForm, made_form
 from pallas_kernels.quantized_matmul import QuantizedWeight, quantized_matmul
 from pallas_kernels.target import Target
 from scripts.tpu_static import StaticResult

@@ -39,11 +39,11 @@ from rich.console import Console
 from rich.table import Table
 
 from ferrum_jax import LLM, EngineConfig, SamplingParams
-from ferrum_jax.asked.options import RequestOptions
+from ferrum_jax.core.kv_cache.id_pool import IdPool
+from ferrum_jax.core.kv_cache.keys import KEY_BYTES, extend_keys
+from ferrum_jax.core.request_options import RequestOptions
 from ferrum_jax.engine.engine import Engine
-from ferrum_jax.prefix_cache.id_pool import IdPool
-from ferrum_jax.prefix_cache.keys import KEY_BYTES, extend_keys
-from ferrum_jax.startup.build_engine import build_engine
+from ferrum_jax.engine.startup.build_engine import build_engine
 from scripts.bench_host import fill_with_cached_ids
 from scripts.git_state import git_state
 

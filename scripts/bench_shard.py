@@ -23,7 +23,7 @@ import sys
 import time
 from typing import Any
 
-from ferrum_jax.paths import install_command
+from ferrum_jax.io.paths import install_command
 
 _SMALL = {
     "architectures": ["LlamaForCausalLM"],
@@ -70,7 +70,7 @@ class Result:
 def main() -> None:
     arguments = _parse()
     if arguments.aot:
-        from ferrum_jax.commands.compile import without_device
+        from ferrum_jax.cli.compile import without_device
 
         without_device("tpu")
     elif arguments.devices:
@@ -92,9 +92,9 @@ def _run(arguments: argparse.Namespace) -> list[Result]:
     import jax
     from rich.console import Console
 
-    from ferrum_jax.executables.topology import target_devices
-    from ferrum_jax.models.registry import spec_of
-    from ferrum_jax.sizes.mesh_shape import MeshShape
+    from ferrum_jax.inputs.sizes.mesh_shape import MeshShape
+    from ferrum_jax.models.families.registry import spec_of
+    from ferrum_jax.runtime.compile.topology import target_devices
     from scripts.shard_forms import Workload, program
 
     devices = target_devices(f"tpu:{arguments.aot}") if arguments.aot else jax.devices()

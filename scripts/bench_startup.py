@@ -18,7 +18,7 @@ import tempfile
 import time
 from typing import Any
 
-from ferrum_jax.commands.flags import add_engine_flags, engine_config
+from ferrum_jax.cli.flags import add_engine_flags, engine_config
 from ferrum_jax.config import EngineConfig
 
 _PROMPT = list(range(16, 32))
@@ -134,8 +134,8 @@ def main() -> None:
         model = str(write_random_checkpoint(args.shape, args.shape_dir))
     config = dataclasses.replace(engine_config(args, _DEFAULTS), compilation_cache_dir=None)
     with tempfile.TemporaryDirectory() as folder:
-        from ferrum_jax.offline.bundle_order import BundleOrder
-        from ferrum_jax.offline.make_bundle import make_bundle
+        from ferrum_jax.planning.offline.bundle_order import BundleOrder
+        from ferrum_jax.planning.offline.make_bundle import make_bundle
 
         bundle = args.bundle or f"{folder}/bundle"
         make_bundle(BundleOrder(model=model, target="cpu", config=config), bundle, num_processes=2)

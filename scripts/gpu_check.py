@@ -140,7 +140,7 @@ def add_line(bench: pathlib.Path, line: dict[str, Any]) -> None:
 
 def write_requests(shape: str, output: pathlib.Path) -> None:
     """What vLLM reads: the shape's config.json, and each workload's prompts of both runs of `ferrum-jax bench`."""
-    from ferrum_jax.bench.workloads import make_workload
+    from ferrum_jax.cli.benchmarks.workloads import make_workload
     from scripts.shapes import SHAPES
 
     folder, config = output / "vllm" / shape, SHAPES[shape]
@@ -152,8 +152,8 @@ def write_requests(shape: str, output: pathlib.Path) -> None:
 
 def write_page(output: pathlib.Path, check_code: int) -> dict[str, Any] | None:
     """Writes check.json and check.html with the benches so far, and returns what the check says of the devices."""
-    from ferrum_jax.device_check.check_page import page
-    from ferrum_jax.device_check.report import Report
+    from ferrum_jax.cli.device_check.check_page import page
+    from ferrum_jax.cli.device_check.report import Report
 
     file, bench = output / "check.json", output / "bench.jsonl"
     if file.is_file():

@@ -14,7 +14,7 @@ from scripts import gpu_static  # isort: skip  # before jax: it sets what the co
 import jax
 import jax.numpy as jnp
 
-from ferrum_jax.spec.stored_weight import WeightForm
+from checkpoints.stored_weight import WeightForm
 from pallas_kernels.grouped_matmul.mosaic_gpu import choose_rows, grouped_product
 from pallas_kernels.grouped_matmul.tiles_of_experts import tiles_of_experts
 from pallas_kernels.quantized_matmul import QuantizedWeight, quantized_matmul

@@ -29,7 +29,7 @@ import numpy as np
 from jax._src.pallas.mosaic_gpu import lowering
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from ferrum_jax.executables.topology import target_devices
+from ferrum_jax.runtime.compile.topology import target_devices
 from pallas_kernels.paged_attention import GpuConfig, make_schedule, paged_attention
 from pallas_kernels.paged_attention.cases import CASES, Case, make_shapes
 from pallas_kernels.paged_attention.support import refusals

@@ -19,12 +19,12 @@ from typing import Any
 import ferrum_jax
 from ferrum_jax import EngineConfig
 from ferrum_jax import __main__ as cli
-from ferrum_jax.device_check.estimates import TPU_CEILINGS
-from ferrum_jax.engine.calls.fields import AXES, ELSEWHERE
-from ferrum_jax.models.registry import ENCODERS, FAMILIES
+from ferrum_jax.cli.device_check.estimates import TPU_CEILINGS
+from ferrum_jax.inputs.setting import settings_of
+from ferrum_jax.models.families.registry import ENCODERS, FAMILIES
 from ferrum_jax.openai.body_fields import BODIES, FIELDS, ROW_BODIES, fields_of
 from ferrum_jax.openai.schemas import in_words
-from ferrum_jax.setting import settings_of
+from ferrum_jax.tasks.calls.fields import AXES, ELSEWHERE
 from scripts import csv_tables, kept_counts
 from scripts.step_estimates import FILE as STEP_ESTIMATES
 from scripts.step_estimates import Estimate

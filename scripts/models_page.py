@@ -13,10 +13,10 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-from ferrum_jax.models.registry import ENCODERS, FAMILIES, NOT_SERVED, encoder_spec_of, spec_of
-from ferrum_jax.sharding.undivided import refusals
-from ferrum_jax.sizes.mesh_shape import MeshShape
-from ferrum_jax.spec import ModelSpec
+from ferrum_jax.inputs.sizes.mesh_shape import MeshShape
+from ferrum_jax.models.families.registry import ENCODERS, FAMILIES, NOT_SERVED, encoder_spec_of, spec_of
+from ferrum_jax.models.sharding.undivided import refusals
+from ferrum_jax.models.spec import ModelSpec
 from scripts import csv_tables
 from scripts.published import PUBLISHED, PUBLISHED_ENCODERS
 

@@ -17,8 +17,8 @@ import re
 from typing import Any
 
 from checkpoints.rules import expand
-from ferrum_jax.models.family import Family
-from ferrum_jax.models.registry import FAMILIES
+from ferrum_jax.models.families.family import Family
+from ferrum_jax.models.families.registry import FAMILIES
 
 _TINY = {
     "hidden_size": 48,
@@ -58,7 +58,7 @@ def main() -> None:
     found = sorted((compare(each, family, config, tensors) for each, family in FAMILIES.items()), key=_distance)
     for comparison in found[:3]:
         show(comparison)
-    print(f"\nferrum_jax/models/{name}.py, and its name in ferrum_jax/models/registry.py:\n{module(name, config)}")
+    print(f"\nferrum_jax/models/families/{name}.py, and its name in registry.py beside it:\n{module(name, config)}")
     print(f"\ntests/goldens/{name}/config.json:\n{tiny(config)}")
     print(f'\ntests/goldens/families.toml:\n{name} = {{ mesh = "dp=2,tp=2" }}')
 
@@ -141,8 +141,8 @@ Source: who and when; keys as in Hugging Face's config of {name}.
 
 from __future__ import annotations
 
-from ferrum_jax.models.family import Family
-from ferrum_jax.models.plain import spec_from
+from ferrum_jax.models.families.family import Family
+from ferrum_jax.models.families.plain import spec_from
 
 FAMILIES = {{
     "{architecture}": Family(

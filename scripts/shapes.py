@@ -19,8 +19,8 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from checkpoints.rules import Expansion, expand
-from ferrum_jax.models import registry
-from ferrum_jax.startup.model_source import ModelSource
+from ferrum_jax.engine.startup.model_source import ModelSource
+from ferrum_jax.models.families import registry
 
 _VOCABULARY = 16_384  # of a folder, at most
 

@@ -24,18 +24,18 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from checkpoints.placement import place
-from ferrum_jax import sampling
-from ferrum_jax.asked.sampling import SamplingParams
 from ferrum_jax.config import EngineConfig
-from ferrum_jax.plan import ShardPlan
+from ferrum_jax.core.plan import ShardPlan
+from ferrum_jax.inputs.sizes.mesh_shape import MeshShape
+from ferrum_jax.models.sharding import formats, make_mesh, on_mesh, partition, partitions
+from ferrum_jax.models.spec import ModelSpec
+from ferrum_jax.runtime import sampling
 from ferrum_jax.runtime.buckets import Bucket
 from ferrum_jax.runtime.inputs import forward_words, pack_forward, pack_sample, sample_words
 from ferrum_jax.runtime.layout import Layout, lay_out
 from ferrum_jax.runtime.sample import make_sample
 from ferrum_jax.runtime.step import compiler_options, make_forward
-from ferrum_jax.sharding import formats, make_mesh, on_mesh, partition, partitions
-from ferrum_jax.sizes.mesh_shape import MeshShape
-from ferrum_jax.spec import ModelSpec
+from ferrum_jax.sampling_params import SamplingParams
 
 FORMS = ("single", "pmap", "jit", "shard_map")
 _DONATED = (1, 2, 3, 4)  # kv, slots, prompts, hidden of a step's arguments

@@ -4,8 +4,8 @@
 
 All of it follows from published configs and shapes; no device, compiler or weight is needed, and a few minutes. With
 models named, as the tables name them, only their rows are made: those of other models stand as they are. Each row is
-told on stderr as it is made. The devices are described by the table below as `executables/topology.py` has them of the
-compilers. --check writes nothing and fails where a table differs.
+told on stderr as it is made. The devices are described by the table below as `runtime/compile/topology.py` has them of
+the compilers. --check writes nothing and fails where a table differs.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from typing import Any
 import jax
 
 from ferrum_jax.config import EngineConfig
-from ferrum_jax.executables.topology import slice_of
-from ferrum_jax.meshes.choices import MeshFit, leaves_none_idle, on_mesh, shapes_of
-from ferrum_jax.meshes.forecast import Lengths
-from ferrum_jax.meshes.on_paper import Subject
-from ferrum_jax.meshes.settle import best_of, none_fits
-from ferrum_jax.models.registry import ENCODERS, FAMILIES, encoder_spec_of, spec_of
-from ferrum_jax.sizes.mesh_shape import MeshShape
+from ferrum_jax.inputs.sizes.mesh_shape import MeshShape
+from ferrum_jax.models.families.registry import ENCODERS, FAMILIES, encoder_spec_of, spec_of
+from ferrum_jax.planning.meshes.choices import MeshFit, leaves_none_idle, on_mesh, shapes_of
+from ferrum_jax.planning.meshes.forecast import Lengths
+from ferrum_jax.planning.meshes.on_paper import Subject
+from ferrum_jax.planning.meshes.settle import best_of, none_fits
+from ferrum_jax.runtime.compile.topology import slice_of
 from scripts import csv_tables
 from scripts.published import PUBLISHED, PUBLISHED_ENCODERS
 

@@ -26,7 +26,7 @@ import jax
 from rich.console import Console
 from rich.table import Table
 
-from ferrum_jax.device_check.estimates import TPU_CEILINGS
+from ferrum_jax.cli.device_check.estimates import TPU_CEILINGS
 from pallas_kernels.target import Target
 from scripts import kept_counts, tpu_static
 from scripts.tpu_counted import Counted, busiest

@@ -23,7 +23,7 @@ from scripts import tpu_static  # isort: skip  # before jax: it sets what libtpu
 
 from rich.console import Console
 
-from ferrum_jax.executables.topology import target_devices
+from ferrum_jax.runtime.compile.topology import target_devices
 from ferrum_jax.runtime.programs import StepPart, programs_of
 from pallas_kernels.target import Target
 from scripts import kept_counts

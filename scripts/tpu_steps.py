@@ -7,14 +7,14 @@ import dataclasses
 from typing import Any
 
 from ferrum_jax.config import EngineConfig
-from ferrum_jax.executables.topology import target_devices
-from ferrum_jax.models.registry import spec_of
+from ferrum_jax.inputs.sizes.mesh_shape import MeshShape
+from ferrum_jax.models.families.registry import spec_of
+from ferrum_jax.models.sharding import local_bytes, make_mesh
+from ferrum_jax.models.spec.model_spec import ModelSpec
 from ferrum_jax.runtime.buckets import Bucket
+from ferrum_jax.runtime.compile.topology import target_devices
 from ferrum_jax.runtime.layout import Layout, lay_out
 from ferrum_jax.runtime.programs import StepPart
-from ferrum_jax.sharding import local_bytes, make_mesh
-from ferrum_jax.sizes.mesh_shape import MeshShape
-from ferrum_jax.spec.model_spec import ModelSpec
 from pallas_kernels.target import Target
 from scripts.published import PUBLISHED
 

@@ -19,7 +19,7 @@ from typing import Any
 from scripts import bench_tpu_static  # isort: skip  # before jax: it sets what libtpu reads
 
 import pallas_kernels
-from ferrum_jax.sizes.tiles import tiles_text
+from ferrum_jax.inputs.sizes.tiles import tiles_text
 from pallas_kernels.paged_attention import TpuConfig
 from pallas_kernels.paged_attention.cases import REAL_CASES, Case
 from pallas_kernels.paged_attention.fastest_tiles import fastest

@@ -24,7 +24,9 @@ from typing import Any, NamedTuple
 from tests.support import ROOT
 
 _CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload([__name__, "pytest", "orbax.checkpoint", "ferrum_jax.llm", "ferrum_jax.startup.open"])
+_CONTEXT.set_forkserver_preload(
+    [__name__, "pytest", "orbax.checkpoint", "ferrum_jax.llm", "ferrum_jax.engine.startup.open"]
+)
 _READ_AT_IMPORT = ("JAX_", "FLAX_", "HF_", "OPENBLAS_", "PYTHON")
 
 

@@ -9,11 +9,11 @@ import os
 import pathlib
 import weakref
 
-from ferrum_jax.answers.choice_text import TokenTexts
-from ferrum_jax.answers.collect import Collector
-from ferrum_jax.asked.options import RequestOptions
 from ferrum_jax.config import EngineConfig
-from ferrum_jax.executables.executable_store import digest
+from ferrum_jax.core.request_options import RequestOptions
+from ferrum_jax.runtime.compile.executable_store import digest
+from ferrum_jax.text.output_processor.choice_text import TokenTexts
+from ferrum_jax.text.output_processor.collect import Collector
 from tests.golden_table import GOLDENS, goldens
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -68,7 +68,7 @@ def run(llm, prompts, params, *, fill: float = 0.0, max_steps: int = 100_000, **
 
     overrides: of the llm's config; the books are proven after every step.
     """
-    from ferrum_jax.startup.build_engine import build_engine
+    from ferrum_jax.engine.startup.build_engine import build_engine
 
     config = dataclasses.replace(llm.config, **overrides)
     engine = build_engine(llm.loaded, config, llm.tokenizer, fill=fill)

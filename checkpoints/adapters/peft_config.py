@@ -8,8 +8,8 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from checkpoints.names.patterns import Pattern
-from ferrum_jax.quoting import Elsewhere, quoted
-from ferrum_jax.quoting.known_fields import NAMES, FieldKind, Fields, Known, one_of
+from ferrum_jax.io.error_text import Elsewhere, quoted
+from ferrum_jax.io.error_text.known_fields import NAMES, FieldKind, Fields, Known, one_of
 
 CONFIG = "adapter_config.json"
 _MOST = 3e38  # of a rank or an alpha: scales are float32

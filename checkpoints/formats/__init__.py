@@ -1,4 +1,4 @@
-"""Published formats of quantised weights: each is a reader that gives a form (`ferrum_jax/spec/stored_weight.py`).
+"""Published formats of quantised weights: each is a reader that gives a form (`checkpoints/stored_weight.py`).
 
 `scheme_of` says what a config.json means, before a weight is read; `join` puts a `PackedWeight` in the place of the
 tensors of each quantised module. Everything else is refused by name.
@@ -24,7 +24,7 @@ from checkpoints.formats.scheme import (
     without_forms,
 )
 from checkpoints.names.problems import listed
-from ferrum_jax.spec.stored_weight import WeightForm
+from checkpoints.stored_weight import WeightForm
 
 __all__ = [
     "KEYS",

@@ -16,8 +16,8 @@ import numpy as np
 from checkpoints.formats.leaves import check_words, nibble_leaf, scale_leaf, unpacked, whole_leaf
 from checkpoints.formats.packed import PackedWeight
 from checkpoints.formats.scheme import Module, Scheme, Settings, fields_of, group_size, is_within
-from ferrum_jax.quoting.known_fields import ANY, NAMES, Known, one_of
-from ferrum_jax.spec.stored_weight import WeightForm
+from checkpoints.stored_weight import WeightForm
+from ferrum_jax.io.error_text.known_fields import ANY, NAMES, Known, one_of
 
 _QWEIGHT, _QZEROS, _SCALES = ".qweight", ".qzeros", ".scales"
 _ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # nibble k of a word is output _ORDER[k]

@@ -32,8 +32,8 @@ from checkpoints.formats.leaves import (
 from checkpoints.formats.packed import Leaf, PackedWeight, Ranges, slices, stored_leaf
 from checkpoints.formats.scheme import NOTHING, Module, Scheme, Settings, fields_of, group_size
 from checkpoints.names.patterns import Pattern
-from ferrum_jax.quoting.known_fields import ANY, LIST, NAMES, OBJECT, TEXT, TRUTH, Known, one_of, whole
-from ferrum_jax.spec.stored_weight import WeightForm
+from checkpoints.stored_weight import WeightForm
+from ferrum_jax.io.error_text.known_fields import ANY, LIST, NAMES, OBJECT, TEXT, TRUTH, Known, one_of, whole
 
 _FORMATS = ("int-quantized", "float-quantized", "naive-quantized", "pack-quantized", "mixed-precision")
 _KINDS = {("int", 8): "int8", ("int", 4): "int4", ("float", 8): "fp8_e4m3"}

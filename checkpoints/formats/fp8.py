@@ -18,8 +18,8 @@ from typing import Any
 from checkpoints.formats.leaves import finite_leaf, float8, input_scale_leaf, scale_leaf
 from checkpoints.formats.packed import PackedWeight, stored_leaf
 from checkpoints.formats.scheme import NOTHING, Module, Scheme, Settings, fields_of, group_size, is_within
-from ferrum_jax.quoting.known_fields import LIST, NAMES, Known, one_of
-from ferrum_jax.spec.stored_weight import WeightForm
+from checkpoints.stored_weight import WeightForm
+from ferrum_jax.io.error_text.known_fields import LIST, NAMES, Known, one_of
 
 _BLOCK_SCALE, _SCALE, _INPUT = ".weight_scale_inv", ".weight_scale", ".input_scale"
 

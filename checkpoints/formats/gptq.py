@@ -26,8 +26,8 @@ from checkpoints.formats.leaves import (
 )
 from checkpoints.formats.packed import Leaf, PackedWeight, slices
 from checkpoints.formats.scheme import Module, Scheme, Settings, fields_of, group_size
-from ferrum_jax.quoting.known_fields import LIST, OBJECT, TRUTH, Known, one_of
-from ferrum_jax.spec.stored_weight import WeightForm
+from checkpoints.stored_weight import WeightForm
+from ferrum_jax.io.error_text.known_fields import LIST, OBJECT, TRUTH, Known, one_of
 
 _QWEIGHT, _QZEROS, _SCALES, _G_IDX = ".qweight", ".qzeros", ".scales", ".g_idx"
 _HOW = (

@@ -17,8 +17,8 @@ import numpy as np
 from checkpoints.formats.leaves import checked_exponents
 from checkpoints.formats.packed import Leaf, PackedWeight, slices, stored_leaf
 from checkpoints.formats.scheme import Module, Scheme, Settings, fields_of, is_within
-from ferrum_jax.quoting.known_fields import NAMES, Known
-from ferrum_jax.spec.stored_weight import WeightForm
+from checkpoints.stored_weight import WeightForm
+from ferrum_jax.io.error_text.known_fields import NAMES, Known
 
 BLOCKS, SCALES = "_blocks", "_scales"
 BLOCK = 32  # elements with one scale

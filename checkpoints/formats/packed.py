@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ferrum_jax.spec.stored_weight import WeightForm
+from checkpoints.stored_weight import WeightForm
 
 Ranges = tuple[range, ...]
 

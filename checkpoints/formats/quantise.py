@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from checkpoints.formats.packed import Leaf, PackedWeight, Ranges, slices
-from ferrum_jax.spec.stored_weight import WeightForm
+from checkpoints.stored_weight import WeightForm
 
 _LARGEST = {"int8": 127, "fp8_e4m3": 448, "int4": 7, "mxfp4": 4}  # of mxfp4 the largest power of two
 _BIAS = 127  # of E8M0

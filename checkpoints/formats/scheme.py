@@ -10,8 +10,8 @@ from typing import Any
 
 from checkpoints.formats.packed import PackedWeight
 from checkpoints.names.patterns import Pattern
-from ferrum_jax.quoting.known_fields import ANY, Fields, Known, one_of
-from ferrum_jax.spec.stored_weight import WeightForm
+from checkpoints.stored_weight import WeightForm
+from ferrum_jax.io.error_text.known_fields import ANY, Fields, Known, one_of
 
 KEYS = ("quantization_config", "compression_config")  # of config.json, where it describes packed weights
 _TEXT = "text_config"  # of config.json, where the text model of several may say it for itself

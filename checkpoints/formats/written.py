@@ -14,8 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from checkpoints.formats import mxfp4
-from ferrum_jax.ints import ceil_div, round_up
-from ferrum_jax.spec.stored_weight import WeightForm
+from checkpoints.stored_weight import WeightForm
+from ferrum_jax.io.ints import ceil_div, round_up
 
 Arrays = Mapping[str, np.ndarray]
 _BITS = {"int8": 8, "int4": 4, "fp8_e4m3": 8}

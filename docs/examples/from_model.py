@@ -8,8 +8,8 @@ from __future__ import annotations
 from flax import nnx
 
 from ferrum_jax import LLM, EngineConfig, SamplingParams
-from ferrum_jax.models.decoder import Decoder
-from ferrum_jax.models.registry import spec_of
+from ferrum_jax.models.families.decoder import Decoder
+from ferrum_jax.models.families.registry import spec_of
 
 CONFIG = {  # what a config.json says
     "architectures": ["LlamaForCausalLM"],

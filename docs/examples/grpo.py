@@ -21,9 +21,9 @@ import optax
 from flax import nnx
 
 from ferrum_jax import LLM, EngineConfig, SamplingParams
-from ferrum_jax.layers.attention import ForwardContext
-from ferrum_jax.models.decoder import Decoder
-from ferrum_jax.models.registry import spec_of
+from ferrum_jax.models.families.decoder import Decoder
+from ferrum_jax.models.families.registry import spec_of
+from ferrum_jax.models.layers.attention import ForwardContext
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],

@@ -6,14 +6,14 @@ import datetime
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ferrum_jax.asked.sampling import SamplingParams
-from ferrum_jax.asked.transcription_params import TranscriptionParams
-from ferrum_jax.outputs import CompletionOutput, EmbeddingOutput, RequestOutput, ScoreOutput
-from ferrum_jax.prompt import Prompt
-from ferrum_jax.spec.identity import ModelIdentity
+from ferrum_jax.core.outputs import CompletionOutput, EmbeddingOutput, RequestOutput, ScoreOutput
+from ferrum_jax.inputs.identity import ModelIdentity
+from ferrum_jax.inputs.params.transcription_params import TranscriptionParams
+from ferrum_jax.inputs.prompt import Prompt
+from ferrum_jax.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
-    from ferrum_jax.transcribing.heard_sound import HeardSound
+    from ferrum_jax.tasks.transcription.heard_sound import HeardSound
 
 
 class RowCrash(ValueError):

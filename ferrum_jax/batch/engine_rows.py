@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from ferrum_jax.batch.input.formats import Row
 from ferrum_jax.batch.row_answers import Answer, Answers
-from ferrum_jax.outputs import CompletionOutput, RequestOutput
+from ferrum_jax.core.outputs import CompletionOutput, RequestOutput
 
 
 class EngineRow(NamedTuple):

@@ -23,7 +23,6 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from ferrum_jax.asked.sampling import PACE
 from ferrum_jax.batch.batch_llm import BatchLLM
 from ferrum_jax.batch.input.files import reading_rows
 from ferrum_jax.batch.input.rows import Rows, seldom_looking_for_cycles
@@ -42,9 +41,10 @@ from ferrum_jax.batch.report.page import page
 from ferrum_jax.batch.report.recorder import Recorder, report, run_in
 from ferrum_jax.batch.timekeeper import Timekeeper
 from ferrum_jax.batch.worker import Worker
-from ferrum_jax.files.json_files import parse_json
-from ferrum_jax.files.store import open_local, open_store, split
-from ferrum_jax.paths import is_hub_id
+from ferrum_jax.io.files.json_files import parse_json
+from ferrum_jax.io.files.store import open_local, open_store, split
+from ferrum_jax.io.paths import is_hub_id
+from ferrum_jax.sampling_params import PACE
 
 EXIT_OK, EXIT_ROWS_FAILED, EXIT_TOO_MANY_ERRORS = 0, 1, 3
 __all__ = [

@@ -7,8 +7,8 @@ import stat
 
 from ferrum_jax.batch.input.files import check_name
 from ferrum_jax.batch.report.page import OPENS_WITH
-from ferrum_jax.files.store import open_store, split
-from ferrum_jax.paths import NamedPath, is_url, kept_beside, require_apart, require_folder_of
+from ferrum_jax.io.files.store import open_store, split
+from ferrum_jax.io.paths import NamedPath, is_url, kept_beside, require_apart, require_folder_of
 
 
 def check_paths(source: str, target: str, page_at: str | None) -> None:

@@ -19,11 +19,11 @@ from ferrum_jax.batch.input.rows import Rows
 from ferrum_jax.batch.journal.journal import Journal
 from ferrum_jax.batch.paces import earlier_paces
 from ferrum_jax.batch.reach import Measured, measured
-from ferrum_jax.files.store import Store
-from ferrum_jax.prompt import PromptIds
+from ferrum_jax.inputs.prompt import PromptIds
+from ferrum_jax.io.files.store import Store
 
 if TYPE_CHECKING:
-    from ferrum_jax.transcribing.foreseen import Foresee
+    from ferrum_jax.tasks.transcription.foreseen import Foresee
 
 _MOST_NAMED = 5
 _OTHER_JOB_SPREAD = 0.25  # of the pace of another job

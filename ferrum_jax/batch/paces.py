@@ -16,7 +16,7 @@ from typing import Any
 from ferrum_jax.batch.ending.ending import WorkerPace
 from ferrum_jax.batch.ending.row_meter import TokenPace
 from ferrum_jax.batch.journal.journal_file import file_of, object_in
-from ferrum_jax.files.store import Store
+from ferrum_jax.io.files.store import Store
 
 _FOLDER = "paces"
 _COUNTS = ("num_slots", "num_running", "num_queued")

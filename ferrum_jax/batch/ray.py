@@ -19,19 +19,19 @@ import threading
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ferrum_jax.asked.sampling import SamplingParams
-from ferrum_jax.asked.transcription_params import TranscriptionParams
 from ferrum_jax.batch.batch_llm import BatchLLM, RowCrash, begun
 from ferrum_jax.batch.input.formats import EMBEDS, GENERATES, SCORES
 from ferrum_jax.batch.job import JobStart, run_batch
-from ferrum_jax.ints import ceil_div
-from ferrum_jax.outputs import CompletionOutput, EmbeddingOutput, RequestOutput, ScoreOutput
-from ferrum_jax.paths import install_command
-from ferrum_jax.prompt import Prompt
-from ferrum_jax.spec.identity import ModelIdentity
+from ferrum_jax.core.outputs import CompletionOutput, EmbeddingOutput, RequestOutput, ScoreOutput
+from ferrum_jax.inputs.identity import ModelIdentity
+from ferrum_jax.inputs.params.transcription_params import TranscriptionParams
+from ferrum_jax.inputs.prompt import Prompt
+from ferrum_jax.io.ints import ceil_div
+from ferrum_jax.io.paths import install_command
+from ferrum_jax.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
-    from ferrum_jax.transcribing.heard_sound import HeardSound
+    from ferrum_jax.tasks.transcription.heard_sound import HeardSound
 
 _MOST_WAIT_S = 0.2  # for an answer, before the job is asked whether it wants partial ones
 _SUMMED = ("live", "num_blocks", "computed_tokens", "padded_tokens")

@@ -12,12 +12,12 @@ import numpy as np
 
 from ferrum_jax.batch.input.formats import EMBEDS, GENERATES, SCORES, TRANSCRIBES, BadRow, Row
 from ferrum_jax.batch.input.rows import Rows
-from ferrum_jax.prompt import PromptIds, take_apart
-from ferrum_jax.scheduling.request_log import LoggedChoice, LoggedRequest
-from ferrum_jax.sizes.engine_sizes import Reach
+from ferrum_jax.core.scheduler.request_log import LoggedChoice, LoggedRequest
+from ferrum_jax.inputs.prompt import PromptIds, take_apart
+from ferrum_jax.inputs.sizes.engine_sizes import Reach
 
 if TYPE_CHECKING:
-    from ferrum_jax.transcribing.foreseen import Foresee, ForeseenSound
+    from ferrum_jax.tasks.transcription.foreseen import Foresee, ForeseenSound
 
 MOST_MEASURED = 20_000  # rows; a job of more reaches the limits of any engine, and its prompts take minutes to read
 MOST_HEARD = 32  # sounds; a job of more reaches those limits too, and each header of an MP3 takes a process of its own

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from ferrum_jax.batch.batch_llm import RowAborted
 from ferrum_jax.batch.input.formats import Row
-from ferrum_jax.outputs import CompletionOutput, EmbeddingOutput, RequestOutput, ScoreOutput
+from ferrum_jax.core.outputs import CompletionOutput, EmbeddingOutput, RequestOutput, ScoreOutput
 
 Answer = RequestOutput | EmbeddingOutput | ScoreOutput | ValueError
 

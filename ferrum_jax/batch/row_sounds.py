@@ -10,10 +10,10 @@ from ferrum_jax.batch.batch_llm import BatchLLM
 from ferrum_jax.batch.input.formats import TRANSCRIBES, Row
 from ferrum_jax.batch.input.rows import Rows
 from ferrum_jax.batch.row_answers import Answer
-from ferrum_jax.outputs import RequestOutput, Transcription
+from ferrum_jax.core.outputs import RequestOutput, Transcription
 
 if TYPE_CHECKING:
-    from ferrum_jax.transcribing.heard_sound import HeardSound
+    from ferrum_jax.tasks.transcription.heard_sound import HeardSound
 
 READ_AHEAD = 2  # sounds; the features of an hour are 115 MB, and its waveform 230
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ferrum_jax.batch.input.formats import BadRow, Row
 from ferrum_jax.batch.row_answers import Answer
-from ferrum_jax.outputs import RequestOutput
+from ferrum_jax.core.outputs import RequestOutput
 
 
 def cut_off(row: Row, answers: Sequence[Answer]) -> BadRow | None:

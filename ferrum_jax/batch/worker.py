@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
-from ferrum_jax.asked.sampling import SamplingParams
 from ferrum_jax.batch.batch_llm import BatchLLM, RowCrash
 from ferrum_jax.batch.engine_rows import EngineRows, num_written
 from ferrum_jax.batch.input.formats import EMBEDS, GENERATES, SCORES, TRANSCRIBES, BadRow, Row
@@ -35,8 +34,9 @@ from ferrum_jax.batch.row_sounds import READ_AHEAD, RowSounds
 from ferrum_jax.batch.share import WorkShare
 from ferrum_jax.batch.structure_cuts import cut_off
 from ferrum_jax.batch.timekeeper import Timekeeper
-from ferrum_jax.outputs import NOT_FINITE_REASON, RequestOutput
-from ferrum_jax.prompt import take_apart
+from ferrum_jax.core.outputs import NOT_FINITE_REASON, RequestOutput
+from ferrum_jax.inputs.prompt import take_apart
+from ferrum_jax.sampling_params import SamplingParams
 
 _WITH_TOKENS = (GENERATES, TRANSCRIBES)  # kinds of rows that go on from tokens
 _MOST_CRASHES = 2  # of the engine with one row

@@ -18,9 +18,9 @@ from typing import Any
 import jax
 
 from checkpoints import Adapter
-from ferrum_jax.adapters.adapter_slots import AdapterSlots
-from ferrum_jax.outputs import ADAPTER_FAILED
-from ferrum_jax.prefix_cache.id_pool import IdPool
+from ferrum_jax.core.kv_cache.id_pool import IdPool
+from ferrum_jax.core.outputs import ADAPTER_FAILED
+from ferrum_jax.runtime.lora.adapter_slots import AdapterSlots
 
 Staged = tuple[jax.Array, ...]
 _STAGED_AHEAD = 2  # adapters that lie on the devices beside their slots, waiting for one

@@ -13,16 +13,16 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from ferrum_jax.asked.sampling import SamplingParams
+from ferrum_jax.core.plan import StepPlan
+from ferrum_jax.core.request import Request
 from ferrum_jax.engine.submission import Choice
-from ferrum_jax.ints import ceil_div
-from ferrum_jax.plan import StepPlan
-from ferrum_jax.request import Request
-from ferrum_jax.structured.grammars import Grammar, Grammars
-from ferrum_jax.structured.matcher import Matcher, all_forced, fill_all
-from ferrum_jax.structured.reading.message_stream import PROMPT_END_TOKENS, MessageForms
-from ferrum_jax.structured.token_rules import allow, forbid
-from ferrum_jax.structured.vocabulary import Vocabulary
+from ferrum_jax.io.ints import ceil_div
+from ferrum_jax.sampling_params import SamplingParams
+from ferrum_jax.text.structured.grammars import Grammar, Grammars
+from ferrum_jax.text.structured.matcher import Matcher, all_forced, fill_all
+from ferrum_jax.text.structured.reading.message_stream import PROMPT_END_TOKENS, MessageForms
+from ferrum_jax.text.structured.token_rules import allow, forbid
+from ferrum_jax.text.structured.vocabulary import Vocabulary
 from ferrum_jax.text.tokenizer import Tokenizer
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from ferrum_jax import sampling as device_sampling
-from ferrum_jax.delta import entry_of
+from ferrum_jax.core.delta import entry_of
+from ferrum_jax.core.request import Request
+from ferrum_jax.core.scheduler.scheduler import Scheduler
 from ferrum_jax.engine.constraints import Constraints
 from ferrum_jax.engine.submission import Choice
-from ferrum_jax.request import Request
+from ferrum_jax.runtime import sampling as device_sampling
 from ferrum_jax.runtime.dispatched import InFlight
-from ferrum_jax.scheduling.scheduler import Scheduler
 from ferrum_jax.text.stream import TextStream
 
 

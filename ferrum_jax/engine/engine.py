@@ -15,9 +15,14 @@ from typing import Any, NamedTuple
 
 import jax
 
-from ferrum_jax.asked.options import NO_OPTIONS, RequestOptions
-from ferrum_jax.asked.sampling import SamplingParams
-from ferrum_jax.delta import Delta
+from ferrum_jax.core.delta import Delta
+from ferrum_jax.core.plan import StepPlan
+from ferrum_jax.core.request import Request
+from ferrum_jax.core.request_options import NO_OPTIONS, RequestOptions
+from ferrum_jax.core.scheduler.drafting import StepCosts
+from ferrum_jax.core.scheduler.in_flight import StepsInFlight
+from ferrum_jax.core.scheduler.request_log import RequestLogWriter
+from ferrum_jax.core.scheduler.scheduler import Scheduler
 from ferrum_jax.engine.adapters import HeldSlots
 from ferrum_jax.engine.constraints import Constraints
 from ferrum_jax.engine.drawn_tokens import DrawnTokens
@@ -27,14 +32,9 @@ from ferrum_jax.engine.open_submissions import OpenSubmissions
 from ferrum_jax.engine.plan_events import PlanEvents
 from ferrum_jax.engine.scoring import Observed, start_scoring
 from ferrum_jax.engine.submission import Choice, Intake, Submission
-from ferrum_jax.plan import StepPlan
-from ferrum_jax.request import Request
 from ferrum_jax.runtime.dispatched import InFlight
 from ferrum_jax.runtime.runner import Runner
-from ferrum_jax.scheduling.drafting import StepCosts
-from ferrum_jax.scheduling.in_flight import StepsInFlight
-from ferrum_jax.scheduling.request_log import RequestLogWriter
-from ferrum_jax.scheduling.scheduler import Scheduler
+from ferrum_jax.sampling_params import SamplingParams
 
 
 class _Dispatched(NamedTuple):

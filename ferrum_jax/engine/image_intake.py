@@ -6,8 +6,8 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
-from ferrum_jax.ints import ceil_div
-from ferrum_jax.prompt import IMAGE_RUN, EncodableImage, MediaSpan, PlacedImage
+from ferrum_jax.inputs.prompt import IMAGE_RUN, EncodableImage, MediaSpan, PlacedImage
+from ferrum_jax.io.ints import ceil_div
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

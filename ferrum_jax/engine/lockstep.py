@@ -16,13 +16,13 @@ from typing import Any
 
 import numpy as np
 
-from ferrum_jax.asked.options import NO_OPTIONS, RequestOptions
-from ferrum_jax.asked.sampling import SamplingParams
-from ferrum_jax.delta import Delta
+from ferrum_jax.core.delta import Delta
+from ferrum_jax.core.plan import StepPlan
+from ferrum_jax.core.request_options import NO_OPTIONS, RequestOptions
 from ferrum_jax.engine.engine import Engine
-from ferrum_jax.plan import StepPlan
-from ferrum_jax.processes.messages import Call, encode
-from ferrum_jax.processes.processes import CHECK_STEPS, Processes
+from ferrum_jax.runtime.distributed.messages import Call, encode
+from ferrum_jax.runtime.distributed.processes import CHECK_STEPS, Processes
+from ferrum_jax.sampling_params import SamplingParams
 
 
 class StepFailed(RuntimeError):

@@ -13,9 +13,9 @@ from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from ferrum_jax.core.scheduler.drafting import StepCosts
 from ferrum_jax.runtime.buckets import Bucket, Ladder
 from ferrum_jax.runtime.dispatched import InFlight
-from ferrum_jax.scheduling.drafting import StepCosts
 
 _KEPT = 7  # times of a size
 _TOLD_EVERY, _FORGOTTEN_AFTER = 8, 512  # steps

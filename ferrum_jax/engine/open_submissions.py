@@ -6,11 +6,11 @@ import time
 
 import numpy as np
 
-from ferrum_jax.delta import Beside, Delta, Entry, entry_of
+from ferrum_jax.core.delta import Beside, Delta, Entry, entry_of
+from ferrum_jax.core.request import Request
+from ferrum_jax.core.scheduler.request_log import LoggedChoice, LoggedRequest, RequestLogWriter
 from ferrum_jax.engine.not_ready import NotReady
 from ferrum_jax.engine.submission import Choice, Submission
-from ferrum_jax.request import Request
-from ferrum_jax.scheduling.request_log import LoggedChoice, LoggedRequest, RequestLogWriter
 
 
 class OpenSubmissions(dict[int, Submission]):

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ferrum_jax.scheduling.drafting import StepCosts
-from ferrum_jax.scheduling.request_log import LearntText, RequestLogWriter, TokenLimit, ToldCosts
-from ferrum_jax.scheduling.scheduler import Scheduler
+from ferrum_jax.core.scheduler.drafting import StepCosts
+from ferrum_jax.core.scheduler.request_log import LearntText, RequestLogWriter, TokenLimit, ToldCosts
+from ferrum_jax.core.scheduler.scheduler import Scheduler
 
 
 class PlanEvents:

@@ -8,15 +8,15 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from ferrum_jax.asked.sampling import MAX_NAMED_IDS
+from ferrum_jax.core.outputs import NOT_FINITE
+from ferrum_jax.core.plan import ShardPlan, StepPlan
 from ferrum_jax.engine.of_tokens.kept_experts import KeptExperts
 from ferrum_jax.engine.of_tokens.prompt_scores import PromptScores
 from ferrum_jax.engine.of_tokens.routed_experts import RoutedExperts
 from ferrum_jax.engine.submission import Choice
-from ferrum_jax.outputs import NOT_FINITE
-from ferrum_jax.plan import ShardPlan, StepPlan
 from ferrum_jax.runtime.dispatched import InFlight, Scores
 from ferrum_jax.runtime.runner import Runner
+from ferrum_jax.sampling_params import MAX_NAMED_IDS
 
 _ChoiceAt = Callable[[int, int], Choice]  # who has the slot of a shard
 

@@ -16,13 +16,13 @@ from typing import Generic, NamedTuple, TypeVar
 
 import jax
 
-from ferrum_jax.answers.collect import Collected, Collector
-from ferrum_jax.asked.options import NO_OPTIONS, RequestOptions
-from ferrum_jax.asked.sampling import SamplingParams
-from ferrum_jax.delta import Delta
+from ferrum_jax.core.delta import Delta
+from ferrum_jax.core.outputs import RequestOutput
+from ferrum_jax.core.request_options import NO_OPTIONS, RequestOptions
 from ferrum_jax.engine.engine import Engine
-from ferrum_jax.executables.compile import CompileCounter
-from ferrum_jax.outputs import RequestOutput
+from ferrum_jax.runtime.compile.compile import CompileCounter
+from ferrum_jax.sampling_params import SamplingParams
+from ferrum_jax.text.output_processor.collect import Collected, Collector
 
 T = TypeVar("T")
 Key = TypeVar("Key", bound=Hashable)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from ferrum_jax.metrics import ReuseMetrics
-from ferrum_jax.pools.budget import Ledger
+from ferrum_jax.core.metrics import ReuseMetrics
+from ferrum_jax.runtime.pools.budget import Ledger
 
 _NO_REUSE = ReuseMetrics(enabled=False, block_size=0, kv_dtype="none")
 

@@ -12,23 +12,23 @@ from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
 
-from ferrum_jax import sampling as device_sampling
-from ferrum_jax.answers.choice_text import text_stream
-from ferrum_jax.asked.options import RequestOptions
-from ferrum_jax.asked.sampling import SamplingParams
-from ferrum_jax.delta import Entry, entry_of
+from ferrum_jax.core.delta import Entry, entry_of
+from ferrum_jax.core.outputs import CompletionOutput
+from ferrum_jax.core.request import Request
+from ferrum_jax.core.request_options import RequestOptions
 from ferrum_jax.engine.adapters import LoadedAdapter
 from ferrum_jax.engine.image_intake import NO_IMAGES, ImageLimits, placed_media
 from ferrum_jax.engine.of_tokens.kept_experts import KeptExperts
 from ferrum_jax.engine.of_tokens.prompt_scores import PromptScores, prompt_scores
 from ferrum_jax.engine.of_tokens.routed_experts import RoutedExperts
-from ferrum_jax.executables.deferred import DeferredExecutable
-from ferrum_jax.outputs import CompletionOutput
-from ferrum_jax.prompt import EncodableImage, MediaSpan, PlacedImage
-from ferrum_jax.request import Request
-from ferrum_jax.structured.grammars import Grammar
-from ferrum_jax.structured.token_rules import TokenRules
+from ferrum_jax.inputs.prompt import EncodableImage, MediaSpan, PlacedImage
+from ferrum_jax.runtime import sampling as device_sampling
+from ferrum_jax.runtime.compile.deferred import DeferredExecutable
+from ferrum_jax.sampling_params import SamplingParams
+from ferrum_jax.text.output_processor.choice_text import text_stream
 from ferrum_jax.text.stream import TextStream
+from ferrum_jax.text.structured.grammars import Grammar
+from ferrum_jax.text.structured.token_rules import TokenRules
 from ferrum_jax.text.tokenizer import Tokenizer
 
 

@@ -15,8 +15,8 @@ from types import TracebackType
 import jax
 import numpy as np
 
-from ferrum_jax.prefix_cache.cache_manager import CacheManager
-from ferrum_jax.prefix_cache.id_pool import IdPool
+from ferrum_jax.core.kv_cache.cache_manager import CacheManager
+from ferrum_jax.core.kv_cache.id_pool import IdPool
 from ferrum_jax.runtime.runner import Runner
 
 _Place = tuple[int, int, int]  # data shard, number of a pool, id

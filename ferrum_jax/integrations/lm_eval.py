@@ -16,8 +16,8 @@ from lm_eval.api.registry import register_model  # type: ignore[import-not-found
 from lm_eval.models.utils import normalize_gen_kwargs  # type: ignore[import-not-found]
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window  # type: ignore[import-not-found]
 
-from ferrum_jax.asked.sampling import SamplingParams
 from ferrum_jax.llm import LLM
+from ferrum_jax.sampling_params import SamplingParams
 from ferrum_jax.text.tokenizer import Tokenizer
 
 _MOST_TOKENS = 256  # generated where a task does not say how many, as lm-eval's own models do

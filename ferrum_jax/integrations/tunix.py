@@ -19,10 +19,10 @@ import jax.numpy as jnp
 import numpy as np
 from tunix.rl.rollout import base_rollout  # type: ignore[import-not-found]
 
-from ferrum_jax.asked.sampling import SamplingParams
+from ferrum_jax.core.outputs import RequestOutput
 from ferrum_jax.llm import LLM
-from ferrum_jax.models.registry import parameters_of
-from ferrum_jax.outputs import RequestOutput
+from ferrum_jax.models.families.registry import parameters_of
+from ferrum_jax.sampling_params import SamplingParams
 
 
 @dataclasses.dataclass(frozen=True)

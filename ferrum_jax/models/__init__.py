@@ -1,1 +1,1 @@
-"""Model families: from a config.json to a spec, a module and the names of its weights."""
+"""Models: what a checkpoint is (spec), the layers it is made of, and how both lie on a mesh."""

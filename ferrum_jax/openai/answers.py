@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ferrum_jax.core.outputs import CompletionOutput, RequestOutput
 from ferrum_jax.openai.answer_options import PLAIN, AnswerOptions
 from ferrum_jax.openai.logprob_forms import (
     by_token_id,
@@ -21,7 +22,6 @@ from ferrum_jax.openai.logprob_forms import (
     number,
 )
 from ferrum_jax.openai.message_forms import assistant_message, finish_reason_of
-from ferrum_jax.outputs import CompletionOutput, RequestOutput
 
 
 class TextForm(NamedTuple):

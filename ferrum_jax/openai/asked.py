@@ -9,11 +9,11 @@ import dataclasses
 from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
-from ferrum_jax.asked.sampling import SamplingParams
-from ferrum_jax.asked.transcription_params import TranscriptionParams
+from ferrum_jax.core.request import FLEX
+from ferrum_jax.inputs.params.transcription_params import TranscriptionParams
+from ferrum_jax.inputs.prompt import side_prompts
 from ferrum_jax.openai.answer_options import PLAIN, AnswerOptions, ReadingForm
-from ferrum_jax.prompt import side_prompts
-from ferrum_jax.request import FLEX
+from ferrum_jax.sampling_params import SamplingParams
 
 _READ = SamplingParams(max_tokens=1)  # for texts that are read
 
@@ -28,8 +28,8 @@ class BodyLimits(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Asked:
-    """What bodies of all kinds ask for. options: what belongs to each prompt, as mappings of `ferrum_jax.prompt` have
-    it. prompts: one or several; rows of a job have theirs beside this."""
+    """What bodies of all kinds ask for. options: what belongs to each prompt, as mappings of `ferrum_jax.inputs.prompt`
+    have it. prompts: one or several; rows of a job have theirs beside this."""
 
     prompts: tuple[Any, ...] = ()
     params: SamplingParams = _READ

@@ -9,7 +9,9 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from ferrum_jax.asked.sampling import WHOLE_VOCABULARY, SamplingParams
+from ferrum_jax.core.request import FLEX
+from ferrum_jax.inputs.prompt import VECTOR_ARGUMENTS, Content, Prompt, joined_text, named_text, take_apart
+from ferrum_jax.io.error_text import quoted
 from ferrum_jax.openai.answer_options import AnswerOptions, ReadingForm
 from ferrum_jax.openai.asked import AskedScores, AskedSound, AskedText, AskedVectors, BodyLimits
 from ferrum_jax.openai.body_fields import PAIRS, SOUNDS, given
@@ -18,9 +20,7 @@ from ferrum_jax.openai.contents import prompts_of
 from ferrum_jax.openai.errors import FieldError, naming_fields
 from ferrum_jax.openai.sampling_fields import prompt_options, sampling_values
 from ferrum_jax.openai.sounds import sound_of
-from ferrum_jax.prompt import VECTOR_ARGUMENTS, Content, Prompt, joined_text, named_text, take_apart
-from ferrum_jax.quoting import quoted
-from ferrum_jax.request import FLEX
+from ferrum_jax.sampling_params import WHOLE_VOCABULARY, SamplingParams
 
 _STREAM_OPTIONS = ("continuous_usage_stats", "include_usage")
 

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from ferrum_jax.asked.sampling import MAX_LOGPROBS, MAX_NAMED_IDS
-from ferrum_jax.ints import as_whole
+from ferrum_jax.io.error_text import quoted
+from ferrum_jax.io.ints import as_whole
 from ferrum_jax.openai.errors import FieldError
 from ferrum_jax.openai.value_schemas import (
     BIASES,
@@ -35,7 +35,7 @@ from ferrum_jax.openai.value_schemas import (
     one_of,
     whole,
 )
-from ferrum_jax.quoting import quoted
+from ferrum_jax.sampling_params import MAX_LOGPROBS, MAX_NAMED_IDS
 
 TEXTS, PAIRS = ("completion", "chat"), ("score", "rerank")
 READING = ("embedding", *PAIRS)  # bodies that read texts and generate none

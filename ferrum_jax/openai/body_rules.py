@@ -10,10 +10,10 @@ import json
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from ferrum_jax.asked.sampling import SAMPLING_ELSEWHERE
+from ferrum_jax.io.error_text import MOST_NAMED, named, quoted
 from ferrum_jax.openai.body_fields import FIELDS, PAIRS, SOUNDS, fields_of
 from ferrum_jax.openai.errors import FieldError, not_known
-from ferrum_jax.quoting import MOST_NAMED, named, quoted
+from ferrum_jax.sampling_params import SAMPLING_ELSEWHERE
 
 _as_json = json.JSONEncoder(ensure_ascii=False).encode
 

@@ -6,10 +6,10 @@ from array import array
 from collections.abc import Mapping
 from typing import Any
 
-from ferrum_jax.ints import as_whole
+from ferrum_jax.inputs.prompt import INPUT_AUDIO, SEEN, Content, check_detail, url_of_input_audio
+from ferrum_jax.io.error_text import quoted
+from ferrum_jax.io.ints import as_whole
 from ferrum_jax.openai.json_text import JsonError, decoded
-from ferrum_jax.prompt import INPUT_AUDIO, SEEN, Content, check_detail, url_of_input_audio
-from ferrum_jax.quoting import quoted
 
 _SEEN = {f"{noun}_url": noun for noun in SEEN} | {INPUT_AUDIO: "audio"}
 _EXAMPLES = {"image": "image/png", "video": "video/mp4", "audio": "audio/wav"}

@@ -8,7 +8,7 @@ from collections.abc import Collection, Container, Iterator, Mapping
 from difflib import get_close_matches
 from types import MappingProxyType
 
-from ferrum_jax.quoting import named
+from ferrum_jax.io.error_text import named
 
 _LONGEST_TYPO = 64  # characters of a name for which a known one is looked for
 

@@ -11,8 +11,8 @@ import json
 import math
 from typing import Any
 
-from ferrum_jax.asked.schema import number_of
-from ferrum_jax.quoting import quoted
+from ferrum_jax.inputs.params.schema import number_of
+from ferrum_jax.io.error_text import quoted
 
 MOST_NESTED = 100
 MOST_DIGITS = 4000  # of a whole number; Python reads 4,300 unless it is told otherwise

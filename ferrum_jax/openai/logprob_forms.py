@@ -10,8 +10,8 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
+from ferrum_jax.core.outputs import Logprob, RequestOutput
 from ferrum_jax.openai.answer_options import AnswerOptions
-from ferrum_jax.outputs import Logprob, RequestOutput
 
 NO_PROBABILITY = -9999.0
 Entry = Mapping[int, Logprob]  # of one place in a text: the token that stands there, and alternatives

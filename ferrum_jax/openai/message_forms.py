@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from typing import Any
 
-from ferrum_jax.asked.message import AssistantMessage, ToolCall
+from ferrum_jax.inputs.params.message import AssistantMessage, ToolCall
 
 _ID_CHARACTERS = 9  # letters and digits, as some families' templates demand of the ids that they are given back
 

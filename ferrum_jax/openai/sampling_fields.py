@@ -12,11 +12,11 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from ferrum_jax.asked.sampling import MAX_LOGIT_BIAS, SamplingParams
-from ferrum_jax.asked.schema import refuse_rounded
-from ferrum_jax.asked.structured_outputs import StructuredOutputsParams, compact
-from ferrum_jax.asked.tools import format_of, tools_asked
-from ferrum_jax.quoting import quoted
+from ferrum_jax.inputs.params.schema import refuse_rounded
+from ferrum_jax.inputs.params.structured_outputs import StructuredOutputsParams, compact
+from ferrum_jax.inputs.params.tools import format_of, tools_asked
+from ferrum_jax.io.error_text import quoted
+from ferrum_jax.sampling_params import MAX_LOGIT_BIAS, SamplingParams
 
 SAMPLING_FIELDS = frozenset(f.name for f in dataclasses.fields(SamplingParams))
 _PROMPT_OPTIONS = ("cache_salt", "add_special_tokens")
@@ -132,7 +132,7 @@ def _logit_bias(bias: object) -> dict[int, float]:
 
 
 def prompt_options(body: Mapping[str, Any], *, is_chat: bool) -> dict[str, Any]:
-    """The fields of a body that belong to its prompt, as a mapping in `ferrum_jax.prompt` has them."""
+    """The fields of a body that belong to its prompt, as a mapping in `ferrum_jax.inputs.prompt` has them."""
     names = (*_PROMPT_OPTIONS, *_CHAT_OPTIONS) if is_chat else _PROMPT_OPTIONS
     found = {name: body[name] for name in names if body.get(name) is not None}
     if body.get("tool_choice") == "none" or not found.get("tools"):

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ferrum_jax.asked.sampling import SamplingParams
-from ferrum_jax.asked.transcription_params import TranscriptionParams
+from ferrum_jax.inputs.params.transcription_params import TranscriptionParams
+from ferrum_jax.io.error_text import quoted
 from ferrum_jax.openai.asked import AskedSound
 from ferrum_jax.openai.body_fields import RESPONSE_FORMATS, given
-from ferrum_jax.quoting import quoted
+from ferrum_jax.sampling_params import SamplingParams
 
 _TIMED = ("srt", "vtt", "verbose_json")  # formats that show times
 _STREAMED = ("json", "verbose_json")

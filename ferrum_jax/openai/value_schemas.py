@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from ferrum_jax.asked.sampling import RANGES, SamplingParams
+from ferrum_jax.sampling_params import RANGES, SamplingParams
 
 Schema = Mapping[str, Any]
 _MOST = 1e9  # bounds beyond are none

@@ -17,14 +17,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ferrum_jax.executables.compile import Program
-from ferrum_jax.executables.executable_store import ExecutableCache
-from ferrum_jax.pools.blocks import gather_blocks, scatter_blocks
-from ferrum_jax.pools.host_blocks import trace_from_buffers, trace_to_buffers
-from ferrum_jax.pools.pools import Pools
+from ferrum_jax.models.sharding import describe, formats, whole
+from ferrum_jax.models.sharding.shards import DATA
+from ferrum_jax.runtime.compile.compile import Program
+from ferrum_jax.runtime.compile.executable_store import ExecutableCache
 from ferrum_jax.runtime.layout import Layout
-from ferrum_jax.sharding import describe, formats, whole
-from ferrum_jax.sharding.shards import DATA
+from ferrum_jax.runtime.pools.blocks import gather_blocks, scatter_blocks
+from ferrum_jax.runtime.pools.host_blocks import trace_from_buffers, trace_to_buffers
+from ferrum_jax.runtime.pools.pools import Pools
 
 BATCHES = (4, 32)  # ids of a call
 _PROMPT_BATCHES = (32, 32)  # a hidden state is small, padding costs less than an executable more

@@ -16,10 +16,10 @@ import functools
 import math
 from collections.abc import Iterable, Sequence
 
-from ferrum_jax.ints import ceil_div, round_up
-from ferrum_jax.plan import StepPlan
-from ferrum_jax.sizes.engine_sizes import Reach
-from ferrum_jax.sizes.invariance import FEWEST_ROWS
+from ferrum_jax.core.plan import StepPlan
+from ferrum_jax.inputs.sizes.engine_sizes import Reach
+from ferrum_jax.inputs.sizes.invariance import FEWEST_ROWS
+from ferrum_jax.io.ints import ceil_div, round_up
 
 SMALLEST_MIXED_TOKENS = 16
 _ACCELERATOR_ROWS = 8  # rows of a tile of their vector units: fewer take as long

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from ferrum_jax.plan import StepPlan
+from ferrum_jax.core.plan import StepPlan
 from ferrum_jax.runtime.buckets import Bucket
 from ferrum_jax.runtime.sample import SCORE_TILE
 

@@ -17,17 +17,17 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from ferrum_jax import sampling
-from ferrum_jax.layers.attention import ForwardContext
-from ferrum_jax.models.registry import bind
-from ferrum_jax.pools.pools import Pools
+from ferrum_jax.models.families.registry import bind
+from ferrum_jax.models.layers.attention import ForwardContext
+from ferrum_jax.models.sharding import formats, on_mesh, partitions
+from ferrum_jax.runtime import sampling
 from ferrum_jax.runtime.buckets import DraftBucket
 from ferrum_jax.runtime.inputs import forward_words, place_words, unpack_forward
 from ferrum_jax.runtime.layer_calls import LayerCalls
+from ferrum_jax.runtime.pools.pools import Pools
 from ferrum_jax.runtime.sample import Head
 from ferrum_jax.runtime.step import lay_out_tokens, results_on, rope_positions, schedules_of
 from ferrum_jax.runtime.step_options import StepOptions, compiler_options
-from ferrum_jax.sharding import formats, on_mesh, partitions
 
 # Places whose logits are computed at once: more read the head's weights less often, and fewer leave less padding.
 _PLACES_ON_CPU, _PLACES_ON_ACCELERATORS = 16, 256

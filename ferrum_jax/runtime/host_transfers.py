@@ -12,14 +12,14 @@ from collections.abc import Sequence
 import jax
 import numpy as np
 
-from ferrum_jax.plan import Copy
-from ferrum_jax.pools.blocks import LayerBlocks
-from ferrum_jax.pools.host_blocks import Buffers, blocks_of, buffer_shapes
-from ferrum_jax.pools.host_memory import HostMemory, OwnBuffers, host_memory_kind
-from ferrum_jax.pools.pools import Pools
-from ferrum_jax.processes.processes import own_device
+from ferrum_jax.core.plan import Copy
+from ferrum_jax.models.sharding.shards import DATA
 from ferrum_jax.runtime.block_copies import TIER_BATCHES, BlockCopies, batches
-from ferrum_jax.sharding.shards import DATA
+from ferrum_jax.runtime.distributed.processes import own_device
+from ferrum_jax.runtime.pools.blocks import LayerBlocks
+from ferrum_jax.runtime.pools.host_blocks import Buffers, blocks_of, buffer_shapes
+from ferrum_jax.runtime.pools.host_memory import HostMemory, OwnBuffers, host_memory_kind
+from ferrum_jax.runtime.pools.pools import Pools
 
 
 class HostTransfers:

@@ -13,10 +13,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ferrum_jax.asked.sampling import MAX_NAMED_IDS
-from ferrum_jax.plan import Copy, ShardPlan
-from ferrum_jax.pools.copies import COPY_BLOB_SIZE, MAX_COPIES
+from ferrum_jax.core.plan import Copy, ShardPlan
 from ferrum_jax.runtime.buckets import Bucket
+from ferrum_jax.runtime.pools.copies import COPY_BLOB_SIZE, MAX_COPIES
+from ferrum_jax.sampling_params import MAX_NAMED_IDS
 
 _FORWARD_FIELDS = ("slots", "starts", "counts", "state_slots", "adapter_ids", "rope_shifts", "clip_slots")
 # For each token in an imaged bucket: its embedding slot, where the image ends that it sees, three rotary positions.

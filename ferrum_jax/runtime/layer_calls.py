@@ -1,7 +1,7 @@
 """The layers of a step: one traced function for all that are alike.
 
 Layers are alike when their structure, sizes and pools are: the calls of such layers are calls of one function, which is
-traced and lowered once. What XLA makes of the calls is decided where the step is compiled (`executables/pieces.py`).
+traced and lowered once. What XLA makes of the calls is decided where the step is compiled (`compile/pieces.py`).
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import Any
 import jax
 from flax import nnx
 
-from ferrum_jax.layers.adapted_weight import put_adapters
-from ferrum_jax.layers.attention import KeysAndValues, LayerArguments, LayerContext
-from ferrum_jax.models.registry import bind, unbind
+from ferrum_jax.inputs.sizes import invariance
+from ferrum_jax.models.families.registry import bind, unbind
+from ferrum_jax.models.layers.adapted_weight import put_adapters
+from ferrum_jax.models.layers.attention import KeysAndValues, LayerArguments, LayerContext
+from ferrum_jax.models.sharding.shards import Shards
 from ferrum_jax.runtime.step_options import StepOptions
-from ferrum_jax.sharding.shards import Shards
-from ferrum_jax.sizes import invariance
 from pallas_kernels.chosen_keys import Chosen
 from pallas_kernels.indexer import IndexerSchedule, choose_keys
 from pallas_kernels.kv_pool import KVPool, vectors_at

@@ -16,29 +16,35 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import Mesh
 
-from ferrum_jax import sampling
-from ferrum_jax.adapters.adapter_slots import AdapterSlots, adapter_slots
 from ferrum_jax.config import EngineConfig
-from ferrum_jax.ints import ceil_div, pool_blocks
-from ferrum_jax.layers.formed_weight import give_kernels
-from ferrum_jax.layers.moe import give_kernels_to_experts
-from ferrum_jax.models import registry
-from ferrum_jax.models.encoder_spec import EncoderSpec
-from ferrum_jax.pools.budget import GroupBlocks, Ledger, choose_num_blocks, choose_num_host_blocks, cpu_pool_bytes
-from ferrum_jax.pools.host_blocks import host_block_bytes
-from ferrum_jax.pools.pools import Pools, block_bytes, kv_shapes, pools_on_mesh, with_states
-from ferrum_jax.processes.processes import smallest
+from ferrum_jax.inputs.sizes.engine_sizes import EngineSizes, Reach
+from ferrum_jax.io.ints import ceil_div, pool_blocks
+from ferrum_jax.models.families import registry
+from ferrum_jax.models.families.encoder_spec import EncoderSpec
+from ferrum_jax.models.layers.formed_weight import give_kernels
+from ferrum_jax.models.layers.moe import give_kernels_to_experts
+from ferrum_jax.models.sharding import ShardedModel, head_copies, local_bytes, shard_model
+from ferrum_jax.models.sharding.shards import DATA
+from ferrum_jax.models.spec import ModelSpec
+from ferrum_jax.runtime import sampling
 from ferrum_jax.runtime.buckets import Ladder
+from ferrum_jax.runtime.distributed.processes import smallest
 from ferrum_jax.runtime.draft import DraftLayer
+from ferrum_jax.runtime.lora.adapter_slots import AdapterSlots, adapter_slots
+from ferrum_jax.runtime.media_encoders.clip_slots import ClipSlots, clip_slots
+from ferrum_jax.runtime.media_encoders.image_slots import ImageSlots, image_slots
+from ferrum_jax.runtime.pools.budget import (
+    GroupBlocks,
+    Ledger,
+    choose_num_blocks,
+    choose_num_host_blocks,
+    cpu_pool_bytes,
+)
+from ferrum_jax.runtime.pools.host_blocks import host_block_bytes
+from ferrum_jax.runtime.pools.pools import Pools, block_bytes, kv_shapes, pools_on_mesh, with_states
 from ferrum_jax.runtime.sample import Head
 from ferrum_jax.runtime.settled import Room, Settled, settle
 from ferrum_jax.runtime.step_options import StepOptions
-from ferrum_jax.sharding import ShardedModel, head_copies, local_bytes, shard_model
-from ferrum_jax.sharding.shards import DATA
-from ferrum_jax.sizes.engine_sizes import EngineSizes, Reach
-from ferrum_jax.spec import ModelSpec
-from ferrum_jax.towers.clip_slots import ClipSlots, clip_slots
-from ferrum_jax.towers.image_slots import ImageSlots, image_slots
 from pallas_kernels.target import Target
 
 

@@ -19,25 +19,25 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
-from ferrum_jax.adapters.adapter_slots import trace_fresh_adapters, trace_write_adapter
-from ferrum_jax.executables.compile import Program, make_all
-from ferrum_jax.executables.deferred import DeferredExecutable, Executable, Prepared
-from ferrum_jax.executables.executable_store import ExecutableCache, ExecutableStore
-from ferrum_jax.executables.worth import Saving, Worth
-from ferrum_jax.plan import StepPlan
-from ferrum_jax.pools.copies import trace_copies
-from ferrum_jax.pools.pools import are_untouched, trace_fresh
+from ferrum_jax.core.plan import StepPlan
+from ferrum_jax.models.sharding import describe
 from ferrum_jax.runtime.buckets import FIRST_TOKENS, Bucket, DraftBucket, Ladder, RowBucket
+from ferrum_jax.runtime.compile.compile import Program, make_all
+from ferrum_jax.runtime.compile.deferred import DeferredExecutable, Executable, Prepared
+from ferrum_jax.runtime.compile.executable_store import ExecutableCache, ExecutableStore
+from ferrum_jax.runtime.compile.worth import Saving, Worth
 from ferrum_jax.runtime.draft import trace_draft
 from ferrum_jax.runtime.layer_calls import run_layer
 from ferrum_jax.runtime.layout import Layout
+from ferrum_jax.runtime.lora.adapter_slots import trace_fresh_adapters, trace_write_adapter
+from ferrum_jax.runtime.media_encoders.clip_slots import ClipSlots, trace_encode_clip
+from ferrum_jax.runtime.media_encoders.image_slots import ImageSlots, trace_encode, trace_fresh_images
+from ferrum_jax.runtime.media_encoders.packing import call_name
+from ferrum_jax.runtime.pools.copies import trace_copies
+from ferrum_jax.runtime.pools.pools import are_untouched, trace_fresh
 from ferrum_jax.runtime.sample import trace_sample, trace_score, trace_write_drafts, trace_write_masks, trace_write_slot
 from ferrum_jax.runtime.step import trace_forward
 from ferrum_jax.runtime.step_options import compiler_options
-from ferrum_jax.sharding import describe
-from ferrum_jax.towers.clip_slots import ClipSlots, trace_encode_clip
-from ferrum_jax.towers.image_slots import ImageSlots, trace_encode, trace_fresh_images
-from ferrum_jax.towers.packing import call_name
 
 StepPart = Bucket | RowBucket | DraftBucket
 Part = StepPart | str

@@ -19,12 +19,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from ferrum_jax.executables.deferred import DeferredExecutable
-from ferrum_jax.plan import Copy, ShardPlan, StepPlan
-from ferrum_jax.pools.pools import Pools
-from ferrum_jax.prompt import EncodableImage
+from ferrum_jax.core.plan import Copy, ShardPlan, StepPlan
+from ferrum_jax.inputs.prompt import EncodableImage
 from ferrum_jax.runtime.block_copies import BlockCopies
 from ferrum_jax.runtime.buckets import Bucket, DraftBucket, Ladder, RowBucket
+from ferrum_jax.runtime.compile.deferred import DeferredExecutable
 from ferrum_jax.runtime.dispatched import InFlight, Scores
 from ferrum_jax.runtime.draft import DraftLayer
 from ferrum_jax.runtime.host_transfers import HostTransfers
@@ -39,10 +38,11 @@ from ferrum_jax.runtime.inputs import (
     place_words,
     sample_words,
 )
+from ferrum_jax.runtime.media_encoders.clip_slots import ClipSlots
+from ferrum_jax.runtime.media_encoders.image_slots import ImageSlots
+from ferrum_jax.runtime.pools.pools import Pools
 from ferrum_jax.runtime.programs import Executables
 from ferrum_jax.runtime.sample import MASKS_AT_ONCE, SCORE_TILE, Head
-from ferrum_jax.towers.clip_slots import ClipSlots
-from ferrum_jax.towers.image_slots import ImageSlots
 
 
 class Runner:

@@ -20,18 +20,18 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import Mesh
 
-from ferrum_jax import sampling
-from ferrum_jax.adapters.adapter_slots import EMBEDDING, HEAD_PART, AdapterSlots
-from ferrum_jax.layers.adapted_weight import put_adapters
-from ferrum_jax.models.registry import bind
-from ferrum_jax.pools.pools import Pools
+from checkpoints.stored_weight import weight_of
+from ferrum_jax.inputs.sizes import invariance
+from ferrum_jax.models.families.registry import bind
+from ferrum_jax.models.layers.adapted_weight import put_adapters
+from ferrum_jax.models.sharding import on_mesh, partition, partitions
+from ferrum_jax.models.sharding.shards import DATA
+from ferrum_jax.runtime import sampling
 from ferrum_jax.runtime.inputs import SampleInputs, sample_words, score_words, unpack_sample, unpack_score
+from ferrum_jax.runtime.lora.adapter_slots import EMBEDDING, HEAD_PART, AdapterSlots
+from ferrum_jax.runtime.pools.pools import Pools
 from ferrum_jax.runtime.step import results_on
 from ferrum_jax.runtime.step_options import StepOptions, compiler_options
-from ferrum_jax.sharding import on_mesh, partition, partitions
-from ferrum_jax.sharding.shards import DATA
-from ferrum_jax.sizes import invariance
-from ferrum_jax.spec.stored_weight import weight_of
 from pallas_kernels.low_rank import pairs_of
 
 MASKS_AT_ONCE = 32  # that one call writes

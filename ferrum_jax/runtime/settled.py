@@ -13,20 +13,20 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from ferrum_jax.config import EngineConfig
-from ferrum_jax.ints import ceil_div
-from ferrum_jax.models import registry
-from ferrum_jax.pools.pools import layer_pool_shape
+from ferrum_jax.inputs.sizes.engine_sizes import Reach
+from ferrum_jax.inputs.sizes.mesh_shape import MeshShape
+from ferrum_jax.inputs.sizes.speculative import asks_the_model
+from ferrum_jax.io.ints import ceil_div
+from ferrum_jax.models.families import registry
+from ferrum_jax.models.sharding import on_one_device
+from ferrum_jax.models.sharding.shards import expert_shards_of, shards_of
+from ferrum_jax.models.sharding.undivided import refusals as mesh_refusals
+from ferrum_jax.models.spec import Kept, ModelSpec
 from ferrum_jax.runtime.buckets import Ladder, choose_table_width, make_ladder, most_places
+from ferrum_jax.runtime.media_encoders.tower_refusals import tower_refusals
+from ferrum_jax.runtime.pools.pools import layer_pool_shape
 from ferrum_jax.runtime.refusals import Buckets, Limits
 from ferrum_jax.runtime.step_options import StepOptions
-from ferrum_jax.sharding import on_one_device
-from ferrum_jax.sharding.shards import expert_shards_of, shards_of
-from ferrum_jax.sharding.undivided import refusals as mesh_refusals
-from ferrum_jax.sizes.engine_sizes import Reach
-from ferrum_jax.sizes.mesh_shape import MeshShape
-from ferrum_jax.sizes.speculative import asks_the_model
-from ferrum_jax.spec import Kept, ModelSpec
-from ferrum_jax.towers.tower_refusals import tower_refusals
 from pallas_kernels.kv_pool import KV_DTYPES, TPU_HEAD_DIMS, KVPool
 from pallas_kernels.paged_attention.support import LATENT_LANES, default_implementation, has_gpu_heads, has_tpu_heads
 from pallas_kernels.paged_attention.support import refusals as kernel_refusals

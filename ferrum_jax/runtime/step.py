@@ -17,16 +17,20 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import Mesh, PartitionSpec
 
-from ferrum_jax import sampling
-from ferrum_jax.adapters.adapter_slots import AdapterSlots
-from ferrum_jax.ints import ceil_div
-from ferrum_jax.layers.attention import ForwardContext
-from ferrum_jax.layers.image_tokens import ImageTokens
-from ferrum_jax.models.registry import bind
-from ferrum_jax.pools.pools import Pools
+from ferrum_jax.inputs.sizes import invariance
+from ferrum_jax.io.ints import ceil_div
+from ferrum_jax.models.families.registry import bind
+from ferrum_jax.models.layers.attention import ForwardContext
+from ferrum_jax.models.layers.image_tokens import ImageTokens
+from ferrum_jax.models.sharding import crosses_processes, formats, on_mesh, partition, partitions
+from ferrum_jax.models.sharding.shards import DATA
+from ferrum_jax.models.spec import ModelSpec
+from ferrum_jax.runtime import sampling
 from ferrum_jax.runtime.buckets import Bucket
 from ferrum_jax.runtime.inputs import ForwardInputs, forward_words, unpack_forward
 from ferrum_jax.runtime.layer_calls import ClipSchedule, LayerCalls, LayerSchedule
+from ferrum_jax.runtime.lora.adapter_slots import AdapterSlots
+from ferrum_jax.runtime.pools.pools import Pools
 from ferrum_jax.runtime.step_options import (
     StepOptions,
     attention_config,
@@ -34,10 +38,6 @@ from ferrum_jax.runtime.step_options import (
     compiler_options,
     implementation_of,
 )
-from ferrum_jax.sharding import crosses_processes, formats, on_mesh, partition, partitions
-from ferrum_jax.sharding.shards import DATA
-from ferrum_jax.sizes import invariance
-from ferrum_jax.spec import ModelSpec
 from pallas_kernels.indexer import make_indexer_schedule
 from pallas_kernels.kv_pool import KVPool
 from pallas_kernels.low_rank import ExpertSlots, LowRankSlots, Pairs, pairs_of

@@ -7,11 +7,11 @@ import math
 
 import jax.numpy as jnp
 
+from ferrum_jax.inputs.sizes import invariance
+from ferrum_jax.inputs.sizes.tiles import tiles_of
+from ferrum_jax.models.sharding.shards import Shards
+from ferrum_jax.models.spec import ModelSpec
 from ferrum_jax.runtime.buckets import Bucket
-from ferrum_jax.sharding.shards import Shards
-from ferrum_jax.sizes import invariance
-from ferrum_jax.sizes.tiles import tiles_of
-from ferrum_jax.spec import ModelSpec
 from pallas_kernels.kv_pool import KVPool
 from pallas_kernels.paged_attention import AttentionConfig, GpuConfig, LatentConfig, TpuConfig
 from pallas_kernels.paged_attention.support import serving

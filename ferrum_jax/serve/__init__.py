@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ferrum_jax.serve.async_llm import AsyncLLM
+    from ferrum_jax.async_llm import AsyncLLM
     from ferrum_jax.serve.local_app import make_app
 
 __all__ = ["AsyncLLM", "make_app"]
@@ -18,7 +18,7 @@ __all__ = ["AsyncLLM", "make_app"]
 def __getattr__(name: str) -> object:
     """AsyncLLM, which brings jax, and make_app, which needs the extra `server`, on first use."""
     if name == "AsyncLLM":
-        from ferrum_jax.serve.async_llm import AsyncLLM
+        from ferrum_jax.async_llm import AsyncLLM
 
         return AsyncLLM
     if name == "make_app":

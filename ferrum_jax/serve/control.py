@@ -7,8 +7,8 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from ferrum_jax.engine.engine_thread import EngineThread
 from ferrum_jax.llm import LLM
-from ferrum_jax.serve.engine_thread import EngineThread
 from ferrum_jax.serve.folders_below import folder_below
 
 

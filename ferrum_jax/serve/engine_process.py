@@ -22,12 +22,12 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from ferrum_jax.engine.engine_thread import EngineThread
+from ferrum_jax.io import fresh
+from ferrum_jax.io.watched_threads import Told, start_thread, watch_all_threads
 from ferrum_jax.llm import LLM
-from ferrum_jax.processes import fresh
 from ferrum_jax.serve.engine_side import EngineSide
-from ferrum_jax.serve.engine_thread import EngineThread
 from ferrum_jax.serve.link.outbox import Outbox
-from ferrum_jax.serve.link.watched import Told, start_thread, watch_all_threads
 from ferrum_jax.serve.link.wire import received, send
 
 EXIT_SERVED, EXIT_CUT, EXIT_FAILED, EXIT_BROKEN_OFF = 0, 75, 70, 130

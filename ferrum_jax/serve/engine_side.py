@@ -18,23 +18,23 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ferrum_jax.asked.codec import params_of_json
-from ferrum_jax.asked.options import RequestOptions
-from ferrum_jax.delta import Delta
-from ferrum_jax.embeddings.comparing import TOLD
-from ferrum_jax.embeddings.embedder import ONE_TOKEN, UNTRAINED, Text
+from ferrum_jax.async_llm import live_stats
+from ferrum_jax.core.delta import Delta
+from ferrum_jax.core.outputs import ABORTED, unit_length
+from ferrum_jax.core.params_codec import params_of_json
+from ferrum_jax.core.request_options import RequestOptions
+from ferrum_jax.engine.engine_thread import Answer, EngineThread, Ticket
+from ferrum_jax.inputs.prompt import VECTOR_ARGUMENTS
+from ferrum_jax.io.watched_threads import WatchedPool, start_thread
 from ferrum_jax.llm import LLM
-from ferrum_jax.outputs import ABORTED, unit_length
-from ferrum_jax.prompt import VECTOR_ARGUMENTS
-from ferrum_jax.serve.async_llm import live_stats
 from ferrum_jax.serve.control import changing_facts, control
-from ferrum_jax.serve.engine_thread import Answer, EngineThread, Ticket
 from ferrum_jax.serve.folders_below import folder_below
 from ferrum_jax.serve.link.outbox import Outbox
-from ferrum_jax.serve.link.watched import WatchedPool, start_thread
 from ferrum_jax.serve.link.wire import Message
 from ferrum_jax.serve.link.wire_images import with_images
-from ferrum_jax.transcribing.whisper_transcriber import WhisperTranscriber
+from ferrum_jax.tasks.comparing import TOLD
+from ferrum_jax.tasks.embedder import ONE_TOKEN, UNTRAINED, Text
+from ferrum_jax.tasks.transcription.whisper_transcriber import WhisperTranscriber
 
 _BEAT_S = 0.25
 

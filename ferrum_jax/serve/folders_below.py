@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from ferrum_jax.paths import is_url
+from ferrum_jax.io.paths import is_url
 
 _MOST_FILES = 10_000  # of a folder and those in it; PEFT saves a handful
 

@@ -14,8 +14,9 @@ from collections.abc import AsyncIterator, Callable, Iterator
 
 from starlette.applications import Starlette
 
+from ferrum_jax.async_llm import AsyncLLM
+from ferrum_jax.io.watched_threads import Told, start_thread
 from ferrum_jax.serve.app.application import application
-from ferrum_jax.serve.async_llm import AsyncLLM
 from ferrum_jax.serve.batches.batch_process import BatchDesk
 from ferrum_jax.serve.engine_process import carry_messages
 from ferrum_jax.serve.engine_side import EngineSide
@@ -23,7 +24,6 @@ from ferrum_jax.serve.http.service import Service
 from ferrum_jax.serve.http.settings import ServerSettings
 from ferrum_jax.serve.link.engine_client import EngineClient, LocalLink
 from ferrum_jax.serve.link.outbox import Outbox
-from ferrum_jax.serve.link.watched import Told, start_thread
 
 
 def make_app(llm: AsyncLLM | Callable[[], AsyncLLM], settings: ServerSettings | None = None) -> Starlette:

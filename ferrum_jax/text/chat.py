@@ -27,9 +27,9 @@ import jinja2.meta
 import jinja2.nodes
 import jinja2.parser
 
-from ferrum_jax.files.json_files import read_optional_json
-from ferrum_jax.prompt import Message, joined_text, media_of_part
-from ferrum_jax.spec.identity import digest_of
+from ferrum_jax.inputs.identity import digest_of
+from ferrum_jax.inputs.prompt import Message, joined_text, media_of_part
+from ferrum_jax.io.files.json_files import read_optional_json
 from ferrum_jax.text.template_limits import BoundedEnvironment, TemplateTooCostly, bounded
 from ferrum_jax.text.tokenizer import read_tokenizer_config, special_tokens
 

@@ -9,7 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from ferrum_jax.prompt import (
+from ferrum_jax.inputs.audio.clip import ProcessedClip
+from ferrum_jax.inputs.audio.prompt_sounds import Encode, PromptSounds
+from ferrum_jax.inputs.images.decoding import Look, do_not_look
+from ferrum_jax.inputs.images.prompt_images import PromptImages
+from ferrum_jax.inputs.prompt import (
     SEEN,
     TEMPLATE_ARGUMENTS,
     EncodableImage,
@@ -21,13 +25,9 @@ from ferrum_jax.prompt import (
     media_parts,
     take_apart,
 )
-from ferrum_jax.sound.clip import ProcessedClip
-from ferrum_jax.sound.prompt_sounds import Encode, PromptSounds
 from ferrum_jax.text.chat import ChatTemplate
 from ferrum_jax.text.long_texts import TextTooLong
 from ferrum_jax.text.tokenizer import Tokenizer
-from ferrum_jax.vision.decoding import Look, do_not_look
-from ferrum_jax.vision.prompt_images import PromptImages
 
 MOST_TIMES = 8  # max_model_len that a text may have whose tokens are only counted, or are cut behind images
 

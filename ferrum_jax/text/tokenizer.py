@@ -16,8 +16,8 @@ from typing import Any
 
 import tokenizers
 
-from ferrum_jax.files.json_files import read_optional_json
-from ferrum_jax.spec.identity import digest_of
+from ferrum_jax.inputs.identity import digest_of
+from ferrum_jax.io.files.json_files import read_optional_json
 from ferrum_jax.text.byte_alphabet import BYTES
 from ferrum_jax.text.long_texts import LONG, LongTexts, require_whole
 

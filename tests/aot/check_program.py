@@ -11,17 +11,17 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from checkpoints import open_checkpoint
-from ferrum_jax.commands.compile import without_device
+from ferrum_jax.cli.compile import without_device
+from ferrum_jax.cli.device_check.rates import DTYPES, make_copy, products
 from ferrum_jax.config import EngineConfig
-from ferrum_jax.device_check.rates import DTYPES, make_copy, products
-from ferrum_jax.executables.topology import target_devices
+from ferrum_jax.engine.startup.check_attention import cases_of
+from ferrum_jax.engine.startup.model_source import ModelSource
+from ferrum_jax.inputs.sizes.mesh_shape import MeshShape
+from ferrum_jax.models.sharding import make_mesh
+from ferrum_jax.runtime.compile.topology import target_devices
 from ferrum_jax.runtime.layout import lay_out
 from ferrum_jax.runtime.placing.fit import PROBE_BLOCKS
 from ferrum_jax.runtime.step_options import attention_config
-from ferrum_jax.sharding import make_mesh
-from ferrum_jax.sizes.mesh_shape import MeshShape
-from ferrum_jax.startup.check_attention import cases_of
-from ferrum_jax.startup.model_source import ModelSource
 from pallas_kernels.paged_attention import make_schedule, paged_attention
 from pallas_kernels.paged_attention.cases import make_shapes
 from tests.support import ROOT

@@ -17,14 +17,14 @@ import time
 from typing import Any
 
 from ferrum_jax.config import EngineConfig
-from ferrum_jax.embeddings.encoder_runtime import encoder_programs, lay_out_encoder
-from ferrum_jax.executables.topology import target_devices
-from ferrum_jax.files.json_files import read_json
-from ferrum_jax.models.registry import encoder_spec_of, spec_of
+from ferrum_jax.inputs.sizes.mesh_shape import MeshShape
+from ferrum_jax.io.files.json_files import read_json
+from ferrum_jax.models.families.registry import encoder_spec_of, spec_of
+from ferrum_jax.models.sharding import make_mesh
+from ferrum_jax.models.spec import AttentionSpec, GatedDeltaSpec, KimiDeltaSpec, Mamba2Spec, ModelSpec
+from ferrum_jax.runtime.compile.topology import target_devices
+from ferrum_jax.runtime.encoder_runtime import encoder_programs, lay_out_encoder
 from ferrum_jax.runtime.layout import lay_out
-from ferrum_jax.sharding import make_mesh
-from ferrum_jax.sizes.mesh_shape import MeshShape
-from ferrum_jax.spec import AttentionSpec, GatedDeltaSpec, KimiDeltaSpec, Mamba2Spec, ModelSpec
 from tests.aot.program_text import large_constants, ops_of, wide_weights
 from tests.support import GOLDENS
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax.experimental import topologies
 from jax.sharding import SingleDeviceSharding
 
-from ferrum_jax.pools.budget import RESERVED_BYTES
+from ferrum_jax.runtime.pools.budget import RESERVED_BYTES
 from pallas_kernels.target import Target
 
 

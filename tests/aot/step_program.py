@@ -27,15 +27,15 @@ from typing import Any
 import jax
 from jax.experimental import topologies
 
+from checkpoints.stored_weight import weight_of_leaf
 from ferrum_jax.config import EngineConfig
-from ferrum_jax.models.registry import spec_of
+from ferrum_jax.inputs.sizes.mesh_shape import MeshShape
+from ferrum_jax.models.families.registry import spec_of
+from ferrum_jax.models.sharding import local_bytes, make_mesh
 from ferrum_jax.runtime.buckets import Bucket, RowBucket
 from ferrum_jax.runtime.layout import Layout, lay_out
 from ferrum_jax.runtime.programs import Part, programs_of
 from ferrum_jax.runtime.sample import SCORE_TILE
-from ferrum_jax.sharding import local_bytes, make_mesh
-from ferrum_jax.sizes.mesh_shape import MeshShape
-from ferrum_jax.spec.stored_weight import weight_of_leaf
 from pallas_kernels.target import Target
 from scripts.hlo_collectives import KINDS, count_collectives, unexpected_collectives
 from scripts.published import PUBLISHED

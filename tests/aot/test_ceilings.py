@@ -10,7 +10,7 @@ import sys
 import jax
 import pytest
 
-from ferrum_jax.device_check.estimates import TPU_CEILINGS
+from ferrum_jax.cli.device_check.estimates import TPU_CEILINGS
 from pallas_kernels.paged_attention.gpu.ceilings import FILE as GPU_CEILINGS
 from scripts import kept_counts
 

@@ -10,12 +10,12 @@ import jax
 import pytest
 
 from ferrum_jax.config import EngineConfig
-from ferrum_jax.models.registry import spec_of
+from ferrum_jax.models.families.registry import spec_of
+from ferrum_jax.models.sharding import local_bytes, make_mesh
 from ferrum_jax.runtime.buckets import Bucket
 from ferrum_jax.runtime.layout import Layout
 from ferrum_jax.runtime.placing.fit import fit, temporaries_bytes, temporaries_in
 from ferrum_jax.runtime.programs import programs_of
-from ferrum_jax.sharding import local_bytes, make_mesh
 from scripts import gpu_static
 from scripts.published import config_of
 

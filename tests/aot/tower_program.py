@@ -17,16 +17,16 @@ import jax
 import jax.numpy as jnp
 
 from ferrum_jax.config import EngineConfig
-from ferrum_jax.executables.topology import target_devices
-from ferrum_jax.layers.segment_attention import tile_of
-from ferrum_jax.models import registry
-from ferrum_jax.models.qwen3_asr import TILE_CHUNKS as _TILE_CHUNKS
+from ferrum_jax.inputs.sizes.mesh_shape import MeshShape
+from ferrum_jax.models.families import registry
+from ferrum_jax.models.families.qwen3_asr import TILE_CHUNKS as _TILE_CHUNKS
+from ferrum_jax.models.layers.segment_attention import tile_of
+from ferrum_jax.models.sharding import make_mesh, whole
+from ferrum_jax.models.spec import SoundSpec
+from ferrum_jax.runtime.compile.topology import target_devices
 from ferrum_jax.runtime.layout import lay_out
-from ferrum_jax.sharding import make_mesh, whole
-from ferrum_jax.sizes.mesh_shape import MeshShape
-from ferrum_jax.spec import SoundSpec
-from ferrum_jax.towers.clip_slots import ClipSlots, trace_encode_clip
-from ferrum_jax.towers.image_slots import ImageSlots, SlotEncoder, image_slots, trace_encode
+from ferrum_jax.runtime.media_encoders.clip_slots import ClipSlots, trace_encode_clip
+from ferrum_jax.runtime.media_encoders.image_slots import ImageSlots, SlotEncoder, image_slots, trace_encode
 from scripts.published import PUBLISHED
 from tests.aot.program_text import large_constants, ops_of, wide_weights
 

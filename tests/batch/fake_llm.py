@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from ferrum_jax.asked.sampling import SamplingParams
-from ferrum_jax.outputs import CompletionOutput, EmbeddingOutput, Logprob, RequestOutput, ScoreOutput
-from ferrum_jax.prompt import take_apart
-from ferrum_jax.spec.identity import ModelIdentity
+from ferrum_jax.core.outputs import CompletionOutput, EmbeddingOutput, Logprob, RequestOutput, ScoreOutput
+from ferrum_jax.inputs.identity import ModelIdentity
+from ferrum_jax.inputs.prompt import take_apart
+from ferrum_jax.sampling_params import SamplingParams
 
 IDENTITY = ModelIdentity(
     weights="00",

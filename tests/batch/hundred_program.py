@@ -30,7 +30,7 @@ from ferrum_jax.batch.input.files import reading_rows
 from ferrum_jax.batch.input.rows import Rows
 from ferrum_jax.batch.job import EXIT_OK
 from ferrum_jax.batch.job_plan import outlook_rows, paced_outlook
-from ferrum_jax.files.store import open_store
+from ferrum_jax.io.files.store import open_store
 from tests.batch.fake_llm import json_lines
 from tests.batch.machine import Machine
 

@@ -16,7 +16,7 @@ from ferrum_jax.batch.ending.row_meter import TokenPace
 from ferrum_jax.batch.job import EXIT_OK, EXIT_PREEMPTED, JobOptions, JobSettings, run_batch
 from ferrum_jax.batch.notice import Notice
 from ferrum_jax.batch.paces import Paces, earlier_paces
-from ferrum_jax.files.store import LocalStore
+from ferrum_jax.io.files.store import LocalStore
 from tests.batch.fake_llm import FakeLLM, json_lines
 from tests.support import INVARIANT, small_llm
 

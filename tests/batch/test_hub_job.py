@@ -12,7 +12,7 @@ from ferrum_jax.__main__ import main
 from ferrum_jax.batch.journal.job_identity import JobIdentity, JobRefused, begun_with
 from ferrum_jax.batch.journal.keeper import JobOptions
 from ferrum_jax.batch.ray import RayLLM
-from ferrum_jax.files.store import open_store
+from ferrum_jax.io.files.store import open_store
 from ferrum_jax.llm import LLM
 from tests.checkpoints.hub_server import local_hub
 from tests.support import COMPILED, GOLDENS

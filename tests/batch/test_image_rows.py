@@ -18,7 +18,7 @@ from ferrum_jax import LLM
 from ferrum_jax.batch.job import EXIT_OK, EXIT_PREEMPTED, JobSettings, run_batch
 from ferrum_jax.batch.journal.partials import decode_partial, encode_partial
 from ferrum_jax.batch.notice import Notice
-from ferrum_jax.outputs import CompletionOutput
+from ferrum_jax.core.outputs import CompletionOutput
 from tests.batch.stopping import num_starts, stopping
 from tests.batch.verify.planted import verified
 from tests.engine.golden_media import CONFIG

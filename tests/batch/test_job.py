@@ -36,7 +36,7 @@ from ferrum_jax.batch.job import (
 from ferrum_jax.batch.journal.journal_file import object_in
 from ferrum_jax.batch.notice import Notice
 from ferrum_jax.batch.report.page import page
-from ferrum_jax.files.store import LocalStore, UrlStore, open_store, split
+from ferrum_jax.io.files.store import LocalStore, UrlStore, open_store, split
 from ferrum_jax.openai.logprob_forms import number
 from tests.batch.fake_llm import FakeLLM, json_lines
 

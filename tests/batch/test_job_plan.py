@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from ferrum_jax.asked.transcription_params import TranscriptionParams
 from ferrum_jax.batch import reach
 from ferrum_jax.batch.ending.end_terms import EndTerms
 from ferrum_jax.batch.ending.ending import Outlook, WorkerPace
@@ -22,11 +21,12 @@ from ferrum_jax.batch.job import JobOptions, run_batch
 from ferrum_jax.batch.job_plan import bounded_rows, make_plan, outlook_rows, paced_outlook, plan_table
 from ferrum_jax.batch.reach import as_logged, reach_of
 from ferrum_jax.batch.report.recorder import padding_waste
-from ferrum_jax.commands.machine_pace import MachinePace
+from ferrum_jax.cli.machine_pace import MachinePace
 from ferrum_jax.config import EngineConfig
-from ferrum_jax.files.store import LocalStore
-from ferrum_jax.sizes.engine_sizes import Reach
-from ferrum_jax.transcribing.foreseen import ForeseenSound
+from ferrum_jax.inputs.params.transcription_params import TranscriptionParams
+from ferrum_jax.inputs.sizes.engine_sizes import Reach
+from ferrum_jax.io.files.store import LocalStore
+from ferrum_jax.tasks.transcription.foreseen import ForeseenSound
 from tests.batch.fake_llm import FakeLLM, json_lines
 
 SHARED = list(range(64))

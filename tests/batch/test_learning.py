@@ -13,8 +13,8 @@ from ferrum_jax.batch.input.rows import Rows
 from ferrum_jax.batch.job import EXIT_PREEMPTED, EXIT_ROWS_FAILED
 from ferrum_jax.batch.journal.journal import FAILED, OK, PARTIAL, Journal
 from ferrum_jax.batch.journal.responses import JobLabel, answered_line, texts_of
-from ferrum_jax.files.store import LocalStore, Store, open_store
-from ferrum_jax.outputs import EmbeddingOutput, ScoreOutput
+from ferrum_jax.core.outputs import EmbeddingOutput, ScoreOutput
+from ferrum_jax.io.files.store import LocalStore, Store, open_store
 from tests.batch.fake_llm import FakeLLM, answer, json_lines
 from tests.batch.test_job import BAD_LINES, GOOD_INPUT, Job
 

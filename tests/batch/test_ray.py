@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from ferrum_jax.batch.ray import run_batch_on_ray
-from ferrum_jax.paths import install_command
+from ferrum_jax.io.paths import install_command
 from tests.support import ROOT
 
 

@@ -9,10 +9,10 @@ import pytest
 from rich.console import Console
 
 from ferrum_jax import LLM
-from ferrum_jax.asked.sampling import SamplingParams
 from ferrum_jax.batch.job import EXIT_OK, EXIT_PREEMPTED, EXIT_ROWS_FAILED, JobSettings, run_batch
 from ferrum_jax.batch.notice import Notice
 from ferrum_jax.runtime.runner import Runner
+from ferrum_jax.sampling_params import SamplingParams
 from tests.batch.stopping import num_starts, stopping
 from tests.support import GOLDENS, INVARIANT, small_llm
 

@@ -18,7 +18,7 @@ from ferrum_jax.batch.job import EXIT_OK, JobOptions, JobSettings, run_batch
 from ferrum_jax.batch.journal.journal import OK, PARTIAL, Journal
 from ferrum_jax.batch.journal.leases import Leases
 from ferrum_jax.batch.paces import Paces
-from ferrum_jax.files.store import LocalStore
+from ferrum_jax.io.files.store import LocalStore
 from ferrum_jax.runtime.runner import Runner
 from tests.batch.fake_llm import json_lines
 from tests.support import INVARIANT, small_llm

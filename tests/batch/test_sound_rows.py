@@ -16,7 +16,7 @@ from ferrum_jax.batch.input.formats import TRANSCRIBES, BadRow, Row, parse_line
 from ferrum_jax.batch.input.sound_folder import rows_of_folder
 from ferrum_jax.batch.job import EXIT_OK, EXIT_PREEMPTED, EXIT_ROWS_FAILED, JobSettings, run_batch
 from ferrum_jax.batch.notice import Notice
-from ferrum_jax.transcribing.forms import as_json, as_text, as_verbose_json
+from ferrum_jax.tasks.transcription.forms import as_json, as_text, as_verbose_json
 from scripts.goldens.sounds import wav
 from tests.batch.stopping import stopping
 from tests.support import GOLDENS

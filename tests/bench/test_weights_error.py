@@ -3,7 +3,7 @@
 import pytest
 
 from ferrum_jax.__main__ import main
-from ferrum_jax.bench import weights_error
+from ferrum_jax.cli.benchmarks import weights_error
 from tests.support import GOLDENS, small_llm
 
 pytestmark = pytest.mark.slow

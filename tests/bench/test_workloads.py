@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from types import SimpleNamespace
 
-from ferrum_jax.bench import workloads
-from ferrum_jax.bench.workloads import step_times
+from ferrum_jax.cli.benchmarks import workloads
+from ferrum_jax.cli.benchmarks.workloads import step_times
 
 
 class FakeRunner:

@@ -18,7 +18,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from checkpoints import Rule, TensorSlice, open_checkpoint
 from checkpoints.formats import mxfp4
-from ferrum_jax.spec.stored_weight import made_form
+from checkpoints.stored_weight import made_form
 
 
 def anonymous_bytes() -> int:

@@ -11,7 +11,7 @@ from checkpoints import convert, open_checkpoint, read_adapter
 from checkpoints.adapters.lora import WEIGHTS
 from checkpoints.adapters.peft_config import AdapterConfig
 from checkpoints.placement import weight_shapes
-from ferrum_jax.models import registry
+from ferrum_jax.models.families import registry
 from tests.support import GOLDENS
 
 ADAPTERS = GOLDENS / "adapters"

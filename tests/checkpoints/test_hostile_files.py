@@ -12,7 +12,7 @@ import pytest
 
 from checkpoints import Rule, convert, open_checkpoint
 from checkpoints.orbax_folder import DESCRIPTION, file_sizes, group_folder, save_arrays
-from ferrum_jax.spec.stored_weight import WeightForm
+from checkpoints.stored_weight import WeightForm
 from tests.checkpoints.folders import HARMLESS, RULES, targets, tensors, write_single
 
 DATA, ENTRY = np.arange(4, dtype=np.float32).tobytes(), {"dtype": "F32", "shape": [4], "data_offsets": [0, 16]}

@@ -13,7 +13,7 @@ import pytest
 
 from checkpoints import open_checkpoint
 from checkpoints.hub import commit_of, model_folder
-from ferrum_jax.paths import is_hub_id
+from ferrum_jax.io.paths import is_hub_id
 from tests.checkpoints.folders import tensors, write_sharded
 from tests.checkpoints.hub_server import local_hub, point_at
 from tests.support import GOLDENS, ROOT

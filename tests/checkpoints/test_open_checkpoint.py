@@ -17,15 +17,15 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from checkpoints import convert, fingerprint, open_checkpoint
-from checkpoints.fingerprint import _gather, _sample_indices, sample
+from checkpoints.fingerprints import _gather, _sample_indices, sample
 from checkpoints.formats import join, scheme_of
 from checkpoints.huggingface import map_tensors, sources_of
 from checkpoints.memory import copies_of_tensors
 from checkpoints.rules import BASE, HEAD
+from checkpoints.stored_weight import weight_of
 from ferrum_jax import LLM
 from ferrum_jax.__main__ import main
-from ferrum_jax.models import registry
-from ferrum_jax.spec.stored_weight import weight_of
+from ferrum_jax.models.families import registry
 from tests.checkpoints.conversion.test_back import assert_same
 from tests.checkpoints.folders import CONFIG, HARMLESS, RULES, parameters, targets, tensors, write_sharded, write_single
 from tests.support import GOLDENS, INVARIANT, small_llm

@@ -13,9 +13,9 @@ from safetensors.numpy import save_file
 from checkpoints import Rule, convert, open_checkpoint
 from checkpoints.formats.quantise import quantised
 from checkpoints.memory import copies_of, take
+from checkpoints.stored_weight import made_form
 from ferrum_jax.config import EngineConfig
-from ferrum_jax.models.registry import quantised_spec, spec_of
-from ferrum_jax.spec.stored_weight import made_form
+from ferrum_jax.models.families.registry import quantised_spec, spec_of
 from tests.support import GOLDENS
 
 DENSE = np.random.default_rng(0).standard_normal((3, 6, 32)).astype(np.float32)

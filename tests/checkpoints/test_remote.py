@@ -14,7 +14,7 @@ import pytest
 from checkpoints import convert, open_checkpoint, writer
 from checkpoints.huggingface import map_tensors
 from checkpoints.remote import RemoteArray, RemoteFolder
-from ferrum_jax.paths import install_command
+from ferrum_jax.io.paths import install_command
 from tests.checkpoints.folders import HARMLESS, RULES, parameters, targets, tensors, write_sharded, write_single
 
 

@@ -17,19 +17,19 @@ from typing import ClassVar
 import pytest
 
 from ferrum_jax import __main__ as cli
-from ferrum_jax.asked.sampling import SamplingParams
-from ferrum_jax.asked.structured_outputs import StructuredOutputsParams
 from ferrum_jax.batch.journal.journal_file import object_in
-from ferrum_jax.commands import flags
-from ferrum_jax.commands.model import runs_on_cpu
-from ferrum_jax.commands.model_names import model_names
+from ferrum_jax.cli import flags
+from ferrum_jax.cli.model import runs_on_cpu
+from ferrum_jax.cli.model_names import model_names
 from ferrum_jax.config import EngineConfig
-from ferrum_jax.pools.budget import GroupBlocks, Ledger
-from ferrum_jax.sizes.engine_sizes import Reach
-from ferrum_jax.sizes.speculative import SpeculativeConfig
-from ferrum_jax.startup.accelerators import Chips
-from ferrum_jax.startup.choose_attention import AttentionChoice
-from ferrum_jax.startup.choose_products import ProductChoice
+from ferrum_jax.engine.startup.accelerators import Chips
+from ferrum_jax.engine.startup.choose_attention import AttentionChoice
+from ferrum_jax.engine.startup.choose_products import ProductChoice
+from ferrum_jax.inputs.params.structured_outputs import StructuredOutputsParams
+from ferrum_jax.inputs.sizes.engine_sizes import Reach
+from ferrum_jax.inputs.sizes.speculative import SpeculativeConfig
+from ferrum_jax.runtime.pools.budget import GroupBlocks, Ledger
+from ferrum_jax.sampling_params import SamplingParams
 from tests.batch.fake_llm import FakeLLM, answer
 from tests.forked import run
 from tests.support import GOLDENS, ROOT
@@ -378,7 +378,7 @@ def test_batch_is_not_invariant_where_that_is_not_wanted_or_not_possible(llms, t
     assert not llms[0].config.invariant
 
 
-@pytest.mark.parametrize("module", ["argparse", "ferrum_jax.commands.batch", "ferrum_jax.outputs"])
+@pytest.mark.parametrize("module", ["argparse", "ferrum_jax.cli.batch", "ferrum_jax.core.outputs"])
 def test_ctrl_c_while_the_command_is_imported_is_one_line(module):
     hook = f"""
         import sys
@@ -526,7 +526,7 @@ def test_the_platform_is_told_without_opening_a_device(llms, monkeypatch, platfo
 @pytest.mark.parametrize("where", ["cpu", "gpu"])
 def test_a_job_has_many_rows_on_the_cpu_and_elsewhere_as_many_as_there_is_room_for(monkeypatch, where):
     """Named rows are never fewer than asked for, so that they stay open where a kernel may have no room for all."""
-    from ferrum_jax.commands import model
+    from ferrum_jax.cli import model
 
     monkeypatch.setattr(model, "runs_on_cpu", lambda: where == "cpu")
     assert model.job_config(argparse.Namespace(bundle=None)).max_num_seqs == (256 if where == "cpu" else None)

@@ -8,9 +8,9 @@ import shlex
 import pytest
 
 from ferrum_jax.__main__ import _parser
-from ferrum_jax.commands.parsers import CommandParser
+from ferrum_jax.cli.parsers import CommandParser
 from ferrum_jax.config import EngineConfig
-from ferrum_jax.setting import settings_of
+from ferrum_jax.inputs.setting import settings_of
 
 # of an engine, and without meaning for memory and speed
 NOT_PLANNED = ("--seed", "--request-log", "--check-writes", "--ready", "--compilation-cache-dir", "--devices")

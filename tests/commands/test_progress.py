@@ -8,7 +8,7 @@ import types
 import pytest
 from rich.console import Console
 
-from ferrum_jax.progress import clock, plain_console, plain_lines, progress_bar, status
+from ferrum_jax.core.progress import clock, plain_console, plain_lines, progress_bar, status
 from tests.support import ROOT
 
 
@@ -58,7 +58,9 @@ def test_every_console_of_the_package_is_one_that_reads_no_markup():
 
 def test_at_80_columns_the_bar_of_generate_shows_counts_time_and_all_rates(monkeypatch):
     shown = io.StringIO()
-    monkeypatch.setattr("ferrum_jax.progress.Console", lambda **_: Console(file=shown, width=80, force_terminal=True))
+    monkeypatch.setattr(
+        "ferrum_jax.core.progress.Console", lambda **_: Console(file=shown, width=80, force_terminal=True)
+    )
     output = types.SimpleNamespace(outputs=[types.SimpleNamespace(token_ids=range(10**6))], num_cached_tokens=10**6)
     with progress_bar(1_000_000, shown=True) as count:
         for _ in range(12):

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from ferrum_jax.confined.in_child import ChildBounds, NoAnswer, in_child
+from ferrum_jax.io.sandbox.in_child import ChildBounds, NoAnswer, in_child
 
 BOUNDS = ChildBounds(seconds=20, memory_bytes=256 << 20, answer_bytes=1 << 20)
 

@@ -16,19 +16,19 @@ from rich.console import Console
 
 import ferrum_jax
 from ferrum_jax.__main__ import main
-from ferrum_jax.device_check.check_page import page
-from ferrum_jax.device_check.engine_check import EngineOrder, check_engine, compare
-from ferrum_jax.device_check.estimates import beside_estimates, with_estimates
-from ferrum_jax.device_check.kernels import _shares
-from ferrum_jax.device_check.machine import Machine, look, misfits, why_no_chip
-from ferrum_jax.device_check.op_problems import OPS, problems
-from ferrum_jax.device_check.report import Report, scrubbed
-from ferrum_jax.device_check.run_check import CheckOptions, check_device, verdicts
-from ferrum_jax.device_check.timing import measure
-from ferrum_jax.device_check.tune import tuned
-from ferrum_jax.executables.verdicts import entry_of
-from ferrum_jax.outputs import CompletionOutput, Logprob, RequestOutput
-from ferrum_jax.startup.accelerators import Chips
+from ferrum_jax.cli.device_check.check_page import page
+from ferrum_jax.cli.device_check.engine_check import EngineOrder, check_engine, compare
+from ferrum_jax.cli.device_check.estimates import beside_estimates, with_estimates
+from ferrum_jax.cli.device_check.kernels import _shares
+from ferrum_jax.cli.device_check.machine import Machine, look, misfits, why_no_chip
+from ferrum_jax.cli.device_check.op_problems import OPS, problems
+from ferrum_jax.cli.device_check.report import Report, scrubbed
+from ferrum_jax.cli.device_check.run_check import CheckOptions, check_device, verdicts
+from ferrum_jax.cli.device_check.timing import measure
+from ferrum_jax.cli.device_check.tune import tuned
+from ferrum_jax.core.outputs import CompletionOutput, Logprob, RequestOutput
+from ferrum_jax.engine.startup.accelerators import Chips
+from ferrum_jax.runtime.compile.verdicts import entry_of
 from pallas_kernels.target import Target
 from pallas_kernels.tolerance import difference
 from tests.support import COMPILED, GOLDENS, ROOT
@@ -261,7 +261,7 @@ def test_a_report_that_cannot_be_written_is_refused_before_the_check(tmp_path, c
 
 
 def test_the_folder_of_a_report_is_made(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("ferrum_jax.device_check.run_check.check_device", lambda options, update: report())
+    monkeypatch.setattr("ferrum_jax.cli.device_check.run_check.check_device", lambda options, update: report())
     assert main(["check", "--output", str(tmp_path / "new" / "folder")]) == 0
     assert json.loads((tmp_path / "new" / "folder" / "check.json").read_text())["is_right"]
     (tmp_path / "file").write_text("")

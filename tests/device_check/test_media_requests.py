@@ -8,15 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ferrum_jax.asked.sampling import SamplingParams
+from ferrum_jax.cli.device_check import engine_check
+from ferrum_jax.cli.device_check.engine_check import EngineOrder, check_engine
+from ferrum_jax.cli.device_check.media_requests import _ask, _seen, media_requests, with_room
 from ferrum_jax.config import EngineConfig
-from ferrum_jax.device_check import engine_check
-from ferrum_jax.device_check.engine_check import EngineOrder, check_engine
-from ferrum_jax.device_check.media_requests import _ask, _seen, media_requests, with_room
 from ferrum_jax.engine.image_intake import ImageLimits, placed_images
-from ferrum_jax.models import registry
-from ferrum_jax.prompt import MediaSpan
-from ferrum_jax.spec import VisionSpec
+from ferrum_jax.inputs.prompt import MediaSpan
+from ferrum_jax.models.families import registry
+from ferrum_jax.models.spec import VisionSpec
+from ferrum_jax.sampling_params import SamplingParams
 from scripts.published import PUBLISHED
 from tests.support import COMPILED, GOLDENS
 

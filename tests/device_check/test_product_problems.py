@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from ferrum_jax.device_check.op_problems import problems as problems_of
-from ferrum_jax.device_check.problem import kernel_of
-from ferrum_jax.device_check.product_problems import experts_of_kernels, products
+from ferrum_jax.cli.device_check.op_problems import problems as problems_of
+from ferrum_jax.cli.device_check.problem import kernel_of
+from ferrum_jax.cli.device_check.product_problems import experts_of_kernels, products
 from pallas_kernels.gated_delta import cases as delta_cases
 from pallas_kernels.grouped_matmul import cases as expert_cases
 from pallas_kernels.quantized_matmul import cases as product_cases

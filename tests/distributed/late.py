@@ -7,7 +7,7 @@ import sys
 import time
 
 from ferrum_jax.__main__ import main
-from ferrum_jax.startup import chosen
+from ferrum_jax.engine.startup import chosen
 
 
 def refuse_late(seconds: float) -> None:

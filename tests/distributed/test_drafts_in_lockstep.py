@@ -7,9 +7,9 @@ import dataclasses
 import pytest
 
 from ferrum_jax import SamplingParams
-from ferrum_jax.asked.options import RequestOptions
-from ferrum_jax.processes.messages import decode, joined
-from ferrum_jax.startup import build_engine as building
+from ferrum_jax.core.request_options import RequestOptions
+from ferrum_jax.engine.startup import build_engine as building
+from ferrum_jax.runtime.distributed.messages import decode, joined
 from tests.support import INVARIANT, run, small_llm, step
 
 PROMPTS = [[3, 4, 5, 6] * 8, [7] * 20, [9], [5, 6, 7] * 6]

@@ -12,9 +12,9 @@ import time
 
 import pytest
 
-from ferrum_jax.processes import handshake, processes, shared_secret
-from ferrum_jax.processes.handshake import Meeting, come_to
-from ferrum_jax.processes.messages import encode
+from ferrum_jax.runtime.distributed import handshake, processes, shared_secret
+from ferrum_jax.runtime.distributed.handshake import Meeting, come_to
+from ferrum_jax.runtime.distributed.messages import encode
 
 HOST, SECRET = "127.0.0.1", b"sixteen bytes or more"
 

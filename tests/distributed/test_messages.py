@@ -15,18 +15,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ferrum_jax.asked.options import RequestOptions
-from ferrum_jax.asked.sampling import SamplingParams
 from ferrum_jax.config import EngineConfig
-from ferrum_jax.distributed import follow
+from ferrum_jax.core.outputs import CompletionOutput, Logprob
+from ferrum_jax.core.request_options import RequestOptions
 from ferrum_jax.engine.lockstep import LeadingEngine
-from ferrum_jax.outputs import CompletionOutput, Logprob
-from ferrum_jax.processes import messages
-from ferrum_jax.processes.messages import Beat, Broken, Call, Digest, End, Failure, decode, encode, joined
-from ferrum_jax.prompt import MediaSpan
-from ferrum_jax.sizes.engine_sizes import Reach
-from ferrum_jax.sound.clip import ProcessedClip
-from ferrum_jax.vision.image import Normalising, ProcessedImage
+from ferrum_jax.inputs.audio.clip import ProcessedClip
+from ferrum_jax.inputs.images.image import Normalising, ProcessedImage
+from ferrum_jax.inputs.prompt import MediaSpan
+from ferrum_jax.inputs.sizes.engine_sizes import Reach
+from ferrum_jax.integrations.distributed import follow
+from ferrum_jax.runtime.distributed import messages
+from ferrum_jax.runtime.distributed.messages import Beat, Broken, Call, Digest, End, Failure, decode, encode, joined
+from ferrum_jax.sampling_params import SamplingParams
 
 RESUMED = CompletionOutput(
     index=1,

@@ -11,11 +11,11 @@ import jax
 import numpy as np
 import pytest
 
+from ferrum_jax.core.plan import Copy, ShardPlan, StepPlan
 from ferrum_jax.engine.lockstep import plan_bytes
-from ferrum_jax.plan import Copy, ShardPlan, StepPlan
-from ferrum_jax.processes.handshake import Channel
-from ferrum_jax.processes.messages import Broken
-from ferrum_jax.processes.processes import CHECK_STEPS, EXIT_LOST, Processes, ProcessLost, connect
+from ferrum_jax.runtime.distributed.handshake import Channel
+from ferrum_jax.runtime.distributed.messages import Broken
+from ferrum_jax.runtime.distributed.processes import CHECK_STEPS, EXIT_LOST, Processes, ProcessLost, connect
 
 
 @pytest.fixture
@@ -89,7 +89,7 @@ def test_the_others_end_with_the_exit_code_of_process_0(pair):
 @pytest.mark.parametrize("code", [0, 2])
 def test_a_process_that_does_not_come_to_the_end_is_not_waited_for(pair, monkeypatch, code):
     """Process 0 leaves at once where something went wrong, and who is busy as soon as process 0 has gone."""
-    monkeypatch.setattr("ferrum_jax.processes.processes._ORDERLY_S", 0.1)
+    monkeypatch.setattr("ferrum_jax.runtime.distributed.processes._ORDERLY_S", 0.1)
     leader, other, said = pair
     leader.end(code)
     assert said == ([(0, 2)] if code else [])
@@ -153,7 +153,7 @@ def test_an_engine_that_breaks_everywhere_may_be_renewed_once(pair):
 @pytest.mark.parametrize("others", ["nothing", 6])
 def test_an_engine_that_breaks_in_one_process_ends_all_with_what_failed(pair, monkeypatch, others):
     """The other has no error, or had one in a step before."""
-    monkeypatch.setattr("ferrum_jax.processes.processes._ORDERLY_S", 0.1)
+    monkeypatch.setattr("ferrum_jax.runtime.distributed.processes._ORDERLY_S", 0.1)
     leader, other, _ = pair
     if others != "nothing":
         other.send(Broken(others))
@@ -164,7 +164,7 @@ def test_an_engine_that_breaks_in_one_process_ends_all_with_what_failed(pair, mo
 
 def test_a_process_that_says_nothing_is_missed_and_one_that_waits_is_not(monkeypatch):
     """Process 0 has two others, and one is stopped."""
-    monkeypatch.setattr("ferrum_jax.processes.processes.SILENCE_S", 0.5)
+    monkeypatch.setattr("ferrum_jax.runtime.distributed.processes.SILENCE_S", 0.5)
     monkeypatch.setattr(Processes, "_exit", lambda self: None)
     monkeypatch.setattr(Processes, "_leave", lambda self, code: None)
     pipes = [channels(), channels()]

@@ -18,10 +18,10 @@ from checkpoints import open_checkpoint
 from checkpoints.sentence import SentenceLayout
 from ferrum_jax import LLM, EngineConfig
 from ferrum_jax.__main__ import main
-from ferrum_jax.commands import embed as command
-from ferrum_jax.embeddings.embedder import UNTRAINED, Embedder
-from ferrum_jax.models import registry
-from ferrum_jax.startup.open import Opening
+from ferrum_jax.cli import embed as command
+from ferrum_jax.engine.startup.open import Opening
+from ferrum_jax.models.families import registry
+from ferrum_jax.tasks.embedder import UNTRAINED, Embedder
 from tests.support import COMPILED, GOLDENS, SMALL, small_llm
 
 ENCODER = EngineConfig(

@@ -13,7 +13,7 @@ import pytest
 from checkpoints.folder import copy_companions
 from checkpoints.sentence import read_sentence_layout
 from ferrum_jax import LLM, EngineConfig, SamplingParams
-from ferrum_jax.embeddings.logit_scorer import TokenLogits
+from ferrum_jax.tasks.logit_scorer import TokenLogits
 from tests.support import COMPILED, GOLDENS, INVARIANT
 
 FOLDER = GOLDENS / "scorers" / "qwen3"

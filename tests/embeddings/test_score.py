@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from ferrum_jax import LLM, AsyncLLM, EngineConfig
-from ferrum_jax.files.json_files import read_json
-from ferrum_jax.models import registry
+from ferrum_jax.io.files.json_files import read_json
+from ferrum_jax.models.families import registry
 from ferrum_jax.text.tokenizer import Tokenizer
 from tests.support import COMPILED, GOLDENS
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from ferrum_jax.asked.options import RequestOptions
-from ferrum_jax.asked.sampling import SamplingParams
 from ferrum_jax.config import EngineConfig
-from ferrum_jax.prompt import MediaSpan
-from ferrum_jax.startup.build_engine import build_engine
+from ferrum_jax.core.request_options import RequestOptions
+from ferrum_jax.engine.startup.build_engine import build_engine
+from ferrum_jax.inputs.prompt import MediaSpan
+from ferrum_jax.sampling_params import SamplingParams
 from tests.models import sound_goldens
 from tests.support import GOLDENS, SMALL, finish, small_llm
 

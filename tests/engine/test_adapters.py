@@ -12,11 +12,11 @@ from checkpoints import convert, read_adapter
 from checkpoints.adapters.lora import WEIGHTS
 from checkpoints.placement import weight_shapes
 from ferrum_jax import LLM, SamplingParams
-from ferrum_jax.adapters.adapter_slots import AdapterSlots
-from ferrum_jax.asked.options import RequestOptions
-from ferrum_jax.models import registry
-from ferrum_jax.processes import processes
-from ferrum_jax.startup.build_engine import build_engine
+from ferrum_jax.core.request_options import RequestOptions
+from ferrum_jax.engine.startup.build_engine import build_engine
+from ferrum_jax.models.families import registry
+from ferrum_jax.runtime.distributed import processes
+from ferrum_jax.runtime.lora.adapter_slots import AdapterSlots
 from tests.engine.test_goldens import check_equal
 from tests.forked import call
 from tests.support import GOLDENS, INVARIANT, SMALL, finish, small_llm

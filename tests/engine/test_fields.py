@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from ferrum_jax.config import EngineConfig
-from ferrum_jax.engine.calls.fields import ELSEWHERE, engine_fields, with_fields
+from ferrum_jax.tasks.calls.fields import ELSEWHERE, engine_fields, with_fields
 
 
 def test_fields_of_the_config_are_taken_as_they_are():

@@ -7,12 +7,12 @@ import dataclasses
 import numpy as np
 import pytest
 
-from ferrum_jax.asked.options import RequestOptions
-from ferrum_jax.asked.sampling import SamplingParams
-from ferrum_jax.executables.compile import CompileCounter
-from ferrum_jax.ints import ceil_div
-from ferrum_jax.prompt import MediaSpan
-from ferrum_jax.sound.clip import ProcessedClip
+from ferrum_jax.core.request_options import RequestOptions
+from ferrum_jax.inputs.audio.clip import ProcessedClip
+from ferrum_jax.inputs.prompt import MediaSpan
+from ferrum_jax.io.ints import ceil_div
+from ferrum_jax.runtime.compile.compile import CompileCounter
+from ferrum_jax.sampling_params import SamplingParams
 from tests.engine.golden_media import BOTH, END, FAMILIES, PLACE, QWEN, START, asked, assert_golden, engine_of, run
 from tests.support import finish
 

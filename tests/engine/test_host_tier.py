@@ -12,7 +12,7 @@ from ferrum_jax import SamplingParams
 from ferrum_jax.engine.engine import Engine
 from ferrum_jax.engine.prefixes.cached_prefixes import prompt_request
 from ferrum_jax.engine.prefixes.saved_prefixes import PrefixCache
-from ferrum_jax.startup.build_engine import build_engine
+from ferrum_jax.engine.startup.build_engine import build_engine
 from tests.support import INVARIANT, SMALL, finish, run, small_llm, step
 
 GREEDY = SamplingParams(max_tokens=10, temperature=0.0, ignore_eos=True)

@@ -7,8 +7,8 @@ import dataclasses
 import numpy as np
 import pytest
 
-from ferrum_jax.offline.replay import replay
-from ferrum_jax.scheduling.request_log import read_request_log
+from ferrum_jax.core.scheduler.request_log import read_request_log
+from ferrum_jax.planning.offline.replay import replay
 from tests.engine.golden_media import CONFIG, FOLDER, GEMMA3, HYBRID, MISTRAL3, asked, engine_of
 
 WHOLE = dataclasses.replace(CONFIG, max_num_batched_tokens=32, max_image_patches=144)

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from ferrum_jax import SamplingParams
-from ferrum_jax.prompt import MediaSpan
-from ferrum_jax.startup.build_engine import build_engine
+from ferrum_jax.engine.startup.build_engine import build_engine
+from ferrum_jax.inputs.prompt import MediaSpan
 from tests.support import small_llm
 
 GREEDY = SamplingParams(max_tokens=2, temperature=0.0, ignore_eos=True)

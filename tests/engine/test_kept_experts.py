@@ -14,7 +14,7 @@ from hypothesis import given, settings
 
 from ferrum_jax import SamplingParams
 from ferrum_jax.engine.engine import Engine
-from ferrum_jax.startup.build_engine import build_engine
+from ferrum_jax.engine.startup.build_engine import build_engine
 from tests.forked import call
 from tests.support import INVARIANT, SMALL, finish, run, small_llm, step
 

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from ferrum_jax import SamplingParams
-from ferrum_jax.bench.kv_error import measure_kv_error, prompt_logits
-from ferrum_jax.startup.build_engine import build_engine
+from ferrum_jax.cli.benchmarks.kv_error import measure_kv_error, prompt_logits
+from ferrum_jax.engine.startup.build_engine import build_engine
 from tests.support import INVARIANT, finish, run, small_llm
 
 PARAMS = SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True, logprobs=20)

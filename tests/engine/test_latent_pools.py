@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from ferrum_jax import SamplingParams
-from ferrum_jax.startup.build_engine import build_engine
+from ferrum_jax.engine.startup.build_engine import build_engine
 from tests.support import INVARIANT, finish, small_llm
 
 pytestmark = pytest.mark.slow

@@ -14,18 +14,18 @@ import tokenizers
 
 from checkpoints import open_checkpoint
 from ferrum_jax import SamplingParams
-from ferrum_jax.asked.options import RequestOptions
-from ferrum_jax.asked.structured_outputs import StructuredOutputsParams
-from ferrum_jax.executables.deferred import DeferredExecutable, Prepared
-from ferrum_jax.executables.executable_store import ExecutableStore
-from ferrum_jax.layers.attention import ForwardContext
+from ferrum_jax.core.drafts.mtp_drafts import UNKNOWN, MtpDrafts
+from ferrum_jax.core.request_options import RequestOptions
+from ferrum_jax.core.scheduler.drafting import Drafting
+from ferrum_jax.engine.startup.behind import _Behind
+from ferrum_jax.engine.startup.build_engine import build_engine
+from ferrum_jax.engine.startup.model_source import ModelSource
+from ferrum_jax.inputs.params.structured_outputs import StructuredOutputsParams
 from ferrum_jax.llm import LLM
-from ferrum_jax.models.registry import bind
-from ferrum_jax.scheduling.drafting import Drafting
-from ferrum_jax.speculation.mtp_drafts import UNKNOWN, MtpDrafts
-from ferrum_jax.startup.behind import _Behind
-from ferrum_jax.startup.build_engine import build_engine
-from ferrum_jax.startup.model_source import ModelSource
+from ferrum_jax.models.families.registry import bind
+from ferrum_jax.models.layers.attention import ForwardContext
+from ferrum_jax.runtime.compile.deferred import DeferredExecutable, Prepared
+from ferrum_jax.runtime.compile.executable_store import ExecutableStore
 from tests.golden_table import GOLDENS
 from tests.speculation.told import ToldDrafts, take_source
 from tests.support import INVARIANT, SMALL, finish, run, small_llm

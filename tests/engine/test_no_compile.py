@@ -18,13 +18,13 @@ import numpy as np
 import pytest
 
 from ferrum_jax import LLM, EngineConfig, SamplingParams
-from ferrum_jax.asked.options import NO_OPTIONS
+from ferrum_jax.core.request_options import NO_OPTIONS
 from ferrum_jax.engine import measured_steps
 from ferrum_jax.engine.measured_steps import MeasuredSteps
 from ferrum_jax.engine.submission import Intake
-from ferrum_jax.ints import ceil_div
+from ferrum_jax.inputs.sizes.engine_sizes import Reach
+from ferrum_jax.io.ints import ceil_div
 from ferrum_jax.runtime.buckets import make_ladder
-from ferrum_jax.sizes.engine_sizes import Reach
 from tests.support import GOLDENS, SMALL, small_llm
 
 MOST_EXECUTABLES = 24

@@ -14,11 +14,11 @@ from rich.console import Console
 
 from ferrum_jax import LLM, SamplingParams
 from ferrum_jax.batch.job import EXIT_ROWS_FAILED, JobSettings, run_batch
-from ferrum_jax.models import registry
-from ferrum_jax.outputs import NOT_FINITE_REASON
+from ferrum_jax.core.outputs import NOT_FINITE_REASON
+from ferrum_jax.engine.startup.build_engine import build_engine
+from ferrum_jax.models.families import registry
 from ferrum_jax.serve.http.http_errors import http_error
 from ferrum_jax.serve.link.engine_client import RequestRefused
-from ferrum_jax.startup.build_engine import build_engine
 from tests.support import INVARIANT, finish, run, small_llm
 
 FAMILY = "qwen2"  # its head is not its embedding, so one bad row there is not in everybody's logits

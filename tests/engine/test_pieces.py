@@ -9,10 +9,10 @@ import jax
 import pytest
 
 from ferrum_jax import SamplingParams
-from ferrum_jax.executables.pieces import PiecedExecutable
 from ferrum_jax.llm import LLM
-from ferrum_jax.models import registry
+from ferrum_jax.models.families import registry
 from ferrum_jax.runtime import programs
+from ferrum_jax.runtime.compile.pieces import PiecedExecutable
 from tests.support import GOLDENS, INVARIANT, SMALL, run, small_llm
 
 PROMPTS = [[7] * 20, [9], [3, 4, 5, 6] * 8]

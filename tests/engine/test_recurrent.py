@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from ferrum_jax import SamplingParams
-from ferrum_jax.layers.attention import ForwardContext
+from ferrum_jax.engine.startup.build_engine import build_engine
 from ferrum_jax.llm import LLM
-from ferrum_jax.models.registry import FAMILIES, abstract_model, bind, unbind
-from ferrum_jax.startup.build_engine import build_engine
+from ferrum_jax.models.families.registry import FAMILIES, abstract_model, bind, unbind
+from ferrum_jax.models.layers.attention import ForwardContext
 from tests.engine.test_goldens import check_equal
 from tests.models import hybrid
 from tests.support import INVARIANT, SMALL, finish

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from ferrum_jax import LLM, EngineConfig, SamplingParams
-from ferrum_jax.asked.options import RequestOptions
-from ferrum_jax.offline.replay import replay
-from ferrum_jax.prompt import MediaSpan
-from ferrum_jax.scheduling.request_log import read_request_log
-from ferrum_jax.startup.build_engine import build_engine
+from ferrum_jax.core.request_options import RequestOptions
+from ferrum_jax.core.scheduler.request_log import read_request_log
+from ferrum_jax.engine.startup.build_engine import build_engine
+from ferrum_jax.inputs.prompt import MediaSpan
+from ferrum_jax.planning.offline.replay import replay
 from tests.engine.test_image_replays import comparable, watch
 from tests.support import GOLDENS, INVARIANT, small_llm
 

@@ -19,9 +19,9 @@ import numpy as np
 import pytest
 
 from ferrum_jax import LLM, SamplingParams
-from ferrum_jax.asked.options import RequestOptions
+from ferrum_jax.core.request_options import RequestOptions
+from ferrum_jax.engine.startup.build_engine import build_engine
 from ferrum_jax.runtime.runner import Runner
-from ferrum_jax.startup.build_engine import build_engine
 from ferrum_jax.text.prompts import EncodedPrompt
 from tests.support import GOLDENS, SMALL, finish, run, small_llm
 

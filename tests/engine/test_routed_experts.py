@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from ferrum_jax import SamplingParams
-from ferrum_jax.asked.options import RequestOptions
+from ferrum_jax.core.request_options import RequestOptions
+from ferrum_jax.engine.startup.build_engine import build_engine
 from ferrum_jax.runtime.step import expert_dtype
-from ferrum_jax.startup.build_engine import build_engine
 from tests.forked import call
 from tests.support import GOLDENS, INVARIANT, SMALL, run, small_llm, step
 

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from ferrum_jax import SamplingParams
-from ferrum_jax.asked.options import RequestOptions
-from ferrum_jax.asked.sampling import MAX_LOGPROBS
-from ferrum_jax.asked.structured_outputs import StructuredOutputsParams
-from ferrum_jax.startup.build_engine import build_engine
+from ferrum_jax.core.request_options import RequestOptions
+from ferrum_jax.engine.startup.build_engine import build_engine
+from ferrum_jax.inputs.params.structured_outputs import StructuredOutputsParams
+from ferrum_jax.sampling_params import MAX_LOGPROBS
 from tests.engine.test_speculation_reach import REQUESTS, answers, same_with_drafts
 from tests.forked import call
 from tests.support import INVARIANT, SMALL, finish, peek, run, small_llm, step

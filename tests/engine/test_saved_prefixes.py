@@ -10,7 +10,7 @@ import pytest
 
 from ferrum_jax import SamplingParams
 from ferrum_jax.engine.prefixes.saved_prefixes import PrefixCache
-from ferrum_jax.startup.build_engine import build_engine
+from ferrum_jax.engine.startup.build_engine import build_engine
 from tests.forked import call
 from tests.support import INVARIANT, small_llm
 

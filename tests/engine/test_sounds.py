@@ -9,11 +9,11 @@ import hashlib
 import numpy as np
 import pytest
 
-from ferrum_jax.asked.options import RequestOptions
-from ferrum_jax.asked.sampling import SamplingParams
-from ferrum_jax.executables.compile import CompileCounter
-from ferrum_jax.prompt import MediaSpan
-from ferrum_jax.startup.build_engine import build_engine
+from ferrum_jax.core.request_options import RequestOptions
+from ferrum_jax.engine.startup.build_engine import build_engine
+from ferrum_jax.inputs.prompt import MediaSpan
+from ferrum_jax.runtime.compile.compile import CompileCounter
+from ferrum_jax.sampling_params import SamplingParams
 from tests.engine.golden_media import Picture, run
 from tests.support import GOLDENS, SMALL, finish, small_llm, step
 

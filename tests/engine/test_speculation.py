@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from ferrum_jax import SamplingParams
-from ferrum_jax.asked.structured_outputs import StructuredOutputsParams
+from ferrum_jax.inputs.params.structured_outputs import StructuredOutputsParams
 from tests.golden_table import TABLE, marked
 from tests.speculation.told import KINDS, drafted_engine, run_drafted
 from tests.support import INVARIANT, SMALL, finish, run, small_llm
@@ -143,7 +143,7 @@ def test_what_is_kept_of_drafted_rows_is_hit_by_later_ones():
 
 
 def test_a_streamed_request_gives_all_tokens_of_a_step_at_once():
-    from ferrum_jax.asked.options import RequestOptions
+    from ferrum_jax.core.request_options import RequestOptions
 
     llm = small_llm("qwen3", INVARIANT)
     plain = run(llm, PROMPTS[:1], GREEDY)

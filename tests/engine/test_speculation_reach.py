@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from ferrum_jax import SamplingParams
-from ferrum_jax.asked.options import RequestOptions
-from ferrum_jax.outputs import NOT_FINITE_REASON
-from ferrum_jax.startup.build_engine import build_engine
+from ferrum_jax.core.outputs import NOT_FINITE_REASON
+from ferrum_jax.core.request_options import RequestOptions
+from ferrum_jax.engine.startup.build_engine import build_engine
 from tests.engine import golden_media, test_adapters, test_not_finite, test_routed_experts
 from tests.golden_table import goldens
 from tests.speculation.told import KINDS, drafted_engine

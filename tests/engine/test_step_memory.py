@@ -11,7 +11,7 @@ from ferrum_jax import SamplingParams
 from ferrum_jax.runtime.buckets import Bucket, RowBucket
 from ferrum_jax.runtime.dispatched import InFlight
 from ferrum_jax.runtime.runner import Runner
-from ferrum_jax.sampling import RESULT_WORDS
+from ferrum_jax.runtime.sampling import RESULT_WORDS
 from tests.support import SMALL, small_llm
 
 

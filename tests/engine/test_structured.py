@@ -10,15 +10,15 @@ import jsonschema
 import pytest
 
 from ferrum_jax import LLM
-from ferrum_jax.asked.message import ToolCall
-from ferrum_jax.asked.options import RequestOptions
-from ferrum_jax.asked.sampling import SamplingParams
-from ferrum_jax.asked.structured_outputs import StructuredOutputsParams
-from ferrum_jax.asked.tools import tools_asked
+from ferrum_jax.core.request_options import RequestOptions
+from ferrum_jax.engine.startup.build_engine import build_engine
+from ferrum_jax.inputs.params.message import ToolCall
+from ferrum_jax.inputs.params.structured_outputs import StructuredOutputsParams
+from ferrum_jax.inputs.params.tools import tools_asked
 from ferrum_jax.openai.message_forms import assistant_message
+from ferrum_jax.sampling_params import SamplingParams
 from ferrum_jax.serve.engine_side import facts_of
-from ferrum_jax.startup.build_engine import build_engine
-from ferrum_jax.structured.reading.message_stream import MessageForms
+from ferrum_jax.text.structured.reading.message_stream import MessageForms
 from tests.support import GOLDENS, INVARIANT, finish, peek, run, small_llm, step
 
 PERSON = {

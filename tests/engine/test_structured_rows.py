@@ -8,10 +8,10 @@ import re
 import jsonschema
 import pytest
 
-from ferrum_jax.asked.sampling import SamplingParams
-from ferrum_jax.asked.structured_outputs import StructuredOutputsParams
-from ferrum_jax.structured.grammars import Grammars
-from ferrum_jax.structured.vocabulary import Vocabulary
+from ferrum_jax.inputs.params.structured_outputs import StructuredOutputsParams
+from ferrum_jax.sampling_params import SamplingParams
+from ferrum_jax.text.structured.grammars import Grammars
+from ferrum_jax.text.structured.vocabulary import Vocabulary
 from tests.histories import seeded
 from tests.structured.random_schemas import random_regex, random_schema
 from tests.support import INVARIANT, run, small_llm

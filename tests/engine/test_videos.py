@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from ferrum_jax import LLM, SamplingParams
-from ferrum_jax.scheduling.request_log import read_request_log
+from ferrum_jax.core.scheduler.request_log import read_request_log
+from ferrum_jax.inputs.images.prompt_images import PromptImages
+from ferrum_jax.inputs.images.sources import ImageSources
 from ferrum_jax.text.tokenizer import Tokenizer
-from ferrum_jax.vision.prompt_images import PromptImages
-from ferrum_jax.vision.sources import ImageSources
 from scripts.goldens import video_folder
 from scripts.goldens.video_folder import FIRST_SPECIAL, SHOWN, film, films_of, images_of
 from tests.support import GOLDENS, SMALL, small_llm

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from ferrum_jax import LLM, SamplingParams
-from ferrum_jax.asked.options import RequestOptions
-from ferrum_jax.executables.compile import CompileCounter
-from ferrum_jax.prompt import MediaSpan
+from ferrum_jax.core.request_options import RequestOptions
+from ferrum_jax.inputs.prompt import MediaSpan
+from ferrum_jax.runtime.compile.compile import CompileCounter
 from tests.engine.gemma3_folder import PROCESSOR, write_gemma3_folder
 from tests.engine.golden_media import (
     FAMILIES,

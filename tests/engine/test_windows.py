@@ -8,8 +8,8 @@ import math
 import pytest
 
 from ferrum_jax import SamplingParams
+from ferrum_jax.engine.startup.build_engine import build_engine
 from ferrum_jax.runtime.programs import OTHERS
-from ferrum_jax.startup.build_engine import build_engine
 from tests.engine.test_goldens import check_equal, golden_prompts
 from tests.support import INVARIANT, SMALL, finish, run, small_llm
 

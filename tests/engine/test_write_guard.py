@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from ferrum_jax import SamplingParams
-from ferrum_jax.startup.build_engine import build_engine
+from ferrum_jax.engine.startup.build_engine import build_engine
 from tests.support import finish, small_llm
 
 GREEDY = SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True)

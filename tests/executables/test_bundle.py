@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from ferrum_jax import EngineConfig
-from ferrum_jax.executables.bundle import Bundle, BundledExecutables, BundleWriter, Purpose, config_for, purpose_of
-from ferrum_jax.executables.environment import Environment
-from ferrum_jax.executables.executable_store import ExecutableStore, serialize
-from ferrum_jax.executables.lowered import Lowered
+from ferrum_jax.runtime.compile.bundle import Bundle, BundledExecutables, BundleWriter, Purpose, config_for, purpose_of
+from ferrum_jax.runtime.compile.environment import Environment
+from ferrum_jax.runtime.compile.executable_store import ExecutableStore, serialize
+from ferrum_jax.runtime.compile.lowered import Lowered
 
 X = np.arange(3, dtype=np.float32)
 DOUBLE, TRIPLE = "double\nshapes", "triple\nshapes"

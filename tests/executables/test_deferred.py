@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from ferrum_jax.executables.deferred import DeferredExecutable, Prepared, load_behind
+from ferrum_jax.runtime.compile.deferred import DeferredExecutable, Prepared, load_behind
 from tests.support import ROOT
 
 
@@ -80,7 +80,7 @@ def test_an_error_is_told_to_those_who_need_it_and_an_interrupt_may_be_tried_aga
 def test_a_program_ends_though_executables_wait():
     program = """
 import itertools, time
-from ferrum_jax.executables.deferred import DeferredExecutable, load_behind
+from ferrum_jax.runtime.compile.deferred import DeferredExecutable, load_behind
 count = itertools.count()
 load_behind([DeferredExecutable(lambda: time.sleep(0.01) or print(next(count), flush=True)) for _ in range(100_000)])
 while next(count) < 5:

@@ -10,10 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ferrum_jax.executables import environment as environments
-from ferrum_jax.executables import executable_store as stores
-from ferrum_jax.executables.executable_store import ExecutableStore, _checked
-from ferrum_jax.executables.lowered import Lowered
+from ferrum_jax.runtime.compile import environment as environments
+from ferrum_jax.runtime.compile import executable_store as stores
+from ferrum_jax.runtime.compile.executable_store import ExecutableStore, _checked
+from ferrum_jax.runtime.compile.lowered import Lowered
 from tests.forked import call
 from tests.histories import seeded
 

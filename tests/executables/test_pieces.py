@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from jax.sharding import SingleDeviceSharding
 
-from ferrum_jax.executables.executable_store import load_executable, serialize
-from ferrum_jax.executables.lowered import Lowered
-from ferrum_jax.executables.pieces import PiecedExecutable, lower_pieces
+from ferrum_jax.runtime.compile.executable_store import load_executable, serialize
+from ferrum_jax.runtime.compile.lowered import Lowered
+from ferrum_jax.runtime.compile.pieces import PiecedExecutable, lower_pieces
 
 SIZE = 8
 TABLE = np.arange(SIZE, dtype=np.float32)  # what is closed over

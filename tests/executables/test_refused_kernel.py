@@ -12,9 +12,9 @@ import pytest
 from jax.experimental import pallas as pl
 from jax.sharding import Mesh
 
-from ferrum_jax.executables.compile import Program
-from ferrum_jax.executables.refused_kernel import RefusedKernel, is_of_kernel
-from ferrum_jax.startup.faults import _MOSAIC
+from ferrum_jax.engine.startup.faults import _MOSAIC
+from ferrum_jax.runtime.compile.compile import Program
+from ferrum_jax.runtime.compile.refused_kernel import RefusedKernel, is_of_kernel
 
 MESH = Mesh(np.array(jax.devices("cpu")[:1]), ("x",))
 KERNELS = "attention 'mosaic_tpu' of 32 heads, 8 of KV, of 128 bfloat16 values and int8 KV in blocks of 32 tokens"

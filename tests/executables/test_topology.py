@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ferrum_jax.commands.compile import without_device
-from ferrum_jax.executables.topology import slice_of, target_devices, with_platform
+from ferrum_jax.cli.compile import without_device
+from ferrum_jax.runtime.compile.topology import slice_of, target_devices, with_platform
 from tests.forked import call
 
 SLICES = {

@@ -12,11 +12,11 @@ import pytest
 from ferrum_jax import LLM, EngineConfig, SamplingParams
 from ferrum_jax import __main__ as cli
 from ferrum_jax.batch import job, notice
-from ferrum_jax.commands import embed
-from ferrum_jax.engine.calls.fields import ELSEWHERE
-from ferrum_jax.models import registry
-from ferrum_jax.processes import processes
-from ferrum_jax.setting import settings_of
+from ferrum_jax.cli import embed
+from ferrum_jax.inputs.setting import settings_of
+from ferrum_jax.models.families import registry
+from ferrum_jax.runtime.distributed import processes
+from ferrum_jax.tasks.calls.fields import ELSEWHERE
 from scripts import csv_tables, made_tables, models_page
 from scripts.docs_hook import line_of, source_links, with_source_pages
 from scripts.docs_parameters import as_list

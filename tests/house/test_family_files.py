@@ -41,7 +41,7 @@ def test_few_files_name_a_family_that_brought_no_mechanism(module: str):
     files = [path for path in tracked() if not in_a_golden(path)]
     texts = {path: (ROOT / path).read_bytes().decode(errors="ignore") for path in files}
     naming = [path for path, text in texts.items() if re.search(PLAIN[module], f"{path}\n{text}", re.IGNORECASE)]
-    assert f"ferrum_jax/models/{module}.py" in naming
+    assert f"ferrum_jax/models/families/{module}.py" in naming
     assert len(naming) <= MOST_FILES, f"{len(naming)} files name {module}: {naming}"
 
 

@@ -1,13 +1,10 @@
-"""Imports go downward only, as docs/architecture.md draws it, and light parts bring no heavy library.
-
-A room is a folder. In the root of ferrum_jax the nouns are one room together, a folder of them too, and each other
-file is one of its own.
-"""
+"""Packages import only from those of lower ranks, and light parts bring no heavy library."""
 
 from __future__ import annotations
 
 import ast
 import functools
+import graphlib
 import pathlib
 import re
 import subprocess
@@ -15,26 +12,10 @@ import sys
 
 import pytest
 
-from ferrum_jax.executables.environment import TRACED
+from ferrum_jax.runtime.compile.environment import TRACED
 from tests.support import ROOT
 
 PACKAGES = ("ferrum_jax", "pallas_kernels", "checkpoints")
-NOUNS = (
-    "asked",
-    "config",
-    "delta",
-    "ints",
-    "metrics",
-    "outputs",
-    "paths",
-    "plan",
-    "prompt",
-    "request",
-    "setting",
-    "sizes",
-    "spec",
-)
-FILES = ("checkpoints.rules",)  # a room below its folder: what models say of their weights, and checkpoints read
 HEAVY = (
     "ray",
     "pyarrow",
@@ -55,61 +36,49 @@ HEAVY = (
     "jinja2",
     "rich",
 )
-SHOWS = ("ferrum_jax.batch.job", "ferrum_jax.offline.simulate_cache")  # what they write on the terminal is rich's
+SHOWS = (
+    "ferrum_jax.batch.job",
+    "ferrum_jax.planning.offline.simulate_cache",
+)  # what they write on the terminal is rich's
 
-# Rooms by rank, the lowest first: a room imports only from ranks below its own. "nouns" stands for the root's nouns,
-# and the other names of one package go without it. The host's rooms come before all that knows JAX.
+LAZY = ("ferrum_jax", "checkpoints")  # packages that import what they name on its first use
+
+# The lowest first: a package, or a file of the root, imports only from ranks below its own.
 RANKS = (
-    "quoting confined pages structured.forms checkpoints.names",
-    "nouns checkpoints.rules",
-    "files media openai prefix_cache progress speculation structured.reading checkpoints.adapters",
-    "batch.ending batch.report scheduling sound vision serve.bodies",
-    "text serve.link",
-    "answers engine.calls transcribing",
-    "serve.http",
-    "pallas_kernels",
-    "pallas_kernels.causal_conv pallas_kernels.kv_write pallas_kernels.low_rank pallas_kernels.row_recurrence",
-    "pallas_kernels.quantized_matmul.gpu pallas_kernels.quantized_matmul.tpu",
-    "pallas_kernels.quantized_matmul pallas_kernels.gated_delta pallas_kernels.state_space",
-    "pallas_kernels.grouped_matmul pallas_kernels.paged_attention.gpu pallas_kernels.paged_attention.tpu.prefill",
-    "pallas_kernels.paged_attention.gpu.latent pallas_kernels.paged_attention.tpu.decode",
-    "pallas_kernels.paged_attention.tpu pallas_kernels.paged_attention.tpu.latent",
-    "pallas_kernels.paged_attention pallas_kernels.indexer.tpu",
-    "pallas_kernels.indexer",
-    "processes sampling sharding checkpoints.formats",
-    "structured pools engine.of_tokens batch.input checkpoints",
-    "adapters layers batch.journal",
-    "layers.recurrent batch",
-    "models batch.verify serve.batches",
-    "towers executables serve.app",
-    "runtime",
-    "engine runtime.placing",
-    "embeddings engine.prefixes",
-    "meshes",
-    "offline startup",
+    "io",
+    "checkpoints pallas_kernels",
+    "inputs",
+    "config sampling_params",
+    "core models",
+    "openai",
+    "text runtime",
+    "tasks planning",
+    "engine batch",
     "llm",
-    "bench device_check distributed integrations serve",
-    "ferrum_jax",
-    "commands",
+    "async_llm",
+    "serve integrations",
+    "cli",
     "__main__",
 )
 # Libraries beyond the standard one that light rooms, and those in them, use; the others may use what they like.
 MAY_USE = {
-    "nouns": ("numpy", "fsspec"),
+    "ferrum_jax.io": ("fsspec",),
+    "ferrum_jax.inputs": ("numpy",),
+    "ferrum_jax.core": ("numpy", "rich"),
     "pallas_kernels": ("jax", "numpy"),
     "checkpoints": ("jax", "numpy", "orbax", "tensorstore", "safetensors", "huggingface_hub"),
-    "ferrum_jax.scheduling": ("numpy",),
-    "ferrum_jax.prefix_cache": ("numpy",),
-    "ferrum_jax.speculation": ("numpy",),
+    "ferrum_jax.core.scheduler": ("numpy",),
+    "ferrum_jax.core.kv_cache": ("numpy",),
+    "ferrum_jax.core.drafts": ("numpy",),
     "ferrum_jax.text": ("tokenizers", "jinja2", "numpy"),
     "ferrum_jax.openai": ("numpy",),
-    "ferrum_jax.vision": ("numpy", "PIL", "av"),
-    "ferrum_jax.sound": ("numpy", "av"),
-    "ferrum_jax.transcribing": ("numpy",),
-    "ferrum_jax.confined": (),
-    "ferrum_jax.structured": ("llguidance", "numpy"),
-    "ferrum_jax.structured.forms": (),
-    "ferrum_jax.structured.reading": (),
+    "ferrum_jax.inputs.images": ("numpy", "PIL", "av"),
+    "ferrum_jax.inputs.audio": ("numpy", "av"),
+    "ferrum_jax.tasks.transcription": ("numpy",),
+    "ferrum_jax.io.sandbox": (),
+    "ferrum_jax.text.structured": ("llguidance", "numpy"),
+    "ferrum_jax.text.structured.forms": (),
+    "ferrum_jax.text.structured.reading": (),
     "ferrum_jax.serve.link": ("numpy",),
     "ferrum_jax.serve.http": ("starlette", "prometheus_client"),
     "ferrum_jax.serve.app": ("starlette", "uvicorn"),
@@ -117,10 +86,9 @@ MAY_USE = {
     "ferrum_jax.batch.ending": ("numpy",),
     "ferrum_jax.batch.input": ("numpy", "pyarrow"),
     "ferrum_jax.batch.journal": ("numpy",),
-    "ferrum_jax.files": ("fsspec",),
     "ferrum_jax.batch.report": ("rich",),
-    "ferrum_jax.pools": ("jax", "numpy"),
-    "ferrum_jax.sampling": ("jax", "numpy"),
+    "ferrum_jax.runtime.pools": ("jax", "numpy"),
+    "ferrum_jax.runtime.sampling": ("jax", "numpy"),
 }
 
 
@@ -156,60 +124,52 @@ def is_ours(name: str) -> bool:
     return name.split(".")[0] in PACKAGES
 
 
-def room(module: str) -> str:
-    """The room that a module stands in."""
-    package, *names = module.split(".")
-    if package == "ferrum_jax" and names[:1] and names[0] in NOUNS:
-        return "nouns"
-    parent, _, _ = module.rpartition(".")
-    is_folder = modules()[module].name == "__init__.py"
-    return module if is_folder or parent == "ferrum_jax" or module in FILES else parent
-
-
-@functools.cache
-def used() -> dict[str, set[str]]:
-    """The other rooms from which each room imports."""
-    found: dict[str, set[str]] = {}
-    for module in modules():
-        rooms = {room(name) for name in imports(module) if is_ours(name)}
-        found.setdefault(room(module), set()).update(rooms - {room(module)})
-    return found
+def package(module: str) -> str:
+    """The package that a module stands in, or its own name in the root."""
+    first, *names = module.split(".")
+    return names[0] if first == "ferrum_jax" and names else first
 
 
 @functools.cache
 def libraries() -> dict[str, set[str]]:
-    """The libraries beyond the standard one that the rooms of each row of MAY_USE import."""
-    found: dict[str, set[str]] = {name: set() for name in MAY_USE}
+    """The libraries beyond the standard one that the modules below each name of MAY_USE import."""
+    used: dict[str, set[str]] = {name: set() for name in MAY_USE}
     for module in modules():
-        above = [name for name in MAY_USE if f"{room(module)}.".startswith(f"{name}.")]
+        above = [name for name in MAY_USE if f"{module}.".startswith(f"{name}.")]
         if above:
             names = {name.split(".")[0] for name in imports(module) if not is_ours(name)}
-            found[max(above, key=len)] |= names - sys.stdlib_module_names
-    return found
+            used[max(above, key=len)] |= names - sys.stdlib_module_names
+    return used
 
 
-def test_a_room_imports_only_from_lower_ranks():
-    """Imports between rooms go in no circle, so that each can be read after those below it."""
+def test_a_package_imports_only_from_lower_ranks():
+    """`ferrum_jax/__init__.py` defines nothing: it names what others define."""
     ranks = {name: rank for rank, names in enumerate(RANKS) for name in names.split()}
-    rooms = {name: {other.removeprefix("ferrum_jax.") for other in others} for name, others in used().items()}
-    rooms = {name.removeprefix("ferrum_jax."): others for name, others in rooms.items()}
-    assert rooms.keys() == ranks.keys(), "each room has a rank, and each name of RANKS is a room"
-    upward = [f"{name} imports {other}" for name in rooms for other in rooms[name] if ranks[other] >= ranks[name]]
-    assert not upward, "lower the imported room's rank, or move what is imported to a lower room"
+    assert {package(module) for module in modules()} == {"ferrum_jax", *ranks}, "each package has a rank"
+    upward = [
+        f"{module} imports {name}"
+        for module in modules()
+        for name in imports(module) - {"ferrum_jax"}
+        if module != "ferrum_jax" and is_ours(name) and package(name) != package(module)
+        if ranks[package(name)] >= ranks[package(module)]
+    ]
+    assert not upward, "move what is imported to a lower package"
+
+
+def test_modules_import_in_no_circle():
+    """So that each can be read after those that it imports from. What packages name lazily is no import of theirs."""
+    graph = {module: imports(module) & modules().keys() for module in modules() if module not in LAZY}
+    assert list(graphlib.TopologicalSorter(graph).static_order())
+
+
+def test_each_package_says_in_ten_lines_what_it_is_for():
+    folders = [path.parent for path in (ROOT / "ferrum_jax").glob("*/__init__.py")]
+    assert all(0 < (folder / "README.md").read_text().count("\n") <= 10 for folder in folders)
 
 
 def test_kernels_import_nothing_else_of_ours():
     others = [name for module in modules() if module.startswith("pallas_kernels") for name in imports(module)]
     assert not [name for name in others if is_ours(name) and not name.startswith("pallas_kernels")]
-
-
-def test_folders_are_small_enough_to_read():
-    """Folders have 16 files at most; families and commands are lists that grow."""
-    counts: dict[str, int] = {}
-    for path in modules().values():
-        folder = str(path.parent.relative_to(ROOT))
-        counts[folder] = counts.get(folder, 0) + 1
-    assert {f for f, n in counts.items() if n > 16} <= {"ferrum_jax/models", "ferrum_jax/commands"}
 
 
 @pytest.mark.parametrize("name", sorted(MAY_USE))
@@ -226,7 +186,7 @@ def test_environment_variables_are_read_in_few_places_only():
     """The command line reads its own, and a compiler's flags decide an executable."""
     reads = re.compile(r"environ(?! \|=|\[[^]]*\] = )|getenv")  # all but what sets one
     readers = {m for m, path in modules().items() if reads.search(_os_names(path))}
-    assert readers == {"ferrum_jax.__main__", "ferrum_jax.executables.environment"}
+    assert readers == {"ferrum_jax.__main__", "ferrum_jax.runtime.compile.environment"}
 
 
 def _os_names(path: pathlib.Path) -> str:
@@ -237,12 +197,12 @@ def _os_names(path: pathlib.Path) -> str:
 def test_environment_variables_are_set_only_where_no_device_is_looked_for():
     sets = re.compile(r"os\.environ( \|=|\[[^]]*\] = |\.(update|setdefault)\()|putenv")
     setters = {m for m, path in modules().items() if sets.search(path.read_text())}
-    assert setters == {"ferrum_jax.__main__", "ferrum_jax.commands.compile"}
+    assert setters == {"ferrum_jax.__main__", "ferrum_jax.cli.compile"}
 
 
 def test_all_code_that_a_step_is_traced_from_decides_the_name_of_its_executable():
     """Everything that the making of a step imports, however far, is in the digest of the store."""
-    reached, todo = set(), ["ferrum_jax.executables.compile", "ferrum_jax.embeddings.encoder_runtime"]
+    reached, todo = set(), ["ferrum_jax.runtime.compile.compile", "ferrum_jax.runtime.encoder_runtime"]
     while todo:
         module = todo.pop()
         if module not in reached:
@@ -260,8 +220,8 @@ def test_all_code_that_a_step_is_traced_from_decides_the_name_of_its_executable(
     [
         "ferrum_jax",
         "ferrum_jax.batch.job",
-        "ferrum_jax.scheduling.scheduler",
-        "ferrum_jax.offline.simulate_cache",
+        "ferrum_jax.core.scheduler.scheduler",
+        "ferrum_jax.planning.offline.simulate_cache",
         "ferrum_jax.__main__",
         "ferrum_jax.serve.http.settings",
     ],

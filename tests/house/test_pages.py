@@ -32,7 +32,7 @@ def test_the_home_shows_a_result_and_a_command():
 # Where a page denies or refuses: a part of its line, and what the program says there, by file.
 HELD = {
     "guides/speculative-decoding.md": [
-        ("draft models are refused by name", "sizes/speculative.py", "no second model drafts here"),
+        ("draft models are refused by name", "inputs/sizes/speculative.py", "no second model drafts here"),
     ],
     "reference/file-formats.md": [
         ("such as `.tsv` or `.zip`", "batch/input/files.py", "is not supported; name .jsonl")
@@ -41,7 +41,7 @@ HELD = {
         ("sounds are refused", _PROMPTS, "sounds, and this model hears none"),
         ("videos and sounds are refused", _PROMPTS, "sounds, and this model hears none"),
         ("images are refused", _PROMPTS, "and this model takes none: it sees no images"),
-        ("videos are refused", "vision/prompt_images.py", "its family's videos are not known"),
+        ("videos are refused", "inputs/images/prompt_images.py", "its family's videos are not known"),
         (
             "2 and 3 bits and KV scales",
             "../checkpoints/formats/compressed_tensors.py",
@@ -59,7 +59,11 @@ HELD = {
             "../checkpoints/prefixes.py",
             "holds prefixes of another engine",
         ),
-        ("`update_weights` and `sleep` are refused", "startup/open_model.py", 'refuse_several_processes("sleep")'),
+        (
+            "`update_weights` and `sleep` are refused",
+            "engine/startup/open_model.py",
+            'refuse_several_processes("sleep")',
+        ),
     ],
     "guides/batch-jobs.md": [
         ("other sampling flags are refused", "batch/journal/job_identity.py", "was begun with other settings")
@@ -77,7 +81,11 @@ HELD = {
         ),
     ],
     "guides/structured-output.md": [
-        ("patterns, are refused with their numbers", "structured/one_of.py", "may both match: give them a required"),
+        (
+            "patterns, are refused with their numbers",
+            "text/structured/one_of.py",
+            "may both match: give them a required",
+        ),
     ],
     "guides/sounds.md": [("`chunking_strategy` are refused by name", "openai/body_rules.py", '"chunking_strategy": (')],
     "guides/serving.md": [
@@ -85,7 +93,7 @@ HELD = {
         ("of a batch are refused", "serve/app/batch_routes.py", "files are kept until they are deleted"),
     ],
     "architecture.md": [
-        ("do not divide are refused", "sharding/undivided.py", "def refusals("),
+        ("do not divide are refused", "models/sharding/undivided.py", "def refusals("),
     ],
 }
 

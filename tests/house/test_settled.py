@@ -15,9 +15,17 @@ from tests.support import GOLDENS, ROOT, SMALL
 
 # Where one config is made of another. The opening, with the meshes that it chooses among; what decides which config is
 # asked for before anything is opened; and checks, which open engines of their own.
-OPENING = ("ferrum_jax/startup/chosen.py", "ferrum_jax/startup/open.py", "ferrum_jax/meshes/on_paper.py")
-BEFORE = ("ferrum_jax/engine/calls/fields.py", "ferrum_jax/executables/bundle.py")
-ON_TRIAL = ("ferrum_jax/startup/choose_attention.py", "ferrum_jax/runtime/placing/fit.py", "ferrum_jax/device_check/")
+OPENING = (
+    "ferrum_jax/engine/startup/chosen.py",
+    "ferrum_jax/engine/startup/open.py",
+    "ferrum_jax/planning/meshes/on_paper.py",
+)
+BEFORE = ("ferrum_jax/tasks/calls/fields.py", "ferrum_jax/runtime/compile/bundle.py")
+ON_TRIAL = (
+    "ferrum_jax/engine/startup/choose_attention.py",
+    "ferrum_jax/runtime/placing/fit.py",
+    "ferrum_jax/cli/device_check/",
+)
 
 
 def rewrites(path: Path) -> list[int]:

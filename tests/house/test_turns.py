@@ -21,7 +21,7 @@ MANY = [f"tests/engine/test_many.py::test[{n}]" for n in range(200)]
 IDS = [
     *GOLDENS,
     *MANY,
-    "tests/scheduling/test_machine.py::test",
+    "tests/scheduler/test_machine.py::test",
     "tests/serve/test_http.py::test",
     "tests/pallas_kernels/test_kv_write_tpu.py::test",
     "tests/pallas_kernels/test_low_rank.py::test",
@@ -29,7 +29,7 @@ IDS = [
 ]
 IMPORTS = {
     "tests/engine/test_many.py": {"ferrum_jax", "ferrum_jax.config"},
-    "tests/serve/test_http.py": {"ferrum_jax.scheduling.plan"},
+    "tests/serve/test_http.py": {"ferrum_jax.core.scheduler.plan"},
 }
 
 
@@ -61,11 +61,11 @@ def test_tests_of_one_golden_in_a_file_are_one_unit():
 @pytest.mark.parametrize(
     ("changed", "files"),
     [
-        ("tests/scheduling/test_machine.py", {"tests/scheduling/test_machine.py"}),
-        ("tests/scheduling/fake_device.py", {"tests/scheduling/test_machine.py"}),
-        ("tests/other/machine_program.py", {"tests/scheduling/test_machine.py"}),
-        ("ferrum_jax/scheduling/books.py", {"tests/scheduling/test_machine.py"}),
-        ("ferrum_jax/scheduling/plan.py", {"tests/scheduling/test_machine.py", "tests/serve/test_http.py"}),
+        ("tests/scheduler/test_machine.py", {"tests/scheduler/test_machine.py"}),
+        ("tests/scheduler/fake_device.py", {"tests/scheduler/test_machine.py"}),
+        ("tests/other/machine_program.py", {"tests/scheduler/test_machine.py"}),
+        ("ferrum_jax/core/scheduler/books.py", {"tests/scheduler/test_machine.py"}),
+        ("ferrum_jax/core/scheduler/plan.py", {"tests/scheduler/test_machine.py", "tests/serve/test_http.py"}),
         ("ferrum_jax/serve/http/lines.py", {"tests/serve/test_http.py"}),
         ("pallas_kernels/low_rank/math.py", {"tests/pallas_kernels/test_low_rank.py"}),
         ("tests/goldens/llama/config.json", {"tests/models/test_goldens.py"}),

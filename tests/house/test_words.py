@@ -22,18 +22,14 @@ GLOSSARY = ROOT / "docs" / "glossary.md"
 
 # Classes that may share a name, and why.
 SHARED_CLASSES = {"Case": "each op's cases.py has its own, and what runs them takes any"}
-# Files that stand in more than one folder, and why.
-SHARED_FILES = {
-    "pallas_kernels": {  # every op's folder is laid out alike, so that one who knows one finds the way in all
-        *("cases.py", "config.py", "kernel.py", "math.py", "oracle.py", "schedule.py", "stages.py"),
-        *("xla.py", "mosaic_tpu.py", "mosaic_gpu.py"),  # an op's implementations, as EngineConfig names them
-    },
-    "ferrum_jax/commands": {"compile.py", "convert.py", "plan.py"},  # a command's file has the command's name
-}
-
 # Sentences that begin with these words, and clauses that hang on a genitive.
 INVERTED = re.compile(r"(?:^|(?<=[.!?;:] ))(?:Of|Those)\b|\bof which\b|\bof whose\b")
 MOST_INVERTED = 0  # it may only fall
+# Words whose noun a reader has to guess, and docstrings that begin with one.
+PRONOUNS = frozenset("that one ones none it what those which this these they them its other others".split())
+RIDDLE = 0.44  # the share of a sentence's words
+VAGUE = re.compile(r"(?:What|The same|That of|Those)\b")
+MOST_RIDDLES, MOST_VAGUE = 118, 496  # they may only fall
 
 
 def _sources() -> list[pathlib.Path]:
@@ -51,11 +47,6 @@ def _classes() -> dict[str, list[str]]:
     return found
 
 
-def _is_shared(path: pathlib.Path) -> bool:
-    inside = path.relative_to(ROOT)
-    return any(inside.is_relative_to(folder) and path.name in names for folder, names in SHARED_FILES.items())
-
-
 def _words() -> list[str]:
     table = GLOSSARY.read_text().partition("\n## Letters")[0]
     rows = re.findall(r"(?m)^\| ([^|]+) \|", table)[1:]  # without the head
@@ -68,16 +59,6 @@ def _repeated(names: Iterable[str]) -> list[str]:
 
 def test_no_two_classes_have_one_name():
     assert {name: places for name, places in _classes().items() if len(places) > 1}.keys() == SHARED_CLASSES.keys()
-
-
-def test_no_two_modules_have_one_name():
-    names = [path.stem.lstrip("_") for path in _sources() if path.name != "__init__.py" and not _is_shared(path)]
-    assert not _repeated(names)
-
-
-def test_the_exceptions_are_needed():
-    files = collections.Counter(path.name for path in _sources())
-    assert all(files[name] > 1 for names in SHARED_FILES.values() for name in names)
 
 
 def test_a_word_has_one_row_in_the_glossary():
@@ -139,6 +120,24 @@ def test_inverted_sentences_are_found():
     text = '"""Of a row. Those wait."""\n# A pool,\n# of which one\n'
     parts = [*_docstrings(text), *_comments(text), *_paragraphs("- Of a\n  row\n\n`of which`, and words")]
     assert sum(len(INVERTED.findall(part)) for part in parts) == 4
+
+
+def _is_riddle(sentence: str) -> bool:
+    words = re.findall(r"[a-z']+", sentence.lower())
+    return len(words) > 2 and sum(word in PRONOUNS for word in words) >= RIDDLE * len(words)
+
+
+def test_docstrings_say_the_noun():
+    docstrings = [(path.relative_to(ROOT), text) for path in _sources() for text in _docstrings(path.read_text())]
+    vague = [f"{path}: {text[:60]}" for path, text in docstrings if VAGUE.match(text)]
+    sentences = [(path, each) for path, text in docstrings for each in re.split(r"(?<=[.!?;:])\s+", text)]
+    riddles = [f"{path}: {each}" for path, each in sentences if _is_riddle(each)]
+    assert len(riddles) <= MOST_RIDDLES, "say the noun:\n" + "\n".join(riddles)
+    assert len(vague) <= MOST_VAGUE, "begin with the noun:\n" + "\n".join(vague)
+
+
+def test_riddles_are_found():
+    assert _is_riddle("None of one that has none.") and not _is_riddle("The grammar's compile error, or None.")
 
 
 def test_the_names_of_tests_are_short():

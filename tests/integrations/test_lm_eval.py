@@ -7,7 +7,7 @@ import json
 import pytest
 
 from checkpoints import open_checkpoint, to_huggingface
-from ferrum_jax.models import registry
+from ferrum_jax.models.families import registry
 from tests.support import COMPILED, ROOT
 
 pytestmark = pytest.mark.eval

@@ -65,8 +65,8 @@ def rollout():
     from flax import nnx
 
     from ferrum_jax.integrations.tunix import FerrumJaxRollout
-    from ferrum_jax.models.decoder import Decoder
-    from ferrum_jax.models.registry import spec_of
+    from ferrum_jax.models.families.decoder import Decoder
+    from ferrum_jax.models.families.registry import spec_of
 
     sizes = EngineConfig(
         max_num_seqs=4, max_num_batched_tokens=16, max_model_len=64, compilation_cache_dir=str(COMPILED)

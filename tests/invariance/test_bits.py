@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from ferrum_jax import SamplingParams
-from ferrum_jax.asked.options import RequestOptions
+from ferrum_jax.core.request_options import RequestOptions
+from ferrum_jax.engine.startup.build_engine import build_engine
 from ferrum_jax.runtime.buckets import Ladder
-from ferrum_jax.startup.build_engine import build_engine
 from tests.golden_table import TABLE, goldens
 from tests.support import FAMILIES, INVARIANT, QUANTISED, finish, peek, run, small_llm
 

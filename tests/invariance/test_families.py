@@ -9,7 +9,7 @@ import math
 import pytest
 
 from ferrum_jax import SamplingParams
-from ferrum_jax.startup.build_engine import build_engine
+from ferrum_jax.engine.startup.build_engine import build_engine
 from tests.engine.test_goldens import check_equal, golden_prompts
 from tests.golden_table import TABLE, goldens, marked
 from tests.support import INVARIANT, finish, small_llm

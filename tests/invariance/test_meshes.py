@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from ferrum_jax import SamplingParams
+from ferrum_jax.core.plan import StepPlan
+from ferrum_jax.engine.startup.build_engine import build_engine
 from ferrum_jax.llm import LLM
-from ferrum_jax.plan import StepPlan
-from ferrum_jax.startup.build_engine import build_engine
 from tests.forked import call
 from tests.support import GOLDENS, INVARIANT, finish, run
 

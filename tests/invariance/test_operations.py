@@ -17,17 +17,17 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from ferrum_jax.layers import text_rows
-from ferrum_jax.layers.attention import LayerContext
-from ferrum_jax.layers.linear import project
-from ferrum_jax.layers.mlp import ACTIVATIONS, Gated
-from ferrum_jax.layers.moe import MoE
-from ferrum_jax.layers.norm import LayerNorm, RMSNorm
-from ferrum_jax.layers.recurrent.gated_delta import unit_heads
-from ferrum_jax.layers.rope import rotate, rotations
-from ferrum_jax.models import registry
-from ferrum_jax.sizes.invariance import COMPILER_OPTIONS, EXPERT_TILE, FEWEST_ROWS
-from ferrum_jax.spec import RopeSpec
+from ferrum_jax.inputs.sizes.invariance import COMPILER_OPTIONS, EXPERT_TILE, FEWEST_ROWS
+from ferrum_jax.models.families import registry
+from ferrum_jax.models.layers import text_rows
+from ferrum_jax.models.layers.attention import LayerContext
+from ferrum_jax.models.layers.linear import project
+from ferrum_jax.models.layers.mlp import ACTIVATIONS, Gated
+from ferrum_jax.models.layers.moe import MoE
+from ferrum_jax.models.layers.norm import LayerNorm, RMSNorm
+from ferrum_jax.models.layers.recurrent.gated_delta import unit_heads
+from ferrum_jax.models.layers.rope import rotate, rotations
+from ferrum_jax.models.spec import RopeSpec
 from tests.support import GOLDENS
 
 MOST = 2048

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from ferrum_jax import SamplingParams
-from ferrum_jax.startup.build_engine import build_engine
+from ferrum_jax.engine.startup.build_engine import build_engine
 from tests.engine.test_goldens import check_equal, golden_prompts
 from tests.golden_table import goldens
 from tests.invariance.test_bits import bits

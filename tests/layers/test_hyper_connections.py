@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from ferrum_jax.layers.hyper_connections import HyperConnection, StreamSum
-from ferrum_jax.spec import NormSpec, StreamsSpec
+from ferrum_jax.models.layers.hyper_connections import HyperConnection, StreamSum
+from ferrum_jax.models.spec import NormSpec, StreamsSpec
 
 SPEC, NORM, D = StreamsSpec(num_streams=3, magnitude=1.5, eps=0.01), NormSpec(eps=1e-3), 5
 

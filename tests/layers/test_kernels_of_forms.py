@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from ferrum_jax.layers.adapted_weight import put_adapters
-from ferrum_jax.layers.formed_weight import give_kernels, put_forms
-from ferrum_jax.layers.linear import Linear
-from ferrum_jax.spec.stored_weight import WeightForm, made_form
+from checkpoints.stored_weight import WeightForm, made_form
+from ferrum_jax.models.layers.adapted_weight import put_adapters
+from ferrum_jax.models.layers.formed_weight import give_kernels, put_forms
+from ferrum_jax.models.layers.linear import Linear
 from pallas_kernels.low_rank import LowRankSlots, oracle, pairs_of
 from pallas_kernels.on_device import on_device
 from pallas_kernels.target import Target

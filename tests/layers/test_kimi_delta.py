@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from ferrum_jax.layers.attention import LayerContext
-from ferrum_jax.layers.recurrent.gated_delta import KimiDelta
-from ferrum_jax.spec import CacheGroup, KimiDeltaSpec
+from ferrum_jax.models.layers.attention import LayerContext
+from ferrum_jax.models.layers.recurrent.gated_delta import KimiDelta
+from ferrum_jax.models.spec import CacheGroup, KimiDeltaSpec
 from tests.layers.test_layers import SPEC, assert_close, draw, fill, jitted
 from tests.oracles import layers as oracle
 

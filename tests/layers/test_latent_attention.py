@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from ferrum_jax.layers.attention import LayerContext, causal_attention
-from ferrum_jax.layers.latent_attention import LatentAttention
-from ferrum_jax.layers.rope import rotation_of
-from ferrum_jax.spec import AttentionSpec, LatentSpec, MlpSpec, ModelSpec
+from ferrum_jax.models.layers.attention import LayerContext, causal_attention
+from ferrum_jax.models.layers.latent_attention import LatentAttention
+from ferrum_jax.models.layers.rope import rotation_of
+from ferrum_jax.models.spec import AttentionSpec, LatentSpec, MlpSpec, ModelSpec
 from pallas_kernels.kv_pool import KV_DTYPES, KVPool, make_pool, pool_shape, round_trip
 from pallas_kernels.paged_attention import AttentionConfig, RaggedBatch, make_schedule, paged_attention
 from tests.fast_compile import FAST_COMPILE

@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from ferrum_jax.layers.attention import Attention, ForwardContext, LayerContext, causal_attention
-from ferrum_jax.layers.embedding import Embedding
-from ferrum_jax.layers.linear import Linear, project
-from ferrum_jax.layers.mlp import ACTIVATIONS, MLP
-from ferrum_jax.layers.moe import MoE
-from ferrum_jax.layers.norm import GatedNorm, RMSNorm
-from ferrum_jax.layers.rope import frequencies, rotate, rotation_of, rotations
-from ferrum_jax.spec import AttentionSpec, ExpertsSpec, MlpSpec, ModelSpec, NormSpec, QkNorm, RopeSpec
+from ferrum_jax.models.layers.attention import Attention, ForwardContext, LayerContext, causal_attention
+from ferrum_jax.models.layers.embedding import Embedding
+from ferrum_jax.models.layers.linear import Linear, project
+from ferrum_jax.models.layers.mlp import ACTIVATIONS, MLP
+from ferrum_jax.models.layers.moe import MoE
+from ferrum_jax.models.layers.norm import GatedNorm, RMSNorm
+from ferrum_jax.models.layers.rope import frequencies, rotate, rotation_of, rotations
+from ferrum_jax.models.spec import AttentionSpec, ExpertsSpec, MlpSpec, ModelSpec, NormSpec, QkNorm, RopeSpec
 from pallas_kernels.grouped_matmul import oracle as grouped_matmul
 from pallas_kernels.tolerance import TOLERANCE
 from tests.fast_compile import FAST_COMPILE

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ferrum_jax.layers.segment_attention import map_tiles, segment_attention, tile_of
+from ferrum_jax.models.layers.segment_attention import map_tiles, segment_attention, tile_of
 from pallas_kernels.tolerance import TOLERANCE
 from tests.fast_compile import FAST_COMPILE
 

@@ -8,8 +8,8 @@ from typing import ClassVar
 
 import pytest
 
-from ferrum_jax.media.kinds import IMAGE, SOUND, VIDEO, MediaKind
-from ferrum_jax.media.media_sources import MediaSources
+from ferrum_jax.inputs.media.kinds import IMAGE, SOUND, VIDEO, MediaKind
+from ferrum_jax.inputs.media.media_sources import MediaSources
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -5,12 +5,12 @@ import dataclasses
 import pytest
 
 from ferrum_jax.config import EngineConfig
-from ferrum_jax.meshes.collectives import sent_by_step, sent_by_token
-from ferrum_jax.meshes.forecast import forecast
-from ferrum_jax.models.registry import spec_of
+from ferrum_jax.inputs.sizes.mesh_shape import MeshShape
+from ferrum_jax.models.families.registry import spec_of
+from ferrum_jax.models.sharding import make_mesh
+from ferrum_jax.planning.meshes.collectives import sent_by_step, sent_by_token
+from ferrum_jax.planning.meshes.forecast import forecast
 from ferrum_jax.runtime.layout import lay_out
-from ferrum_jax.sharding import make_mesh
-from ferrum_jax.sizes.mesh_shape import MeshShape
 from scripts.published import PUBLISHED, config_of
 from tests.meshes.described import V6E_8
 

@@ -9,15 +9,15 @@ import jax
 import pytest
 
 from ferrum_jax.__main__ import main
-from ferrum_jax.commands.compile import _WITHOUT_DEVICE
+from ferrum_jax.cli.compile import _WITHOUT_DEVICE
 from ferrum_jax.config import EngineConfig
-from ferrum_jax.executables.deferred import DeferredExecutable
-from ferrum_jax.meshes.choices import meshes_of, shapes_of
-from ferrum_jax.meshes.encoder_forecast import forecast_encoder
-from ferrum_jax.meshes.forecast import Lengths, forecast, least_time_s
-from ferrum_jax.models.registry import abstract_tower, spec_of
-from ferrum_jax.offline.bundle_order import BundleOrder
+from ferrum_jax.models.families.registry import abstract_tower, spec_of
+from ferrum_jax.planning.meshes.choices import meshes_of, shapes_of
+from ferrum_jax.planning.meshes.encoder_forecast import forecast_encoder
+from ferrum_jax.planning.meshes.forecast import Lengths, forecast, least_time_s
+from ferrum_jax.planning.offline.bundle_order import BundleOrder
 from ferrum_jax.runtime.buckets import Bucket, Ladder
+from ferrum_jax.runtime.compile.deferred import DeferredExecutable
 from ferrum_jax.runtime.placing.fit import kv_bytes_left, temporaries_bytes
 from pallas_kernels.target import Target
 from scripts.published import config_of

@@ -8,13 +8,13 @@ import pytest
 from rich.console import Console
 
 from ferrum_jax.__main__ import main
-from ferrum_jax.commands.plan_tables import _mesh_table
+from ferrum_jax.cli.plan_tables import _mesh_table
 from ferrum_jax.config import EngineConfig
-from ferrum_jax.meshes.choices import MeshFit, meshes_of
-from ferrum_jax.meshes.forecast import Forecast, Lengths
-from ferrum_jax.meshes.on_paper import Subject
-from ferrum_jax.meshes.settle import by_problem, choose_mesh
-from ferrum_jax.models.registry import encoder_spec_of, spec_of
+from ferrum_jax.models.families.registry import encoder_spec_of, spec_of
+from ferrum_jax.planning.meshes.choices import MeshFit, meshes_of
+from ferrum_jax.planning.meshes.forecast import Forecast, Lengths
+from ferrum_jax.planning.meshes.on_paper import Subject
+from ferrum_jax.planning.meshes.settle import by_problem, choose_mesh
 from scripts.published import PUBLISHED, config_of
 from tests.meshes.described import V5E_4, V6E_8, V6E_16
 from tests.runtime.test_layout import CPU
@@ -120,9 +120,9 @@ def test_a_problem_stands_once_behind_the_meshes_that_have_it_and_alone_where_al
 @pytest.fixture
 def described(monkeypatch, tmp_path):
     """A model's folder, and `--target` means V6E_8."""
-    for module in ("ferrum_jax.executables.topology", "ferrum_jax.offline.bundle_order"):
+    for module in ("ferrum_jax.runtime.compile.topology", "ferrum_jax.planning.offline.bundle_order"):
         monkeypatch.setattr(f"{module}.target_devices", lambda target: V6E_8)
-    monkeypatch.setattr("ferrum_jax.commands.plan.without_device", lambda target: None)
+    monkeypatch.setattr("ferrum_jax.cli.plan.without_device", lambda target: None)
     (tmp_path / "config.json").write_text(json.dumps(LLAMA3_8B))
     return str(tmp_path)
 

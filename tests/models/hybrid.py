@@ -19,14 +19,14 @@ from flax import nnx
 from safetensors.numpy import save_file
 
 from checkpoints.rules import Rule
-from ferrum_jax.layers.attention import LayerContext
-from ferrum_jax.layers.linear import Linear
-from ferrum_jax.models.config_reader import ConfigReader
-from ferrum_jax.models.decoder import Decoder, SideBySide
-from ferrum_jax.models.family import Family
-from ferrum_jax.models.registry import abstract_model, unbind
-from ferrum_jax.sharding import StateArray
-from ferrum_jax.spec import AttentionSpec, CacheGroup, MlpSpec, ModelSpec
+from ferrum_jax.models.families.config_reader import ConfigReader
+from ferrum_jax.models.families.decoder import Decoder, SideBySide
+from ferrum_jax.models.families.family import Family
+from ferrum_jax.models.families.registry import abstract_model, unbind
+from ferrum_jax.models.layers.attention import LayerContext
+from ferrum_jax.models.layers.linear import Linear
+from ferrum_jax.models.sharding import StateArray
+from ferrum_jax.models.spec import AttentionSpec, CacheGroup, MlpSpec, ModelSpec
 from pallas_kernels.state_rows import StateRows
 
 NAME = "HybridForTests"

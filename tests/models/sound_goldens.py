@@ -9,10 +9,10 @@ import jax
 import numpy as np
 
 from checkpoints import open_checkpoint
-from ferrum_jax.ints import ceil_div
-from ferrum_jax.models import registry
-from ferrum_jax.sound.clip import ProcessedClip
-from ferrum_jax.towers.packing import given, packed
+from ferrum_jax.inputs.audio.clip import ProcessedClip
+from ferrum_jax.io.ints import ceil_div
+from ferrum_jax.models.families import registry
+from ferrum_jax.runtime.media_encoders.packing import given, packed
 from tests.golden_table import GOLDENS
 from tests.models.vision_goldens import parameters_of
 

@@ -13,19 +13,19 @@ import pytest
 from checkpoints import open_checkpoint
 from checkpoints.rules import expand
 from ferrum_jax.config import EngineConfig
-from ferrum_jax.embeddings.encoder_runner import EncoderRunner
-from ferrum_jax.embeddings.encoder_runtime import (
+from ferrum_jax.inputs.sizes.mesh_shape import MeshShape
+from ferrum_jax.io.files.json_files import read_json
+from ferrum_jax.models.families import registry
+from ferrum_jax.models.layers.text_rows import TextRows, attend
+from ferrum_jax.models.sharding import make_mesh
+from ferrum_jax.runtime.compile.executable_store import ExecutableStore
+from ferrum_jax.runtime.encoder_runner import EncoderRunner
+from ferrum_jax.runtime.encoder_runtime import (
     POOLINGS,
     compile_encoder,
     encoder_buckets,
     lay_out_encoder,
 )
-from ferrum_jax.executables.executable_store import ExecutableStore
-from ferrum_jax.files.json_files import read_json
-from ferrum_jax.layers.text_rows import TextRows, attend
-from ferrum_jax.models import registry
-from ferrum_jax.sharding import make_mesh
-from ferrum_jax.sizes.mesh_shape import MeshShape
 from scripts.published import PUBLISHED_ENCODERS
 from tests.fast_compile import FAST_COMPILE
 from tests.support import COMPILED, GOLDENS

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ferrum_jax.models.registry import abstract_parts
+from ferrum_jax.models.families.registry import abstract_parts
 from tests.models.test_goldens import GOLDENS, NAMES, executable, load
 
 MOST = 1.2  # times the reference's own error

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from checkpoints import open_checkpoint
-from ferrum_jax.spec.digest_text import encoder_text, model_text
-from ferrum_jax.startup.model_source import ModelSource
+from ferrum_jax.engine.startup.model_source import ModelSource
+from ferrum_jax.models.spec.digest_text import encoder_text, model_text
 from tests.golden_table import GOLDENS
 
 # Made with 958aa87 for models that it knew, and with d4cd2b56 where it wrote another text. See decision 0121.

@@ -6,11 +6,11 @@ import dataclasses
 
 import pytest
 
-from ferrum_jax.models.registry import (
+from ferrum_jax.models.families.registry import (
     abstract_parts,
     spec_of,
 )
-from ferrum_jax.spec import CacheGroup, Kept, RopeSpec
+from ferrum_jax.models.spec import CacheGroup, Kept, RopeSpec
 from scripts.published import PUBLISHED, config_of
 from tests.models.tiny import TINY
 

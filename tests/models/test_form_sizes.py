@@ -8,10 +8,10 @@ import math
 import jax
 import pytest
 
+from checkpoints.stored_weight import weight_of
 from ferrum_jax.config import EngineConfig
-from ferrum_jax.models.registry import abstract_model, quantised_spec, spec_of, unbind
-from ferrum_jax.offline.bundle_order import BundleOrder
-from ferrum_jax.spec.stored_weight import weight_of
+from ferrum_jax.models.families.registry import abstract_model, quantised_spec, spec_of, unbind
+from ferrum_jax.planning.offline.bundle_order import BundleOrder
 from scripts.published import config_of
 from tests.support import GOLDENS
 

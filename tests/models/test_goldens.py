@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 from checkpoints import open_checkpoint
-from ferrum_jax.layers.attention import ForwardContext
-from ferrum_jax.models.registry import FAMILIES, abstract_model, bind, family_of, spec_of, unbind
-from ferrum_jax.spec import ModelSpec
+from ferrum_jax.models.families.registry import FAMILIES, abstract_model, bind, family_of, spec_of, unbind
+from ferrum_jax.models.layers.attention import ForwardContext
+from ferrum_jax.models.spec import ModelSpec
 from tests.golden_table import GOLDENS, TABLE, goldens
 
 NAMES = tuple(TABLE)

@@ -14,13 +14,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from checkpoints import open_checkpoint
-from ferrum_jax.files.json_files import read_json
-from ferrum_jax.layers.rope import frequencies
-from ferrum_jax.models import registry
-from ferrum_jax.models.bounds import BOUNDS
-from ferrum_jax.models.config_reader import ConfigReader
-from ferrum_jax.spec import ModelSpec
-from ferrum_jax.startup.model_source import ModelSource
+from ferrum_jax.engine.startup.model_source import ModelSource
+from ferrum_jax.io.files.json_files import read_json
+from ferrum_jax.models.families import registry
+from ferrum_jax.models.families.bounds import BOUNDS
+from ferrum_jax.models.families.config_reader import ConfigReader
+from ferrum_jax.models.layers.rope import frequencies
+from ferrum_jax.models.spec import ModelSpec
 from scripts.published import FAST, PUBLISHED, PUBLISHED_ENCODERS, config_of
 from tests.distributed.folder import write_model
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 import pytest
 
 from checkpoints.rules import as_stored, expand, match
-from ferrum_jax.models.registry import family_of, spec_of, weights_of
-from ferrum_jax.spec import CacheGroup
+from ferrum_jax.models.families.registry import family_of, spec_of, weights_of
+from ferrum_jax.models.spec import CacheGroup
 from scripts.published import config_of
 from tests.models.tiny import TINY_NEXT
 

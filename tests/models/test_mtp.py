@@ -10,8 +10,16 @@ import numpy as np
 import pytest
 
 from checkpoints import open_checkpoint
-from ferrum_jax.layers.attention import ForwardContext
-from ferrum_jax.models.registry import FAMILIES, abstract_model, abstract_parts, bind, rules_of, spec_of, unbind
+from ferrum_jax.models.families.registry import (
+    FAMILIES,
+    abstract_model,
+    abstract_parts,
+    bind,
+    rules_of,
+    spec_of,
+    unbind,
+)
+from ferrum_jax.models.layers.attention import ForwardContext
 from scripts.published import config_of
 from tests.golden_table import GOLDENS
 from tests.models.test_goldens import assert_close

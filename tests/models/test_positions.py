@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 
 from ferrum_jax.config import EngineConfig
-from ferrum_jax.layers.rope import frequencies
-from ferrum_jax.models.registry import spec_of
+from ferrum_jax.inputs.sizes.mesh_shape import MeshShape
+from ferrum_jax.models.families.registry import spec_of
+from ferrum_jax.models.layers.rope import frequencies
+from ferrum_jax.models.sharding import make_mesh
+from ferrum_jax.models.spec import RopeSpec
 from ferrum_jax.runtime.settled import settle
-from ferrum_jax.sharding import make_mesh
-from ferrum_jax.sizes.mesh_shape import MeshShape
-from ferrum_jax.spec import RopeSpec
 from scripts.published import config_of
 
 LLAMA3_8B = config_of("Llama-3-8B")

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from checkpoints import open_checkpoint
-from ferrum_jax.layers.attention import ForwardContext
-from ferrum_jax.models.registry import abstract_model, bind, family_of, spec_of, unbind
+from ferrum_jax.models.families.registry import abstract_model, bind, family_of, spec_of, unbind
+from ferrum_jax.models.layers.attention import ForwardContext
 from scripts.published import config_of
 from tests.support import GOLDENS
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ferrum_jax.models.registry import FAMILIES, abstract_model, encoder_spec_of, spec_of
+from ferrum_jax.models.families.registry import FAMILIES, abstract_model, encoder_spec_of, spec_of
 from scripts.published import config_of
 from tests.models.tiny import TINY, TINY_NEXT
 from tests.support import GOLDENS

@@ -14,10 +14,8 @@ from flax import nnx
 from checkpoints.formats import without_forms
 from checkpoints.placement import whole_targets
 from checkpoints.rules import expand
-from ferrum_jax.layers.attention import ForwardContext
-from ferrum_jax.layers.embedding import Embedding
-from ferrum_jax.models.config_reader import ConfigReader
-from ferrum_jax.models.registry import (
+from ferrum_jax.models.families.config_reader import ConfigReader
+from ferrum_jax.models.families.registry import (
     FAMILIES,
     NOT_SERVED,
     abstract_model,
@@ -28,7 +26,9 @@ from ferrum_jax.models.registry import (
     spec_of,
     unbind,
 )
-from ferrum_jax.spec import AttentionSpec, ExpertsSpec, KimiDeltaSpec, Mamba2Spec, MlpSpec, RopeSpec
+from ferrum_jax.models.layers.attention import ForwardContext
+from ferrum_jax.models.layers.embedding import Embedding
+from ferrum_jax.models.spec import AttentionSpec, ExpertsSpec, KimiDeltaSpec, Mamba2Spec, MlpSpec, RopeSpec
 from scripts.published import FAST, PUBLISHED
 from tests.models.tiny import TINY
 

@@ -10,7 +10,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from checkpoints import open_checkpoint
-from ferrum_jax.models.registry import abstract_model, family_of, spec_of, unbind
+from ferrum_jax.models.families.registry import abstract_model, family_of, spec_of, unbind
 from tests.golden_table import GOLDENS
 from tests.models.test_goldens import load
 

@@ -10,7 +10,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from checkpoints import open_checkpoint
-from ferrum_jax.models import registry
+from ferrum_jax.models.families import registry
 from scripts.goldens.weights import make
 from tests.models.sound_goldens import GEMMA, HEARING, QWEN, VOXTRAL, clips_of, encoded, load
 from tests.models.test_goldens import assert_close

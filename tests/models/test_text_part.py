@@ -13,8 +13,8 @@ from safetensors.numpy import load_file, save_file
 
 from checkpoints import open_checkpoint
 from checkpoints.formats import scheme_of, without_forms
-from ferrum_jax.models.registry import abstract_model, family_of, spec_of, unbind
-from ferrum_jax.startup.model_source import ModelSource
+from ferrum_jax.engine.startup.model_source import ModelSource
+from ferrum_jax.models.families.registry import abstract_model, family_of, spec_of, unbind
 from tests.models.test_goldens import GOLDENS, load
 
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from ferrum_jax.models import registry
-from ferrum_jax.prompt import PlacedImage, rope_positions, whole_chunk
-from ferrum_jax.towers.image_slots import encoder_sizes
+from ferrum_jax.inputs.prompt import PlacedImage, rope_positions, whole_chunk
+from ferrum_jax.models.families import registry
+from ferrum_jax.runtime.media_encoders.image_slots import encoder_sizes
 from tests.models.test_goldens import NEAR_TIE, assert_close
 from tests.models.vision_goldens import (
     CAUSAL_GEMMA4,

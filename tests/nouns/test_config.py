@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from ferrum_jax.config import EngineConfig
-from ferrum_jax.quoting import Elsewhere
-from ferrum_jax.quoting.known_fields import NAMES, TRUTH, Fields, Known, number, one_of, require, whole
+from ferrum_jax.io.error_text import Elsewhere
+from ferrum_jax.io.error_text.known_fields import NAMES, TRUTH, Fields, Known, number, one_of, require, whole
 
 REFUSED = [
     ("max_num_seqs", "16", "a whole number"),

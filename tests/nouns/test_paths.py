@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from ferrum_jax.paths import NamedPath, install_command, is_url, open_url, require_apart, require_plot
+from ferrum_jax.io.paths import NamedPath, install_command, is_url, open_url, require_apart, require_plot
 from tests.support import ROOT
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from ferrum_jax.inputs.prompt import MediaSpan, single, take_apart
 from ferrum_jax.openai.contents import messages_of
-from ferrum_jax.prompt import MediaSpan, single, take_apart
 
 SPAN = MediaSpan(kind="image", digest=b"cat", start=1, length=2)
 MESSAGES = [{"role": "user", "content": "hi"}]

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ferrum_jax.quoting import MOST_CHARACTERS, MOST_QUOTED, bounded, named, quoted
+from ferrum_jax.io.error_text import MOST_CHARACTERS, MOST_QUOTED, bounded, named, quoted
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats() | st.text(max_size=5),

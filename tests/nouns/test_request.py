@@ -6,8 +6,8 @@ import math
 import numpy as np
 import pytest
 
-from ferrum_jax.asked.codec import params_to_json
-from ferrum_jax.asked.sampling import MAX_LOGIT_BIAS, MAX_STOP_IDS, SamplingParams
+from ferrum_jax.core.params_codec import params_to_json
+from ferrum_jax.sampling_params import MAX_LOGIT_BIAS, MAX_STOP_IDS, SamplingParams
 
 REFUSED = [
     ("n", 0),

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from ferrum_jax.config import EngineConfig
-from ferrum_jax.sizes.speculative import METHODS, SPECULATIVE_ELSEWHERE, SpeculativeConfig, speculative_of
+from ferrum_jax.inputs.sizes.speculative import METHODS, SPECULATIVE_ELSEWHERE, SpeculativeConfig, speculative_of
 
 OF_NGRAM = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 3, "prompt_lookup_min": 1}
 OF_SUFFIX = {

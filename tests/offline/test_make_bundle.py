@@ -17,13 +17,13 @@ import pytest
 
 from ferrum_jax import LLM, EngineConfig, SamplingParams
 from ferrum_jax.__main__ import main
-from ferrum_jax.executables.bundle import Bundle, Purpose
-from ferrum_jax.executables.compile import Program
-from ferrum_jax.executables.environment import Environment
-from ferrum_jax.offline import bundle_order
-from ferrum_jax.offline import make_bundle as bundling
-from ferrum_jax.offline.bundle_order import BundleOrder, BundlePlan
-from ferrum_jax.offline.make_bundle import end_with_parent, make_bundle
+from ferrum_jax.planning.offline import bundle_order
+from ferrum_jax.planning.offline import make_bundle as bundling
+from ferrum_jax.planning.offline.bundle_order import BundleOrder, BundlePlan
+from ferrum_jax.planning.offline.make_bundle import end_with_parent, make_bundle
+from ferrum_jax.runtime.compile.bundle import Bundle, Purpose
+from ferrum_jax.runtime.compile.compile import Program
+from ferrum_jax.runtime.compile.environment import Environment
 from tests.forked import call, run
 from tests.support import GOLDENS, ROOT, SMALL, small_llm
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from ferrum_jax import LLM, EngineConfig, SamplingParams
-from ferrum_jax.executables.bundle import BundleWriter
-from ferrum_jax.offline.bundle_order import BundleOrder
-from ferrum_jax.offline.make_bundle import make_bundle
+from ferrum_jax.planning.offline.bundle_order import BundleOrder
+from ferrum_jax.planning.offline.make_bundle import make_bundle
+from ferrum_jax.runtime.compile.bundle import BundleWriter
 from tests.support import GOLDENS, ROOT
 
 pytestmark = pytest.mark.slow

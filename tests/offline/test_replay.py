@@ -9,12 +9,8 @@ import sys
 import pytest
 
 from ferrum_jax.__main__ import main
-from ferrum_jax.offline.replay import replay, reuse_distances
-from ferrum_jax.offline.simulate_cache import outcome_table
-from ferrum_jax.outputs import NOT_FINITE_REASON
-from ferrum_jax.paths import install_command
-from ferrum_jax.prompt import MediaSpan, PlacedImage
-from ferrum_jax.scheduling.request_log import (
+from ferrum_jax.core.outputs import NOT_FINITE_REASON
+from ferrum_jax.core.scheduler.request_log import (
     LoggedChoice,
     LoggedRequest,
     RequestLogWriter,
@@ -22,7 +18,11 @@ from ferrum_jax.scheduling.request_log import (
     TokenLimit,
     read_request_log,
 )
-from ferrum_jax.sizes.engine_sizes import EngineSizes
+from ferrum_jax.inputs.prompt import MediaSpan, PlacedImage
+from ferrum_jax.inputs.sizes.engine_sizes import EngineSizes
+from ferrum_jax.io.paths import install_command
+from ferrum_jax.planning.offline.replay import replay, reuse_distances
+from ferrum_jax.planning.offline.simulate_cache import outcome_table
 
 SIZES = EngineSizes(
     block_size=4, block_bytes=[2048], group_blocks=[16], max_num_seqs=2, max_num_batched_tokens=16, max_model_len=64

@@ -20,8 +20,8 @@ import numpy as np
 from rich.console import Console
 
 from ferrum_jax import LLM, SamplingParams
+from ferrum_jax.async_llm import AsyncLLM
 from ferrum_jax.batch.job import JobSettings, run_batch
-from ferrum_jax.serve.async_llm import AsyncLLM
 from tests.openai.sections import Bodies
 from tests.openai.streams import events_of, joined
 from tests.serve.running import Running

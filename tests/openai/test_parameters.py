@@ -8,11 +8,11 @@ import pytest
 
 from ferrum_jax.batch.input.formats import BadRow, parse_line
 from ferrum_jax.batch.journal.responses import failed_line
+from ferrum_jax.io.error_text import MOST_CHARACTERS
 from ferrum_jax.openai import contents, errors
 from ferrum_jax.openai.asked import BodyLimits
 from ferrum_jax.openai.bodies import asked_text
 from ferrum_jax.openai.json_text import decoded
-from ferrum_jax.quoting import MOST_CHARACTERS
 from ferrum_jax.serve.http.http_errors import http_error
 
 MANY = {f"unknown_{i}": 1 for i in range(20_000)}

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ferrum_jax.asked.sampling import SamplingParams
+from ferrum_jax.sampling_params import SamplingParams
 
 
 def log_softmax(logits: np.ndarray) -> np.ndarray:

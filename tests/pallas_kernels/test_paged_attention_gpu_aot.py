@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from ferrum_jax.config import EngineConfig
-from ferrum_jax.models.registry import spec_of
+from ferrum_jax.models.families.registry import spec_of
+from ferrum_jax.models.sharding import make_mesh
 from ferrum_jax.runtime.layout import lay_out
 from ferrum_jax.runtime.step import trace_forward
-from ferrum_jax.sharding import make_mesh
 from pallas_kernels.paged_attention.cases import Case, make_shapes
 from scripts import gpu_static
 from scripts.published import PUBLISHED

@@ -12,10 +12,10 @@ import jax.numpy as jnp
 import pytest
 
 from ferrum_jax.config import EngineConfig
-from ferrum_jax.models.registry import quantised_spec, spec_of
+from ferrum_jax.models.families.registry import quantised_spec, spec_of
+from ferrum_jax.models.sharding import make_mesh
 from ferrum_jax.runtime.layout import lay_out
 from ferrum_jax.runtime.step import trace_forward
-from ferrum_jax.sharding import make_mesh
 from pallas_kernels.grouped_matmul import ExpertStack, expert_mlp
 from pallas_kernels.quantized_matmul import QuantizedWeight, mosaic_gpu, quantized_matmul, refusals
 from pallas_kernels.quantized_matmul.gpu.config import ProductTiles

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 
-from ferrum_jax.pools.blocks import gather_blocks, scatter_blocks
+from ferrum_jax.runtime.pools.blocks import gather_blocks, scatter_blocks
 from pallas_kernels.kv_pool import KV_DTYPES, KVPool, pool_shape
 
 P, C, K = 6, 8, 2

@@ -10,10 +10,10 @@ import types
 
 import pytest
 
-from ferrum_jax.models.registry import spec_of
-from ferrum_jax.pools import budget
-from ferrum_jax.pools.budget import GroupBlocks, Ledger, choose_num_blocks, cpu_pool_bytes
-from ferrum_jax.pools.pools import block_bytes, kv_shapes
+from ferrum_jax.models.families.registry import spec_of
+from ferrum_jax.runtime.pools import budget
+from ferrum_jax.runtime.pools.budget import GroupBlocks, Ledger, choose_num_blocks, cpu_pool_bytes
+from ferrum_jax.runtime.pools.pools import block_bytes, kv_shapes
 from pallas_kernels.kv_pool import KV_DTYPES
 from pallas_kernels.target import Target
 from scripts.published import config_of

@@ -15,12 +15,12 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from ferrum_jax.plan import Copy
-from ferrum_jax.pools import untouched
-from ferrum_jax.pools.copies import COPY_BLOB_SIZE, MAX_COPIES, make_copy
-from ferrum_jax.pools.pools import Pools
+from ferrum_jax.core.plan import Copy
+from ferrum_jax.models.spec import CacheGroup
 from ferrum_jax.runtime.inputs import pack_copies
-from ferrum_jax.spec import CacheGroup
+from ferrum_jax.runtime.pools import untouched
+from ferrum_jax.runtime.pools.copies import COPY_BLOB_SIZE, MAX_COPIES, make_copy
+from ferrum_jax.runtime.pools.pools import Pools
 from pallas_kernels.kv_pool import make_pool, pool_shape
 
 GROUPS = (CacheGroup(kind="full", layers=(0, 2)), CacheGroup(kind="window", layers=(1,), window=8))

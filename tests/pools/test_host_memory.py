@@ -14,9 +14,9 @@ import jax
 import numpy as np
 import pytest
 
-from ferrum_jax.pools.host_blocks import blocks_of, from_buffers, host_block_bytes, to_buffers
-from ferrum_jax.pools.host_free import free_host_bytes, host_bytes
-from ferrum_jax.pools.host_memory import MOST_ARRIVING, HostMemory, host_memory_kind
+from ferrum_jax.runtime.pools.host_blocks import blocks_of, from_buffers, host_block_bytes, to_buffers
+from ferrum_jax.runtime.pools.host_free import free_host_bytes, host_bytes
+from ferrum_jax.runtime.pools.host_memory import MOST_ARRIVING, HostMemory, host_memory_kind
 from tests.pools.test_blocks import FORMS, filled_pool, gather, leaves, zeros
 
 

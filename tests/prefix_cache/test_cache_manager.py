@@ -12,10 +12,10 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from ferrum_jax.prefix_cache.cache_manager import CacheManager
-from ferrum_jax.prompt import MediaSpan
-from ferrum_jax.request import Request
-from ferrum_jax.sizes.engine_sizes import EngineSizes
+from ferrum_jax.core.kv_cache.cache_manager import CacheManager
+from ferrum_jax.core.request import Request
+from ferrum_jax.inputs.prompt import MediaSpan
+from ferrum_jax.inputs.sizes.engine_sizes import EngineSizes
 
 _ids = itertools.count()
 

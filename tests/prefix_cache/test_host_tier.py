@@ -7,9 +7,9 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from ferrum_jax.plan import Copy
-from ferrum_jax.prefix_cache.host_tier import HostTier
-from ferrum_jax.prefix_cache.id_pool import IdPool
+from ferrum_jax.core.kv_cache.host_tier import HostTier
+from ferrum_jax.core.kv_cache.id_pool import IdPool
+from ferrum_jax.core.plan import Copy
 from tests.scheduling.fake_device import Engine
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from ferrum_jax.prefix_cache.id_pool import IdPool
+from ferrum_jax.core.kv_cache.id_pool import IdPool
 
 
 def _key(n: int) -> bytes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ferrum_jax.request import Request
+from ferrum_jax.core.request import Request
 from tests.scheduling.fake_device import Engine
 
 BLOCK = 4

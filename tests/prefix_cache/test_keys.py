@@ -10,9 +10,9 @@ from collections.abc import Iterable
 
 import pytest
 
-from ferrum_jax.prefix_cache.keys import extend_keys, root_key
-from ferrum_jax.prompt import MediaSpan
-from ferrum_jax.request import Request
+from ferrum_jax.core.kv_cache.keys import extend_keys, root_key
+from ferrum_jax.core.request import Request
+from ferrum_jax.inputs.prompt import MediaSpan
 from tests.forked import call
 from tests.scheduling.fake_device import Engine
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ferrum_jax.prefix_cache.snapshots import StateSlots
-from ferrum_jax.prefix_cache.transfers import Transfers
+from ferrum_jax.core.kv_cache.snapshots import StateSlots
+from ferrum_jax.core.kv_cache.transfers import Transfers
 from tests.scheduling.fake_device import Engine
 
 PROMPT = [(i * i + i // 5) % 5 for i in range(40)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ferrum_jax.ints import most_held, pool_blocks
+from ferrum_jax.io.ints import most_held, pool_blocks
 from tests.scheduling.fake_device import Engine
 
 

@@ -10,15 +10,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ferrum_jax.bench.workloads import make_workload
+from ferrum_jax.cli.benchmarks.workloads import make_workload
 from ferrum_jax.config import EngineConfig
-from ferrum_jax.ints import ceil_div
-from ferrum_jax.offline.padding import padding_of
-from ferrum_jax.offline.replay import replay
-from ferrum_jax.plan import ShardPlan, StepPlan
+from ferrum_jax.core.plan import ShardPlan, StepPlan
+from ferrum_jax.core.scheduler.request_log import LoggedChoice, LoggedRequest, Segment
+from ferrum_jax.inputs.sizes.engine_sizes import EngineSizes, Reach
+from ferrum_jax.io.ints import ceil_div
+from ferrum_jax.planning.offline.padding import padding_of
+from ferrum_jax.planning.offline.replay import replay
 from ferrum_jax.runtime.buckets import FIRST_TOKENS, RowBucket, choose_table_width, make_ladder, most_places
-from ferrum_jax.scheduling.request_log import LoggedChoice, LoggedRequest, Segment
-from ferrum_jax.sizes.engine_sizes import EngineSizes, Reach
 
 fixed = settings(max_examples=60)
 

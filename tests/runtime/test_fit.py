@@ -5,6 +5,8 @@ import dataclasses
 import pytest
 
 from ferrum_jax.config import EngineConfig
+from ferrum_jax.inputs.sizes.mesh_shape import MeshShape
+from ferrum_jax.models.sharding import make_mesh
 from ferrum_jax.runtime.layout import lay_out
 from ferrum_jax.runtime.placing.fit import (
     TooSmall,
@@ -14,8 +16,6 @@ from ferrum_jax.runtime.placing.fit import (
     refuse_overfull,
     scalar_bytes,
 )
-from ferrum_jax.sharding import make_mesh
-from ferrum_jax.sizes.mesh_shape import MeshShape
 from scripts.slices_page import Described
 from tests.runtime.test_layout import spec_of
 

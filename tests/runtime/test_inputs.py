@@ -8,8 +8,7 @@ import jax
 import numpy as np
 import pytest
 
-from ferrum_jax.asked.sampling import MAX_NAMED_IDS
-from ferrum_jax.plan import ImageTokensPlan, ShardPlan
+from ferrum_jax.core.plan import ImageTokensPlan, ShardPlan
 from ferrum_jax.runtime.buckets import Bucket
 from ferrum_jax.runtime.inputs import (
     forward_words,
@@ -23,6 +22,7 @@ from ferrum_jax.runtime.inputs import (
     unpack_sample,
     unpack_score,
 )
+from ferrum_jax.sampling_params import MAX_NAMED_IDS
 
 BUCKET = Bucket(num_tokens=16, num_rows=5, table_width=6, decode_only=False)
 ROW_FIELDS = ("slots", "starts", "counts", "state_slots", "source_slots", "target_slots", "adapter_ids", "rope_shifts")

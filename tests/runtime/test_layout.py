@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 from ferrum_jax.config import EngineConfig
-from ferrum_jax.models import registry
+from ferrum_jax.inputs.sizes.mesh_shape import MeshShape
+from ferrum_jax.models.families import registry
+from ferrum_jax.models.sharding import make_mesh
+from ferrum_jax.models.spec import AttentionSpec, CacheGroup, IndexerSpec, MlpSpec, ModelSpec
 from ferrum_jax.runtime.layout import lay_out
 from ferrum_jax.runtime.placing.fit import scalar_bytes
 from ferrum_jax.runtime.settled import lacks_kernels
-from ferrum_jax.sharding import make_mesh
-from ferrum_jax.sizes.mesh_shape import MeshShape
-from ferrum_jax.spec import AttentionSpec, CacheGroup, IndexerSpec, MlpSpec, ModelSpec
 from pallas_kernels.kv_pool import KV_DTYPES
 from pallas_kernels.paged_attention.support import refusals
 from pallas_kernels.target import Target
@@ -92,7 +92,7 @@ def test_heads_that_the_tpus_kernels_pad_run_and_their_zeros_stand_in_the_ledger
 
 
 def test_weights_that_leave_no_memory_of_the_machine_are_what_a_refusal_names(monkeypatch):
-    monkeypatch.setattr("ferrum_jax.pools.budget.free_host_bytes", lambda: 100_000)  # less than the weights
+    monkeypatch.setattr("ferrum_jax.runtime.pools.budget.free_host_bytes", lambda: 100_000)  # less than the weights
     wanted = r"^weights of \d+\.\d\d GiB leave nothing of this machine's free memory"
     with pytest.raises(ValueError, match=wanted) as refused:
         layout_of(CPU, kv_memory_bytes=None, num_blocks=None)

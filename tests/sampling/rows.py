@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ferrum_jax.asked.sampling import SamplingParams
-from ferrum_jax.sampling import ALL, RECORD_WORDS, Sampled, TokenLogprobs, sample, slot_record, unpack
+from ferrum_jax.runtime.sampling import ALL, RECORD_WORDS, Sampled, TokenLogprobs, sample, slot_record, unpack
+from ferrum_jax.sampling_params import SamplingParams
 
 MAX_LEN = 300
 ROWS = 256  # one bucket for all tests, so that one executable serves them

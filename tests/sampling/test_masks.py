@@ -10,8 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ferrum_jax.asked.sampling import MAX_LOGIT_BIAS, MAX_LOGPROBS, SamplingParams
-from ferrum_jax.sampling import (
+from ferrum_jax.runtime.sampling import (
     ALL,
     RECORD_WORDS,
     append_tokens,
@@ -23,7 +22,8 @@ from ferrum_jax.sampling import (
     write_masks,
     write_slot,
 )
-from ferrum_jax.sampling.record_words import BIAS_VALUES, FLAGS, STOP_IDS
+from ferrum_jax.runtime.sampling.record_words import BIAS_VALUES, FLAGS, STOP_IDS
+from ferrum_jax.sampling_params import MAX_LOGIT_BIAS, MAX_LOGPROBS, SamplingParams
 from pallas_kernels.tolerance import TOLERANCE
 from tests.oracles import sampling as oracle
 from tests.sampling.rows import MAX_LEN, ROWS, Row, V, null_slots, pool_of, random_logits, run, step

@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ferrum_jax.asked.sampling import SamplingParams
-from ferrum_jax.outputs import NOT_FINITE
-from ferrum_jax.sampling import draw, edits
-from ferrum_jax.sampling.noise import gumbel, row_bits
-from ferrum_jax.sampling.record_words import FLAGS, SEED_LOW
-from ferrum_jax.sampling.slots import read_parameters
+from ferrum_jax.core.outputs import NOT_FINITE
+from ferrum_jax.runtime.sampling import draw, edits
+from ferrum_jax.runtime.sampling.noise import gumbel, row_bits
+from ferrum_jax.runtime.sampling.record_words import FLAGS, SEED_LOW
+from ferrum_jax.runtime.sampling.slots import read_parameters
+from ferrum_jax.sampling_params import SamplingParams
 from pallas_kernels.tolerance import TOLERANCE
 from tests.oracles import sampling as oracle
 from tests.sampling.rows import ROWS, Row, V, compiled_step, pool_of, random_logits, run, step

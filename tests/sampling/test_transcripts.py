@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from ferrum_jax.asked.sampling import SamplingParams
-from ferrum_jax.asked.transcript import Transcript
+from ferrum_jax.inputs.params.transcript import Transcript
+from ferrum_jax.sampling_params import SamplingParams
 from tests.sampling.rows import ROWS, Row, V, pool_of, random_logits, step
 
 FIRST = 60

@@ -14,18 +14,18 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from ferrum_jax.core.drafts.drafts import Draft, Drafts
+from ferrum_jax.core.kv_cache.cache_manager import CacheManager
+from ferrum_jax.core.outputs import NOT_FINITE
+from ferrum_jax.core.plan import Copy, ShardPlan, StepPlan
+from ferrum_jax.core.request import Request
+from ferrum_jax.core.scheduler.drafting import Drafting, StepCosts
+from ferrum_jax.core.scheduler.flex import StepSizes
+from ferrum_jax.core.scheduler.in_flight import StepsInFlight
+from ferrum_jax.core.scheduler.scheduler import Scheduler
 from ferrum_jax.engine.of_tokens.kept_experts import KeptExperts
-from ferrum_jax.outputs import NOT_FINITE
-from ferrum_jax.plan import Copy, ShardPlan, StepPlan
-from ferrum_jax.prefix_cache.cache_manager import CacheManager
-from ferrum_jax.prompt import MediaSpan
-from ferrum_jax.request import Request
-from ferrum_jax.scheduling.drafting import Drafting, StepCosts
-from ferrum_jax.scheduling.flex import StepSizes
-from ferrum_jax.scheduling.in_flight import StepsInFlight
-from ferrum_jax.scheduling.scheduler import Scheduler
-from ferrum_jax.sizes.engine_sizes import EngineSizes
-from ferrum_jax.speculation.drafts import Draft, Drafts
+from ferrum_jax.inputs.prompt import MediaSpan
+from ferrum_jax.inputs.sizes.engine_sizes import EngineSizes
 
 VOCABULARY = 5
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ferrum_jax.ints import ceil_div
-from ferrum_jax.request import Request
+from ferrum_jax.core.request import Request
+from ferrum_jax.io.ints import ceil_div
 from tests.scheduling.fake_device import Engine
 
 BUDGET = 256

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from ferrum_jax.request import Request
-from ferrum_jax.scheduling.drafting import Drafting, OpenRow, OpenShard, StepCosts
-from ferrum_jax.speculation.drafts import Draft
+from ferrum_jax.core.drafts.drafts import Draft
+from ferrum_jax.core.request import Request
+from ferrum_jax.core.scheduler.drafting import Drafting, OpenRow, OpenShard, StepCosts
 from tests.scheduling.fake_device import KnownDrafts, expected_tokens, next_token
 
 FREE = [StepCosts(num_rows=1, bare=1.0, sizes=((4, 1.0), (8, 1.0), (16, 1.0)))]

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from ferrum_jax.request import Request
-from ferrum_jax.scheduling.drafting import StepCosts
-from ferrum_jax.speculation.drafts import Draft
+from ferrum_jax.core.drafts.drafts import Draft
+from ferrum_jax.core.request import Request
+from ferrum_jax.core.scheduler.drafting import StepCosts
 from tests.histories import seeded
 from tests.scheduling.fake_device import VOCABULARY, Engine, next_token, prompt_of
 

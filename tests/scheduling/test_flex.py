@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from ferrum_jax.request import FLEX
-from ferrum_jax.scheduling.flex import StepSizes
+from ferrum_jax.core.request import FLEX
+from ferrum_jax.core.scheduler.flex import StepSizes
 from tests.scheduling.fake_device import Engine, prompt_of
 
 STEPS = StepSizes(decode=(1, 2, 4, 8), mixed=(16, 32, 64))

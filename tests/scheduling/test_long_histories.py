@@ -12,9 +12,9 @@ from collections import Counter
 
 import pytest
 
-from ferrum_jax.ints import most_held
-from ferrum_jax.prompt import MediaSpan
-from ferrum_jax.request import Request
+from ferrum_jax.core.request import Request
+from ferrum_jax.inputs.prompt import MediaSpan
+from ferrum_jax.io.ints import most_held
 from tests.histories import seeded
 from tests.scheduling.fake_device import VOCABULARY, Engine
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ferrum_jax.plan import StepPlan
+from ferrum_jax.core.plan import StepPlan
 from tests.scheduling.fake_device import Engine, expected_tokens, prompt_of
 
 

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 import pytest
 
-from ferrum_jax.bench import workloads
+from ferrum_jax.cli.benchmarks import workloads
 from pallas_kernels.paged_attention.cases import Case
 from scripts import bench_kernels, bench_offline, kernel_rivals, shapes
 from tests.scripts.test_shapes import SMALL

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 from checkpoints import Expansion, open_checkpoint
-from ferrum_jax.models import registry
+from ferrum_jax.models.families import registry
 from scripts import shapes
 
 SMALL = {

@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from ferrum_jax.models.registry import spec_of
+from ferrum_jax.models.families.registry import spec_of
 from pallas_kernels.target import Target
 from scripts.made_tables import steps_table
 from scripts.step_estimates import Estimate, Walked, estimate, worse

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from ferrum_jax.device_check.estimates import TPU_CEILINGS
+from ferrum_jax.cli.device_check.estimates import TPU_CEILINGS
 from pallas_kernels.target import Target
 from scripts import kept_counts
 from scripts.tpu_counted import Counted, busiest

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from ferrum_jax.asked.sampling import SamplingParams
 from ferrum_jax.openai.asked import AskedText
+from ferrum_jax.sampling_params import SamplingParams
 from ferrum_jax.serve.http.service import Service
 from ferrum_jax.serve.http.settings import ServerSettings
 from ferrum_jax.serve.link.engine_client import EngineClient

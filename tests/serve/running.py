@@ -17,8 +17,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from ferrum_jax.async_llm import AsyncLLM
 from ferrum_jax.serve.app.uvicorn_server import uvicorn_server
-from ferrum_jax.serve.async_llm import AsyncLLM
 from ferrum_jax.serve.http.settings import ServerSettings
 from ferrum_jax.serve.local_app import make_app
 from tests.support import COMPILED, GOLDENS, ROOT, SMALL

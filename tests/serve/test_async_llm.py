@@ -14,10 +14,10 @@ import time
 import pytest
 
 from ferrum_jax import LLM, SamplingParams
-from ferrum_jax.asked.options import RequestOptions
-from ferrum_jax.serve.async_llm import AsyncLLM, Refused
-from ferrum_jax.serve.engine_thread import MOST_FAILURES, EngineFailed, Ticket
-from ferrum_jax.vision.decoding import Stopped
+from ferrum_jax.async_llm import AsyncLLM, Refused
+from ferrum_jax.core.request_options import RequestOptions
+from ferrum_jax.engine.engine_thread import MOST_FAILURES, EngineFailed, Ticket
+from ferrum_jax.inputs.images.decoding import Stopped
 from tests.support import GOLDENS, SMALL, small_llm
 from tests.transcribing.heard import CASES, how_of, sound_of, text_of, whisper_llm
 

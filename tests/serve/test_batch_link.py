@@ -9,9 +9,9 @@ import threading
 
 import pytest
 
-from ferrum_jax.asked.sampling import SamplingParams
 from ferrum_jax.batch.batch_llm import RowAborted
-from ferrum_jax.request import FLEX
+from ferrum_jax.core.request import FLEX
+from ferrum_jax.sampling_params import SamplingParams
 from ferrum_jax.serve.batches.link_llm import EngineGone, LinkLLM
 from ferrum_jax.serve.link.engine_client import EngineLost
 from ferrum_jax.serve.link.wire import Unframer, send

@@ -14,7 +14,7 @@ from pathlib import Path
 import openai
 import pytest
 
-from ferrum_jax.files.store import LocalStore
+from ferrum_jax.io.files.store import LocalStore
 from ferrum_jax.serve.http.api_keys import read_keys
 from ferrum_jax.serve.http.settings import ServerSettings
 from tests.serve.batch_input import CHAT, begin, ended, lines_of, rows

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from ferrum_jax.files.store import LocalStore
+from ferrum_jax.io.files.store import LocalStore
 from ferrum_jax.serve.batches.batch_folder import BatchFolder, FolderFull
 from ferrum_jax.serve.batches.clerk import Clerk, ClerkTimes
 from ferrum_jax.serve.batches.pauses import Pauses

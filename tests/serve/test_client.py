@@ -12,15 +12,15 @@ import pydantic
 import pytest
 
 from ferrum_jax import SamplingParams
-from ferrum_jax.asked.codec import params_of_json
-from ferrum_jax.asked.structured_outputs import StructuredOutputsParams
-from ferrum_jax.asked.tools import tools_asked
-from ferrum_jax.outputs import NO_STRUCTURE
-from ferrum_jax.serve.bodies.response_input import input_messages
+from ferrum_jax.core.outputs import NO_STRUCTURE
+from ferrum_jax.core.params_codec import params_of_json
+from ferrum_jax.inputs.params.structured_outputs import StructuredOutputsParams
+from ferrum_jax.inputs.params.tools import tools_asked
+from ferrum_jax.openai.response_input import input_messages
 from ferrum_jax.serve.http.http_errors import http_error
 from ferrum_jax.serve.http.service import wire_params
 from ferrum_jax.serve.link.engine_client import RequestRefused
-from ferrum_jax.structured.vocabulary import require_llguidance
+from ferrum_jax.text.structured.vocabulary import require_llguidance
 from tests.openai.chat_bodies import ASKS, CALL
 from tests.openai.text_bodies import PLACES, TOOLS
 from tests.serve.running import request

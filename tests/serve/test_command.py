@@ -131,7 +131,7 @@ def test_an_engine_whose_steps_fail_again_and_again_ends_the_server_with_70():
 FULL_DISK = """
 import os, sys
 from ferrum_jax.__main__ import command
-from ferrum_jax.commands import serve
+from ferrum_jax.cli import serve
 greet = serve._greet
 
 def greet_and_fill(*arguments):

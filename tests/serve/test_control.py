@@ -11,8 +11,8 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from ferrum_jax import LLM, SamplingParams
-from ferrum_jax.serve.async_llm import AsyncLLM
-from ferrum_jax.serve.engine_thread import EngineFailed
+from ferrum_jax.async_llm import AsyncLLM
+from ferrum_jax.engine.engine_thread import EngineFailed
 from ferrum_jax.serve.http.settings import ServerSettings
 from tests.serve.running import running
 from tests.serve.test_adapters import read_key

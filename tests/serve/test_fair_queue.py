@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ferrum_jax.inputs.images.decoding import Stopped
 from ferrum_jax.serve.http.fair_queue import QUANTUM, FairQueue, QueueEntry
 from ferrum_jax.serve.http.fair_workers import FairWorkers
-from ferrum_jax.vision.decoding import Stopped
 
 
 def queue(**bounds: int) -> FairQueue:

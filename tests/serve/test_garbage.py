@@ -10,7 +10,7 @@ from ferrum_jax.openai.asked import BodyLimits
 from ferrum_jax.openai.bodies import asked_scores, asked_text, asked_vectors
 from ferrum_jax.openai.body_fields import fields_of
 from ferrum_jax.openai.errors import FieldError
-from ferrum_jax.serve.bodies.response_body import asked_response
+from ferrum_jax.openai.response_body import asked_response
 from ferrum_jax.serve.http.settings import ServerSettings
 from tests.serve.running import running
 

@@ -10,14 +10,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from ferrum_jax.asked.options import RequestOptions
-from ferrum_jax.asked.sampling import SamplingParams
+from ferrum_jax.core.request_options import RequestOptions
+from ferrum_jax.engine.engine_thread import EngineFailed, EngineThread, Ticket
+from ferrum_jax.io import watched_threads as watched
+from ferrum_jax.sampling_params import SamplingParams
 from ferrum_jax.serve import engine_process
 from ferrum_jax.serve.app.application import application
 from ferrum_jax.serve.engine_side import EngineSide
-from ferrum_jax.serve.engine_thread import EngineFailed, EngineThread, Ticket
 from ferrum_jax.serve.http.service import Service
-from ferrum_jax.serve.link import watched
 from ferrum_jax.serve.link.outbox import Outbox
 from ferrum_jax.serve.link.wire import received, send
 from tests.serve.own_link import OwnLink, got, open_over, service_over

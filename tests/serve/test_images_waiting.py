@@ -12,7 +12,13 @@ import tokenizers
 from PIL import Image
 from tokenizers import AddedToken, models, pre_tokenizers
 
-from ferrum_jax import prompt as prompt_module
+from ferrum_jax.inputs import prompt as prompt_module
+from ferrum_jax.inputs.images import sources
+from ferrum_jax.inputs.images.decoding import decoded_image
+from ferrum_jax.inputs.images.placeholders import QWEN
+from ferrum_jax.inputs.images.processor_files import read_processor
+from ferrum_jax.inputs.images.prompt_images import PromptImages
+from ferrum_jax.inputs.images.sources import ImageSources
 from ferrum_jax.openai.asked import BodyLimits
 from ferrum_jax.openai.bodies import asked_text
 from ferrum_jax.serve.http import service as service_module
@@ -20,12 +26,6 @@ from ferrum_jax.serve.http.api_keys import OPEN
 from ferrum_jax.serve.http.service import Service
 from ferrum_jax.text.prompts import PromptEncoder
 from ferrum_jax.text.tokenizer import Tokenizer
-from ferrum_jax.vision import sources
-from ferrum_jax.vision.decoding import decoded_image
-from ferrum_jax.vision.placeholders import QWEN
-from ferrum_jax.vision.processor_files import read_processor
-from ferrum_jax.vision.prompt_images import PromptImages
-from ferrum_jax.vision.sources import ImageSources
 from scripts.goldens.pictures import picture
 from tests.engine.image_folder import PROCESSOR
 from tests.serve.own_link import OwnLink, asked, open_over, service_over

@@ -9,7 +9,7 @@ import threading
 import pytest
 
 from ferrum_jax import SamplingParams
-from ferrum_jax.serve.async_llm import AsyncLLM
+from ferrum_jax.async_llm import AsyncLLM
 from ferrum_jax.serve.http import service as service_module
 from ferrum_jax.serve.http.settings import ServerSettings
 from ferrum_jax.text.long_texts import LONG, LongTexts

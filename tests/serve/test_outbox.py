@@ -7,9 +7,9 @@ import threading
 
 import pytest
 
-from ferrum_jax.delta import Delta
+from ferrum_jax.core.delta import Delta
+from ferrum_jax.engine.engine_thread import EngineThread
 from ferrum_jax.serve.engine_side import EngineSide
-from ferrum_jax.serve.engine_thread import EngineThread
 from ferrum_jax.serve.http.api_keys import OPEN
 from ferrum_jax.serve.http.service import Service
 from ferrum_jax.serve.link import outbox as outbox_module

@@ -11,7 +11,7 @@ import re
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
-from ferrum_jax.metrics import MEDIA, SpeculationCounts
+from ferrum_jax.core.metrics import MEDIA, SpeculationCounts
 from ferrum_jax.serve.http.server_metrics import ServerMetrics
 from tests.support import ROOT
 

@@ -10,7 +10,7 @@ import openai
 import pytest
 
 from ferrum_jax.serve.http.settings import ServerSettings
-from ferrum_jax.transcribing.forms import as_text, as_verbose_json
+from ferrum_jax.tasks.transcription.forms import as_text, as_verbose_json
 from scripts.goldens.sounds import wav
 from tests.serve.running import running
 from tests.transcribing.heard import RATE, whisper_llm

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from checkpoints.stored_weight import WeightForm
+from ferrum_jax.models.sharding import RULES, axes_of, crosses_processes
+from ferrum_jax.models.spec import Mamba2Spec, ModelSpec
 from ferrum_jax.runtime.buckets import Bucket, RowBucket
 from ferrum_jax.runtime.layout import Layout
 from ferrum_jax.runtime.programs import Part
-from ferrum_jax.sharding import RULES, axes_of, crosses_processes
-from ferrum_jax.spec import Mamba2Spec, ModelSpec
-from ferrum_jax.spec.stored_weight import WeightForm
 
 
 def meant_collectives(layout: Layout, part: Part) -> dict[str, int]:

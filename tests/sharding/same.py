@@ -14,12 +14,12 @@ from typing import Any
 import jax
 import numpy as np
 
+from ferrum_jax.engine.startup.build_engine import build_engine
+from ferrum_jax.inputs.sizes.mesh_shape import MeshShape
 from ferrum_jax.llm import LLM
+from ferrum_jax.models.sharding import local_bytes
 from ferrum_jax.runtime import settled
 from ferrum_jax.runtime.buckets import Ladder, make_ladder
-from ferrum_jax.sharding import local_bytes
-from ferrum_jax.sizes.mesh_shape import MeshShape
-from ferrum_jax.startup.build_engine import build_engine
 from scripts.goldens.mesh_rows import GREEDY, PRESSED, ROWS
 from scripts.hlo_collectives import unexpected_collectives
 from tests.engine.test_goldens import golden_prompts

@@ -8,11 +8,11 @@ import re
 
 import pytest
 
-from ferrum_jax.asked.options import RequestOptions
-from ferrum_jax.asked.sampling import SamplingParams
-from ferrum_jax.asked.structured_outputs import StructuredOutputsParams
+from ferrum_jax.core.request_options import RequestOptions
+from ferrum_jax.engine.startup.build_engine import build_engine
+from ferrum_jax.inputs.params.structured_outputs import StructuredOutputsParams
 from ferrum_jax.llm import LLM
-from ferrum_jax.startup.build_engine import build_engine
+from ferrum_jax.sampling_params import SamplingParams
 from tests.distributed.folder import write_model, write_tokenizer
 from tests.sharding.same import said_on
 from tests.support import INVARIANT, finish, peek, run, step

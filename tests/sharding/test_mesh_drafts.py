@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from ferrum_jax import SamplingParams
-from ferrum_jax.asked.options import RequestOptions
+from ferrum_jax.core.request_options import RequestOptions
+from ferrum_jax.engine.startup.build_engine import build_engine
 from ferrum_jax.llm import LLM
-from ferrum_jax.startup.build_engine import build_engine
 from tests.sharding.same import said_on
 from tests.speculation.told import KINDS, drafted_engine
 from tests.support import GOLDENS, INVARIANT, finish

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from ferrum_jax.sizes.mesh_shape import MeshShape
+from ferrum_jax.inputs.sizes.mesh_shape import MeshShape
 from tests.engine.test_goldens import check_equal, golden_prompts
 from tests.golden_table import TABLE, goldens
 from tests.sharding.same import assert_same, run_on

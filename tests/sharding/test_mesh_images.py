@@ -8,8 +8,8 @@ import math
 
 import pytest
 
+from ferrum_jax.engine.startup.build_engine import build_engine
 from ferrum_jax.llm import LLM
-from ferrum_jax.startup.build_engine import build_engine
 from tests.engine.golden_media import FAMILIES, FOLDER, QWEN, asked, golden, run
 from tests.sharding.same import said_on
 from tests.support import GOLDENS
@@ -29,9 +29,9 @@ def say(name: str, mesh: str) -> dict[str, object]:
     llm = LLM(str(GOLDENS / name), config)
     engine = build_engine(llm.loaded, config, None, fill=math.nan)
     first = run(engine, *map(ask, range(3)))
-    encoded = engine.counts()["images_encoded"]
+    encoded = _encoded(engine)
     again = run(engine, *map(ask, range(3)))
-    encoded_again = engine.counts()["images_encoded"] - encoded
+    encoded_again = _encoded(engine) - encoded
     other = run(engine, ask(2, brighter=0.5, louder=0.5))
     pressed = build_engine(llm.loaded, dataclasses.replace(config, num_blocks=few_blocks), None, fill=math.nan)
     late = run(pressed, *(ask(prompt) for prompt in (2, 1, 0, 2, 1, 2)))
@@ -46,6 +46,12 @@ def say(name: str, mesh: str) -> dict[str, object]:
         "fingerprint": llm.loaded.fingerprint.digest.hex(),
         "compiles": llm.stats()["compiles_after_ready"],
     }
+
+
+def _encoded(engine) -> int:
+    """Images and sounds that the engine has encoded so far."""
+    counts = engine.counts()
+    return counts["images_encoded"] + counts["sounds_encoded"]
 
 
 @pytest.mark.slow

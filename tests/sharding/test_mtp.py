@@ -9,14 +9,14 @@ import pytest
 from jax.sharding import PartitionSpec
 
 from checkpoints import open_checkpoint
-from ferrum_jax.layers.attention import ForwardContext
+from ferrum_jax.inputs.sizes.mesh_shape import MeshShape
 from ferrum_jax.llm import LLM
-from ferrum_jax.models.registry import bind, rules_of, spec_of
+from ferrum_jax.models.families.registry import bind, rules_of, spec_of
+from ferrum_jax.models.layers.attention import ForwardContext
+from ferrum_jax.models.sharding import make_mesh, partitions
 from ferrum_jax.runtime.layer_calls import LayerCalls, LayerSchedule
 from ferrum_jax.runtime.layout import Layout, lay_out
 from ferrum_jax.runtime.step_options import attention_config, implementation_of
-from ferrum_jax.sharding import make_mesh, partitions
-from ferrum_jax.sizes.mesh_shape import MeshShape
 from pallas_kernels.paged_attention import RaggedBatch, make_schedule
 from pallas_kernels.state_rows import StateRows
 from tests.engine.test_mtp import GREEDY, MTP, PROMPTS, KeptDrafts, drafting_engine, run_all

@@ -10,14 +10,14 @@ import pytest
 from jax.sharding import PartitionSpec
 
 from checkpoints import open_checkpoint
-from checkpoints.fingerprint import fingerprints
+from checkpoints.fingerprints import fingerprints
 from checkpoints.placement import place
 from checkpoints.rules import Expansion
 from ferrum_jax.config import EngineConfig
-from ferrum_jax.models.registry import abstract_encoder, encoder_spec_of, spec_of, unbind
-from ferrum_jax.sharding import axes_of, make_mesh, partition
-from ferrum_jax.sharding.undivided import refusals
-from ferrum_jax.sizes.mesh_shape import MeshShape
+from ferrum_jax.inputs.sizes.mesh_shape import MeshShape
+from ferrum_jax.models.families.registry import abstract_encoder, encoder_spec_of, spec_of, unbind
+from ferrum_jax.models.sharding import axes_of, make_mesh, partition
+from ferrum_jax.models.sharding.undivided import refusals
 from scripts.published import FAST, config_of
 from tests.models.test_registry import published
 from tests.support import GOLDENS, ROOT
@@ -48,7 +48,7 @@ def test_every_parameter_of_an_encoder_has_an_axis_for_each_dimension():
 def test_an_unknown_parameter_is_an_error_that_names_the_table():
     with pytest.raises(
         ValueError,
-        match=r"layers\.0\.lever\.weight has no logical axes; add a line to ferrum_jax/sharding/parameters.py",
+        match=r"layers\.0\.lever\.weight has no logical axes; add a line to ferrum_jax/models/sharding/parameters.py",
     ):
         axes_of("layers.0.lever.weight")
 

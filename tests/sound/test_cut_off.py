@@ -7,7 +7,7 @@ import struct
 import numpy as np
 import pytest
 
-from ferrum_jax.sound.sound_decoding import decoded_sound
+from ferrum_jax.inputs.audio.sound_decoding import decoded_sound
 from scripts.goldens.sounds import wav
 from tests.sound import hostile_sounds as hostile
 from tests.sound.hostile_sounds import muxed, stereo, written

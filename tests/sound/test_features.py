@@ -9,9 +9,9 @@ import json
 import numpy as np
 import pytest
 
-from ferrum_jax.sound.clip import ProcessedClip, windows
-from ferrum_jax.sound.features import Gemma4Sounds, QwenSounds, VoxtralSounds, WhisperSounds
-from ferrum_jax.sound.sound_processor_files import sound_processor_of
+from ferrum_jax.inputs.audio.clip import ProcessedClip, windows
+from ferrum_jax.inputs.audio.features import Gemma4Sounds, QwenSounds, VoxtralSounds, WhisperSounds
+from ferrum_jax.inputs.audio.sound_processor_files import sound_processor_of
 from scripts.goldens.pictures import sampled
 from scripts.goldens.sounds import sound
 from tests.support import GOLDENS

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from ferrum_jax.sound.prompt_sounds import PromptSounds
-from ferrum_jax.sound.sound_sources import SoundSources
+from ferrum_jax.inputs.audio.prompt_sounds import PromptSounds
+from ferrum_jax.inputs.audio.sound_sources import SoundSources
 from scripts.goldens.sounds import sound
 
 RATE, AUDIO = 16_000, 24

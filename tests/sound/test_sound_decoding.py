@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ferrum_jax.sound.containers import waveform_bytes
-from ferrum_jax.sound.sound_decoding import KINDS, decoded_sound, kind_of, said_length, waveform_of_array
-from ferrum_jax.sound.waveform import SoundBounds, Waveform
+from ferrum_jax.inputs.audio.containers import waveform_bytes
+from ferrum_jax.inputs.audio.sound_decoding import KINDS, decoded_sound, kind_of, said_length, waveform_of_array
+from ferrum_jax.inputs.audio.waveform import SoundBounds, Waveform
 from scripts.goldens.pictures import sampled
 from scripts.goldens.sounds import sound, wav
 from tests.sound import hostile_sounds as hostile
@@ -281,7 +281,7 @@ def test_whoever_waits_can_leave_while_a_sound_is_decoded(kind):
 def test_a_library_that_is_not_installed_is_named_with_its_extra(name, kind):
     """In a process of its own, where nothing has imported it."""
     program = (
-        f"import sys; sys.modules[{name!r}] = None; from ferrum_jax.sound.sound_decoding import decoded_sound\n"
+        f"import sys; sys.modules[{name!r}] = None; from ferrum_jax.inputs.audio.sound_decoding import decoded_sound\n"
         "try: decoded_sound(sys.stdin.buffer.read(), 16000)\nexcept ValueError as error: print(error)"
     )
     command = [sys.executable, "-c", program]
@@ -316,8 +316,8 @@ def test_a_hostile_file_is_refused_or_decoded_in_a_child(seed):
 MANY = """
 import json, resource, sys, time
 import numpy as np
-from ferrum_jax.sound.sound_decoding import decoded_sound
-from ferrum_jax.sound.waveform import SoundBounds
+from ferrum_jax.inputs.audio.sound_decoding import decoded_sound
+from ferrum_jax.inputs.audio.waveform import SoundBounds
 from tests.sound.hostile_sounds import KINDS, SUBTYPES, flac_of_silence, flac_saying, hostile_file, sound_file
 for kind in KINDS:
     for which in range(8):

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from ferrum_jax.sound.features import Gemma4Sounds, QwenSounds, VoxtralSounds, WhisperSounds
-from ferrum_jax.sound.sound_processor_files import read_sound_processor, sound_processor_of
+from ferrum_jax.inputs.audio.features import Gemma4Sounds, QwenSounds, VoxtralSounds, WhisperSounds
+from ferrum_jax.inputs.audio.sound_processor_files import read_sound_processor, sound_processor_of
 from tests.sound.test_features import CASES
 
 SETTINGS = {kind: CASES[f"{kind}_{n}"]["settings"] for kind, n in (("whisper", 1), ("voxtral", 1), ("qwen", 1))}

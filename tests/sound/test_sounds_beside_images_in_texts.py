@@ -8,11 +8,11 @@ import json
 import numpy as np
 import pytest
 
-from ferrum_jax.sound.prompt_sounds import PromptSounds
-from ferrum_jax.sound.sound_sources import SoundSources
+from ferrum_jax.inputs.audio.prompt_sounds import PromptSounds
+from ferrum_jax.inputs.audio.sound_sources import SoundSources
+from ferrum_jax.inputs.images.prompt_images import PromptImages
+from ferrum_jax.inputs.images.sources import ImageSources
 from ferrum_jax.text.prompts import PromptEncoder
-from ferrum_jax.vision.prompt_images import PromptImages
-from ferrum_jax.vision.sources import ImageSources
 from scripts.goldens.pictures import picture
 from scripts.goldens.sounds import sound
 from scripts.goldens.video_folder import GEMMA_IMAGES

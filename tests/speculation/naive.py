@@ -7,8 +7,8 @@ from array import array
 from collections import Counter
 from collections.abc import Sequence
 
-from ferrum_jax.request import Request
-from ferrum_jax.speculation.suffix import GRAMS, MOST_PLACES
+from ferrum_jax.core.drafts.suffix import GRAMS, MOST_PLACES
+from ferrum_jax.core.request import Request
 
 
 def request_of(id: int, tokens: Sequence[int], *, num_prompt: int | None = None, salt: bytes = b"") -> Request:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import random
 
-from ferrum_jax.speculation.drafts import Drafts
-from ferrum_jax.speculation.ngram import NgramDrafts
-from ferrum_jax.speculation.suffix import SuffixDrafts
+from ferrum_jax.core.drafts.drafts import Drafts
+from ferrum_jax.core.drafts.ngram import NgramDrafts
+from ferrum_jax.core.drafts.suffix import SuffixDrafts
 from tests.speculation.naive import request_of
 
 SOURCES = {"ngram": lambda: NgramDrafts(1, 4), "suffix": lambda: SuffixDrafts(32, 100, 2.0, 0.1)}

@@ -15,10 +15,10 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
-from ferrum_jax.scheduling.drafting import Drafting, OpenRow, OpenShard, StepCosts
-from ferrum_jax.speculation.drafts import NO_DRAFT
-from ferrum_jax.speculation.mtp_drafts import UNKNOWN, MtpDrafts
-from ferrum_jax.speculation.ngram import NgramDrafts
+from ferrum_jax.core.drafts.drafts import NO_DRAFT
+from ferrum_jax.core.drafts.mtp_drafts import UNKNOWN, MtpDrafts
+from ferrum_jax.core.drafts.ngram import NgramDrafts
+from ferrum_jax.core.scheduler.drafting import Drafting, OpenRow, OpenShard, StepCosts
 from tests.speculation.naive import naive_ngram, request_of
 from tests.speculation.sources import SOURCES, history
 from tests.support import ROOT

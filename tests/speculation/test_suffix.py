@@ -8,9 +8,9 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
-from ferrum_jax.speculation import gram_book, own_grams, shared_grams
-from ferrum_jax.speculation.drafts import NO_DRAFT
-from ferrum_jax.speculation.suffix import SuffixDrafts
+from ferrum_jax.core.drafts import gram_book, own_grams, shared_grams
+from ferrum_jax.core.drafts.drafts import NO_DRAFT
+from ferrum_jax.core.drafts.suffix import SuffixDrafts
 from tests.speculation.naive import NaiveSuffix, request_of
 
 TOKENS = st.lists(st.integers(0, 2), min_size=1, max_size=80)

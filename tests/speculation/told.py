@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from ferrum_jax.asked.options import RequestOptions
-from ferrum_jax.request import Request
-from ferrum_jax.scheduling.drafting import Drafting, StepCosts
-from ferrum_jax.speculation.drafts import Draft
-from ferrum_jax.startup.build_engine import build_engine
+from ferrum_jax.core.drafts.drafts import Draft
+from ferrum_jax.core.request import Request
+from ferrum_jax.core.request_options import RequestOptions
+from ferrum_jax.core.scheduler.drafting import Drafting, StepCosts
+from ferrum_jax.engine.startup.build_engine import build_engine
 from tests.support import finish
 
 KINDS = ("right", "wrong", "mixed")

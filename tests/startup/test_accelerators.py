@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from ferrum_jax import __main__ as cli
-from ferrum_jax.startup import accelerators
-from ferrum_jax.startup.accelerators import idle_packages
+from ferrum_jax.engine.startup import accelerators
+from ferrum_jax.engine.startup.accelerators import idle_packages
 from tests.support import ROOT
 
 NETWORK = {"sys/bus/pci/devices/0/vendor": "0x1ae0\n", "sys/bus/pci/devices/0/class": "0x020000\n"}
@@ -67,7 +67,7 @@ def test_plugins_of_other_makers_and_machines_without_packages_are_left_alone(tm
 PROGRAM = """
 import sys
 from ferrum_jax import __main__ as cli
-from ferrum_jax.startup import accelerators
+from ferrum_jax.engine.startup import accelerators
 accelerators._may_have_chip = lambda root: False
 code = cli.main(sys.argv[1:])
 import jax

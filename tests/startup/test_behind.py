@@ -11,18 +11,18 @@ import jax
 import pytest
 
 from ferrum_jax import SamplingParams
-from ferrum_jax.executables.deferred import DeferredExecutable, Prepared
-from ferrum_jax.executables.executable_store import ExecutableStore, _checked
-from ferrum_jax.executables.lowered import Lowered
-from ferrum_jax.executables.worth import Saving, Worth
+from ferrum_jax.core.scheduler.request_log import read_request_log
+from ferrum_jax.engine.startup import behind
+from ferrum_jax.engine.startup.behind import compile_behind
+from ferrum_jax.engine.startup.build_engine import build_engine
 from ferrum_jax.llm import LLM
-from ferrum_jax.offline.replay import replay
+from ferrum_jax.planning.offline.replay import replay
 from ferrum_jax.runtime.buckets import FIRST_TOKENS, Bucket, RowBucket, make_ladder
+from ferrum_jax.runtime.compile.deferred import DeferredExecutable, Prepared
+from ferrum_jax.runtime.compile.executable_store import ExecutableStore, _checked
+from ferrum_jax.runtime.compile.lowered import Lowered
+from ferrum_jax.runtime.compile.worth import Saving, Worth
 from ferrum_jax.runtime.programs import Executables, programs_of
-from ferrum_jax.scheduling.request_log import read_request_log
-from ferrum_jax.startup import behind
-from ferrum_jax.startup.behind import compile_behind
-from ferrum_jax.startup.build_engine import build_engine
 from tests.support import GOLDENS, INVARIANT, SMALL, finish, run, small_llm, step
 
 GREEDY = SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True, logprobs=3)

@@ -18,20 +18,20 @@ import pytest
 
 from ferrum_jax import LLM, SamplingParams
 from ferrum_jax.config import EngineConfig
-from ferrum_jax.executables.verdicts import Verdict, VerdictKey, VerdictStore, entry_of, together
-from ferrum_jax.models import registry
-from ferrum_jax.processes.child import run_child
-from ferrum_jax.sharding import make_mesh
-from ferrum_jax.sizes.mesh_shape import MeshShape
-from ferrum_jax.startup import choose_attention as module
-from ferrum_jax.startup.accelerators import Chips, explain, holder
-from ferrum_jax.startup.check_attention import Rehearsal
-from ferrum_jax.startup.choose_attention import (
+from ferrum_jax.engine.startup import choose_attention as module
+from ferrum_jax.engine.startup.accelerators import Chips, explain, holder
+from ferrum_jax.engine.startup.check_attention import Rehearsal
+from ferrum_jax.engine.startup.choose_attention import (
     AttentionChoice,
     choose_attention,
     for_unfamiliar,
 )
-from ferrum_jax.startup.open import Opening
+from ferrum_jax.engine.startup.open import Opening
+from ferrum_jax.inputs.sizes.mesh_shape import MeshShape
+from ferrum_jax.io.child import run_child
+from ferrum_jax.models.families import registry
+from ferrum_jax.models.sharding import make_mesh
+from ferrum_jax.runtime.compile.verdicts import Verdict, VerdictKey, VerdictStore, entry_of, together
 from scripts.shapes import random_source
 from tests.support import COMPILED, ROOT, is_running
 
@@ -90,7 +90,7 @@ FOUND = {
 def test_each_fault_is_said_in_one_sentence_and_the_engine_serves_through_xla(fault, monkeypatch):
     """From the order to the answer: the kernel is interpreted in a child, found wrong and set aside."""
     silent = functools.partial(choose_attention, chips=TPU, silence_s=25.0 if fault == "hang" else 200.0)
-    monkeypatch.setattr("ferrum_jax.startup.chosen.choose_attention", silent)
+    monkeypatch.setattr("ferrum_jax.engine.startup.chosen.choose_attention", silent)
     config = dataclasses.replace(CONFIG, compilation_cache_dir=str(COMPILED))
     opening = Opening(source=random_source(QWEN3), config=config, rehearsal=Rehearsal(fault=fault))
     llm = LLM.__new__(LLM)
@@ -112,7 +112,9 @@ def test_each_fault_is_said_in_one_sentence_and_the_engine_serves_through_xla(fa
 
 
 def test_a_job_goes_on_with_the_attention_it_began_with_whatever_a_check_says_now(monkeypatch):
-    monkeypatch.setattr("ferrum_jax.startup.chosen.choose_attention", lambda *_, **__: AttentionChoice("mosaic_tpu"))
+    monkeypatch.setattr(
+        "ferrum_jax.engine.startup.chosen.choose_attention", lambda *_, **__: AttentionChoice("mosaic_tpu")
+    )
     config = dataclasses.replace(CONFIG, invariant=True, compilation_cache_dir=str(COMPILED))
     opened, engine = Opening(source=random_source(QWEN3), config=config, begun_with={"cpu": "xla"}).run()
     assert opened.chosen.attention == AttentionChoice(implementation="xla")
@@ -305,7 +307,7 @@ def test_a_child_s_words_are_kept_where_it_ends_in_an_error():
 
 
 _PARENT = """
-from ferrum_jax.processes.child import run_child
+from ferrum_jax.io.child import run_child
 run_child("tests.startup.children:waits_for_ever", 0, silence_s=600, on_sent=lambda pid: print(pid, flush=True))
 """
 

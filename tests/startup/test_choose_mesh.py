@@ -7,7 +7,7 @@ import dataclasses
 import jax
 
 from ferrum_jax.llm import LLM
-from ferrum_jax.meshes.settle import MeshChoice
+from ferrum_jax.planning.meshes.settle import MeshChoice
 from tests.support import GOLDENS, SMALL
 
 WHY = "mesh tp=1 is taken of 8 devices: the fastest"
@@ -20,7 +20,7 @@ def test_an_llm_asks_once_for_its_mesh_and_all_that_it_says_of_itself_names_it(m
         asked.append((subject.spec.architecture, subject.config.mesh, [device.id for device in devices]))
         return MeshChoice(mesh="tp=1", why=WHY)
 
-    monkeypatch.setattr("ferrum_jax.startup.chosen.choose_mesh", choose)
+    monkeypatch.setattr("ferrum_jax.engine.startup.chosen.choose_mesh", choose)
     llm = LLM(str(GOLDENS / "qwen3"), dataclasses.replace(SMALL, devices=(0,)))
     assert asked == [("Qwen3ForCausalLM", None, [0])]
     assert llm.config.mesh == "tp=1" and llm.choices == (WHY,)

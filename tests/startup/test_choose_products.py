@@ -10,13 +10,13 @@ import jax
 import pytest
 
 from ferrum_jax.config import EngineConfig
-from ferrum_jax.executables.verdicts import Verdict, VerdictKey, VerdictStore
-from ferrum_jax.models.registry import quantised_spec, spec_of
+from ferrum_jax.engine.startup.choose_attention import AttentionChoice
+from ferrum_jax.engine.startup.choose_products import DENSE_EXPERTS, choose_products, entry_of_form, recorded_products
+from ferrum_jax.inputs.sizes.mesh_shape import MeshShape
+from ferrum_jax.models.families.registry import quantised_spec, spec_of
+from ferrum_jax.models.sharding import make_mesh
+from ferrum_jax.runtime.compile.verdicts import Verdict, VerdictKey, VerdictStore
 from ferrum_jax.runtime.settled import settle
-from ferrum_jax.sharding import make_mesh
-from ferrum_jax.sizes.mesh_shape import MeshShape
-from ferrum_jax.startup.choose_attention import AttentionChoice
-from ferrum_jax.startup.choose_products import DENSE_EXPERTS, choose_products, entry_of_form, recorded_products
 from scripts.published import config_of
 
 LLAMA3_8B = config_of("Llama-3-8B")

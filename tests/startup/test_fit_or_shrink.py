@@ -13,18 +13,18 @@ from checkpoints import open_checkpoint
 from checkpoints.sentence import SentenceLayout
 from ferrum_jax import LLM, SamplingParams
 from ferrum_jax.config import EngineConfig
-from ferrum_jax.embeddings.encoder import load_encoder
-from ferrum_jax.executables import compile
-from ferrum_jax.executables.deferred import DeferredExecutable
+from ferrum_jax.engine.encoder import load_encoder
+from ferrum_jax.engine.startup import fit_or_shrink
+from ferrum_jax.engine.startup.build_engine import build_engine
+from ferrum_jax.engine.startup.fit_or_shrink import Start
+from ferrum_jax.engine.startup.model_source import ModelSource
+from ferrum_jax.inputs.sizes.mesh_shape import MeshShape
+from ferrum_jax.models.sharding import make_mesh
 from ferrum_jax.runtime import programs
+from ferrum_jax.runtime.compile import compile
+from ferrum_jax.runtime.compile.deferred import DeferredExecutable
 from ferrum_jax.runtime.placing.fit import missing_bytes
-from ferrum_jax.sharding import make_mesh
-from ferrum_jax.sizes.mesh_shape import MeshShape
-from ferrum_jax.startup import fit_or_shrink
-from ferrum_jax.startup.build_engine import build_engine
-from ferrum_jax.startup.fit_or_shrink import Start
-from ferrum_jax.startup.model_source import ModelSource
-from ferrum_jax.structured.reading.message_stream import NO_FORMS
+from ferrum_jax.text.structured.reading.message_stream import NO_FORMS
 from tests.support import GOLDENS, SMALL, finish, small_llm
 
 OPEN = dataclasses.replace(SMALL, num_blocks=None, compilation_cache_dir=None)

@@ -7,7 +7,7 @@ import pickle
 import subprocess
 import sys
 
-from ferrum_jax.processes import fresh
+from ferrum_jax.io import fresh
 
 
 def shows(order) -> None:

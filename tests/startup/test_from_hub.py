@@ -11,17 +11,17 @@ import json
 import jax
 import pytest
 
-from ferrum_jax.asked.sampling import SamplingParams
 from ferrum_jax.config import MANY_ROWS, EngineConfig
+from ferrum_jax.engine.startup import open as opening
+from ferrum_jax.engine.startup.open import config_of, tell_processes
+from ferrum_jax.inputs.sizes.engine_sizes import Reach
 from ferrum_jax.llm import LLM
-from ferrum_jax.models import registry
+from ferrum_jax.models.families import registry
+from ferrum_jax.models.sharding import make_mesh
 from ferrum_jax.runtime.buckets import FIRST_TOKENS
 from ferrum_jax.runtime.layout import lay_out
 from ferrum_jax.runtime.programs import others_of, programs_of
-from ferrum_jax.sharding import make_mesh
-from ferrum_jax.sizes.engine_sizes import Reach
-from ferrum_jax.startup import open as opening
-from ferrum_jax.startup.open import config_of, tell_processes
+from ferrum_jax.sampling_params import SamplingParams
 from tests.checkpoints.hub_server import local_hub
 from tests.support import INVARIANT, ROOT, SMALL, small_llm
 

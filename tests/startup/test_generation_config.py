@@ -8,15 +8,15 @@ import shutil
 
 import pytest
 
-from ferrum_jax.asked.codec import params_of_json, params_to_json
-from ferrum_jax.asked.sampling import SamplingParams
 from ferrum_jax.batch.journal.job_identity import JobIdentity
 from ferrum_jax.batch.journal.keeper import JobOptions
-from ferrum_jax.files.store import open_store
+from ferrum_jax.core.params_codec import params_of_json, params_to_json
+from ferrum_jax.engine.startup.model_source import ModelSource
+from ferrum_jax.engine.startup.open import Opening
+from ferrum_jax.io.files.store import open_store
 from ferrum_jax.llm import LLM
 from ferrum_jax.openai.bodies import text_of
-from ferrum_jax.startup.model_source import ModelSource
-from ferrum_jax.startup.open import Opening
+from ferrum_jax.sampling_params import SamplingParams
 from tests.serve.running import DEMO
 from tests.support import COMPILED, SMALL
 

@@ -15,7 +15,7 @@ from flax import nnx
 from checkpoints import huggingface
 from checkpoints.memory import copies_of
 from ferrum_jax import LLM, SamplingParams
-from ferrum_jax.models import registry
+from ferrum_jax.models.families import registry
 from ferrum_jax.runtime.placing.weights import replace_weights
 from tests.support import GOLDENS, INVARIANT, SMALL, small_llm
 

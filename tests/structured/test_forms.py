@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ferrum_jax.asked.structured_outputs import StructuredOutputsParams
-from ferrum_jax.asked.tools import tools_asked, tools_of
-from ferrum_jax.structured.forms.reasoning_forms import REASONING_FORMS
-from ferrum_jax.structured.forms.tool_forms import TOOL_FORMS, tool_form_named, written
-from ferrum_jax.structured.grammars import Grammars
-from ferrum_jax.structured.reading.message_stream import MessageForms
-from ferrum_jax.structured.vocabulary import Vocabulary
+from ferrum_jax.inputs.params.structured_outputs import StructuredOutputsParams
+from ferrum_jax.inputs.params.tools import tools_asked, tools_of
+from ferrum_jax.text.structured.forms.reasoning_forms import REASONING_FORMS
+from ferrum_jax.text.structured.forms.tool_forms import TOOL_FORMS, tool_form_named, written
+from ferrum_jax.text.structured.grammars import Grammars
+from ferrum_jax.text.structured.reading.message_stream import MessageForms
+from ferrum_jax.text.structured.vocabulary import Vocabulary
 from ferrum_jax.text.tokenizer import Tokenizer, require_tokenizer
 from tests.histories import seeded
 from tests.structured.form_samples import DEMANDED, SAMPLES, TEMPLATES, TOOLS

@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import decoders, models, normalizers
 
-from ferrum_jax.asked.structured_outputs import StructuredOutputsParams
-from ferrum_jax.structured.grammar_text import _LIMITS
-from ferrum_jax.structured.grammars import Grammars
-from ferrum_jax.structured.matcher import STUCK, Matcher, all_forced, fill_all
-from ferrum_jax.structured.vocabulary import Vocabulary
+from ferrum_jax.inputs.params.structured_outputs import StructuredOutputsParams
+from ferrum_jax.text.structured.grammar_text import _LIMITS
+from ferrum_jax.text.structured.grammars import Grammars
+from ferrum_jax.text.structured.matcher import STUCK, Matcher, all_forced, fill_all
+from ferrum_jax.text.structured.vocabulary import Vocabulary
 from ferrum_jax.text.tokenizer import Tokenizer
 from tests.histories import seeded
 from tests.structured.vocabularies import END, allowed, demo_tokenizer, demo_vocabulary, drawn

@@ -6,10 +6,10 @@ import random
 import jsonschema
 import pytest
 
-from ferrum_jax.asked.structured_outputs import StructuredOutputsParams
-from ferrum_jax.structured.compiled_schema import compiled_schema
-from ferrum_jax.structured.grammars import Grammars
-from ferrum_jax.structured.overlap import Overlap
+from ferrum_jax.inputs.params.structured_outputs import StructuredOutputsParams
+from ferrum_jax.text.structured.compiled_schema import compiled_schema
+from ferrum_jax.text.structured.grammars import Grammars
+from ferrum_jax.text.structured.overlap import Overlap
 from tests.histories import seeded
 from tests.structured.vocabularies import END, allowed, demo_tokenizer, demo_vocabulary
 

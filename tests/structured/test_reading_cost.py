@@ -5,10 +5,10 @@ import random
 
 import pytest
 
-from ferrum_jax.asked.tools import tools_of
-from ferrum_jax.structured.reading.message_stream import MessageForms
-from ferrum_jax.structured.reading.text_reader import TextReader
-from ferrum_jax.structured.reading.tool_parser import MOST_CALLS
+from ferrum_jax.inputs.params.tools import tools_of
+from ferrum_jax.text.structured.reading.message_stream import MessageForms
+from ferrum_jax.text.structured.reading.text_reader import TextReader
+from ferrum_jax.text.structured.reading.tool_parser import MOST_CALLS
 from tests.histories import seeded
 from tests.structured.form_samples import DEMANDED, NOW, TOOLS
 

@@ -8,12 +8,12 @@ import types
 import jsonschema
 import pytest
 
-from ferrum_jax.asked.schema import is_kept
-from ferrum_jax.asked.schema_words import ENFORCED
-from ferrum_jax.asked.structured_outputs import MOST_BYTES, StructuredOutputsParams
-from ferrum_jax.asked.tools import Tool, ToolsAsked
-from ferrum_jax.structured.compiled_schema import compiled_schema
-from ferrum_jax.structured.grammars import Grammars
+from ferrum_jax.inputs.params.schema import is_kept
+from ferrum_jax.inputs.params.schema_words import ENFORCED
+from ferrum_jax.inputs.params.structured_outputs import MOST_BYTES, StructuredOutputsParams
+from ferrum_jax.inputs.params.tools import Tool, ToolsAsked
+from ferrum_jax.text.structured.compiled_schema import compiled_schema
+from ferrum_jax.text.structured.grammars import Grammars
 from tests.histories import seeded
 from tests.structured.vocabularies import demo_tokenizer, demo_vocabulary, drawn
 
@@ -278,7 +278,7 @@ def test_objects_are_closed_where_that_is_asked_for():
 
 def test_the_place_of_a_fault_is_looked_for_in_a_bounded_number_of_bytes(monkeypatch):
     """Each part is compiled with all definitions beside it, so many parts of a long schema would be its square."""
-    from ferrum_jax.structured import grammar_text as module
+    from ferrum_jax.text.structured import grammar_text as module
 
     compiled, matcher = [], module.require_llguidance().LLMatcher
 

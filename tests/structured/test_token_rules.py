@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ferrum_jax.asked.sampling import SamplingParams
-from ferrum_jax.structured import token_rules
-from ferrum_jax.structured.token_rules import TokenRules, allow
+from ferrum_jax.sampling_params import SamplingParams
+from ferrum_jax.text.structured import token_rules
+from ferrum_jax.text.structured.token_rules import TokenRules, allow
 from tests.structured.vocabularies import demo_tokenizer
 
 V = 100

@@ -8,15 +8,15 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from ferrum_jax.asked.message import AssistantMessage, ToolCall
-from ferrum_jax.asked.structured_outputs import StructuredOutputsParams
-from ferrum_jax.asked.tools import tools_asked, tools_of
-from ferrum_jax.structured.forms.reasoning_forms import REASONING_FORMS, reasoning_form
-from ferrum_jax.structured.forms.tool_forms import TOOL_FORMS, tool_form, tool_form_named
-from ferrum_jax.structured.grammars import Grammars
-from ferrum_jax.structured.reading.message_stream import MessageForms
-from ferrum_jax.structured.reading.reasoning_parser import ReasoningParser
-from ferrum_jax.structured.reading.tool_parser import ToolParser
+from ferrum_jax.inputs.params.message import AssistantMessage, ToolCall
+from ferrum_jax.inputs.params.structured_outputs import StructuredOutputsParams
+from ferrum_jax.inputs.params.tools import tools_asked, tools_of
+from ferrum_jax.text.structured.forms.reasoning_forms import REASONING_FORMS, reasoning_form
+from ferrum_jax.text.structured.forms.tool_forms import TOOL_FORMS, tool_form, tool_form_named
+from ferrum_jax.text.structured.grammars import Grammars
+from ferrum_jax.text.structured.reading.message_stream import MessageForms
+from ferrum_jax.text.structured.reading.reasoning_parser import ReasoningParser
+from ferrum_jax.text.structured.reading.tool_parser import ToolParser
 from tests.histories import seeded
 from tests.structured.form_samples import DEMANDED
 from tests.structured.vocabularies import demo_tokenizer, demo_vocabulary, drawn, fed

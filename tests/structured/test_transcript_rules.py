@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ferrum_jax.asked.codec import params_of_json, params_to_json
-from ferrum_jax.asked.sampling import SamplingParams
-from ferrum_jax.asked.transcript import Transcript
-from ferrum_jax.structured.token_rules import TokenRules, allow
+from ferrum_jax.core.params_codec import params_of_json, params_to_json
+from ferrum_jax.inputs.params.transcript import Transcript
+from ferrum_jax.sampling_params import SamplingParams
+from ferrum_jax.text.structured.token_rules import TokenRules, allow
 
 V, END, FIRST = 100, 60, 70  # words below 60, others below 70, times from there on
 PLAIN = Transcript(end_id=END, suppressed=(3, 65), suppressed_first=(5, END))

@@ -6,9 +6,9 @@ import signal
 
 import pytest
 
-from ferrum_jax.asked.structured_outputs import StructuredOutputsParams
-from ferrum_jax.structured import trial_process
-from ferrum_jax.structured.grammars import Grammars
+from ferrum_jax.inputs.params.structured_outputs import StructuredOutputsParams
+from ferrum_jax.text.structured import trial_process
+from ferrum_jax.text.structured.grammars import Grammars
 from tests.structured.vocabularies import demo_vocabulary
 
 GOOD = StructuredOutputsParams(regex="[a-c]{3}")

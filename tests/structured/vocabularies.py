@@ -9,8 +9,8 @@ from typing import TypeVar
 
 import numpy as np
 
-from ferrum_jax.structured.matcher import Matcher
-from ferrum_jax.structured.vocabulary import Vocabulary
+from ferrum_jax.text.structured.matcher import Matcher
+from ferrum_jax.text.structured.vocabulary import Vocabulary
 from ferrum_jax.text.tokenizer import Tokenizer
 from tests.support import ROOT
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ferrum_jax.asked.sampling import MAX_STOPS, MOST_STOP_CHARACTERS
+from ferrum_jax.sampling_params import MAX_STOPS, MOST_STOP_CHARACTERS
 from ferrum_jax.text.stop_strings import StopStrings, stop_strings
 from ferrum_jax.text.stream import TextStream
 

@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ferrum_jax.answers.choice_text import TokenTexts
-from ferrum_jax.answers.collect import Collector
-from ferrum_jax.asked.options import RequestOptions
-from ferrum_jax.asked.sampling import SamplingParams
-from ferrum_jax.delta import Delta
+from ferrum_jax.core.delta import Delta
+from ferrum_jax.core.request_options import RequestOptions
 from ferrum_jax.openai.logprob_forms import choice_entries, completion_logprobs, echo_entries
+from ferrum_jax.sampling_params import SamplingParams
+from ferrum_jax.text.output_processor.choice_text import TokenTexts
+from ferrum_jax.text.output_processor.collect import Collector
 from tests.text.samples import KINDS, tokenizer
 from tests.text.test_stream import PROFILE
 

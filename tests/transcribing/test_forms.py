@@ -10,17 +10,17 @@ import base64
 import pytest
 
 from ferrum_jax.__main__ import main
-from ferrum_jax.asked.transcription_params import TranscriptionParams
-from ferrum_jax.outputs import Transcription, TranscriptionSegment
-from ferrum_jax.sound.sound_sources import SoundSources
+from ferrum_jax.core.outputs import Transcription, TranscriptionSegment
+from ferrum_jax.inputs.audio.sound_sources import SoundSources
+from ferrum_jax.inputs.params.transcription_params import TranscriptionParams
+from ferrum_jax.tasks.transcription.foreseen import ForeseenSound, foreseen
+from ferrum_jax.tasks.transcription.forms import as_json, as_text, as_verbose_json
+from ferrum_jax.tasks.transcription.heard_sound import HeardSound
+from ferrum_jax.tasks.transcription.languages import NAMES, code_of, name_of
+from ferrum_jax.tasks.transcription.transcription import GrowingText
+from ferrum_jax.tasks.transcription.whisper_transcriber import WhisperTranscriber
 from ferrum_jax.text.prompts import PromptEncoder
 from ferrum_jax.text.tokenizer import Tokenizer
-from ferrum_jax.transcribing.foreseen import ForeseenSound, foreseen
-from ferrum_jax.transcribing.forms import as_json, as_text, as_verbose_json
-from ferrum_jax.transcribing.heard_sound import HeardSound
-from ferrum_jax.transcribing.languages import NAMES, code_of, name_of
-from ferrum_jax.transcribing.transcription import GrowingText
-from ferrum_jax.transcribing.whisper_transcriber import WhisperTranscriber
 from scripts.goldens.sounds import sound, wav
 from tests.sound.hostile_sounds import muxed, written
 from tests.support import GOLDENS

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from ferrum_jax.asked.transcription_params import TranscriptionParams
-from ferrum_jax.transcribing.generation_file import read_whisper_tokens, whisper_tokens_of
+from ferrum_jax.inputs.params.transcription_params import TranscriptionParams
+from ferrum_jax.tasks.transcription.generation_file import read_whisper_tokens, whisper_tokens_of
 
 MANY = {
     "is_multilingual": True,

@@ -9,15 +9,15 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models
 
 from ferrum_jax import LLM, SamplingParams
-from ferrum_jax.asked.transcription_params import TranscriptionParams
-from ferrum_jax.outputs import CompletionOutput
-from ferrum_jax.sound.features import VoxtralSounds
-from ferrum_jax.sound.prompt_sounds import PromptSounds
-from ferrum_jax.sound.sound_sources import SoundSources
+from ferrum_jax.core.outputs import CompletionOutput
+from ferrum_jax.inputs.audio.features import VoxtralSounds
+from ferrum_jax.inputs.audio.prompt_sounds import PromptSounds
+from ferrum_jax.inputs.audio.sound_sources import SoundSources
+from ferrum_jax.inputs.params.transcription_params import TranscriptionParams
+from ferrum_jax.tasks.transcription.prompt_transcriber import PromptTranscriber
+from ferrum_jax.tasks.transcription.transcription import GrowingText, gap_between, transcription_of
 from ferrum_jax.text.prompts import PromptEncoder
 from ferrum_jax.text.tokenizer import Tokenizer as OwnTokenizer
-from ferrum_jax.transcribing.prompt_transcriber import PromptTranscriber
-from ferrum_jax.transcribing.transcription import GrowingText, gap_between, transcription_of
 from scripts.goldens.sound_folder import PLACE, write_folder
 from scripts.goldens.sounds import sound
 from tests.engine.golden_media import FAMILIES, QWEN

@@ -8,8 +8,8 @@ import types
 import numpy as np
 import pytest
 
-from ferrum_jax.asked.transcription_params import TranscriptionParams
-from ferrum_jax.transcribing.transcriber import SoundWindow
+from ferrum_jax.inputs.params.transcription_params import TranscriptionParams
+from ferrum_jax.tasks.transcription.transcriber import SoundWindow
 from scripts.goldens.sounds import wav
 from tests.support import SMALL, small_llm
 from tests.transcribing.heard import CASES, RATE, how_of, name_of, sound_of, text_of

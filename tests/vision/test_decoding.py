@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from ferrum_jax.vision.decoding import MAX_PIXELS, decoded_image, pixels_of, pixels_of_array
+from ferrum_jax.inputs.images.decoding import MAX_PIXELS, decoded_image, pixels_of, pixels_of_array
 from scripts.goldens.pictures import picture
 from tests.support import ROOT
 from tests.vision import hostile
@@ -181,7 +181,7 @@ MANY = """
 import json, resource, sys, time, warnings
 import numpy as np
 from PIL import Image
-from ferrum_jax.vision.decoding import decoded_image
+from ferrum_jax.inputs.images.decoding import decoded_image
 from tests.vision.hostile import BOMBS, hostile_file, saved
 warnings.simplefilter("ignore", Image.DecompressionBombWarning)
 decoded_image(saved(Image.new("RGB", (64, 64)), "WEBP"))
@@ -217,7 +217,7 @@ def test_a_thousand_hostile_files_crash_nothing_and_memory_stays_bounded():
 
 LARGE = """
 import resource, sys
-from ferrum_jax.vision.decoding import decoded_image
+from ferrum_jax.inputs.images.decoding import decoded_image
 content = sys.stdin.buffer.read()
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 shape = decoded_image(content).shape

@@ -12,9 +12,9 @@ import time
 import numpy as np
 import pytest
 
-from ferrum_jax.vision import films
-from ferrum_jax.vision.decoding import Stopped
-from ferrum_jax.vision.films import VideoSources
+from ferrum_jax.inputs.images import films
+from ferrum_jax.inputs.images.decoding import Stopped
+from ferrum_jax.inputs.images.films import VideoSources
 from scripts.goldens.video_folder import film
 from tests.vision.film_files import KINDS, TURNED, UPRIGHT, film_file, head_first, steps
 

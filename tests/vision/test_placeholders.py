@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ferrum_jax.prompt import PlacedImage, rope_positions, rope_shift
+from ferrum_jax.inputs.images.placeholders import GEMMA3, GEMMA4, GLM, PIXTRAL, QWEN, expand_ids, expand_text, parts_of
+from ferrum_jax.inputs.images.processor_files import processor_of
+from ferrum_jax.inputs.prompt import PlacedImage, rope_positions, rope_shift
 from ferrum_jax.text.tokenizer import Tokenizer
-from ferrum_jax.vision.placeholders import GEMMA3, GEMMA4, GLM, PIXTRAL, QWEN, expand_ids, expand_text, parts_of
-from ferrum_jax.vision.processor_files import processor_of
 from scripts.goldens.pictures import picture
 from scripts.make_image_goldens import GEMMA4 as GEMMA4_FILE
 from scripts.make_image_goldens import (

@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 
 from ferrum_jax.config import EngineConfig
-from ferrum_jax.vision.image import Normalising, ProcessedImage
-from ferrum_jax.vision.processor_files import processor_of, read_processor
-from ferrum_jax.vision.processors import Gemma3Images, Gemma4Images, GlmImages, PixtralImages, QwenImages
-from ferrum_jax.vision.sources import ImageSources
+from ferrum_jax.inputs.images.image import Normalising, ProcessedImage
+from ferrum_jax.inputs.images.processor_files import processor_of, read_processor
+from ferrum_jax.inputs.images.processors import Gemma3Images, Gemma4Images, GlmImages, PixtralImages, QwenImages
+from ferrum_jax.inputs.images.sources import ImageSources
 from scripts.goldens.pictures import picture, sampled
 from tests.engine.image_folder import PROCESSOR
 from tests.support import GOLDENS

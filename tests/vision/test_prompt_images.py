@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from ferrum_jax.vision import decoding, sources
-from ferrum_jax.vision.decoding import Stopped, decoded_image, header_size
-from ferrum_jax.vision.placeholders import QWEN
-from ferrum_jax.vision.processor_files import read_processor
-from ferrum_jax.vision.prompt_images import PromptImages
-from ferrum_jax.vision.sources import ImageSources
+from ferrum_jax.inputs.images import decoding, sources
+from ferrum_jax.inputs.images.decoding import Stopped, decoded_image, header_size
+from ferrum_jax.inputs.images.placeholders import QWEN
+from ferrum_jax.inputs.images.processor_files import read_processor
+from ferrum_jax.inputs.images.prompt_images import PromptImages
+from ferrum_jax.inputs.images.sources import ImageSources
 from scripts.goldens.pictures import picture
 from tests.engine.image_folder import PROCESSOR
 from tests.histories import seeded

@@ -20,9 +20,9 @@ import pytest
 from PIL import Image
 
 from ferrum_jax.config import EngineConfig
-from ferrum_jax.media import fetching
-from ferrum_jax.media.fetching import is_public
-from ferrum_jax.vision.sources import ImageSources
+from ferrum_jax.inputs.images.sources import ImageSources
+from ferrum_jax.inputs.media import fetching
+from ferrum_jax.inputs.media.fetching import is_public
 from scripts.goldens.pictures import picture
 from tests.vision.hostile import saved
 

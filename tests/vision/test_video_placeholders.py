@@ -7,10 +7,10 @@ import dataclasses
 import numpy as np
 import pytest
 
-from ferrum_jax.prompt import PlacedImage, rope_positions
+from ferrum_jax.inputs.images.placeholders import GEMMA4, QWEN, expand_ids, expand_text
+from ferrum_jax.inputs.images.processor_files import processor_of
+from ferrum_jax.inputs.prompt import PlacedImage, rope_positions
 from ferrum_jax.text.tokenizer import Tokenizer
-from ferrum_jax.vision.placeholders import GEMMA4, QWEN, expand_ids, expand_text
-from ferrum_jax.vision.processor_files import processor_of
 from scripts.goldens import video_folder
 from scripts.goldens.video_folder import SHOWN, films_of, images_of, wrapped_twice
 from scripts.make_image_goldens import SMALL
@@ -86,8 +86,8 @@ def test_times_are_written_as_each_family_reads_them(second, qwen, gemma4):
 
 @pytest.mark.parametrize("index", range(len(SHOWN["qwen3_vl"])))
 def test_each_group_counts_as_an_image_among_rotary_positions(index, tmp_path):
-    from ferrum_jax.vision.prompt_images import PromptImages
-    from ferrum_jax.vision.sources import ImageSources
+    from ferrum_jax.inputs.images.prompt_images import PromptImages
+    from ferrum_jax.inputs.images.sources import ImageSources
     from tests.support import GOLDENS
 
     folder = video_folder.write_folder(GOLDENS, tmp_path / "model", "qwen3_vl")

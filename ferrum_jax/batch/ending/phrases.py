@@ -9,7 +9,7 @@ import datetime
 
 from ferrum_jax.batch.ending.end_terms import EndTerms, of_day, said
 from ferrum_jax.batch.ending.ending import Outlook
-from ferrum_jax.progress import clock
+from ferrum_jax.core.progress import clock
 
 Zone = datetime.tzinfo | None
 _IN_TURN = "Rows run by priority, then in the order of the input."

@@ -25,8 +25,8 @@ from types import MappingProxyType
 from typing import Any, BinaryIO
 
 from ferrum_jax.batch.input.lines import unreadable_line
+from ferrum_jax.io.paths import install_command
 from ferrum_jax.openai.json_text import JsonError, NestedTooDeeply, decoded
-from ferrum_jax.paths import install_command
 
 _COMPRESSIONS = (".gz", ".zst")
 _COLUMNS = (".csv", ".parquet")

@@ -20,16 +20,16 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from ferrum_jax.asked.sampling import PACE, SamplingParams
 from ferrum_jax.batch.input.lines import LineError, canonical, custom_id_of, load_line, refuse_unreadable
+from ferrum_jax.inputs.prompt import Prompt, take_apart, with_adapter
+from ferrum_jax.io.error_text import bounded, quoted
 from ferrum_jax.openai.asked import Asked, AskedScores, AskedSound, AskedText, AskedVectors
 from ferrum_jax.openai.bodies import how_of, sides_of, with_options
 from ferrum_jax.openai.body_fields import LABELS, ROW_BODIES, SOUNDS, TEXTS, given
 from ferrum_jax.openai.body_rules import rules_of
 from ferrum_jax.openai.contents import packed_ids, prompts_of
 from ferrum_jax.openai.sampling_fields import with_defaults
-from ferrum_jax.prompt import Prompt, take_apart, with_adapter
-from ferrum_jax.quoting import bounded, quoted
+from ferrum_jax.sampling_params import PACE, SamplingParams
 
 SCORE_URL = "/v1/score"
 CONTENTS = {  # field with what a row is about -> url

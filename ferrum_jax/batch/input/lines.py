@@ -10,8 +10,8 @@ from array import array
 from collections.abc import Mapping
 from typing import Any
 
+from ferrum_jax.io.error_text import quoted
 from ferrum_jax.openai.json_text import JsonError, decoded
-from ferrum_jax.quoting import quoted
 
 _UNREADABLE = "\0unreadable"  # a key that nobody gives a field
 

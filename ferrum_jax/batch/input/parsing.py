@@ -23,7 +23,7 @@ from typing import Any, BinaryIO
 
 from ferrum_jax.batch.input.formats import NO_DEFAULTS, BadRow, own_name, parse_line
 from ferrum_jax.batch.input.ordering import Features
-from ferrum_jax.processes import fresh
+from ferrum_jax.io import fresh
 
 _CHUNK_BYTES = 1 << 20
 _LEAST_BYTES = 16 << 20  # of input per process: starting one takes a third of a second, parsing this much a second

@@ -20,7 +20,7 @@ from ferrum_jax.batch.input.formats import GENERATES, NO_DEFAULTS, BadRow, Row, 
 from ferrum_jax.batch.input.ordering import by_priority
 from ferrum_jax.batch.input.parsing import Line, name_digest, num_worthwhile, parse_file, parser
 from ferrum_jax.batch.input.read_ahead import ReadAhead
-from ferrum_jax.ints import ceil_div
+from ferrum_jax.io.ints import ceil_div
 
 _MOST_NAMED = 5
 _MOST_ROWS_IN_PART, _LEAST_ROWS_IN_PART, _PARTS = 1024, 8, 64

@@ -22,8 +22,8 @@ from ferrum_jax.batch.journal.journal import Journal
 from ferrum_jax.batch.journal.journal_file import file_of, object_in
 from ferrum_jax.batch.journal.leases import Leases, is_idle, require_nobody
 from ferrum_jax.batch.journal.merge import merge
-from ferrum_jax.files.store import Store, split
-from ferrum_jax.paths import is_url
+from ferrum_jax.io.files.store import Store, split
+from ferrum_jax.io.paths import is_url
 
 _MERGED = "merged.json"  # what the output is that was written
 _OF_PARTIAL = "partial.json"  # how many rows the partial output has

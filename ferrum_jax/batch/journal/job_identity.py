@@ -21,8 +21,8 @@ from typing import Any
 from ferrum_jax.batch.journal.journal_file import file_of, object_in
 from ferrum_jax.batch.journal.keeper import JobOptions
 from ferrum_jax.batch.journal.responses import JobLabel
-from ferrum_jax.files.store import Store
-from ferrum_jax.spec.identity import KNOWN_LATER, ModelIdentity, digest_of
+from ferrum_jax.inputs.identity import KNOWN_LATER, ModelIdentity, digest_of
+from ferrum_jax.io.files.store import Store
 
 FORMAT = 1  # of all files of a journal
 RECORD = "job.json"

@@ -17,8 +17,8 @@ from typing import Any
 from ferrum_jax.batch.input.rows import Rows
 from ferrum_jax.batch.journal.job_folder import JobFolder
 from ferrum_jax.batch.journal.job_identity import JobIdentity
-from ferrum_jax.paths import is_url
-from ferrum_jax.spec.identity import digest_of
+from ferrum_jax.inputs.identity import digest_of
+from ferrum_jax.io.paths import is_url
 
 FORMAT = 1
 _DIGEST = "digest"  # the report's entry

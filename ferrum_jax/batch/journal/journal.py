@@ -20,8 +20,8 @@ import numpy as np
 from ferrum_jax.batch.input.rows import Rows
 from ferrum_jax.batch.journal.line_record import usage_in
 from ferrum_jax.batch.journal.partials import decode_partial
-from ferrum_jax.files.store import Store
-from ferrum_jax.outputs import CompletionOutput
+from ferrum_jax.core.outputs import CompletionOutput
+from ferrum_jax.io.files.store import Store
 
 OK, FAILED, PARTIAL, CRASH = b"ok", b"failed", b"partial", b"crash"
 _TODO, _IS_OK, _IS_FAILED = range(3)

@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Mapping
 from typing import Any
 
-from ferrum_jax.files.json_files import parse_json
+from ferrum_jax.io.files.json_files import parse_json
 
 
 def file_of(value: Mapping[str, Any]) -> bytes:

@@ -13,7 +13,7 @@ from ferrum_jax.batch.ending.end_terms import EndTerms
 from ferrum_jax.batch.ending.ending import WorkerPace
 from ferrum_jax.batch.journal.journal import Journal
 from ferrum_jax.batch.journal.leases import Leases
-from ferrum_jax.files.store import Store, open_store
+from ferrum_jax.io.files.store import Store, open_store
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ferrum_jax.batch.journal.journal_file import object_in
-from ferrum_jax.files.store import Store
+from ferrum_jax.io.files.store import Store
 
 _MOST_BYTES = 100  # of a lease
 

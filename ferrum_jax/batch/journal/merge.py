@@ -13,7 +13,7 @@ from ferrum_jax.batch.input.rows import Rows
 from ferrum_jax.batch.journal.journal import Journal
 from ferrum_jax.batch.journal.line_record import OutputDigest
 from ferrum_jax.batch.journal.responses import failed_line
-from ferrum_jax.files.store import Store
+from ferrum_jax.io.files.store import Store
 
 
 def merge(rows: Rows, journal: Journal, store: Store, output: BinaryIO) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-from ferrum_jax.outputs import CompletionOutput, Logprob
+from ferrum_jax.core.outputs import CompletionOutput, Logprob
 
 
 def encode_partial(choices: Sequence[CompletionOutput]) -> bytes:

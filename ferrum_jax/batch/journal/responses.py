@@ -17,11 +17,11 @@ from typing import Any
 
 from ferrum_jax.batch.input.formats import EMBEDS, GENERATES, SCORE_URL, BadRow, Row
 from ferrum_jax.batch.journal.line_record import images_digest, json_of, line_of, recorded_response, tokens_digest
+from ferrum_jax.core.outputs import EmbeddingOutput, RequestOutput, ScoreOutput, Transcription
+from ferrum_jax.inputs.prompt import joined_text, take_apart
 from ferrum_jax.openai.answers import TextForm, ranking, read_usage, text_answer, vectors_answer
 from ferrum_jax.openai.logprob_forms import number
-from ferrum_jax.outputs import EmbeddingOutput, RequestOutput, ScoreOutput, Transcription
-from ferrum_jax.prompt import joined_text, take_apart
-from ferrum_jax.transcribing.forms import as_object
+from ferrum_jax.tasks.transcription.forms import as_object
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -11,8 +11,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsed
 from rich.table import Table
 from rich.text import Text
 
-from ferrum_jax.outputs import EmbeddingOutput, RequestOutput, ScoreOutput
-from ferrum_jax.progress import PLAIN_INTERVAL_S, RatedBar, clock
+from ferrum_jax.core.outputs import EmbeddingOutput, RequestOutput, ScoreOutput
+from ferrum_jax.core.progress import PLAIN_INTERVAL_S, RatedBar, clock
 
 _BAR_INTERVAL_S = 0.1
 

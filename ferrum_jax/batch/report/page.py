@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ferrum_jax.batch.report.plots import figures
-from ferrum_jax.pages.html_page import document, escaped, table
-from ferrum_jax.progress import clock
+from ferrum_jax.core.progress import clock
+from ferrum_jax.io.pages.html_page import document, escaped, table
 
 _TITLE = "Batch job "
 OPENS_WITH = document(_TITLE).partition("</title>")[0].encode()  # by which a file is known as such a page

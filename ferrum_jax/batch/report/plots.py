@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ferrum_jax.batch.report.recorder import SPECULATION
-from ferrum_jax.ints import ceil_div
-from ferrum_jax.pages.html_page import plot
-from ferrum_jax.progress import clock
+from ferrum_jax.core.progress import clock
+from ferrum_jax.io.ints import ceil_div
+from ferrum_jax.io.pages.html_page import plot
 
 _MAX_POINTS = 120
 _SAMPLED = (*SPECULATION, "read_tokens", "written_tokens")  # counts that stand in samples alone

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ferrum_jax.batch.report.display import Tally
-from ferrum_jax.metrics import MEDIA
+from ferrum_jax.core.metrics import MEDIA
 
 FIELDS = (
     *("wall_s", "rows", "prompt_tokens", "cached_tokens", "output_tokens", "pool_use", "padding_waste"),

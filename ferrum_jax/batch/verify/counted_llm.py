@@ -6,7 +6,7 @@ from collections.abc import Callable, Generator
 from typing import Any, cast
 
 from ferrum_jax.batch.batch_llm import BatchLLM
-from ferrum_jax.outputs import RequestOutput
+from ferrum_jax.core.outputs import RequestOutput
 
 
 def counted(llm: BatchLLM, tell: Callable[[int], None]) -> BatchLLM:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 
-from ferrum_jax.quoting import bounded
+from ferrum_jax.io.error_text import bounded
 
 _MOST_OF_A_KIND = 5
 

@@ -15,12 +15,12 @@ from typing import Any
 
 import numpy as np
 
-from ferrum_jax.asked.sampling import MAX_LOGPROBS, SamplingParams
 from ferrum_jax.batch.batch_llm import BatchLLM
 from ferrum_jax.batch.input.formats import GENERATES, Row
 from ferrum_jax.batch.verify.line_difference import texts_of_choices
 from ferrum_jax.batch.verify.output_lines import Line
-from ferrum_jax.outputs import CompletionOutput, Logprob, RequestOutput
+from ferrum_jax.core.outputs import CompletionOutput, Logprob, RequestOutput
+from ferrum_jax.sampling_params import MAX_LOGPROBS, SamplingParams
 
 _MOST_BYTES = 4  # of a character, whose tokens have no text of their own
 _EDITS = ("logit_bias", "repetition_penalty", "presence_penalty", "frequency_penalty")
@@ -163,8 +163,8 @@ _DEFAULT = SamplingParams()
 
 def _noise(seed: int, choice: int, position: int, tokens: tuple[int, int]) -> list[float]:
     """What a draw adds to these tokens' scores."""
-    from ferrum_jax.sampling.noise import gumbel
-    from ferrum_jax.sampling.record_words import CHOICE, NUM_PARAMETERS, SEED_HIGH, SEED_LOW
+    from ferrum_jax.runtime.sampling.noise import gumbel
+    from ferrum_jax.runtime.sampling.record_words import CHOICE, NUM_PARAMETERS, SEED_HIGH, SEED_LOW
 
     words = np.zeros((1, NUM_PARAMETERS), np.int32)
     bits = seed & (2**64 - 1)

@@ -20,7 +20,7 @@ from ferrum_jax.batch.journal.line_record import LINE, RECORD, OutputDigest, jso
 from ferrum_jax.batch.journal.responses import failed_line
 from ferrum_jax.batch.verify.findings import Findings
 from ferrum_jax.batch.verify.said import JobSaid
-from ferrum_jax.quoting import quoted
+from ferrum_jax.io.error_text import quoted
 
 _ID = re.compile(r"batch_req_([0-9a-f]{32})")
 _MOST_NAMED = 5

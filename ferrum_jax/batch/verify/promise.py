@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from ferrum_jax.batch.journal.job_identity import changed_values, environment_changes
 from ferrum_jax.batch.verify.said import JobSaid
-from ferrum_jax.spec.identity import KNOWN_LATER, ModelIdentity
+from ferrum_jax.inputs.identity import KNOWN_LATER, ModelIdentity
 
 MODE = ("kv_dtype", "invariant")  # how a model computes; the other values say which it is
 _MARGINS = {"float32": 1e-3, "bfloat16": 0.125}  # of log-probabilities: what rounding may move, and a changed row more

@@ -10,8 +10,8 @@ from typing import Any
 from ferrum_jax.batch.journal.job_identity import REQUIRE_VALID, fingerprint_of
 from ferrum_jax.batch.journal.job_record import FORMAT, is_sealed
 from ferrum_jax.batch.verify.findings import Findings
-from ferrum_jax.files.json_files import parse_json
-from ferrum_jax.quoting import quoted
+from ferrum_jax.io.error_text import quoted
+from ferrum_jax.io.files.json_files import parse_json
 
 _LAST_SECOND = 253_402_300_799  # of the year 9999
 

@@ -11,7 +11,7 @@ from rich.text import Text
 from ferrum_jax.batch.verify.line_difference import DIFFERENT
 from ferrum_jax.batch.verify.margins import Parting
 from ferrum_jax.batch.verify.verify_job import VERDICTS, Options, RowVerdict, Verified
-from ferrum_jax.quoting import quoted
+from ferrum_jax.io.error_text import quoted
 
 _MOST_VALUES = 3  # of a row that differs
 

@@ -36,8 +36,8 @@ from ferrum_jax.batch.verify.margins import Parting, parting_of
 from ferrum_jax.batch.verify.output_lines import Line, OutputLines, line_in
 from ferrum_jax.batch.verify.promise import Promise, other_model, promise_of
 from ferrum_jax.batch.verify.said import JobSaid, said_of
-from ferrum_jax.files.store import open_local, open_store, split
-from ferrum_jax.progress import plain_console
+from ferrum_jax.core.progress import plain_console
+from ferrum_jax.io.files.store import open_local, open_store, split
 
 VERDICTS = (BITS, TEXT, TIE, DIFFERENT)
 _MOST_SHOWN = 20  # rows that differ, which are looked into

@@ -14,9 +14,9 @@ from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
-from ferrum_jax.ints import ceil_div
-from ferrum_jax.plan import Copy, ShardPlan, StepPlan
-from ferrum_jax.sizes.engine_sizes import EngineSizes
+from ferrum_jax.core.plan import Copy, ShardPlan, StepPlan
+from ferrum_jax.inputs.sizes.engine_sizes import EngineSizes
+from ferrum_jax.io.ints import ceil_div
 
 
 class KeptExperts:

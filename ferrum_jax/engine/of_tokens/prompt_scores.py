@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from ferrum_jax import sampling
-from ferrum_jax.asked.options import ScoresAsked
-from ferrum_jax.asked.sampling import MAX_NAMED_IDS, MOST_NAMED_SCORES, WHOLE_VOCABULARY, SamplingParams
-from ferrum_jax.outputs import NOT_FINITE, Logprob, SequenceLogprobs
+from ferrum_jax.core.outputs import NOT_FINITE, Logprob, SequenceLogprobs
+from ferrum_jax.core.request_options import ScoresAsked
+from ferrum_jax.runtime import sampling
+from ferrum_jax.sampling_params import MAX_NAMED_IDS, MOST_NAMED_SCORES, WHOLE_VOCABULARY, SamplingParams
 
 
 class PromptScores:

@@ -7,14 +7,14 @@ from array import array
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from ferrum_jax.core.request import Request
 from ferrum_jax.engine.engine import Engine
 from ferrum_jax.engine.prefixes.saved_prefixes import PrefixCache
 from ferrum_jax.engine.shared import SharedEngine
-from ferrum_jax.processes.processes import refuse_several_processes
-from ferrum_jax.prompt import MediaSpan, Prompt, take_apart
-from ferrum_jax.request import Request
+from ferrum_jax.inputs.prompt import MediaSpan, Prompt, take_apart
+from ferrum_jax.models.spec import ModelSpec
 from ferrum_jax.runtime.block_copies import BlockCopies
-from ferrum_jax.spec import ModelSpec
+from ferrum_jax.runtime.distributed.processes import refuse_several_processes
 from ferrum_jax.text.prompts import PromptEncoder
 
 

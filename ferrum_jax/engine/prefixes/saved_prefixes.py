@@ -18,13 +18,13 @@ import jax
 import numpy as np
 
 from checkpoints.prefixes import load_prefixes, save_prefixes
+from ferrum_jax.core.kv_cache.cache_manager import CacheManager
+from ferrum_jax.core.kv_cache.id_pool import IdPool
+from ferrum_jax.core.kv_cache.keys import KEY_BYTES
 from ferrum_jax.engine.of_tokens.kept_experts import KeptExperts
-from ferrum_jax.prefix_cache.cache_manager import CacheManager
-from ferrum_jax.prefix_cache.id_pool import IdPool
-from ferrum_jax.prefix_cache.keys import KEY_BYTES
+from ferrum_jax.models.spec import ModelSpec
 from ferrum_jax.runtime.block_copies import BlockCopies
 from ferrum_jax.runtime.runner import Runner
-from ferrum_jax.spec import ModelSpec
 
 _EXPERTS = "experts/kept"
 

@@ -16,20 +16,20 @@ import jax
 from jax.sharding import Mesh
 
 from ferrum_jax.config import EngineConfig
-from ferrum_jax.executables.executable_store import ExecutableCache
-from ferrum_jax.ints import ceil_div
-from ferrum_jax.pools.budget import RESERVED_BYTES
-from ferrum_jax.processes.processes import own_device, smallest
+from ferrum_jax.inputs.sizes.engine_sizes import Reach
+from ferrum_jax.inputs.sizes.mesh_shape import MeshShape
+from ferrum_jax.io.ints import ceil_div
+from ferrum_jax.models.sharding import make_mesh, takes_all_hosts
+from ferrum_jax.models.sharding.undivided import refusals
+from ferrum_jax.models.spec import ModelSpec
+from ferrum_jax.runtime.compile.executable_store import ExecutableCache
+from ferrum_jax.runtime.distributed.processes import own_device, smallest
 from ferrum_jax.runtime.layout import Layout, lay_out
+from ferrum_jax.runtime.pools.budget import RESERVED_BYTES
 from ferrum_jax.runtime.programs import Part, programs_of
 from ferrum_jax.runtime.sample import SCORE_TILE
 from ferrum_jax.runtime.settled import Room
 from ferrum_jax.runtime.step_options import attention_config
-from ferrum_jax.sharding import make_mesh, takes_all_hosts
-from ferrum_jax.sharding.undivided import refusals
-from ferrum_jax.sizes.engine_sizes import Reach
-from ferrum_jax.sizes.mesh_shape import MeshShape
-from ferrum_jax.spec import ModelSpec
 from pallas_kernels.paged_attention import LatentConfig, TpuConfig
 from pallas_kernels.target import Target
 

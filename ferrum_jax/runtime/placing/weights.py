@@ -10,9 +10,9 @@ from typing import TypeVar
 
 import jax
 
-from checkpoints.fingerprint import Fingerprint, fingerprints
+from checkpoints.fingerprints import Fingerprint, fingerprints
 from checkpoints.memory import Copies
-from ferrum_jax.executables.compile import beside
+from ferrum_jax.runtime.compile.compile import beside
 from ferrum_jax.runtime.layout import ModelLayout
 
 Made = TypeVar("Made")

@@ -17,8 +17,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from ferrum_jax.io.error_text import bounded
 from ferrum_jax.openai.errors import param_of
-from ferrum_jax.quoting import bounded
 from ferrum_jax.serve.app import (
     adapter_routes,
     batch_routes,

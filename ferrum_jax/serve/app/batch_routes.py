@@ -11,11 +11,11 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
+from ferrum_jax.inputs.prompt import is_unicode
+from ferrum_jax.io.error_text import named, quoted
 from ferrum_jax.openai.body_fields import given
 from ferrum_jax.openai.body_rules import require_known
 from ferrum_jax.openai.errors import FieldError
-from ferrum_jax.prompt import is_unicode
-from ferrum_jax.quoting import named, quoted
 from ferrum_jax.serve.batches.batch_folder import BatchFolder, FolderFull, page_of
 from ferrum_jax.serve.batches.input_lines import ENDPOINTS
 from ferrum_jax.serve.batches.stored import AskedBatch, BatchState, batch_form

@@ -7,9 +7,9 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from ferrum_jax.io.error_text import quoted
 from ferrum_jax.openai.body_rules import require_known
 from ferrum_jax.openai.errors import FieldError
-from ferrum_jax.quoting import quoted
 from ferrum_jax.serve.http.exchange import Exchange
 from ferrum_jax.serve.http.http_errors import HttpError
 

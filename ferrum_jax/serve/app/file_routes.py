@@ -14,12 +14,12 @@ from typing import Any, BinaryIO
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 
+from ferrum_jax.io.error_text import named, quoted
 from ferrum_jax.openai.errors import FieldError
-from ferrum_jax.quoting import named, quoted
+from ferrum_jax.openai.form_body import FormReader
 from ferrum_jax.serve.app.batch_routes import limit_of, query_of, refuse_expiry, require_folder, require_page
 from ferrum_jax.serve.batches.batch_folder import BatchFolder, FolderFull, page_of
 from ferrum_jax.serve.batches.stored import StoredFile
-from ferrum_jax.serve.bodies.form_body import FormReader
 from ferrum_jax.serve.http.exchange import CLOSE, ClientLeft, Exchange
 from ferrum_jax.serve.http.http_errors import HttpError
 

@@ -8,12 +8,12 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
+from ferrum_jax.io.error_text import quoted
 from ferrum_jax.openai.asked import BodyLimits
 from ferrum_jax.openai.body_fields import fields_of, given
 from ferrum_jax.openai.body_rules import require_known
 from ferrum_jax.openai.contents import messages_of, token_ids_of
 from ferrum_jax.openai.errors import FieldError, naming_fields
-from ferrum_jax.quoting import quoted
 from ferrum_jax.serve.http.exchange import Exchange
 from ferrum_jax.serve.http.http_errors import HttpError
 from ferrum_jax.serve.http.service import Service

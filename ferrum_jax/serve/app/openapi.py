@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 from starlette.requests import Request
 from starlette.responses import Response
 
+from ferrum_jax.io.pages.html_page import document, escaped, table
 from ferrum_jax.openai.body_fields import BODIES, SOUNDS
 from ferrum_jax.openai.schemas import DIALECT, body_schema, in_words
-from ferrum_jax.pages.html_page import document, escaped, table
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; frame-ancestors 'none'"
 _STREAMED = ("completion", "chat", "response", *SOUNDS)

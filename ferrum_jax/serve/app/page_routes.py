@@ -13,8 +13,8 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ferrum_jax.metrics import MEDIA
-from ferrum_jax.prompt import SEEN
+from ferrum_jax.core.metrics import MEDIA
+from ferrum_jax.inputs.prompt import SEEN
 from ferrum_jax.serve.http.event_stream import EventStream
 from ferrum_jax.serve.http.exchange import Exchange
 from ferrum_jax.serve.http.service import Service

@@ -8,8 +8,8 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
+from ferrum_jax.openai.response_body import asked_response
 from ferrum_jax.serve.app.text_routes import warning_headers
-from ferrum_jax.serve.bodies.response_body import asked_response
 from ferrum_jax.serve.http.event_stream import EventStream
 from ferrum_jax.serve.http.exchange import Exchange
 from ferrum_jax.serve.http.response_form import ResponseForm

@@ -9,17 +9,17 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from starlette.requests import Request
 from starlette.responses import Response
 
+from ferrum_jax.core.outputs import ABORTED, CompletionOutput, Transcription
 from ferrum_jax.openai.bodies import asked_sound
 from ferrum_jax.openai.body_fields import fields_of
-from ferrum_jax.outputs import ABORTED, CompletionOutput, Transcription
 from ferrum_jax.serve.app.text_routes import warning_headers
 from ferrum_jax.serve.http.event_stream import EventStream
 from ferrum_jax.serve.http.exchange import Exchange
 from ferrum_jax.serve.http.service import Service, TextRequest
 from ferrum_jax.serve.link.engine_client import RequestAborted, RequestRefused
-from ferrum_jax.transcribing import forms
-from ferrum_jax.transcribing.heard_sound import HeardSound
-from ferrum_jax.transcribing.transcriber import require_transcriber
+from ferrum_jax.tasks.transcription import forms
+from ferrum_jax.tasks.transcription.heard_sound import HeardSound
+from ferrum_jax.tasks.transcription.transcriber import require_transcriber
 
 _FILES = frozenset({"file"})
 

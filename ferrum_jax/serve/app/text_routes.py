@@ -11,7 +11,6 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ferrum_jax.answers.choice_text import NewText
 from ferrum_jax.openai.answers import usage_of
 from ferrum_jax.openai.asked import AskedText
 from ferrum_jax.openai.bodies import asked_text
@@ -19,6 +18,7 @@ from ferrum_jax.serve.http.answer_forms import DONE, AnswerForm
 from ferrum_jax.serve.http.event_stream import EventStream
 from ferrum_jax.serve.http.exchange import Exchange
 from ferrum_jax.serve.http.service import Service, TextRequest
+from ferrum_jax.text.output_processor.choice_text import NewText
 
 _MOST_WARNINGS, _MOST_WARNING = 20, 100  # in a header, and characters of each
 

@@ -10,11 +10,11 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
+from ferrum_jax.core.outputs import cosine
 from ferrum_jax.openai.answers import ranking, read_usage, vectors_answer
 from ferrum_jax.openai.asked import AskedScores
 from ferrum_jax.openai.bodies import asked_scores, asked_vectors
 from ferrum_jax.openai.logprob_forms import number
-from ferrum_jax.outputs import cosine
 from ferrum_jax.serve.app.text_routes import warning_headers
 from ferrum_jax.serve.http.exchange import Exchange
 from ferrum_jax.serve.http.http_errors import HttpError

@@ -25,7 +25,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, BinaryIO, TypeVar
 
-from ferrum_jax.files.store import Store, open_store
+from ferrum_jax.io.files.store import Store, open_store
 from ferrum_jax.serve.batches.stored import AskedBatch, BatchState, CancelMark, Record, StoredFile, read_record
 
 Listed = TypeVar("Listed", StoredFile, AskedBatch)

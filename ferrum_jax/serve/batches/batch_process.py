@@ -12,7 +12,7 @@ import signal
 import socket
 from collections.abc import Callable
 
-from ferrum_jax.paths import is_url
+from ferrum_jax.io.paths import is_url
 from ferrum_jax.serve.batches.batch_folder import BatchFolder
 from ferrum_jax.serve.batches.clerk import Clerk, ClerkTimes
 from ferrum_jax.serve.batches.input_lines import InputRules

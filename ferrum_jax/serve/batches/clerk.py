@@ -31,9 +31,10 @@ from ferrum_jax.batch.journal.journal import Journal
 from ferrum_jax.batch.journal.leases import LeaseLost
 from ferrum_jax.batch.journal.merge import merge
 from ferrum_jax.batch.notice import EXIT_PREEMPTED, Notice
-from ferrum_jax.files.store import open_local, open_store
-from ferrum_jax.files.whole_files import is_of_full_disk
-from ferrum_jax.progress import plain_console
+from ferrum_jax.core.progress import plain_console
+from ferrum_jax.io.files.store import open_local, open_store
+from ferrum_jax.io.files.whole_files import is_of_full_disk
+from ferrum_jax.io.watched_threads import start_thread
 from ferrum_jax.serve.batches.batch_folder import BatchFolder, output_id
 from ferrum_jax.serve.batches.clerk_lease import BEAT_S, lease_of
 from ferrum_jax.serve.batches.ended_lines import Counts, parted, write_expired
@@ -51,7 +52,6 @@ from ferrum_jax.serve.batches.stored import (
     AskedBatch,
     BatchState,
 )
-from ferrum_jax.serve.link.watched import start_thread
 
 _log = logging.getLogger("ferrum_jax.serve")
 _MOST_FAILURES = 5  # of one batch in turn, with a pause between them

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 
 from ferrum_jax.batch.journal.leases import Leases
-from ferrum_jax.files.store import open_store
+from ferrum_jax.io.files.store import open_store
 from ferrum_jax.serve.batches.batch_folder import BatchFolder
 
 _EXPIRY_S = 60.0  # of a clerk that is silent

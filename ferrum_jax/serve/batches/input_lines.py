@@ -10,8 +10,8 @@ from typing import Any, BinaryIO, NamedTuple
 
 from ferrum_jax.batch.input.formats import GENERATES, BadRow, Row, parse_line
 from ferrum_jax.batch.input.lines import load_line
+from ferrum_jax.io.error_text import bounded, quoted
 from ferrum_jax.openai.asked import BodyLimits
-from ferrum_jax.quoting import bounded, quoted
 
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings")
 _MOST_ERRORS = 20

@@ -20,28 +20,28 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ferrum_jax.answers.choice_text import TokenTexts
-from ferrum_jax.answers.collect import Collected, Collector, failure_of
-from ferrum_jax.asked.options import RequestOptions
-from ferrum_jax.asked.sampling import WHOLE_VOCABULARY, SamplingParams
-from ferrum_jax.asked.transcription_params import TranscriptionParams
 from ferrum_jax.batch.batch_llm import RowAborted, begun
 from ferrum_jax.batch.journal.job_identity import JobRefused
-from ferrum_jax.delta import Delta
-from ferrum_jax.outputs import CompletionOutput, EmbeddingOutput, RequestOutput, ScoreOutput
-from ferrum_jax.prompt import Prompt, take_apart
-from ferrum_jax.request import FLEX
+from ferrum_jax.core.delta import Delta
+from ferrum_jax.core.outputs import CompletionOutput, EmbeddingOutput, RequestOutput, ScoreOutput
+from ferrum_jax.core.request import FLEX
+from ferrum_jax.core.request_options import RequestOptions
+from ferrum_jax.inputs.identity import ModelIdentity
+from ferrum_jax.inputs.params.transcription_params import TranscriptionParams
+from ferrum_jax.inputs.prompt import Prompt, take_apart
+from ferrum_jax.io.watched_threads import start_thread
+from ferrum_jax.sampling_params import WHOLE_VOCABULARY, SamplingParams
 from ferrum_jax.serve.http.service import wire_params
 from ferrum_jax.serve.link.engine_client import EngineLost
-from ferrum_jax.serve.link.watched import start_thread
 from ferrum_jax.serve.link.wire import Message, received, send
 from ferrum_jax.serve.link.wire_images import wire_images
-from ferrum_jax.spec.identity import ModelIdentity
-from ferrum_jax.structured.reading.message_stream import MessageForms
+from ferrum_jax.text.output_processor.choice_text import TokenTexts
+from ferrum_jax.text.output_processor.collect import Collected, Collector, failure_of
 from ferrum_jax.text.prompts import PromptEncoder
+from ferrum_jax.text.structured.reading.message_stream import MessageForms
 
 if TYPE_CHECKING:
-    from ferrum_jax.transcribing.heard_sound import HeardSound
+    from ferrum_jax.tasks.transcription.heard_sound import HeardSound
 
 _GONE = "the engine's process has ended"
 _WAIT_S = 0.1  # for an answer, before the job is asked whether it wants to end

@@ -11,13 +11,13 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from ferrum_jax.answers.choice_text import NewText
-from ferrum_jax.asked.message import ToolCall
+from ferrum_jax.core.outputs import RequestOutput
+from ferrum_jax.inputs.params.message import ToolCall
 from ferrum_jax.openai.answers import TextForm, text_answer
 from ferrum_jax.openai.asked import AskedText
 from ferrum_jax.openai.logprob_forms import chat_logprobs, choice_entries, completion_logprobs
 from ferrum_jax.openai.message_forms import call_id, finish_reason_of, tool_call
-from ferrum_jax.outputs import RequestOutput
+from ferrum_jax.text.output_processor.choice_text import NewText
 
 _json = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode
 DONE = b"data: [DONE]\n\n"

@@ -13,15 +13,15 @@ from typing import Any, TypeVar
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
+from ferrum_jax.inputs.images.decoding import Look, do_not_look
+from ferrum_jax.io.error_text import quoted
 from ferrum_jax.openai.asked import BodyLimits
 from ferrum_jax.openai.body_fields import REQUEST_ID, BodyField, is_like
-from ferrum_jax.quoting import quoted
-from ferrum_jax.serve.bodies.form_body import read_form, typed
-from ferrum_jax.serve.bodies.read_body import read_body
+from ferrum_jax.openai.form_body import read_form, typed
+from ferrum_jax.openai.read_body import read_body
 from ferrum_jax.serve.http.api_keys import OPEN, ApiKey
 from ferrum_jax.serve.http.http_errors import HttpError
 from ferrum_jax.serve.http.service import Service
-from ferrum_jax.vision.decoding import Look, do_not_look
 
 Result = TypeVar("Result")
 _LONG_BODY = 64 << 10  # bytes; less is read in a few milliseconds

@@ -13,8 +13,8 @@ import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from ferrum_jax.inputs.images.decoding import Look, Stopped
 from ferrum_jax.serve.http.fair_queue import FairQueue, QueueEntry
-from ferrum_jax.vision.decoding import Look, Stopped
 
 Result = TypeVar("Result")
 

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from ferrum_jax.files.whole_files import is_of_full_disk
+from ferrum_jax.core.outputs import ADAPTER_FAILED, NO_STRUCTURE, NOT_FINITE_REASON
+from ferrum_jax.io.error_text import bounded
+from ferrum_jax.io.files.whole_files import is_of_full_disk
 from ferrum_jax.openai.errors import FieldError
-from ferrum_jax.outputs import ADAPTER_FAILED, NO_STRUCTURE, NOT_FINITE_REASON
-from ferrum_jax.quoting import bounded
 from ferrum_jax.serve.http.gate import QueueFull
 from ferrum_jax.serve.link.engine_client import EngineLost, ReaderTooSlow, RequestAborted, RequestRefused
 

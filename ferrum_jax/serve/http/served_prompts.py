@@ -6,16 +6,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ferrum_jax.sound.prompt_sounds import PromptSounds
-from ferrum_jax.sound.sound_sources import SoundSources
+from ferrum_jax.inputs.audio.prompt_sounds import PromptSounds
+from ferrum_jax.inputs.audio.sound_sources import SoundSources
+from ferrum_jax.inputs.images.prompt_images import PromptImages
+from ferrum_jax.inputs.images.sources import ImageSources
+from ferrum_jax.tasks.transcription.prompt_transcriber import PromptTranscriber
+from ferrum_jax.tasks.transcription.transcriber import Transcriber
+from ferrum_jax.tasks.transcription.whisper_transcriber import WhisperTranscriber
 from ferrum_jax.text.chat import ChatTemplate
 from ferrum_jax.text.prompts import PromptEncoder
 from ferrum_jax.text.tokenizer import Tokenizer
-from ferrum_jax.transcribing.prompt_transcriber import PromptTranscriber
-from ferrum_jax.transcribing.transcriber import Transcriber
-from ferrum_jax.transcribing.whisper_transcriber import WhisperTranscriber
-from ferrum_jax.vision.prompt_images import PromptImages
-from ferrum_jax.vision.sources import ImageSources
 
 
 def read_texts(folder: str | None, images: Mapping[str, Any] | None = None) -> PromptEncoder:

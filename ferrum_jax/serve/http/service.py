@@ -9,16 +9,15 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from ferrum_jax.answers.choice_text import NewText, TokenTexts
-from ferrum_jax.answers.collect import Collected, Collector
-from ferrum_jax.asked.codec import params_to_json
-from ferrum_jax.asked.options import RequestOptions
-from ferrum_jax.asked.sampling import SamplingParams
-from ferrum_jax.delta import Delta
+from ferrum_jax.core.delta import Delta
+from ferrum_jax.core.outputs import RequestOutput
+from ferrum_jax.core.params_codec import params_to_json
+from ferrum_jax.core.request import FLEX
+from ferrum_jax.core.request_options import RequestOptions
+from ferrum_jax.inputs.images.decoding import Look, do_not_look
+from ferrum_jax.inputs.prompt import Prompt, is_messages, take_apart
 from ferrum_jax.openai.asked import AskedScores, AskedSound, AskedText, AskedVectors
-from ferrum_jax.outputs import RequestOutput
-from ferrum_jax.prompt import Prompt, is_messages, take_apart
-from ferrum_jax.request import FLEX
+from ferrum_jax.sampling_params import SamplingParams
 from ferrum_jax.serve.http.api_keys import ApiKey
 from ferrum_jax.serve.http.fair_queue import FairQueue
 from ferrum_jax.serve.http.fair_workers import FairWorkers
@@ -28,12 +27,13 @@ from ferrum_jax.serve.http.server_metrics import ServerMetrics
 from ferrum_jax.serve.http.settings import ServerSettings
 from ferrum_jax.serve.link.engine_client import EngineClient, EngineDone, EngineVector, Reply, RequestRefused
 from ferrum_jax.serve.link.wire_images import held_bytes, wire_images
-from ferrum_jax.structured.reading.message_stream import MessageForms
+from ferrum_jax.tasks.transcription.heard_sound import HeardSound
+from ferrum_jax.tasks.transcription.transcriber import Transcriber
+from ferrum_jax.text.output_processor.choice_text import NewText, TokenTexts
+from ferrum_jax.text.output_processor.collect import Collected, Collector
 from ferrum_jax.text.prompts import EncodedPrompt, PromptEncoder
+from ferrum_jax.text.structured.reading.message_stream import MessageForms
 from ferrum_jax.text.tokenizer import Tokenizer
-from ferrum_jax.transcribing.heard_sound import HeardSound
-from ferrum_jax.transcribing.transcriber import Transcriber
-from ferrum_jax.vision.decoding import Look, do_not_look
 
 _EXPECTED_TOKENS = 256  # that a request is thought to generate, where it may generate as many as there is room for
 

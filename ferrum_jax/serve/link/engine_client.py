@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from ferrum_jax.delta import Delta
+from ferrum_jax.core.delta import Delta
 from ferrum_jax.serve.link.outbox import Outbox
 from ferrum_jax.serve.link.wire import Message, Unframer, framed
 

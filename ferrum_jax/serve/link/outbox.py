@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Sequence
 
-from ferrum_jax.delta import Delta, joined
+from ferrum_jax.core.delta import Delta, joined
 from ferrum_jax.serve.link.wire import Message
 
 MOST_UNSENT_TOKENS = 8192

@@ -9,7 +9,7 @@
                        ["vector", id, base64 of float32, num_tokens, num_cached]
                        ["beat", facts]   ["stats", facts]   ["end", "drain" or "stop"]
 
-A delta is one of `ferrum_jax.delta`, without what is beside it. The kind of a refusal is "invalid" (the request is
+A delta is one of `ferrum_jax.core.delta`, without what is beside it. The kind of a refusal is "invalid" (the request is
 wrong), "failed" (the engine), "aborted" (by who owns the engine) or "slow" (its reader). What changed comes before the
 answers that it concerns. Over a socket a message is its length in four bytes and its JSON:
 whoever breaks into the process that reads from the network can send values and nothing else.

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from ferrum_jax.prompt import EncodableImage, MediaSpan
-from ferrum_jax.sound.clip import ProcessedClip
-from ferrum_jax.vision.image import Normalising, ProcessedImage
+from ferrum_jax.inputs.audio.clip import ProcessedClip
+from ferrum_jax.inputs.images.image import Normalising, ProcessedImage
+from ferrum_jax.inputs.prompt import EncodableImage, MediaSpan
 
 _PLAIN = ("temporal", "grid", "num_tokens", "token_rows", "kind")  # of an image: what JSON holds as it is
 

@@ -15,7 +15,7 @@ from ferrum_jax.batch.journal.leases import Leases
 from ferrum_jax.batch.journal.parts import JobParts
 from ferrum_jax.batch.share import WorkShare
 from ferrum_jax.batch.timekeeper import look_pause_s
-from ferrum_jax.ints import ceil_div
+from ferrum_jax.io.ints import ceil_div
 
 _READ_S, _STEP_S, _ROW_S = 2e-4, 0.02, 0.6e-3  # of a token of a prompt; of a step; and of each row in it
 _LEAST_S = 2.0  # as `JobOptions.share_s`

@@ -18,7 +18,7 @@ from rich.console import Console
 from ferrum_jax.batch.input.files import reading_rows, writing_rows
 from ferrum_jax.batch.input.formats import BadRow, Row, parse_line
 from ferrum_jax.batch.job import JobSettings, run_batch
-from ferrum_jax.paths import install_command
+from ferrum_jax.io.paths import install_command
 from tests.batch.fake_llm import FakeLLM, json_lines
 
 ROWS = [

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ferrum_jax.asked.sampling import SamplingParams
-from ferrum_jax.asked.structured_outputs import StructuredOutputsParams
 from ferrum_jax.batch.input.formats import BadRow, Row, duplicate_row, own_name, parse_line
+from ferrum_jax.inputs.params.structured_outputs import StructuredOutputsParams
+from ferrum_jax.inputs.prompt import take_apart
 from ferrum_jax.openai.body_fields import ROW_BODIES
-from ferrum_jax.prompt import take_apart
+from ferrum_jax.sampling_params import SamplingParams
 from tests.openai.sections import SECTIONS
 
 

@@ -8,9 +8,9 @@ import pytest
 
 from ferrum_jax.batch.input.ordering import DEPTHS
 from ferrum_jax.batch.input.rows import Rows
-from ferrum_jax.offline.replay import Outcome, replay
-from ferrum_jax.scheduling.request_log import LoggedChoice, LoggedRequest, Segment
-from ferrum_jax.sizes.engine_sizes import EngineSizes
+from ferrum_jax.core.scheduler.request_log import LoggedChoice, LoggedRequest, Segment
+from ferrum_jax.inputs.sizes.engine_sizes import EngineSizes
+from ferrum_jax.planning.offline.replay import Outcome, replay
 from tests.batch.fake_llm import json_lines
 from tests.histories import seeded
 

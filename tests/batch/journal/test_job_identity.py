@@ -17,8 +17,8 @@ from ferrum_jax.batch.journal.job_identity import JobIdentity, JobRefused
 from ferrum_jax.batch.journal.journal_file import object_in
 from ferrum_jax.batch.journal.leases import Leases
 from ferrum_jax.batch.ray import RayLLM
-from ferrum_jax.files.store import LocalStore, open_store
-from ferrum_jax.spec.identity import ModelIdentity
+from ferrum_jax.inputs.identity import ModelIdentity
+from ferrum_jax.io.files.store import LocalStore, open_store
 from ferrum_jax.text.chat import ChatTemplate
 from tests.batch.fake_llm import IDENTITY, FakeLLM, json_lines
 from tests.batch.test_job import GOOD_INPUT, Job

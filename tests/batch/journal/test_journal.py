@@ -14,8 +14,8 @@ from ferrum_jax.batch.input.formats import Row
 from ferrum_jax.batch.input.rows import Rows
 from ferrum_jax.batch.journal.journal import CRASH, FAILED, OK, PARTIAL, Journal
 from ferrum_jax.batch.journal.partials import decode_partial, encode_partial
-from ferrum_jax.files.store import LocalStore, Store, UrlStore, open_local, open_store, split
-from ferrum_jax.paths import install_command
+from ferrum_jax.io.files.store import LocalStore, Store, UrlStore, open_local, open_store, split
+from ferrum_jax.io.paths import install_command
 from tests.batch.fake_llm import answer
 
 NAMES = ("a", "b", "c")
@@ -278,7 +278,7 @@ def test_a_taken_name_is_taken_in_whatever_words_the_store_says_so(tmp_path):
 
 
 def test_a_name_that_two_were_refused_for_asking_at_one_moment_is_asked_for_again(tmp_path, monkeypatch):
-    monkeypatch.setattr("ferrum_jax.files.store._MOST_PAUSE_S", 0.0)
+    monkeypatch.setattr("ferrum_jax.io.files.store._MOST_PAUSE_S", 0.0)
     conflict = OSError(errno.EIO, "a conflicting conditional operation is in progress")
     store = UrlStore(ObjectStore([conflict, conflict]), f"{tmp_path}/j")
     assert store.create("x", b"first") and store.read("x") == b"first"
@@ -291,7 +291,7 @@ def test_a_clients_own_errors_and_a_missing_bucket_are_os_errors_that_name_the_u
     class NoCredentials(Exception):
         pass
 
-    monkeypatch.setattr("ferrum_jax.files.store._MOST_PAUSE_S", 0.0)
+    monkeypatch.setattr("ferrum_jax.io.files.store._MOST_PAUSE_S", 0.0)
     system = ObjectStore([FileNotFoundError("b/o")] * 9)
     store = UrlStore(system, f"{tmp_path}/j")
     with pytest.raises(FileNotFoundError, match=r"no such file or bucket: 'memory://.*/j/x'"):

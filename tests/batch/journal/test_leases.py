@@ -6,7 +6,7 @@ import pytest
 
 from ferrum_jax.batch.journal import leases as module
 from ferrum_jax.batch.journal.leases import LeaseLost, Leases
-from ferrum_jax.files.store import open_store
+from ferrum_jax.io.files.store import open_store
 
 
 @pytest.fixture

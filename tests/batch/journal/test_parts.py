@@ -12,8 +12,8 @@ import pytest
 from ferrum_jax.batch.journal.leases import LeaseLost, Leases
 from ferrum_jax.batch.journal.partials import decode_partial, encode_partial
 from ferrum_jax.batch.journal.parts import JobParts
-from ferrum_jax.files.store import LocalStore
-from ferrum_jax.outputs import CompletionOutput, Logprob
+from ferrum_jax.core.outputs import CompletionOutput, Logprob
+from ferrum_jax.io.files.store import LocalStore
 
 ROWS = [np.arange(0, 10), np.arange(10, 20)]
 

@@ -7,7 +7,7 @@ import numpy as np
 
 from ferrum_jax.batch.input.formats import Row, parse_line
 from ferrum_jax.batch.journal.responses import JobLabel, completed_line, embedding_line
-from ferrum_jax.outputs import CompletionOutput, EmbeddingOutput, Logprob, RequestOutput
+from ferrum_jax.core.outputs import CompletionOutput, EmbeddingOutput, Logprob, RequestOutput
 from tests.batch.fake_llm import answer
 
 JOB = JobLabel(model="tiny", created=1_700_000_000, fingerprint="fp_0")

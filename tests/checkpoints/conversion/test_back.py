@@ -19,8 +19,8 @@ from checkpoints.folder import companion_files
 from checkpoints.huggingface import map_tensors, write_tensors
 from checkpoints.rules import Rule, TensorSlice
 from ferrum_jax.__main__ import main
-from ferrum_jax.files.json_files import read_json
-from ferrum_jax.models import registry
+from ferrum_jax.io.files.json_files import read_json
+from ferrum_jax.models.families import registry
 from tests.checkpoints.folders import HARMLESS, RULES, targets, tensors, write_single
 from tests.support import GOLDENS
 

@@ -12,7 +12,7 @@ from checkpoints import open_checkpoint
 from checkpoints.formats import PackedWeight, join, scheme_of
 from checkpoints.huggingface import LEFTOVERS, map_tensors
 from ferrum_jax.__main__ import main
-from ferrum_jax.models.registry import spec_of
+from ferrum_jax.models.families.registry import spec_of
 from tests.support import GOLDENS
 
 FOLDER = GOLDENS / "quantised"

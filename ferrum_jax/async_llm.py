@@ -1,0 +1,334 @@
+"""AsyncLLM: an LLM for tasks of asyncio, of one event loop or many.
+
+The engine runs on a thread of its own (`engine_thread.py`). Each request has a mailbox of deltas, which its task makes
+one output of, since every output has all text so far: a task that reads slowly has fewer, and never holds up the
+engine. A task that is cancelled, or leaves its loop over the outputs, ends its rows before the next step.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import itertools
+import os
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from typing import Any, TypeVar
+
+from ferrum_jax.config import EngineConfig
+from ferrum_jax.core.outputs import ABORTED, EmbeddingOutput, RequestOutput, SequenceLogprobs, Transcription
+from ferrum_jax.core.request_options import RequestOptions
+from ferrum_jax.engine.engine_thread import Answer, EngineFailed, EngineThread, Ticket
+from ferrum_jax.inputs.images.decoding import Look, Stopped
+from ferrum_jax.inputs.params.transcription_params import TranscriptionParams
+from ferrum_jax.inputs.prompt import Prompt, take_apart
+from ferrum_jax.llm import LLM, NewWeights
+from ferrum_jax.sampling_params import SamplingParams
+from ferrum_jax.tasks.calls.arguments import BEAM_SEARCH, ENCODE, GET_METRICS
+from ferrum_jax.tasks.calls.score_requests import Completion, score_params, scores_of
+from ferrum_jax.tasks.embedder import ONE_TOKEN
+from ferrum_jax.tasks.transcription.heard_sound import HeardSound
+from ferrum_jax.text.output_processor.collect import Collected
+
+Result = TypeVar("Result")
+
+_IMAGE_THREADS = 2
+
+
+class Refused(RuntimeError):
+    """Nothing new is taken: the engine drains or is closed."""
+
+
+class AsyncLLM:
+    """An LLM whose requests come and go one by one, from any number of tasks and threads.
+
+    model, config, others: as of `LLM`. Opening one blocks; within a running loop, open it in a thread and use `over`.
+    Close it, or use it in `async with`, so that its thread ends.
+    """
+
+    encode, beam_search, get_metrics = ENCODE, BEAM_SEARCH, GET_METRICS
+
+    def __init__(self, model: str, config: EngineConfig | None = None, **others: Any) -> None:
+        self._take(LLM(model, config, **others))
+
+    @classmethod
+    def over(cls, llm: LLM) -> AsyncLLM:
+        """One over an open LLM, which then is this one's: nobody else may have requests running on it."""
+        found = cls.__new__(cls)
+        found._take(llm)
+        return found
+
+    def _take(self, llm: LLM) -> None:
+        self.llm = llm
+        self.thread = EngineThread(llm)
+        self._keys = itertools.count()
+        self._open: set[_Mailbox] = set()
+        self._drains = False
+        self._images = concurrent.futures.ThreadPoolExecutor(_IMAGE_THREADS, thread_name_prefix="ferrum-images")
+
+    async def _prepared(
+        self, prompt: Prompt, options: RequestOptions, sampling: SamplingParams
+    ) -> tuple[Sequence[int], RequestOptions]:
+        """As `OpenModel.prepare`, in a thread; texts wait for no images, and a cancelled task decodes no further."""
+        parts = take_apart(prompt)
+        return await self._in_thread(
+            lambda look: self.llm.model.prepare(prompt, options, sampling=sampling, look=look),
+            self._images if parts.seen else None,  # asyncio's own
+        )
+
+    async def _in_thread(
+        self, call: Callable[[Look], Result], pool: concurrent.futures.ThreadPoolExecutor | None
+    ) -> Result:
+        """What `call` gives, which looks whether its task was cancelled."""
+        has_left = threading.Event()
+
+        def look() -> None:
+            if has_left.is_set():
+                raise Stopped
+
+        def called() -> Result:
+            look()
+            return call(look)
+
+        try:
+            return await asyncio.get_running_loop().run_in_executor(pool, called)
+        finally:
+            has_left.set()
+
+    async def generate(
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        *,
+        request_id: str | None = None,
+        priority: int = 0,
+    ) -> AsyncIterator[RequestOutput]:
+        """The output as it grows: each has all text so far, and the last one is finished.
+
+        prompt: see `ferrum_jax.inputs.prompt`; chat messages too. request_id: for `abort`, and the key of its seed
+        where it has none: equal requests of one id draw equal tokens. priority: lower runs first.
+        Raises ValueError for a request that cannot be served, EngineFailed if a step fails, and Refused after `drain`.
+        """
+        key = f"request-{next(self._keys)}" if request_id is None else request_id
+        options = RequestOptions(key=key, priority=priority, streams=True)
+        params = sampling_params or self.llm.model.default_params
+        token_ids, options = await self._prepared(prompt, options, params)
+        with self._mailbox(request_id, token_ids, params, options) as mailbox:
+            while not mailbox.ended and (output := await mailbox.next()) is not None:
+                yield output
+
+    async def transcribe(self, sound: Any, *, priority: int = 0, **how: Any) -> Transcription:
+        """What is said in one sound, whose windows run side by side. how: as of `TranscriptionParams`.
+
+        The rest is as in `LLM.transcribe`. Raises as `generate`.
+        """
+        params, transcriber = TranscriptionParams(**how), self.llm.model.transcriber
+        heard = await self._in_thread(lambda look: HeardSound.of(transcriber, sound, params, look), self._images)
+        name = next(self._keys)
+        prepared = []
+        for place, each in enumerate(heard.requests):
+            options = RequestOptions(key=f"sound-{name}-{place}", priority=priority)
+            prepared.append((*await self._prepared(each.prompt, options, each.sampling), each.sampling))
+        with contextlib.ExitStack() as stack:
+            opened = [self._mailbox(None, ids, sampling, options) for ids, options, sampling in prepared]
+            mailboxes = [stack.enter_context(each) for each in opened]
+            outputs = [await mailbox.whole() for mailbox in mailboxes]
+        return heard.transcription([output.outputs[0] for output in outputs])
+
+    async def embed(
+        self, prompt: Prompt, *, pooling: str | None = None, normalize: bool | None = None, truncate: bool = False
+    ) -> EmbeddingOutput:
+        """The vector of a text; the rest is as in `LLM.embed`."""
+        llm = self.llm
+        params = llm.model.embedder.params(prompt_name=None, pooling=pooling, normalize=normalize, truncate=truncate)
+        if llm.model.is_encoder:
+            self._refuse_at_end()
+            call = self.thread.call(lambda: llm.embed(prompt, pooling=pooling, normalize=normalize, truncate=truncate))
+            return (await asyncio.wrap_future(call))[0]
+        text = await asyncio.to_thread(llm.model.embedder.text, None, prompt, params)
+        options = RequestOptions(prompt=text.prompt, cache_salt=text.cache_salt, media=text.media, embeds=True)
+        with self._mailbox(None, text.token_ids, ONE_TOKEN, options) as mailbox:
+            output = await mailbox.whole()
+        assert output.embedding is not None, "a text's output has its vector"
+        return text.output(output.embedding, output.num_cached_tokens)
+
+    async def compute_logprobs(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        completions: Sequence[Completion] | None = None,
+        *,
+        top: int = 0,
+        mode: str = "raw",
+        sampling_params: SamplingParams | None = None,
+    ) -> list[SequenceLogprobs]:
+        """As `LLM.compute_logprobs`, beside the requests that run."""
+        llm = self.llm
+        params = score_params(top, mode, sampling_params, llm.model.default_params)
+        requests = await asyncio.to_thread(llm.model.score_requests, prompts, completions, mode)
+        self._refuse_at_end()
+        with contextlib.ExitStack() as stack:
+            opened = [self._mailbox(None, each.token_ids, params, each.options) for each in requests if each]
+            mailboxes = [stack.enter_context(each) for each in opened]
+            outputs = iter([await mailbox.whole() for mailbox in mailboxes])
+        return [scores_of(each and next(outputs), top, llm.spec.vocab_size) for each in requests]
+
+    async def update_weights(self, state: NewWeights, **how: Any) -> int:
+        """As `LLM.update_weights`, between two steps; while requests run, say what becomes of them: `requests=`."""
+        return await self._between_steps(lambda: self.llm.update_weights(state, **how))
+
+    async def load_adapter(self, name: str, path: str | os.PathLike[str]) -> None:
+        """As `LLM.load_adapter`; the files are read in a thread, and no step waits for them."""
+        self._refuse_at_end()
+        await asyncio.to_thread(self.llm.load_adapter, name, path)
+
+    async def unload_adapter(self, name: str) -> None:
+        """As `LLM.unload_adapter`."""
+        self.llm.unload_adapter(name)
+
+    async def pause(self, requests: str = "keep") -> None:
+        """Returns once nothing runs; what is asked from then on waits for `resume`.
+
+        requests: what becomes of those that run: "keep" has them go on later where they were, "wait" lets them end
+        first, "abort" ends them. Raises ValueError for another word, and where `resume` comes before all have ended.
+        """
+        self._refuse_at_end()
+        await asyncio.wrap_future(self.thread.pause(requests))
+
+    async def resume(self) -> None:
+        """Undoes `pause`."""
+        await asyncio.wrap_future(self.thread.resume())
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether nothing new begins."""
+        return self.thread.is_paused
+
+    async def sleep(self, level: int = 1) -> dict[str, int]:
+        """As `LLM.sleep`."""
+        return await self._between_steps(lambda: self.llm.sleep(level))
+
+    async def wake_up(self, tags: Sequence[str] | None = None) -> None:
+        """As `LLM.wake_up`."""
+        await self._between_steps(lambda: self.llm.wake_up(tags))
+
+    async def _between_steps(self, call: Callable[[], Any]) -> Any:
+        self._refuse_at_end()
+        return await asyncio.wrap_future(self.thread.call(call))
+
+    async def abort(self, request_id: str) -> None:
+        """Ends the requests of this id; their loops end with the output that they had. Unknown ones are ignored."""
+        for mailbox in [box for box in list(self._open) if box.request_id == request_id]:
+            self.thread.abort(mailbox.ticket)
+            mailbox.stop()
+
+    async def stats(self) -> dict[str, Any]:
+        """What `LLM.stats` gives, taken between two steps, with the rows that run and the requests that wait."""
+        return await asyncio.wrap_future(self.thread.call(lambda: live_stats(self.llm)))
+
+    async def drain(self, timeout_s: float | None = None) -> bool:
+        """Takes nothing new and waits for what runs; whether all of it ended in time. What did not goes on."""
+        self._drains = True
+        until = None if timeout_s is None else asyncio.get_running_loop().time() + timeout_s
+        while self._open:
+            if until is not None and asyncio.get_running_loop().time() >= until:
+                return False
+            await asyncio.sleep(0.01)
+        return True
+
+    def close(self) -> None:
+        """Ends what runs, with EngineFailed, and the thread."""
+        self._drains = True
+        self._images.shutdown(wait=False, cancel_futures=True)
+        self.thread.close()
+
+    async def __aenter__(self) -> AsyncLLM:
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await asyncio.to_thread(self.close)
+
+    @contextlib.contextmanager
+    def _mailbox(
+        self, request_id: str | None, token_ids: Sequence[int], sampling: SamplingParams, options: RequestOptions
+    ) -> Iterator[_Mailbox]:
+        """That of a request which runs from now on, and no longer than it is held."""
+        self._refuse_at_end()
+        collected = self.llm.calls.collector.collected(token_ids, sampling, options)
+        mailbox = _Mailbox(asyncio.get_running_loop(), request_id, collected)
+        self._open.add(mailbox)
+        self.thread.add(mailbox.ticket, token_ids, sampling, options)
+        try:
+            yield mailbox
+        finally:
+            self._open.discard(mailbox)
+            if not mailbox.ended:
+                self.thread.abort(mailbox.ticket)
+
+    def _refuse_at_end(self) -> None:
+        if self._drains:
+            raise Refused("the engine drains and takes no new requests; ask another one")
+
+
+class _Mailbox:
+    """What comes of one request, for one task. ended: the last of it was taken, or none will come."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, request_id: str | None, collected: Collected) -> None:
+        self.request_id, self.ended = request_id, False
+        self.ticket = Ticket(self._put)
+        self._loop, self._collected = loop, collected
+        self._lock = threading.Lock()
+        self._waiting: list[Answer] = []
+        self._filled = asyncio.Event()
+
+    def _put(self, answers: Sequence[tuple[Ticket, Answer]]) -> None:
+        """On the engine's thread. The task is woken once for all that comes before it looks."""
+        with self._lock:
+            is_woken = bool(self._waiting)
+            self._waiting += [answer for _, answer in answers]
+        if not is_woken:
+            self._wake()
+
+    def stop(self) -> None:
+        """Nothing more comes."""
+        self.ended = True
+        self._wake()
+
+    def _wake(self) -> None:
+        with contextlib.suppress(RuntimeError):  # its loop is closed, and nobody reads
+            self._loop.call_soon_threadsafe(self._filled.set)
+
+    async def whole(self) -> RequestOutput:
+        """The only output of a request. Raises what the engine raised, and EngineFailed if it was cut."""
+        output = await self.next()
+        if output is None or output.finish_reason == "abort":
+            raise EngineFailed(ABORTED)
+        return output
+
+    async def next(self) -> RequestOutput | None:
+        """The next output; None where it was stopped. Raises what the engine raised."""
+        await self._filled.wait()
+        self._filled.clear()
+        with self._lock:
+            waiting, self._waiting = self._waiting, []
+        for answer in waiting:
+            if isinstance(answer, Exception):
+                self.ended = True
+                raise answer
+            self._collected.take(answer)
+        if self.ended:
+            return None
+        assert waiting, "a task is woken for a delta"
+        self.ended = self._collected.has_ended
+        return self._collected.output()
+
+
+def live_stats(llm: LLM) -> dict[str, Any]:
+    """What `LLM.stats` gives, with `num_running` rows and `num_waiting` requests."""
+    scheduler = None if llm.model.is_encoder else llm.engine.scheduler
+    return {
+        **llm.stats(),
+        "num_running": 0 if scheduler is None else scheduler.num_running,
+        "num_waiting": 0 if scheduler is None else scheduler.num_waiting,
+        "recent_steps": [] if scheduler is None else list(llm.engine.runner.recent_steps),
+    }

@@ -1,0 +1,249 @@
+"""`ferrum-jax batch`: answers a file of requests. Exit codes: see `ferrum_jax.batch.job.run_batch`."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import functools
+import json
+import os
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ferrum_jax.batch.ending.end_terms import EndTerms
+from ferrum_jax.batch.input.sound_folder import rows_of_folder
+from ferrum_jax.batch.notice import ENDPOINTS, Notice, exit_in_time, notice_of_cloud
+from ferrum_jax.cli.batch_plan import show_plan
+from ferrum_jax.cli.end_flags import add_end, end_terms
+from ferrum_jax.cli.flags import add_sampling_flags, row_defaults
+from ferrum_jax.cli.job_llm import job_llm, loading_of
+from ferrum_jax.cli.machine_pace import MachinePace
+from ferrum_jax.cli.model import (
+    adapters_of,
+    add_adapters,
+    add_load,
+    add_model,
+    chosen_config,
+    job_config,
+    named_adapters,
+)
+from ferrum_jax.cli.model_names import model_names
+from ferrum_jax.cli.parsers import new_command
+from ferrum_jax.config import EngineConfig
+from ferrum_jax.io.paths import require_free
+from ferrum_jax.openai.schemas import row_schema
+
+if TYPE_CHECKING:
+    from ferrum_jax.batch.job import JobStart
+    from ferrum_jax.llm import LLM
+
+
+def add(commands: Any) -> None:
+    batch = new_command(
+        commands,
+        "batch",
+        _run,
+        "answer a JSONL file of requests; started again, it continues where it stopped",
+        "--model DIR --input FILE --output FILE",
+        examples=(
+            "--model checkpoints/demo --input scripts/demo_prompts.jsonl --output out.jsonl --plan",
+            "--model checkpoints/demo --input scripts/demo_prompts.jsonl --output out.jsonl --report report.html",
+        ),
+        common="max_errors new_run plan report schema max_tokens",
+    )
+    _add_files(batch)
+    batch.add_argument(
+        "--served-model-name",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="another name by which rows may ask for this model; may be repeated, and answers carry the first. Its "
+        "path, its base name and its hub id are names too; a row that asks for another model becomes an error line",
+    )
+    add_adapters(batch, "a row names it as its model, or with the field adapter")
+    batch.add_argument(
+        "--max-errors", type=_count, metavar="N", help="stop, with exit code 3, once more than N rows have failed"
+    )
+    batch.add_argument(
+        "--require-valid",
+        action="store_true",
+        help="a row with structured output that max_tokens or a stop cuts off becomes an error line",
+    )
+    batch.add_argument(
+        "--new-run",
+        action="store_true",
+        help="begin anew; an earlier output and journal are moved to old-1.NAME and so on, never deleted. Leave it "
+        "out of the starts that are to continue the job",
+    )
+    batch.add_argument(
+        "--strict-bits",
+        action="store_true",
+        help="refuse to continue with another mesh, jaxlib or instruction set, because bits may differ",
+    )
+    batch.add_argument(
+        "--plan",
+        action="store_true",
+        help="print rows, tokens, shared prefixes, executables, memory, expected time and cost; run and write nothing",
+    )
+    batch.add_argument(
+        "--schema", action=_Schema, help="print the JSON schema (2020-12) of a row of the input, and end"
+    )
+    batch.add_argument(
+        "--report",
+        metavar="FILE.html",
+        help="write a page with plots over time, to a path or URL; OUTPUT.report.json is written anyway",
+    )
+    _add_leaving(batch)
+    add_end(batch)
+    add_model(batch)
+    add_load(batch)
+    add_sampling_flags(batch, title="sampling, for rows that do not give the field", note="")
+
+
+def _add_files(batch: argparse.ArgumentParser) -> None:
+    batch.add_argument(
+        "--input",
+        required=True,
+        metavar="FILE",
+        help="file or its URL, one request a line, in the OpenAI batch form or the short form; "
+        ".jsonl, .csv, .parquet, also .gz and .zst; or a folder of sounds, one request for each",
+    )
+    batch.add_argument(
+        "--output",
+        required=True,
+        metavar="FILE",
+        help="file or its URL, of the same kinds, written when all rows are answered, in the order of the input; "
+        "FILE.journal holds what is done until then",
+    )
+
+
+class _Schema(argparse.Action):
+    def __init__(self, option_strings: Sequence[str], dest: str, help: str) -> None:
+        super().__init__(option_strings, dest, nargs=0, default=argparse.SUPPRESS, help=help)
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        print(json.dumps(row_schema(), indent=1, ensure_ascii=False))
+        parser.exit()
+
+
+def _add_leaving(batch: argparse.ArgumentParser) -> None:
+    """Flags for what happens when a worker stops or has died."""
+    batch.add_argument(
+        "--lease-expiry",
+        type=_seconds,
+        default=60.0,
+        metavar="S",
+        help="how long a worker of the same job may be silent before others take its rows (default: 60)",
+    )
+    batch.add_argument(
+        "--leave-early",
+        action="store_true",
+        help="end, with the code of a job that is done, once other workers run all rows that are left: this machine "
+        "may stop then, and one of them writes the output",
+    )
+    batch.add_argument(
+        "--preemption-notice",
+        choices=sorted(ENDPOINTS),
+        metavar="CLOUD",
+        help="ask this cloud's metadata server whether the machine is about to be taken away: "
+        "gce or aws; SIGTERM and SIGINT end the job in order in any case",
+    )
+    batch.add_argument(
+        "--save-prefixes-at-notice",
+        type=Path,
+        metavar="DIR",
+        help="after a notice, write the cached prefixes to this new folder, for --load-prefix-cache",
+    )
+
+
+def _run(args: argparse.Namespace) -> int:
+    if not os.path.isdir(args.input):
+        return _run_rows(args)
+    if getattr(args, "image_root", None) is not None:
+        raise ValueError("--input is a folder of sounds, below which they are read; leave --image-root out")
+    with tempfile.NamedTemporaryFile(suffix=".jsonl") as rows:
+        rows.write(rows_of_folder(args.input))
+        rows.flush()
+        args.sounds = args.image_root = os.path.abspath(args.input)
+        args.input = rows.name
+        return _run_rows(args)
+
+
+def _run_rows(args: argparse.Namespace) -> int:
+    config = chosen_config(args)
+    row_defaults(args)  # before anything is read
+    terms = end_terms(args)
+    adapters_of(args, config)
+    if args.plan and args.coordinator is not None:  # process 0 alone would look at devices, and wait for the others
+        raise ValueError("--plan plans for the devices of one process; leave --coordinator out")
+    if args.plan:
+        return show_plan(args, job_config(args), terms, MachinePace(args, config).find())
+    if args.save_prefixes_at_notice is not None:
+        require_free(args.save_prefixes_at_notice)
+    notice = Notice(functools.partial(_save_prefixes, args.save_prefixes_at_notice))
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(exit_in_time(notice))
+        stack.enter_context(notice_of_cloud(notice, args.preemption_notice))
+        return _run_job(args, config, terms, notice, stack)
+
+
+def _run_job(
+    args: argparse.Namespace, config: EngineConfig, terms: EndTerms, notice: Notice, stack: contextlib.ExitStack
+) -> int:
+    """stack: what must end after the job."""
+    from ferrum_jax.batch.job import JobOptions, JobSettings, run_batch
+    from ferrum_jax.core.progress import plain_console
+
+    def make_llm(start: JobStart) -> LLM:
+        return job_llm(args, stack, start, start.identity.check)
+
+    model, *names = model_names(args.model, args.served_model_name)
+    return run_batch(
+        make_llm,
+        args.input,
+        args.output,
+        model=model,
+        settings=JobSettings(
+            names=names,
+            adapters=tuple(named_adapters(args)),
+            seed=config.seed,
+            defaults=row_defaults(args),
+            require_valid=args.require_valid,
+        ),
+        options=JobOptions(
+            max_errors=args.max_errors,
+            expiry_s=args.lease_expiry,
+            new_run=args.new_run,
+            strict_bits=args.strict_bits,
+            leaves_early=args.leave_early,
+            page_path=args.report,
+            loading=loading_of(args, getattr(args, "sounds", args.input)),
+            terms=terms,
+            on_pace=MachinePace(args, config).keep,
+        ),
+        console=plain_console(stderr=True),
+        notice=notice,
+    )
+
+
+def _save_prefixes(folder: Path | None, llm: Any) -> None:
+    if folder is not None and llm.stats()["entries"]:
+        llm.save_prefix_cache(folder)
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number, 0 or more")
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 1.0 <= seconds < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds, 1 or more")
+    return seconds

@@ -1,0 +1,207 @@
+"""Products with weights in a form that a check runs: few and many rows, dense weights and experts.
+
+On a chip the kernels are proven for the sizes that engines run; off one, interpreted, for a single tiny case.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import numpy as np
+
+from ferrum_jax.cli.device_check.problem import INTERPRETED_AS, Problem, chosen, interpreter, kernel_of, options_of
+from pallas_kernels.grouped_matmul import cases as expert_cases
+from pallas_kernels.grouped_matmul import expert_mlp, swiglu
+from pallas_kernels.grouped_matmul import oracle as expert_oracle
+from pallas_kernels.grouped_matmul.dense_support import DENSE
+from pallas_kernels.quantized_matmul import cases as product_cases
+from pallas_kernels.quantized_matmul import form_class, quantized_matmul, refusals
+from pallas_kernels.quantized_matmul import oracle as product_oracle
+from pallas_kernels.target import Target
+from pallas_kernels.tolerance import tolerance_of
+
+
+def products(target: Target | None, platform: str, full: bool) -> Iterator[Problem]:
+    """Products of dense weights. On a chip the sizes that engines run come first, for a speed of each form."""
+    kernel = kernel_of("quantized_matmul", target, platform)
+    real = () if platform == "cpu" else product_cases.REAL_CASES
+    cases = product_cases.GPU_CASES if kernel == "mosaic_gpu" else product_cases.TPU_CASES
+    for case in (*real, *chosen(cases, "quantized_matmul", platform, full)):
+        yield _product(case, kernel, target, platform, is_real=case in real)
+
+
+def _product(
+    case: product_cases.Case, kernel: str | None, target: Target | None, platform: str, *, is_real: bool
+) -> Problem:
+    chip = target or Target.named(INTERPRETED_AS)
+    arguments = functools.cache(functools.partial(product_cases.make_arguments, case))
+
+    def begin(implementation: str) -> Callable[[], Any]:
+        x, weight = arguments()
+        if implementation == "xla":
+            run: Any = functools.partial(quantized_matmul, implementation="xla")
+        elif platform == "cpu":
+            from pallas_kernels.quantized_matmul import mosaic_tpu
+
+            run = functools.partial(
+                mosaic_tpu.quantized_matmul, out_dtype=x.dtype, activation_scales=None, interpret=interpreter()
+            )
+        else:
+            run = quantized_matmul
+        compiled = jax.jit(run, compiler_options=options_of(platform))
+        given = weight if implementation == "xla" else dataclasses.replace(weight, kernels=chip)
+        return lambda: compiled(x, given)
+
+    x, weight = arguments()
+    is_refused = kernel is None or bool(refusals(weight, x.dtype, chip))
+    num_bytes = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(weight))
+    return _problem(
+        "quantized_matmul",
+        _class_of(case),
+        case.name,
+        ("xla",) if is_refused or kernel is None else ("xla", kernel),
+        begin,
+        lambda: product_oracle.quantized_matmul(np.asarray(arguments()[0]), arguments()[1]),
+        platform,
+        num_bytes=num_bytes if is_real else None,
+        flops=2 * case.num_tokens * case.num_inputs * case.num_outputs if is_real else None,
+    )
+
+
+def experts_of_kernels(target: Target | None, platform: str, full: bool) -> Iterator[Problem]:
+    """Products of experts that kernels multiply: kept as codes, and on TPUs bfloat16."""
+    kernel = kernel_of("grouped_matmul", target, platform)
+    real = () if platform == "cpu" else expert_cases.REAL_TPU_CASES
+    cases = expert_cases.GPU_CASES if kernel == "mosaic_gpu" else expert_cases.TPU_CASES
+    tiny = [pair for pair in cases if full or platform != "cpu"]
+    for case, form in (*real, *tiny):
+        yield _packed(case, form, kernel, target, platform, is_real=(case, form) in real)
+    if kernel == "mosaic_tpu" and (full or platform != "cpu"):
+        for dense in expert_cases.DENSE_TPU_CASES[: 1 if platform == "cpu" else None]:
+            yield _dense(dense, target, platform, is_real=dense.name == "dense_real")
+
+
+def _dense(case: expert_cases.Case, target: Target | None, platform: str, *, is_real: bool) -> Problem:
+    chip = target or Target.named(INTERPRETED_AS)
+    arguments = functools.cache(functools.partial(expert_cases.make_arguments, case))
+
+    def begin(implementation: str) -> Callable[[], Any]:
+        *tokens, experts = arguments()
+        run: Any = functools.partial(expert_mlp, implementation=implementation)
+        if implementation != "xla":
+            experts = dataclasses.replace(experts, kernels=chip)
+            if platform == "cpu":
+                run = _interpreted(case)
+        compiled = jax.jit(run, compiler_options=options_of(platform))
+        return lambda: compiled(*tokens, experts)
+
+    def oracle() -> np.ndarray:
+        *tokens, experts = arguments()
+        x, ids, weights, gate, up, down = map(np.asarray, (*tokens, experts.gate, experts.up, experts.down))
+        return expert_oracle.expert_mlp(x, ids, weights, gate, up, down)
+
+    experts = arguments()[-1]
+    stacks = jax.tree.leaves((experts.gate, experts.up, experts.down))
+    pairs = case.num_tokens * case.num_experts_per_token
+    return _problem(
+        "grouped_matmul",
+        DENSE,
+        f"experts {case.name}",
+        ("xla", "mosaic_tpu"),
+        begin,
+        oracle,
+        platform,
+        num_bytes=sum(stack.nbytes for stack in stacks) if is_real else None,
+        flops=6 * pairs * case.width * case.hidden if is_real else None,
+    )
+
+
+def _interpreted(case: expert_cases.Case) -> Callable[..., jax.Array]:
+    """The TPU's experts on the CPU."""
+    from pallas_kernels.grouped_matmul import mosaic_tpu
+
+    return functools.partial(
+        mosaic_tpu.expert_mlp, num_experts=case.num_experts, activation=swiglu, interpret=interpreter()
+    )
+
+
+def _packed(
+    case: expert_cases.Case,
+    form: product_cases.Case,
+    kernel: str | None,
+    target: Target | None,
+    platform: str,
+    *,
+    is_real: bool,
+) -> Problem:
+    chip = target or Target.named(INTERPRETED_AS)
+    arguments = functools.cache(functools.partial(expert_cases.make_packed_arguments, case, form))
+
+    def begin(implementation: str) -> Callable[[], Any]:
+        *tokens, experts = arguments()
+        run: Any = functools.partial(expert_mlp, implementation=implementation)
+        if implementation != "xla":
+            parts: dict[str, Any] = {part: getattr(experts, part) for part in ("gate", "up", "down")}
+            named = {part: dataclasses.replace(weight, kernels=chip) for part, weight in parts.items()}
+            experts = dataclasses.replace(experts, **named)
+            if platform == "cpu":
+                run = _interpreted(case)
+        compiled = jax.jit(run, compiler_options=options_of(platform))
+        return lambda: compiled(*tokens, experts)
+
+    def oracle() -> np.ndarray:
+        x, ids, weights, experts = arguments()
+        stacks: tuple[Any, ...] = (experts.gate, experts.up, experts.down)
+        return expert_oracle.packed_expert_mlp(np.asarray(x), np.asarray(ids), np.asarray(weights), *stacks)
+
+    x, *_, experts = arguments()
+    stacks: tuple[Any, ...] = (experts.gate, experts.up, experts.down)
+    is_refused = kernel is None or any(refusals(stack, x.dtype, chip) for stack in stacks)
+    num_bytes = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(stacks))
+    pairs = case.num_tokens * case.num_experts_per_token
+    return _problem(
+        "grouped_matmul",
+        _class_of(form),
+        f"experts {case.name}",
+        ("xla",) if is_refused or kernel is None else ("xla", kernel),
+        begin,
+        oracle,
+        platform,
+        num_bytes=num_bytes if is_real else None,
+        flops=6 * pairs * case.width * case.hidden if is_real else None,
+    )
+
+
+def _class_of(form: product_cases.Case) -> str:
+    return form_class(form.kind, form.group, form.has_zeros, form.activations)
+
+
+def _problem(
+    op: str,
+    shape: str,
+    name: str,
+    implementations: tuple[str, ...],
+    begin: Callable[[str], Callable[[], Any]],
+    oracle: Callable[[], np.ndarray],
+    platform: str,
+    *,
+    num_bytes: int | None,
+    flops: int | None,
+) -> Problem:
+    return Problem(
+        op=op,
+        name=name,
+        dtype="bfloat16",
+        shape=shape,
+        tolerance=tolerance_of("bfloat16", platform),
+        implementations=implementations,
+        begin=begin,
+        oracle=oracle,
+        axes=("token", "output"),
+        num_bytes=num_bytes,
+        flops=flops,
+    )

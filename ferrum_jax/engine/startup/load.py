@@ -1,0 +1,194 @@
+"""Loading: weights and executables side by side, from a model's source and its layout.
+
+`Loaded` is all that is slow to make; any number of engines are built from it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
+
+import jax
+import numpy as np
+
+from checkpoints import Adapter, read_adapter
+from checkpoints.fingerprints import Fingerprint
+from checkpoints.memory import Copies
+from checkpoints.placement import stored_targets, weight_shapes
+from ferrum_jax.engine.startup.model_source import ModelSource
+from ferrum_jax.models.families import registry
+from ferrum_jax.runtime.block_copies import BlockCopies
+from ferrum_jax.runtime.compile.executable_store import ExecutableCache, ExecutableStore
+from ferrum_jax.runtime.layout import Layout, ModelLayout
+from ferrum_jax.runtime.placing.weights import read_beside, replace_weights
+from ferrum_jax.runtime.pools.budget import Ledger
+from ferrum_jax.runtime.programs import Executables, compile_all
+from ferrum_jax.tasks.classifier import Classifier
+from ferrum_jax.tasks.embedder import RunPrompts, States, Text, by_steps
+from ferrum_jax.tasks.logit_scorer import LogitScorer, TokenLogits, ids_of, score_of_tokens
+from ferrum_jax.tasks.scorer import Scorer
+from ferrum_jax.tasks.texts import Texts
+
+
+class Ready(Protocol):
+    """A model that is ready: one that generates (`Loaded`) or one that encodes (`Encoder`). Who asks need not know."""
+
+    @property
+    def layout(self) -> ModelLayout: ...
+
+    @property
+    def fingerprint(self) -> Fingerprint: ...
+
+    @property
+    def weights_version(self) -> int: ...
+
+    @property
+    def max_text_tokens(self) -> int: ...
+
+    def scorer(self, texts: Texts) -> Scorer | None: ...
+
+    def classifier(self, texts: Texts) -> Classifier | None: ...
+
+    def run(self, texts: Iterable[Text[Any]], prompts: RunPrompts) -> States:
+        """(text, its state, tokens of it that were cached) of each. prompts: runs some where there is an engine."""
+        ...
+
+    def with_weights(self, copies: Copies) -> Ready: ...
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Loaded:
+    """Everything that is slow to make: weights on the device and executables. Engines are made from it.
+
+    weights_s, executables_s: what each took, one beside the other. weights_version: how often they were updated.
+    """
+
+    layout: Layout
+    weights: tuple[jax.Array, ...]
+    executables: Executables
+    copies: BlockCopies
+    fingerprint: Fingerprint
+    end_ids: frozenset[int]
+    weights_s: float = 0.0
+    executables_s: float = 0.0
+    weights_version: int = 0
+    update_salt: bytes = b""
+
+    @property
+    def cache_fingerprint(self) -> bytes:
+        """What keys of cached prefixes begin with: the fingerprint, and what a sample of updated weights may not show.
+
+        The salt is of this object alone: two programs that updated parts of their weights differently share nothing.
+        """
+        if not self.weights_version:
+            return self.fingerprint.digest
+        content = self.fingerprint.digest + self.update_salt + self.weights_version.to_bytes(8, "little")
+        return hashlib.blake2b(content, digest_size=16).digest()
+
+    @property
+    def ledger(self) -> Ledger:
+        return self.layout.ledger
+
+    @property
+    def max_text_tokens(self) -> int:
+        """Tokens of the longest text that can become a vector: the one that a step draws after it is never computed."""
+        return self.layout.max_model_len
+
+    def scorer(self, texts: Texts) -> Scorer | None:
+        """How pairs become scores, by logits of the tokens that the config or the checkpoint names; None without any.
+
+        Raises ValueError for tokens that the model does not have.
+        """
+        tokens, tokenizer = texts.score_tokens, texts.prompts.tokenizer
+        asked = texts.sentence.logit_score if tokens is None else score_of_tokens(tokens, tokenizer)
+        if asked is None:
+            return None
+        if texts.headless or max(ids_of(asked)) >= texts.vocab_size:
+            raise ValueError(
+                f"pairs are scored by logits of the tokens {ids_of(asked)}, which this model does not have"
+            )
+        weights = dict(zip(self.layout.targets, self.weights, strict=True))
+        logits = TokenLogits.of(self.layout.spec, weights, ids_of(asked))
+        return LogitScorer.of(asked, texts.sentence, tokenizer, texts.prompts.chat, logits, self.max_text_tokens)
+
+    def classifier(self, texts: Texts) -> Classifier | None:
+        """How vectors become classes, of a checkpoint with a head for these."""
+        return texts.classifier
+
+    def run(self, texts: Iterable[Text[Any]], prompts: RunPrompts) -> States:
+        return by_steps(texts, prompts)
+
+    def checksum(self) -> str:
+        """A digest of every bit of the weights, in hexadecimal, an array in host memory at a time."""
+        digest = hashlib.blake2b(digest_size=16)
+        for array in self.weights:
+            value = np.asarray(array)
+            digest.update(f"{value.dtype}{value.shape}".encode())
+            digest.update(np.ascontiguousarray(value).view(np.uint8).data)
+        return digest.hexdigest()
+
+    def with_weights(self, copies: Copies) -> Loaded:
+        """The same executables with copies of other weights in the place of those that have one, which are freed."""
+        weights = replace_weights(self.layout, self.weights, copies)
+        return dataclasses.replace(
+            self,
+            weights=weights.arrays,
+            fingerprint=weights.fingerprint,
+            weights_version=self.weights_version + 1,
+            update_salt=self.update_salt or os.urandom(16),
+        )
+
+
+def load(
+    model: ModelSource,
+    layout: Layout,
+    executable_cache: ExecutableCache | None,
+    on_progress: Callable[[str, int, int], None],
+    on_fingerprint: Callable[[Fingerprint], None] = lambda fingerprint: None,
+    first: ExecutableStore | None = None,
+) -> Loaded:
+    """Compiles every bucket while the weights load, and no more of them once the weights have failed.
+
+    on_fingerprint: called as soon as the weights are known; what it raises ends the compiling too.
+    """
+    started = time.perf_counter()
+
+    def compile(abandoned: threading.Event) -> tuple[Executables, float]:
+        made = compile_all(
+            layout,
+            executable_cache=executable_cache,
+            first=first,
+            on_done=functools.partial(on_progress, "executables"),
+            abandoned=abandoned,
+        )
+        return made, time.perf_counter() - started
+
+    weights, (executables, executables_s) = read_beside(layout, model.read, compile, on_fingerprint)
+    return Loaded(
+        layout=layout,
+        weights=weights.arrays,
+        executables=executables,
+        copies=BlockCopies(layout, executable_cache),
+        fingerprint=weights.fingerprint,
+        end_ids=model.end_ids | frozenset(layout.spec.eos_token_ids),
+        weights_s=weights.read_s,
+        executables_s=executables_s,
+    )
+
+
+def adapter_reader(layout: Layout | None) -> Callable[[str], Adapter]:
+    """Reads adapters of a layout's model, by path. Raises ValueError for what does not fit it."""
+
+    def read(path: str) -> Adapter:
+        assert layout is not None and layout.adapters is not None, "there are slots where an adapter is read"
+        rules = registry.family_of(layout.spec.architecture).weight_rules(layout.spec)
+        stored = stored_targets(layout.targets, layout.model.expansions)
+        return read_adapter(path, rules=rules, weights=weight_shapes(stored), max_rank=layout.adapters.rank)
+
+    return read

@@ -1,0 +1,333 @@
+"""OpenModel: a model that is open, and the engine of one that generates. `LLM` is its Python API.
+
+It alone knows whether the model runs, sleeps or has other weights than it was opened with. An encoder has no engine:
+it makes vectors and scores.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import math
+import weakref
+from collections.abc import Callable, Collection, Generator, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from typing import Any, TypeVar
+
+from ferrum_jax.core.outputs import RequestOutput
+from ferrum_jax.core.request_options import RequestOptions
+from ferrum_jax.engine.adapters import LoadedAdapters
+from ferrum_jax.engine.encoder import Encoder
+from ferrum_jax.engine.engine import Engine
+from ferrum_jax.engine.prefixes.cached_prefixes import CachedPrefixes
+from ferrum_jax.engine.shared import WHAT_BECOMES, Ask, SharedEngine
+from ferrum_jax.engine.startup.build_engine import build_engine
+from ferrum_jax.engine.startup.load import Loaded, adapter_reader
+from ferrum_jax.engine.startup.new_weights import NewWeights, copies_for
+from ferrum_jax.engine.startup.open import Opening
+from ferrum_jax.engine.startup.sleep import LEVELS, TAGS, is_dropped, put_to_sleep, tags_to_wake, woken
+from ferrum_jax.engine.stats import snapshot
+from ferrum_jax.inputs.identity import ModelIdentity
+from ferrum_jax.inputs.images.decoding import Look, do_not_look
+from ferrum_jax.inputs.prompt import Prompt, listed
+from ferrum_jax.io.error_text import quoted
+from ferrum_jax.runtime.distributed.processes import current, refuse_several_processes
+from ferrum_jax.runtime.layout import Layout
+from ferrum_jax.sampling_params import SamplingParams
+from ferrum_jax.tasks.calls.score_requests import Completion, ScoreRequest, score_requests
+from ferrum_jax.tasks.classifier import ClassifierTexts
+from ferrum_jax.tasks.embedder import ONE_TOKEN, Outputs, States, Text
+from ferrum_jax.tasks.transcription.transcriber import Transcriber, require_transcriber
+from ferrum_jax.text.output_processor.choice_text import TokenTexts
+from ferrum_jax.text.output_processor.collect import Collector, failure_of
+
+Key = TypeVar("Key", bound=Hashable)
+
+
+# as_completed holds at most this many requests for each row of all shards, so a million requests do not fill memory
+MOST_WAITING = 2
+
+
+class OpenModel:
+    """opened: with the weights of this moment. folder: where tokenizer and chat template were read; None for neither.
+
+    refused_products: weights in a form that the named kernels do not multiply, with the reasons; XLA does.
+    host_memory_kind: of the host tier's memory, "pinned_host" if the backend has it; None without a tier.
+    """
+
+    def __init__(self, opening: Opening) -> None:
+        self.opened, engine = opening.run()
+        self.folder = opening.tokenizer or opening.source.folder
+        self._source = opening.source if self.folder else None  # of a remote one it keeps the local copies
+        self.spec, self.config, self.embedder = opening.source.spec, self.opened.config, self.opened.embedder
+        self.prompts, layout = self.opened.texts.prompts, self.opened.model.layout
+        self.ledger, self.max_model_len = layout.ledger, layout.max_model_len
+        self.is_encoder = engine is None
+        self.generates = not (self.is_encoder or self.opened.texts.headless)
+        layout = layout if isinstance(layout, Layout) else None
+        self.adapters = LoadedAdapters(layout and layout.adapters, adapter_reader(layout))
+        self.refused_products = {} if layout is None else layout.refused_products
+        host = None if engine is None else engine.runner.host
+        self.host_memory_kind = None if host is None else host.kind
+        self._calls = None if engine is None else self._shared(engine)
+
+    def _shared(self, engine: Engine) -> SharedEngine:
+        if self.config.max_adapters:
+            engine.close()
+            engine = self.make_engine()  # one that knows the adapters of this model
+        make = weakref.WeakMethod(self.make_engine)  # calls do not outlive their model, and `del llm` frees all at once
+        return SharedEngine(
+            engine,
+            lambda: make()(),  # type: ignore[misc]
+            collector=Collector(TokenTexts(self.prompts.tokenizer, self.opened.forms), self.max_model_len),
+            counter=self.opened.counter,
+            on_recompile=self.config.on_recompile,
+        )
+
+    def make_engine(self) -> Engine:
+        """A fresh one, with empty caches."""
+        processes = current()
+        if processes is not None:
+            processes.renew()
+        tokenizer, forms = self.prompts.tokenizer, self.opened.forms
+        return build_engine(self.loaded, self.config, tokenizer, forms=forms, adapters=self.adapters)
+
+    # -- what it is ----------------------------------------------------------------------------------
+
+    @property
+    def loaded(self) -> Loaded:
+        """Weights and executables of a model that generates. Raises ValueError for an encoder."""
+        model = self.opened.model
+        if not isinstance(model, Loaded):
+            raise ValueError(self._generates_nothing("is an encoder"))
+        return model
+
+    @property
+    def calls(self) -> SharedEngine:
+        """The engine with the calls that share it. Raises ValueError for an encoder, which has none."""
+        if self._calls is None:
+            raise ValueError(self._generates_nothing("is an encoder"))
+        return self._calls
+
+    @property
+    def transcriber(self) -> Transcriber:
+        """How it writes down sounds. Raises ValueError for a model that does not."""
+        return require_transcriber(self.opened.texts.transcriber, self.spec.architecture)
+
+    def learn(self, texts: Iterable[str], cache_salt: str) -> None:
+        """Has the engine draft tokens from texts too, where it drafts from those of others."""
+        if isinstance(texts, str) or not isinstance(texts, Iterable):
+            raise ValueError(f"texts is {quoted(texts)}; give a list of texts, such as [text]")
+        asked, tokenizer = self.config.speculative_config, self.prompts.tokenizer
+        if asked is not None and asked.method == "suffix" and tokenizer is not None and self._calls is not None:
+            for text in texts:
+                if not isinstance(text, str):
+                    raise ValueError(f"texts holds {quoted(text)}, which is no text; give strings")
+                self._calls.learn(tokenizer.encode(text, add_special_tokens=False), cache_salt)
+
+    @property
+    def identity(self) -> ModelIdentity:
+        """Everything that can change an answer, and the environment."""
+        model, adapter = self.opened.model, self.adapters.identity
+        version = f".{model.weights_version}" if model.weights_version else ""
+        digest, once = (f"{each.hex()}{version}" for each in model.fingerprint)
+        return dataclasses.replace(self.opened.identity, weights=digest, weights_once=once, adapter=adapter)
+
+    @property
+    def default_params(self) -> SamplingParams:
+        """The sampling parameters of a request that says nothing."""
+        return SamplingParams().over(self.opened.identity.generation)
+
+    @property
+    def prefixes(self) -> CachedPrefixes:
+        """What it has cached."""
+        loaded = self.loaded
+        return CachedPrefixes(
+            calls=self.calls,
+            prompts=self.prompts,
+            copies=loaded.copies,
+            spec=loaded.layout.options.spec,
+            fingerprint=loaded.cache_fingerprint,
+            invariant=loaded.layout.options.invariant,
+        )
+
+    def stats(self) -> dict[str, Any]:
+        """See `LLM.stats`."""
+        opened, bundled = self.opened, self.opened.chosen.bundled
+        return {
+            **self._counts(),
+            "host_memory_kind": self.host_memory_kind,
+            "bundle_hits": 0 if bundled is None else bundled.hits,
+            "bundle_misses": 0 if bundled is None else bundled.misses,
+            "compiles_before_ready": opened.num_compiles,
+            "compiles_after_ready": 0 if self._calls is None else self._calls.num_compiles,
+            "startup_s": opened.startup_s,
+        }
+
+    def progress(self) -> dict[str, tuple[float, float, float]]:
+        """See `LLM.progress`."""
+        return {} if self._calls is None else self._calls.engine.progress()
+
+    def _counts(self) -> dict[str, Any]:
+        if self._calls is None:
+            assert isinstance(self.opened.model, Encoder), "it has an engine else"
+            return snapshot(self.opened.model.runner, self.ledger, None)
+        engine = self._calls.engine
+        return {
+            **snapshot(engine.runner, self.ledger, engine.scheduler.metrics()),
+            **engine.counts(),
+        }
+
+    # -- other weights, and sleep --------------------------------------------------------------------
+
+    @property
+    def asleep(self) -> tuple[str, ...]:
+        """What is not on the devices, weights or KV."""
+        return () if self._calls is None else self._calls.asleep
+
+    def update_weights(
+        self, state: NewWeights, *, requests: str | None, partial: bool, names: Mapping[str, str] | None, cast: bool
+    ) -> int:
+        """See `LLM.update_weights`."""
+        refuse_several_processes("update_weights")
+        if requests not in (None, *WHAT_BECOMES):
+            raise ValueError(f"requests is {requests!r}; it must be one of {WHAT_BECOMES}")
+        calls, model = self._calls, self.opened.model
+        if requests is None and calls is not None and calls.busy:
+            raise ValueError(
+                f"requests are running; let them end, or say what becomes of them: requests={WHAT_BECOMES}"
+            )
+        if partial and "weights" in self.asleep:
+            raise ValueError("the weights sleep, so there is nothing to keep; wake_up() first, or update all of them")
+        copies = copies_for(model.layout, state, spec=self.spec, names=names, partial=partial, cast=cast)
+        if calls is None:
+            self.opened = self.opened.with_new_weights(model.with_weights(copies))
+        else:
+            calls.quiet(requests or "keep")
+            self.opened = self.opened.with_new_weights(calls.whole(lambda: model.with_weights(copies)))
+            loaded = self.loaded
+            calls.renew(loaded.weights, loaded.cache_fingerprint, loaded.weights_version)
+            calls.wake_up({"weights"})
+        return self.opened.model.weights_version
+
+    def weights_checksum(self) -> str:
+        """See `LLM.weights_checksum`."""
+        if "weights" in self.asleep:
+            raise ValueError("the weights sleep; wake_up() first")
+        return self.loaded.checksum()
+
+    def sleep(self, level: int) -> dict[str, int]:
+        """See `LLM.sleep`."""
+        refuse_several_processes("sleep")
+        if level not in LEVELS:
+            raise ValueError(f"level is {level!r}; it must be 1 (weights go to host memory) or 2 (they are dropped)")
+        calls, ledger = self.calls, self.ledger
+        if calls.asleep:
+            raise ValueError(f"{' and '.join(calls.asleep)} sleep already; call wake_up() first")
+        if calls.busy:
+            raise ValueError("requests are running; let them end before it sleeps")
+        calls.fall_asleep(TAGS)
+        model, weights_bytes = put_to_sleep(self.loaded, level)
+        self.opened = dataclasses.replace(self.opened, model=model)
+        kv_bytes = ledger.used_bytes - ledger.weights_bytes - ledger.temporaries_bytes
+        return {"weights": weights_bytes, "kv_cache": kv_bytes}
+
+    def wake_up(self, tags: Collection[str] | None) -> None:
+        """See `LLM.wake_up`."""
+        woken_tags = tags_to_wake(tags, self.calls.asleep)
+        if tags is not None and is_dropped(self.loaded):
+            woken_tags -= {"weights"}  # `update_weights` wakes them, whether it comes before or after
+        elif "weights" in woken_tags:
+            self.opened = dataclasses.replace(self.opened, model=woken(self.loaded))
+        self.calls.wake_up(woken_tags)
+
+    # -- requests ------------------------------------------------------------------------------------
+
+    def prepare(
+        self,
+        prompt: Prompt,
+        options: RequestOptions,
+        now: datetime.datetime | None = None,
+        *,
+        sampling: SamplingParams | None = None,
+        look: Look = do_not_look,
+    ) -> tuple[Sequence[int], RequestOptions]:
+        """The prompt's token ids, and the options with what it says of itself; any thread may ask.
+
+        sampling: under which it will run; where that keeps an end of it, what stands before may be left out. look:
+        called between images; what it raises ends the work.
+
+        Raises ValueError for what is no prompt, and of a model that generates nothing.
+        """
+        if self.opened.texts.headless and not options.embeds:
+            why = "has no head here (tie_word_embeddings is false in config.json, and there is no lm_head.weight)"
+            raise ValueError(self._generates_nothing(why))
+        kept = None if sampling is None else sampling.most_prompt_tokens(self.max_model_len)
+        told = options.told_by(prompt)
+        encoded = self.prompts.encoded(prompt, now, kept=kept, look=look)
+        return encoded.token_ids, dataclasses.replace(told, media=encoded.media, images=encoded.images)
+
+    def _generates_nothing(self, why: str) -> str:
+        return (
+            f"{self.spec.architecture} {why} and generates nothing; ask it for vectors: LLM.embed, `ferrum-jax embed`, "
+            "or rows of a batch with `input`"
+        )
+
+    def ask(
+        self,
+        key: Key,
+        prompt: Prompt,
+        sampling: SamplingParams,
+        options: RequestOptions,
+        now: datetime.datetime | None = None,
+    ) -> Ask[Key]:
+        """A prompt that is to run. options: but for what the prompt says."""
+        return Ask(key, sampling, lambda: self.prepare(prompt, options, now, sampling=sampling))
+
+    def run(
+        self,
+        asks: Iterable[Ask[Key]],
+        wants_partials: Callable[[], bool] = lambda: False,
+        most_running: Callable[[], float] = lambda: math.inf,
+    ) -> Generator[tuple[Key, RequestOutput | ValueError], None, None]:
+        """See `LLM.as_completed`, whose requests these are."""
+        if self._calls is None:
+            yield from ((ask.key, ValueError(self._generates_nothing("is an encoder"))) for ask in asks)
+            return
+        room = MOST_WAITING * self.config.num_rows * self.ledger.num_shards
+        rooms = {"room": lambda: min(room, most_running()), "wants_partials": wants_partials}
+        with closing(self._calls.run(asks, **rooms)) as found:
+            for key, output in found:
+                yield key, output if isinstance(output, ValueError) else failure_of(output) or output
+
+    def stream(self, prompt: Prompt, sampling: SamplingParams) -> Iterator[RequestOutput]:
+        """See `LLM.stream`."""
+        ask = self.ask(0, prompt, sampling, RequestOptions(streams=True))
+        with closing(self.calls.run([ask])) as found:
+            for _, output in found:
+                if isinstance(output, ValueError):
+                    raise output
+                yield output
+
+    def score_requests(
+        self, prompts: Prompt | Sequence[Prompt], completions: Sequence[Completion] | None, mode: str
+    ) -> list[ScoreRequest | None]:
+        """The sequences of `LLM.compute_logprobs`, None where no token is to be scored; any thread may ask."""
+        now = datetime.datetime.now()
+        prepared = (self.prepare(prompt, RequestOptions(), now) for prompt in listed(prompts))
+        return score_requests(prepared, completions, self.prompts.tokenizer, mode, self.max_model_len)
+
+    def text_reader(self, truncate: bool) -> ClassifierTexts:
+        """How prompts become texts that are classified, by a model with a classifier."""
+        own = self.opened.classifier
+        assert own is not None, "only classifiers read classes"
+        return ClassifierTexts(classifier=own, embedder=self.embedder, prompts=self.prompts, truncate=truncate)
+
+    def run_texts(self, texts: Iterable[Text[Any]]) -> States:
+        """(text, its state, tokens of it that were cached) of each, in the order in which steps end."""
+        return self.opened.model.run(texts, self._run_prompts)
+
+    def _run_prompts(self, prompts: Iterable[tuple[int, Prompt]]) -> Outputs:
+        return self.run(
+            self.ask(index, prompt, ONE_TOKEN, RequestOptions(key=str(index), embeds=True)) for index, prompt in prompts
+        )

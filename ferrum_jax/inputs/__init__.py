@@ -1,0 +1,1 @@
+"""What users give: parameters, prompts, images and sounds, and the sizes of an engine."""

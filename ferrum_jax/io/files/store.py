@@ -1,0 +1,289 @@
+"""Store: the few file operations that a job needs, in a local folder or in one that fsspec opens.
+
+Files are written whole and are durable when a call returns, except those that need not outlive the machine. `create` is
+exclusive: if many processes create the same name, one succeeds. That is all that leases and segments build on; nothing
+is appended to, locked or listed in an order that matters. Object stores give it by conditional writes, a local file
+system by hard links. Clients of stores raise errors of their own classes; here each becomes an OSError with the URL.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import glob
+import os
+import random
+import shutil
+import stat
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+from typing import Any, BinaryIO, Protocol
+
+from ferrum_jax.io.files.whole_files import beside, sync_folder, write_whole
+from ferrum_jax.io.paths import errors_naming, is_url, open_url
+
+_MOST_TRIES, _MOST_PAUSE_S = 4, 0.5  # for a create that failed and left no file
+
+
+class Store(Protocol):
+    """A folder. Names are relative to it, with "/" between parts."""
+
+    def create(self, name: str, content: bytes, *, lasts: bool = True) -> bool:
+        """Makes the file whole; False, with nothing changed, if the name is taken. lasts: make it durable."""
+        ...
+
+    def replace(self, name: str, content: bytes, *, lasts: bool = True) -> None:
+        """The file has this content from now on; a reader sees the old one or the new one whole. lasts: as `create`."""
+        ...
+
+    def read(self, name: str, start: int = 0, length: int | None = None) -> bytes | None:
+        """The file's bytes from `start`; None if there is no such file. Raises OSError for what is no file."""
+        ...
+
+    def size(self, name: str) -> int | None:
+        """Bytes of the file; None if there is no such file."""
+        ...
+
+    def names(self, folder: str) -> list[str]:
+        """Names of the files in a folder, without the folder; empty where there is no such folder."""
+        ...
+
+    def move(self, name: str, target: str, *, mark: str) -> None:
+        """Renames a file or folder; the target must be free. Files in it that others have open stay readable to them.
+
+        mark: a file of the folder. Where files are moved one by one, it is copied first and deleted last, so after an
+        interrupted move it is in both places.
+        """
+        ...
+
+    def remove(self, name: str) -> None:
+        """Deletes a file, or a folder with all that is in it; nothing where there is none."""
+        ...
+
+    def writing(self, name: str) -> contextlib.AbstractContextManager[BinaryIO]:
+        """A file to write and seek in, which takes the name when the block ends without an error."""
+        ...
+
+
+def open_store(path: str) -> Store:
+    """The store of a local folder, or of a URL such as gs://bucket/folder. The first write makes a missing folder.
+
+    Raises ValueError, with what to install, for a URL that cannot be opened.
+    """
+    if not is_url(path):
+        return LocalStore(Path(path))
+    system, root = open_url(path)
+    from fsspec.implementations.local import LocalFileSystem
+
+    return LocalStore(Path(root)) if isinstance(system, LocalFileSystem) else UrlStore(system, root)
+
+
+def split(path: str) -> tuple[str, str]:
+    """Folder and name of a local path or URL. The folder of a URL is a URL, also where it is the root: memory://."""
+    folder, slash, name = path.rpartition("/")
+    if is_url(path):
+        return (f"{folder}/" if folder.endswith(":/") else folder), name
+    return folder or slash or ".", name
+
+
+class LocalStore:
+    """A folder of this machine, or one that machines share.
+
+    A new file is written under a temporary name and synced; then it is linked to its name and the folder is synced.
+    After a loss of power the name is there with all its bytes, or not at all. A link stays, and its target is written.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    def create(self, name: str, content: bytes, *, lasts: bool = True) -> bool:
+        path = self._path(name)
+        with beside(path, content, lasts=lasts) as written:
+            try:
+                os.link(written, path)
+            except FileExistsError:
+                return False
+        if lasts:
+            sync_folder(path.parent)
+        return True
+
+    def replace(self, name: str, content: bytes, *, lasts: bool = True) -> None:
+        path = self._path(name)
+        write_whole(path, content, lasts=lasts)
+        if lasts:
+            sync_folder(path.parent)
+
+    def read(self, name: str, start: int = 0, length: int | None = None) -> bytes | None:
+        path = self._root / name
+        try:
+            if not stat.S_ISREG(path.stat().st_mode):  # a pipe would be waited for, and a device has no end
+                raise IsADirectoryError(errno.EISDIR, "It is no file", str(path))
+            with open(path, "rb") as file:
+                file.seek(start)
+                return file.read(-1 if length is None else length)
+        except FileNotFoundError:
+            return None
+
+    def size(self, name: str) -> int | None:
+        try:
+            return (self._root / name).stat().st_size
+        except FileNotFoundError:
+            return None
+
+    def names(self, folder: str) -> list[str]:
+        try:
+            return [name for name in os.listdir(self._root / folder) if not name.startswith(".")]
+        except FileNotFoundError:
+            return []
+
+    def move(self, name: str, target: str, *, mark: str) -> None:
+        os.rename(self._root / name, self._root / target)
+        sync_folder(self._root)
+
+    def remove(self, name: str) -> None:
+        path = self._root / name
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+
+    @contextlib.contextmanager
+    def writing(self, name: str) -> Iterator[BinaryIO]:
+        path = self._path(name)
+        for torn in path.parent.glob(f".{glob.escape(path.name)}.????????"):  # what a killed process left
+            torn.unlink(missing_ok=True)
+        with beside(path, lasts=False) as written:
+            with open(written, "wb") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(written, path)
+        sync_folder(path.parent)
+
+    def _path(self, name: str) -> Path:
+        path = Path(os.path.realpath(self._root / name))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return path
+
+
+class UrlStore:
+    """A folder of an fsspec file system. An object is written by one put: a reader sees it whole or not at all."""
+
+    def __init__(self, system: Any, root: str, url: str | None = None) -> None:
+        """url: as errors name the folder; None is as the file system writes it."""
+        self._system, self._root = system, root
+        self.url = system.unstrip_protocol(root) if url is None else url if url.endswith("://") else url.rstrip("/")
+
+    @classmethod
+    def of(cls, url: str) -> UrlStore:
+        """Raises ValueError, with what to install, for a URL that cannot be opened."""
+        return cls(*open_url(url), url)
+
+    def sizes(self) -> dict[str, int]:
+        """Bytes of each file, in folders of it too, by its name."""
+        with errors_naming(self.url):
+            found = self._system.find(self._root, detail=True)
+        root = self._root.rstrip("/") + "/"
+        return {name.removeprefix(root): int(entry["size"]) for name, entry in found.items() if name != self._root}
+
+    def copy_to(self, name: str, path: Path) -> None:
+        """Copies a file to a path of this machine."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with self._at(name) as source:
+            self._system.get_file(source, str(path))
+
+    def create(self, name: str, content: bytes, *, lasts: bool = True) -> bool:
+        for left in reversed(range(_MOST_TRIES)):
+            try:
+                with self._at(name) as path:
+                    self._system.pipe_file(path, content, mode="create")
+                return True
+            except FileExistsError:
+                return False
+            except OSError:
+                # The name may be taken: some stores report that in a way their client does not know, and the answer to
+                # a write that succeeded may be lost. Or it is free: S3 refuses everybody who creates it at one moment.
+                if self.read(name) is not None:
+                    return False
+                if not left:
+                    raise
+                time.sleep(_MOST_PAUSE_S * random.random())
+        raise AssertionError("the last try returns or raises")
+
+    def replace(self, name: str, content: bytes, *, lasts: bool = True) -> None:
+        with self._at(name) as path:
+            self._system.pipe_file(path, content)
+
+    def read(self, name: str, start: int = 0, length: int | None = None) -> bytes | None:
+        end = None if length is None else start + length
+        try:
+            with self._at(name) as path:
+                return self._system.cat_file(path, start=start or None, end=end)
+        except FileNotFoundError:
+            return None
+
+    def size(self, name: str) -> int | None:
+        try:
+            with self._at(name) as path:
+                self._system.invalidate_cache()  # listings are cached, and others write here too
+                return self._system.size(path)
+        except FileNotFoundError:
+            return None
+
+    def names(self, folder: str) -> list[str]:
+        try:
+            with self._at(folder) as path:
+                self._system.invalidate_cache()
+                return [PurePosixPath(found).name for found in self._system.ls(path, detail=False)]
+        except FileNotFoundError:
+            return []
+
+    def move(self, name: str, target: str, *, mark: str) -> None:
+        with self._at(name) as source, self._at(target) as goal:
+            self._system.invalidate_cache()
+            files = sorted(self._system.find(source), key=lambda file: not file.endswith(f"/{mark}"))
+            for file in files:
+                self._system.cp_file(file, goal + file.removeprefix(source))
+            for file in reversed(files):
+                self._system.rm_file(file)
+
+    def remove(self, name: str) -> None:
+        with contextlib.suppress(FileNotFoundError), self._at(name) as path:
+            self._system.invalidate_cache()
+            self._system.rm(path, recursive=True)
+
+    @contextlib.contextmanager
+    def writing(self, name: str) -> Iterator[BinaryIO]:
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "content"
+            with open(path, "wb") as file:
+                yield file
+            with self._at(name) as target:
+                self._system.put_file(str(path), target)
+
+    @contextlib.contextmanager
+    def _at(self, name: str) -> Iterator[str]:
+        """The path of a name in the file system."""
+        path = f"{self._root.rstrip('/')}/{name}"
+        with errors_naming(f"{self.url}/{name}"):
+            yield path
+
+
+@contextlib.contextmanager
+def open_local(path: str) -> Iterator[BinaryIO]:
+    """A file to read and seek in; a URL's is copied to this machine first.
+
+    Raises OSError if there is none, and ValueError for a URL that cannot be opened.
+    """
+    if not is_url(path):
+        with open(path, "rb") as file:
+            yield file
+        return
+    system, remote = open_url(path)
+    with tempfile.TemporaryFile() as file:
+        with errors_naming(path), system.open(remote, "rb") as source:
+            shutil.copyfileobj(source, file, 1 << 20)
+        file.seek(0)
+        yield file  # type: ignore[misc]

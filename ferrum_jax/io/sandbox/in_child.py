@@ -1,0 +1,155 @@
+"""A function of bytes called in a child process, with bounds on its time, its memory and what it may answer.
+
+    answer = in_child("package.module:name", content, order, bounds)      bytes of name(content, order)
+
+For decoders written in C, which a hostile file may crash, hang or take over. Once it has imported its module the child
+can open nothing any more, neither a file nor a socket, and no environment variable is passed on to it. Its content and
+its answer are files without a name, so this process takes no more memory than the bounds say.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import importlib
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO, Any
+
+_ROOT = Path(__file__).resolve().parents[3]
+_PROGRAM = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from ferrum_jax.io.sandbox.in_child import main; main()"
+)
+_ENVIRONMENT = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}  # each thread would count as memory
+_STEP_S = 0.05  # between looks at whether anybody still waits
+_START_S = 60.0  # in which even a busy machine has imported the module
+_ANSWERED, _REFUSED, _NO_MEMORY, _FAILED = b"A", b"R", b"M", b"F"
+_MOST_TEXT = 1 << 16  # bytes of a message
+_PAGE = resource.getpagesize()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ChildBounds:
+    """What a child may take. memory_bytes: beyond what it has when it starts. answer_bytes: of its answer."""
+
+    seconds: float
+    memory_bytes: int
+    answer_bytes: int
+
+
+class NoAnswer(Exception):
+    """What a child that gave none raises here. Its text is a clause: why."""
+
+
+def in_child(
+    function: str, content: bytes, order: Any, bounds: ChildBounds, *, look: Callable[[], None] = lambda: None
+) -> bytes:
+    """The bytes that function(content, order) returns in a child.
+
+    function: "package.module:name"; its module imports all that the function uses. order: any JSON value.
+    look: called while the child runs; what it raises ends the child.
+    Raises ValueError with the text of one that the function raises, and NoAnswer where the child gave none.
+    """
+    paths = [str(_ROOT), *(os.path.abspath(path) for path in sys.path if path)]
+    words = [sys.executable, "-I", "-S", "-c", _PROGRAM]
+    words += map(json.dumps, (paths, dataclasses.asdict(bounds), function, order))
+    with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as answer:
+        given.write(content)
+        given.seek(0)
+        how: dict[str, Any] = {"stdin": given, "stdout": answer, "stderr": subprocess.DEVNULL, "env": _ENVIRONMENT}
+        process: subprocess.Popen[Any] = subprocess.Popen(words, start_new_session=True, cwd="/", **how)
+        try:
+            code = _wait(process, bounds.seconds + _START_S, look)
+        finally:
+            _end(process)
+        return _read(answer, code, bounds)
+
+
+def _wait(process: subprocess.Popen[bytes], seconds: float, look: Callable[[], None]) -> int:
+    for _ in range(int(seconds / _STEP_S) + 1):
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return process.wait(_STEP_S)
+        look()
+    return -signal.SIGALRM  # it could not even be told
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Ends the child and whatever it started."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def _read(answer: IO[bytes], code: int, bounds: ChildBounds) -> bytes:
+    answer.seek(0)
+    kind = answer.read(1)
+    if code == 0 and kind == _ANSWERED:
+        return answer.read(bounds.answer_bytes)
+    if code == 0 and kind in (_REFUSED, _FAILED):
+        text = answer.read(_MOST_TEXT).decode("utf-8", "replace")
+        raise ValueError(text) if kind == _REFUSED else NoAnswer(text)
+    if code == -signal.SIGXFSZ:
+        raise NoAnswer(f"its answer is more than {bounds.answer_bytes >> 20} MiB")
+    if kind == _NO_MEMORY:
+        raise NoAnswer(f"it took more than {bounds.memory_bytes >> 20} MiB of memory")
+    if code in (-signal.SIGALRM, -signal.SIGXCPU):
+        raise NoAnswer(f"it took more than {bounds.seconds:g} s")
+    how = f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
+    raise NoAnswer(f"its process was ended {how}")
+
+
+def main() -> None:
+    """The child. argv has the paths of modules, the bounds, the function and the order; stdin the content."""
+    given, function, order = map(json.loads, sys.argv[2:])
+    bounds = ChildBounds(**given)
+    module, name = function.split(":")
+    call = getattr(importlib.import_module(module), name)
+    _confine(bounds)
+    try:
+        kind, answer = _ANSWERED, call(sys.stdin.buffer.read(), order)
+    except MemoryError:
+        kind, answer = _NO_MEMORY, b""
+    except ValueError as error:
+        kind, answer = _REFUSED, str(error).encode("utf-8", "replace")
+    except Exception as error:  # of any kind: it is the parent that judges
+        kind, answer = _FAILED, f"{type(error).__name__}: {error}".encode("utf-8", "replace")
+    with open(1, "wb", closefd=False) as out:
+        out.write(kind)
+        out.write(answer)
+    os._exit(0)
+
+
+def _confine(bounds: ChildBounds) -> None:
+    """Takes from this process what it needs no longer; nothing of it can be had back."""
+    for ends in (signal.SIGALRM, signal.SIGXFSZ):
+        signal.signal(ends, signal.SIG_DFL)
+    signal.setitimer(signal.ITIMER_REAL, bounds.seconds)
+    limit_process(
+        (resource.RLIMIT_CPU, int(bounds.seconds) + 1),
+        (resource.RLIMIT_NOFILE, 3),  # its own three: no file and no socket can be opened
+        (resource.RLIMIT_FSIZE, bounds.answer_bytes + _MOST_TEXT),
+        memory_bytes=bounds.memory_bytes,
+    )
+
+
+def limit_process(*limits: tuple[int, int], memory_bytes: int) -> None:
+    """Lowers limits of this process for good. memory_bytes: of address space, beside what it has. It leaves no core."""
+    for limit, most in (*limits, (resource.RLIMIT_CORE, 0), (resource.RLIMIT_AS, _own_bytes() + memory_bytes)):
+        _, hard = resource.getrlimit(limit)
+        most = most if hard == resource.RLIM_INFINITY else min(most, hard)
+        with contextlib.suppress(OSError, ValueError):  # macOS has no bound on memory
+            resource.setrlimit(limit, (most, most))
+
+
+def _own_bytes() -> int:
+    """The address space that this process has taken."""
+    with contextlib.suppress(OSError), open("/proc/self/statm") as file:
+        return int(file.read().split()[0]) * _PAGE
+    return 1 << 30

@@ -1,0 +1,119 @@
+"""Model: what a model that generates and one that encodes both are on paper: laid out on a mesh, to be compiled.
+
+`Subject.on` chooses which of the two it is, once; who asks a `Model` need not know.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from jax.sharding import Mesh
+
+from ferrum_jax.config import EngineConfig
+from ferrum_jax.models.families.encoder_spec import EncoderSpec
+from ferrum_jax.models.spec import ModelSpec
+from ferrum_jax.planning.meshes.encoder_forecast import EncoderForecast, forecast_encoder
+from ferrum_jax.planning.meshes.forecast import Forecast, Lengths, forecast
+from ferrum_jax.runtime.block_copies import BlockCopies
+from ferrum_jax.runtime.compile.compile import Program
+from ferrum_jax.runtime.encoder_runtime import EncoderLayout, encoder_programs, lay_out_encoder
+from ferrum_jax.runtime.layout import Layout, ModelLayout
+from ferrum_jax.runtime.placing.fit import expected_temporaries, fit, refuse_overfull
+from ferrum_jax.runtime.programs import largest_first, programs_of
+
+
+class Model(Protocol):
+    """A model on a mesh."""
+
+    @property
+    def layout(self) -> ModelLayout: ...
+
+    @property
+    def num_tried(self) -> int:
+        """How many of the first programs may need more memory than shapes say."""
+        ...
+
+    def programs(self) -> list[Program]:
+        """What is compiled and kept, the largest first: it takes longest, and alone at the end it would leave cores
+        idle."""
+        ...
+
+    def forecast(self, lengths: Lengths) -> Forecast | EncoderForecast:
+        """How fast it is at most. Raises ValueError where such a request is longer than max_model_len."""
+        ...
+
+    def named(self, config: EngineConfig) -> EngineConfig:
+        """The config with what was laid out where it leaves that open, for whoever lays it out again."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Generating:
+    """A model that generates."""
+
+    layout: Layout
+
+    @property
+    def num_tried(self) -> int:
+        return len(self.layout.ladder.largest_parts) if self.layout.ledger.temporaries_bytes else 0
+
+    def programs(self) -> list[Program]:
+        programs = programs_of(self.layout)
+        kept = [programs[part] for part in largest_first(programs, self.layout) if programs[part].is_kept]
+        return [*kept, *BlockCopies(self.layout, None).programs().values()]
+
+    def forecast(self, lengths: Lengths) -> Forecast:
+        tokens_in, tokens_out = lengths.within(self.layout.max_model_len)
+        return forecast(self.layout, self.layout.target, tokens_in=tokens_in, tokens_out=tokens_out)
+
+    def named(self, config: EngineConfig) -> EngineConfig:
+        num_blocks, rows = self.layout.ledger.num_blocks, self.layout.max_num_seqs
+        return dataclasses.replace(config, max_num_seqs=rows, num_blocks=num_blocks, kv_memory_bytes=None)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Encoding:
+    """A model that encodes whole texts. It has no pools, and its steps need no more than their arguments."""
+
+    layout: EncoderLayout
+    num_tried: int = 0
+
+    def programs(self) -> list[Program]:
+        return [*reversed(encoder_programs(self.layout).values())]
+
+    def forecast(self, lengths: Lengths) -> EncoderForecast:
+        tokens_in = self.layout.max_model_len if lengths.tokens_in is None else lengths.tokens_in
+        return forecast_encoder(self.layout, self.layout.target, tokens_in=tokens_in)
+
+    def named(self, config: EngineConfig) -> EngineConfig:
+        return config
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Subject:
+    """A model and a config whose mesh is open. max_seq_length: of an encoder's checkpoint, None where it has no limit
+    of its own."""
+
+    spec: ModelSpec | EncoderSpec
+    config: EngineConfig
+    max_seq_length: int | None = None
+
+    def with_mesh(self, mesh: str) -> Subject:
+        return self.with_fields(mesh=mesh)
+
+    def with_fields(self, **fields: Any) -> Subject:
+        """The subject with other values of these fields of its config."""
+        return dataclasses.replace(self, config=dataclasses.replace(self.config, **fields))
+
+    def on(self, mesh: Mesh, temporaries_of: Callable[[Layout], int] = expected_temporaries) -> Generating | Encoding:
+        """The model on a mesh. temporaries_of: see `fit`.
+
+        Raises ValueError with every reason why it cannot run there, TooSmall where that is the memory.
+        """
+        if isinstance(self.spec, EncoderSpec):
+            return Encoding(layout=lay_out_encoder(self.spec, self.config, mesh, self.max_seq_length))
+        layout = fit(self.spec, self.config, mesh, temporaries_of=temporaries_of)
+        refuse_overfull(layout)
+        return Generating(layout=layout)
