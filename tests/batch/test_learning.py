@@ -16,7 +16,7 @@ from ferrum_jax.batch.journal.responses import JobLabel, answered_line, texts_of
 from ferrum_jax.core.outputs import EmbeddingOutput, ScoreOutput
 from ferrum_jax.io.files.store import LocalStore, Store, open_store
 from tests.batch.fake_llm import FakeLLM, answer, json_lines
-from tests.batch.test_job import BAD_LINES, GOOD_INPUT, Job
+from tests.batch.job import BAD_LINES, GOOD_INPUT, Job
 
 LABEL = JobLabel(model="tiny", created=1_700_000_000, fingerprint="fp_0")
 NAMES = ("a", "b", "c")
