@@ -1,13 +1,18 @@
 """Random operations of the scheduler over all cache groups and tiers, the books proved after each of them.
 
 Every request ends as it does alone, whatever ran beside it. Seeded histories without hypothesis, which spends longer on
-its own books than all of this takes.
+its own books than all of this takes. Hosts with the same requests make the same plans, whatever seeds their processes
+have.
 """
 
 from __future__ import annotations
 
+import hashlib
+import os
 import random
 import re
+import subprocess
+import sys
 from collections import Counter
 
 import pytest
@@ -17,6 +22,7 @@ from ferrum_jax.inputs.prompt import MediaSpan
 from ferrum_jax.io.ints import most_held
 from tests.histories import seeded
 from tests.scheduling.fake_device import VOCABULARY, Engine
+from tests.support import ROOT
 
 _STEMS = tuple([(stem * 7 + i * i) % VOCABULARY for i in range(24)] for stem in range(2))
 _IMAGE = MediaSpan(kind="image", digest=b"a", start=2, length=3)
@@ -196,3 +202,33 @@ def test_the_books_are_right_after_each_of_many_operations(num_operations: int, 
         *("spilled_blocks", "loaded_blocks", "host_hits", "host_evictions"),
     ):
         assert seen[name] > least, f"{name} is {seen[name]}"
+
+
+def plans_of(seed: int) -> str:
+    """A digest of all plans and tables of random histories."""
+    rng, state = random.Random(seed), hashlib.blake2b(digest_size=16)
+    for _ in range(6):
+        history = History(rng)
+        history.run(60)
+        for plan in history.engine.plans:
+            state.update(repr((plan.step, plan.admitted)).encode())
+            for shard in plan.shards:
+                tables = [table.tolist() for table in shard.block_tables]
+                rows = [a.tolist() for a in (shard.slots, shard.starts, shard.counts, shard.samples, shard.state_slots)]
+                slots = [shard.source_slots.tolist(), shard.target_slots.tolist()]
+                copies = [shard.spills, shard.loads, shard.copies_before, shard.copies_after]
+                state.update(repr((rows, slots, tables, copies)).encode())
+    return state.hexdigest()
+
+
+def test_one_process_and_n_processes_have_equal_tables_and_plans() -> None:
+    seed = seeded(5)
+    program = f"from tests.scheduling.test_long_histories import plans_of; print(plans_of({seed}))"
+    found = set()
+    for hash_seed in ("1", "2"):
+        environment = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONHASHSEED": hash_seed}
+        run = subprocess.run(
+            [sys.executable, "-c", program], env=environment, check=True, capture_output=True, text=True
+        )
+        found.add(run.stdout.strip())
+    assert found == {plans_of(seed)}
