@@ -26,25 +26,10 @@ SHARED_CLASSES = {"Case": "each op's cases.py has its own, and what runs them ta
 INVERTED = re.compile(r"(?:^|(?<=[.!?;:] ))(?:Of|Those)\b|\bof which\b|\bof whose\b")
 MOST_INVERTED = 0  # it may only fall
 # Words whose noun a reader has to guess, and docstrings that begin with one.
-PRONOUNS = frozenset(
-    [
-        "that",
-        "one",
-        "ones",
-        "none",
-        "it",
-        "what",
-        "those",
-        "which",
-        "this",
-        "these",
-        "they",
-        "them",
-        "its",
-        "other",
-        "others",
-    ]
-)
+PRONOUNS = {
+    *("that", "one", "ones", "none", "it", "what", "those", "which", "this", "these", "they", "them"),
+    *("its", "other", "others"),
+}
 RIDDLE = 0.44  # the share of a sentence's words
 VAGUE = re.compile(r"(?:What|The same|That of|Those)\b")
 MOST_RIDDLES, MOST_VAGUE = 118, 496  # they may only fall
