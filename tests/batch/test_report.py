@@ -1,6 +1,6 @@
 """What a person sees of a job: the bar or the lines while it runs, and the plots of its page.
 
-Of whole jobs: summary, report and page.
+The summary, the report and the page say the same of a whole job.
 """
 
 from __future__ import annotations
