@@ -1,14 +1,10 @@
 """Greedy tokens do not depend on chunks, companions, buckets, reuse, preemption or restarts (default configuration)."""
 
-import dataclasses
-import math
-
 import numpy as np
 import pytest
 
 from ferrum_jax import SamplingParams
-from ferrum_jax.engine.startup.build_engine import build_engine
-from tests.support import finish, run, small_llm
+from tests.support import answers, fresh_engine, requests_of, run, small_llm
 
 GREEDY = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
 LENGTHS = (1, 3, 17, 40, 90, 33)
@@ -41,30 +37,22 @@ def test_chunk_size_and_companions_do_not_change_tokens(family, prompts, expecte
 
 @pytest.mark.parametrize(("max_cached_prompts", "cached"), [(0, 80), (256, 90)])
 def test_a_prefix_hit_does_not_change_tokens(family, prompts, expected, max_cached_prompts, cached):
-    llm = small_llm(family)
-    engine = build_engine(llm.loaded, _with(llm, max_cached_prompts=max_cached_prompts), None)
+    engine = fresh_engine(small_llm(family), max_cached_prompts=max_cached_prompts)
     for _ in range(2):
-        ids = [engine.add(p, GREEDY) for p in prompts]
-        outputs = finish(engine)
-        assert tokens(outputs[i] for i in ids) == expected
-    assert outputs[ids[4]].num_cached_tokens == cached, "whole blocks, one token before the end, or all"
+        assert tokens(outputs := answers(engine, requests_of(prompts, GREEDY))) == expected
+    assert outputs[4].num_cached_tokens == cached, "whole blocks, one token before the end, or all"
     assert engine.scheduler.metrics().saved_prefill_tokens > 0
 
 
 def test_preemption_does_not_change_tokens(family, prompts, expected):
-    llm = small_llm(family)
-    engine = build_engine(llm.loaded, llm.config, None)
-    small = build_engine(llm.loaded, _with(llm, num_blocks=8), None)
-    for e in (engine, small):
-        ids = [e.add(p, GREEDY) for p in prompts]
-        outputs = finish(e)
-        assert tokens(outputs[i] for i in ids) == expected
+    small = fresh_engine(small_llm(family), num_blocks=8)
+    assert tokens(answers(small, requests_of(prompts, GREEDY))) == expected
     assert small.scheduler.metrics().preemptions + small.scheduler.metrics().refusals > 0
 
 
 def test_nothing_reads_a_block_that_it_does_not_own(family, prompts, expected):
-    """Every block that was never written holds NaN."""
-    assert tokens(run(small_llm(family), prompts, GREEDY, fill=math.nan)) == expected
+    """Every block that was never written holds 0 here, and NaN in all other tests."""
+    assert tokens(run(small_llm(family), prompts, GREEDY, fill=0.0)) == expected
 
 
 def test_a_restart_in_the_middle_continues_with_the_same_tokens(family, prompts, expected):
@@ -72,7 +60,3 @@ def test_a_restart_in_the_middle_continues_with_the_same_tokens(family, prompts,
     half = [p + list(t[:5]) for p, t in zip(prompts, expected, strict=True)]
     rest = SamplingParams(max_tokens=7, temperature=0.0, ignore_eos=True)
     assert tokens(run(llm, half, rest)) == [t[5:] for t in expected]
-
-
-def _with(llm, **overrides):
-    return dataclasses.replace(llm.config, **overrides)
