@@ -12,11 +12,10 @@ import numpy as np
 
 from ferrum_jax.config import EngineConfig
 from ferrum_jax.core.request_options import RequestOptions
-from ferrum_jax.engine.startup.build_engine import build_engine
 from ferrum_jax.inputs.prompt import MediaSpan
 from ferrum_jax.sampling_params import SamplingParams
 from tests.models import sound_goldens
-from tests.support import GOLDENS, SMALL, finish, small_llm
+from tests.support import GOLDENS, SMALL, answers, fresh_engine, small_llm
 
 FOLDER = "vision/qwen3_vl"
 HYBRID = "vision/qwen3_5_vision"  # whose recurrent states resume where a snapshot was taken
@@ -126,15 +125,12 @@ def asked(
 
 
 def engine_of(config: EngineConfig | None = None, *, folder: str = FOLDER, **overrides: Any):
-    llm = small_llm(folder, config or FAMILIES[folder].config)
-    return build_engine(llm.loaded, dataclasses.replace(llm.config, **overrides), llm.tokenizer, fill=float("nan"))
+    return fresh_engine(small_llm(folder, config or FAMILIES[folder].config), **overrides)
 
 
 def run(engine, *requests):
     """Outputs of requests that run together."""
-    ids = [engine.add(*request) for request in requests]
-    outputs = finish(engine)
-    return [outputs[i] for i in ids]
+    return answers(engine, requests)
 
 
 def assert_golden(output, prompt: int, folder: str = FOLDER) -> None:

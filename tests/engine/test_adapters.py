@@ -13,13 +13,13 @@ from checkpoints.adapters.lora import WEIGHTS
 from checkpoints.placement import weight_shapes
 from ferrum_jax import LLM, SamplingParams
 from ferrum_jax.core.request_options import RequestOptions
-from ferrum_jax.engine.startup.build_engine import build_engine
 from ferrum_jax.models.families import registry
 from ferrum_jax.runtime.distributed import processes
 from ferrum_jax.runtime.lora.adapter_slots import AdapterSlots
 from tests.engine.test_goldens import check_equal
 from tests.forked import call
-from tests.support import GOLDENS, INVARIANT, SMALL, finish, small_llm
+from tests.support import GOLDENS, INVARIANT, SMALL, answers, finish, fresh_engine, small_llm
+from tests.support import logprobs_of as logprobs
 
 ADAPTERS = GOLDENS / "adapters"
 GREEDY = SamplingParams(max_tokens=64, temperature=0.0, ignore_eos=True)
@@ -56,10 +56,6 @@ def random_adapter(folder, seed: int, rank: int = 4):
     save_file(tensors, folder / "adapter_model.safetensors")
     (folder / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": rank, "lora_alpha": rank}))
     return folder
-
-
-def logprobs(output) -> list[dict[int, float]]:
-    return [{token: one.logprob for token, one in step.items()} for step in output.outputs[0].logprobs]
 
 
 @pytest.mark.parametrize("name", ["patterns", "attention"])
@@ -122,15 +118,13 @@ def test_reuse_preemption_and_chunks_change_no_token(llm, settings):
     names = ["patterns", "attention", "", "patterns"]
 
     def tokens(**changes):
-        config = dataclasses.replace(llm.config, **changes)
-        engine = build_engine(llm.loaded, config, llm.tokenizer, adapters=llm.model.adapters, fill=float("nan"))
+        engine = fresh_engine(llm, adapters=llm.model.adapters, **changes)
         asked = [RequestOptions(adapter=name) for name in names]
-        for options in asked:  # all adapters lie in their slots before, so that rows run at once
-            engine.add([5, 6], SHORT, options)
-        finish(engine)
-        ids = [engine.add(prompt, params, options) for prompt, options in zip(prompts, asked, strict=True)]
-        outputs = finish(engine)
-        return [(outputs[i].token_ids, logprobs(outputs[i])) for i in ids], engine.scheduler.metrics().preemptions
+        answers(
+            engine, [([5, 6], SHORT, options) for options in asked]
+        )  # adapters lie in their slots, so rows run at once
+        outputs = answers(engine, zip(prompts, [params] * 4, asked, strict=True))
+        return [(o.token_ids, logprobs(o)) for o in outputs], engine.scheduler.metrics().preemptions
 
     found, preemptions = tokens(**settings)
     assert found == tokens()[0] and bool(preemptions) == ("num_blocks" in settings)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 
 import numpy as np
 import pytest
@@ -12,8 +11,8 @@ from ferrum_jax import SamplingParams
 from ferrum_jax.engine.engine import Engine
 from ferrum_jax.engine.prefixes.cached_prefixes import prompt_request
 from ferrum_jax.engine.prefixes.saved_prefixes import PrefixCache
-from ferrum_jax.engine.startup.build_engine import build_engine
-from tests.support import INVARIANT, SMALL, finish, run, small_llm, step
+from tests.support import INVARIANT, SMALL, fresh_engine, run, small_llm, step
+from tests.support import answers as together
 
 GREEDY = SamplingParams(max_tokens=10, temperature=0.0, ignore_eos=True)
 NUM_BLOCKS = 7  # two of the prompts together do not fit
@@ -38,16 +37,11 @@ def expected(family, prompts) -> list[tuple[int, ...]]:
 def tiered(llm, num_host_blocks: int, **overrides) -> Engine:
     """An engine with so many usable host blocks; what nobody wrote is NaN on the device."""
     host_cache_bytes = (num_host_blocks + 1) * llm.ledger.host_block_bytes
-    config = dataclasses.replace(
-        llm.config, **{"num_blocks": NUM_BLOCKS, "host_cache_bytes": host_cache_bytes, **overrides}
-    )
-    return build_engine(llm.loaded, config, None, fill=math.nan)
+    return fresh_engine(llm, **{"num_blocks": NUM_BLOCKS, "host_cache_bytes": host_cache_bytes, **overrides})
 
 
 def answers(engine: Engine, prompts, params=GREEDY) -> list:
-    ids = [engine.add(prompt, params) for prompt in prompts]
-    outputs = finish(engine)
-    return [outputs[id] for id in ids]
+    return together(engine, [(prompt, params) for prompt in prompts])
 
 
 @pytest.mark.parametrize(

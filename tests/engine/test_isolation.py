@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 from ferrum_jax import SamplingParams
-from ferrum_jax.engine.startup.build_engine import build_engine
 from ferrum_jax.inputs.prompt import MediaSpan
-from tests.support import small_llm
+from tests.support import fresh_engine, small_llm
 
 GREEDY = SamplingParams(max_tokens=2, temperature=0.0, ignore_eos=True)
 IDS = np.random.default_rng(5).integers(6, 250, 70).tolist()
@@ -19,7 +18,7 @@ IDS = np.random.default_rng(5).integers(6, 250, 70).tolist()
 @pytest.fixture
 def llm(monkeypatch):
     llm = small_llm("qwen3")
-    monkeypatch.setattr(llm.calls, "_engine", build_engine(llm.loaded, llm.config, llm.tokenizer))
+    monkeypatch.setattr(llm.calls, "_engine", fresh_engine(llm))
     return llm
 
 
@@ -49,8 +48,7 @@ def test_an_item_counts_as_cached_only_if_it_lies_wholly_inside(llm):
 
 
 def test_an_item_that_ends_in_a_partial_tail_is_computed_where_prompts_are_not_kept(llm, monkeypatch):
-    config = dataclasses.replace(llm.config, max_cached_prompts=0)
-    monkeypatch.setattr(llm.calls, "_engine", build_engine(llm.loaded, config, llm.tokenizer))
+    monkeypatch.setattr(llm.calls, "_engine", fresh_engine(llm, max_cached_prompts=0))
     items = [span(b"a", 0, 10), span(b"b", 10, 22), span(b"c", 40, 30)]
     assert [cached(llm, media=items) for _ in range(2)] == [(0, 0), (64, 2)]
 

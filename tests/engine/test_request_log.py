@@ -11,11 +11,10 @@ import pytest
 from ferrum_jax import LLM, EngineConfig, SamplingParams
 from ferrum_jax.core.request_options import RequestOptions
 from ferrum_jax.core.scheduler.request_log import read_request_log
-from ferrum_jax.engine.startup.build_engine import build_engine
 from ferrum_jax.inputs.prompt import MediaSpan
 from ferrum_jax.planning.offline.replay import replay
 from tests.engine.test_image_replays import comparable, watch
-from tests.support import GOLDENS, INVARIANT, small_llm
+from tests.support import GOLDENS, INVARIANT, fresh_engine, small_llm
 
 PARAMS = SamplingParams(max_tokens=20, temperature=1.0, ignore_eos=True)
 COUNTERS = ("lookups", "hit_tokens", "missed_tokens", "resumed_tokens", "evictions", "refusals", "preemptions")
@@ -40,7 +39,7 @@ def llm():
 
 
 def make_engine(llm, path, **overrides):
-    return build_engine(llm.loaded, dataclasses.replace(llm.config, request_log=str(path), **overrides), llm.tokenizer)
+    return fresh_engine(llm, request_log=str(path), **overrides)
 
 
 def serve(engine, seed: int, base: SamplingParams = PARAMS) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import shutil
 
 import numpy as np
@@ -10,9 +9,8 @@ import pytest
 
 from ferrum_jax import SamplingParams
 from ferrum_jax.engine.prefixes.saved_prefixes import PrefixCache
-from ferrum_jax.engine.startup.build_engine import build_engine
 from tests.forked import call
-from tests.support import INVARIANT, small_llm
+from tests.support import INVARIANT, fresh_engine, small_llm
 
 GREEDY = SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True)
 
@@ -30,8 +28,7 @@ def llm(monkeypatch):
 
 def fresh(llm, monkeypatch, **overrides):
     """Give the LLM an engine with empty pools, as another process has."""
-    config = dataclasses.replace(llm.config, **overrides)
-    monkeypatch.setattr(llm.calls, "_engine", build_engine(llm.loaded, config, llm.tokenizer, fill=float("nan")))
+    monkeypatch.setattr(llm.calls, "_engine", fresh_engine(llm, **overrides))
 
 
 def answer(llm, ids, **fields):

@@ -10,12 +10,11 @@ import numpy as np
 import pytest
 
 from ferrum_jax.core.request_options import RequestOptions
-from ferrum_jax.engine.startup.build_engine import build_engine
 from ferrum_jax.inputs.prompt import MediaSpan
 from ferrum_jax.runtime.compile.compile import CompileCounter
 from ferrum_jax.sampling_params import SamplingParams
 from tests.engine.golden_media import Picture, run
-from tests.support import GOLDENS, SMALL, finish, small_llm, step
+from tests.support import GOLDENS, SMALL, finish, fresh_engine, small_llm, step
 
 FOLDER = "hearing/whisper"
 LADDER = dataclasses.replace(SMALL, max_model_len=128)
@@ -43,8 +42,7 @@ def asked(prompt: int, *, sound: int | None = None, params: SamplingParams = GRE
 
 
 def engine_of(config=CONFIG, **overrides):
-    llm = small_llm(FOLDER, config)
-    return build_engine(llm.loaded, dataclasses.replace(llm.config, **overrides), llm.tokenizer, fill=float("nan"))
+    return fresh_engine(small_llm(FOLDER, config), **overrides)
 
 
 def tokens_of(output) -> list[int]:
