@@ -13,9 +13,10 @@ import numpy as np
 from ferrum_jax.config import EngineConfig
 from ferrum_jax.core.request_options import RequestOptions
 from ferrum_jax.inputs.prompt import MediaSpan
+from ferrum_jax.runtime.compile.compile import CompileCounter
 from ferrum_jax.sampling_params import SamplingParams
 from tests.models import sound_goldens
-from tests.support import GOLDENS, SMALL, answers, fresh_engine, small_llm
+from tests.support import GOLDENS, SMALL, answers, finish, fresh_engine, small_llm
 
 FOLDER = "vision/qwen3_vl"
 HYBRID = "vision/qwen3_5_vision"  # whose recurrent states resume where a snapshot was taken
@@ -131,6 +132,17 @@ def engine_of(config: EngineConfig | None = None, *, folder: str = FOLDER, **ove
 def run(engine, *requests):
     """Outputs of requests that run together."""
     return answers(engine, requests)
+
+
+def check_compiles_nothing(engine, requests) -> None:
+    """Requests of media that nobody has seen run without a compile, and each item is encoded."""
+    for number, (prompt, item, kind) in enumerate(requests):
+        params = SamplingParams(max_tokens=2, temperature=0.0)
+        span = MediaSpan(kind=kind, digest=item.digest, start=prompt.index(PLACE), length=item.num_tokens)
+        engine.add(prompt, params, RequestOptions(media=[span], images=[item], key=str(number)))
+    counter = CompileCounter()
+    finish(engine)
+    assert counter.count == 0 and engine.counts()[f"{kind}s_encoded".replace("audio", "sound")] == number + 1
 
 
 def assert_golden(output, prompt: int, folder: str = FOLDER) -> None:

@@ -7,20 +7,27 @@ import dataclasses
 import numpy as np
 import pytest
 
-from ferrum_jax.core.request_options import RequestOptions
 from ferrum_jax.inputs.audio.clip import ProcessedClip
-from ferrum_jax.inputs.prompt import MediaSpan
 from ferrum_jax.io.ints import ceil_div
-from ferrum_jax.runtime.compile.compile import CompileCounter
-from ferrum_jax.sampling_params import SamplingParams
-from tests.engine.golden_media import BOTH, END, FAMILIES, PLACE, QWEN, START, asked, assert_golden, engine_of, run
-from tests.support import finish
+from tests.engine.golden_media import (
+    BOTH,
+    END,
+    FAMILIES,
+    PLACE,
+    QWEN,
+    START,
+    asked,
+    assert_golden,
+    check_compiles_nothing,
+    engine_of,
+    run,
+)
 
 CONFIG = FAMILIES[QWEN].config
 
 
 def test_no_step_compiles_whatever_lengths_sounds_have():
-    engine, rng = engine_of(folder=QWEN, enable_prefix_caching=False), np.random.default_rng(3)
+    rng, requests = np.random.default_rng(3), []
     for number in range(40):
         length = int(rng.integers(1, 400))
         frames = rng.normal(size=(ceil_div(length, 100) * 100, 10)).astype(np.float32)
@@ -33,13 +40,8 @@ def test_no_step_compiles_whatever_lengths_sounds_have():
             seconds=1.0,
             digest=b"%d" % number,
         )
-        span = MediaSpan(kind="audio", digest=clip.digest, start=2, length=count)
-        params = SamplingParams(max_tokens=2, temperature=0.0)
-        prompt = [7, START, *[PLACE] * count, END]
-        engine.add(prompt, params, RequestOptions(media=[span], images=[clip], key=str(number)))
-    counter = CompileCounter()
-    finish(engine)
-    assert counter.count == 0 and engine.counts()["sounds_encoded"] == 40
+        requests.append(([7, START, *[PLACE] * count, END], clip, "audio"))
+    check_compiles_nothing(engine_of(folder=QWEN, enable_prefix_caching=False), requests)
 
 
 def test_what_is_no_sound_of_the_model_is_refused_by_name():

@@ -11,10 +11,7 @@ import numpy as np
 import pytest
 
 from ferrum_jax import LLM
-from ferrum_jax.core.request_options import RequestOptions
 from ferrum_jax.engine.image_intake import ImageLimits, placed_images
-from ferrum_jax.inputs.prompt import MediaSpan
-from ferrum_jax.runtime.compile.compile import CompileCounter
 from ferrum_jax.sampling_params import SamplingParams
 from tests.engine.golden_media import (
     CONFIG,
@@ -29,13 +26,13 @@ from tests.engine.golden_media import (
     asked,
     assert_golden,
     assert_goldens,
+    check_compiles_nothing,
     engine_of,
     golden,
     run,
 )
-from tests.engine.image_folder import picture
-from tests.engine.mistral3_folder import write_mistral3_folder
-from tests.support import finish, small_llm, step
+from tests.engine.image_folder import picture, write_folder
+from tests.support import small_llm, step
 
 
 def test_prompts_whose_images_wait_do_not_hold_up_others():
@@ -127,22 +124,15 @@ def test_what_there_is_no_room_for_is_refused_with_both_numbers(limits, said):
 
 @pytest.mark.parametrize("config", [CONFIG, pytest.param(LADDER, marks=pytest.mark.slow)], ids=["", "ladder"])
 def test_no_step_compiles_whatever_sizes_images_have(config):
-    llm = small_llm(FOLDER, config)
-    engine, rng = engine_of(config, enable_prefix_caching=False), np.random.default_rng(3)
-    before = llm.stats()["compiles_after_ready"]
+    rng, requests, before = np.random.default_rng(3), [], small_llm(FOLDER, config).stats()["compiles_after_ready"]
     for number in range(200):
         rows, columns = (2 * int(n) for n in rng.integers(1, 7, 2))
         pixels = rng.uniform(-1, 1, (rows * columns, 96)).astype(np.float32)
         image = Picture(patches=pixels, grid=(1, rows, columns), num_tokens=rows * columns // 4, digest=b"%d" % number)
         text = rng.integers(6, 150, int(rng.integers(1, 9))).tolist()
-        span = MediaSpan(kind="image", digest=image.digest, start=len(text) + 1, length=image.num_tokens)
-        prompt = [*text, START, *[PLACE] * image.num_tokens, 153]
-        params = SamplingParams(max_tokens=2, temperature=0.0)
-        engine.add(prompt, params, RequestOptions(media=[span], images=[image], key=str(number)))
-    counter = CompileCounter()
-    finish(engine)
-    assert counter.count == 0 and llm.stats()["compiles_after_ready"] == before
-    assert engine.counts()["images_encoded"] == 200
+        requests.append(([*text, START, *[PLACE] * image.num_tokens, 153], image, "image"))
+    check_compiles_nothing(engine_of(config, enable_prefix_caching=False), requests)
+    assert small_llm(FOLDER, config).stats()["compiles_after_ready"] == before
 
 
 def test_an_image_without_the_tokens_between_its_rows_is_refused():
@@ -154,7 +144,7 @@ def test_an_image_without_the_tokens_between_its_rows_is_refused():
 
 
 def test_a_picture_becomes_rows_of_tokens_and_another_one_another_answer(tmp_path):
-    llm = LLM(str(write_mistral3_folder(tmp_path / "model")), CONFIG)
+    llm = LLM(str(write_folder(tmp_path / "model", "mistral3_vision")), CONFIG)
     prompts = [{"prompt": "t7 [IMG] t9 t5", "images": [picture(seed)]} for seed in (1, 2)]
     first, other = llm.generate(prompts, SamplingParams(max_tokens=6, temperature=0.0))
     row = [150] * 6  # 30 x 44 pixels become 8 x 12 patches
