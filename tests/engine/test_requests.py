@@ -543,11 +543,6 @@ def test_choices_that_had_all_ended_are_given_again_when_resumed(llm, engine):
     assert found[again].outputs == whole.outputs and found[again].prompt_token_ids == whole.prompt_token_ids
 
 
-def test_a_bias_forces_a_token(llm):
-    params = dataclasses.replace(DRAWN, logit_bias={123: 100.0})
-    assert run(llm, [PROMPT], params)[0].token_ids == (123,) * 8
-
-
 def test_every_sampling_parameter_changes_what_is_drawn(llm, free):
     """A parameter that is accepted and ignored would give the tokens of the request without it."""
     plain = dataclasses.replace(DRAWN, temperature=1.5, max_tokens=40)

@@ -1,4 +1,4 @@
-"""Greedy tokens with reuse on are those with reuse off: equal prompts at once, choices, chunks, preemption, poison."""
+"""Greedy tokens with reuse on are those with reuse off: equal prompts, choices, chunks, preemption, restarts."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def expected(family, prompts) -> list[tuple[int, ...]]:
 
 @pytest.mark.parametrize(
     ("budget", "num_blocks", "max_cached_prompts"),
-    [(16, 80, 256), (16, 80, 0), (5, 80, 256), (16, 6, 2)],
-    ids=["plain", "no prompts", "chunks", "preemption"],
+    [(16, 80, 256), (16, 80, 0), (4, 80, 256), (7, 80, 256), (16, 6, 2)],
+    ids=["plain", "no prompts", "small chunks", "chunks", "preemption"],
 )
 def test_reuse_changes_no_token(family, prompts, expected, budget, num_blocks, max_cached_prompts):
     """Every prompt three times at once, as two choices each, and then again; unowned blocks and states hold NaN."""
@@ -49,6 +49,19 @@ def test_reuse_changes_no_token(family, prompts, expected, budget, num_blocks, m
     assert metrics.hits and metrics.copied_blocks and bool(metrics.prompt_hits) == bool(max_cached_prompts)
     if num_blocks < 10:
         assert metrics.preemptions and metrics.evictions
+    else:
+        assert outputs[9].num_cached_tokens == (40 if max_cached_prompts else 39), "all, or all but the last"
+
+
+def test_nothing_reads_a_block_that_it_does_not_own(family, prompts, expected):
+    """Every block that was never written holds 0 here, and NaN in all other tests."""
+    assert [o.token_ids for o in run(small_llm(family), prompts, GREEDY, fill=0.0)] == expected
+
+
+def test_a_restart_in_the_middle_continues_with_the_same_tokens(family, prompts, expected):
+    half = [prompt + list(tokens[:5]) for prompt, tokens in zip(prompts, expected, strict=True)]
+    outputs = run(small_llm(family), half, dataclasses.replace(GREEDY, max_tokens=5))
+    assert [output.token_ids for output in outputs] == [tokens[5:] for tokens in expected]
 
 
 def test_equal_prompts_that_arrive_together_are_computed_once(family, prompts):

@@ -36,7 +36,7 @@ def run(source: Path, out: Path, dtype: str | None = None):
 
 
 def interrupted(source: Path, out: Path, method: str, *, writes: int = 0) -> None:
-    """A conversion to bfloat16, group by group, that is killed in a method of its writer behind so many of its calls."""
+    """A conversion to bfloat16, group by group, killed in a method of its writer behind so many of its calls."""
     own, left = getattr(writer.Writer, method), [None] * writes
 
     def killed(self, *given, **named):
