@@ -185,23 +185,21 @@ def test_several_processes_load_no_adapter(llm, monkeypatch):
     assert llm.model.adapters.names == ["attention", "patterns"]
 
 
-@pytest.mark.parametrize("name", ["llama_patterns", "llama_attention"])
 @pytest.mark.slow
-def test_greedy_tokens_in_small_buckets_equal_peft(name):
-    config = dataclasses.replace(SMALL, max_adapters=2, max_adapter_rank=8)
-    prompts, tokens, best = golden(name)
-    llm = open_llm("llama", config, one=name)
-    names = ["one", None, "one", "one"]
-    outputs = llm.generate([prompts[0].tolist(), [5, 6], *(p.tolist() for p in prompts[1:])], GREEDY, adapter=names)
+@pytest.mark.parametrize(
+    ("base", "name", "sizes", "targets"),
+    [
+        ("llama", "llama_patterns", SMALL, "attention,mlp"),
+        ("llama", "llama_attention", SMALL, "attention,mlp"),
+        ("qwen3_moe", "qwen3_moe_experts", INVARIANT, "attention,mlp,experts"),
+    ],
+)
+def test_greedy_tokens_of_other_sizes_and_of_experts_equal_peft(base, name, sizes, targets):
+    config = dataclasses.replace(sizes, max_adapters=2, max_adapter_rank=8, adapter_targets=targets)
+    (first, *others), tokens, best = golden(name)
+    asked, names = [first.tolist(), [5, 6], *(p.tolist() for p in others)], ["one", None, "one", "one"]
+    outputs = open_llm(base, config, one=name).generate(asked, GREEDY, adapter=names)
     check_equal([outputs[0], *outputs[2:]], tokens, best)
-
-
-@pytest.mark.slow
-def test_experts_equal_peft():
-    config = dataclasses.replace(INVARIANT, max_adapters=2, max_adapter_rank=8, adapter_targets="attention,mlp,experts")
-    prompts, tokens, best = golden("qwen3_moe_experts")
-    llm = open_llm("qwen3_moe", config, one="qwen3_moe_experts")
-    check_equal(llm.generate([p.tolist() for p in prompts], GREEDY, adapter="one"), tokens, best)
 
 
 @pytest.mark.slow

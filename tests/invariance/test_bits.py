@@ -43,9 +43,16 @@ def expected(family, prompts):
     return [bits(run(llm, [p], PARAMS, enable_prefix_caching=False)[0]) for p in prompts]
 
 
-def test_companions_and_buckets_do_not_change_a_bit(family, prompts, expected):
-    outputs = run(small_llm(family, INVARIANT), prompts, PARAMS)
-    assert [bits(o) for o in outputs] == expected
+@pytest.mark.parametrize(
+    "sizes", [{}, {"max_num_batched_tokens": 5}, {"num_blocks": 6}], ids=["hits", "chunks", "preemption"]
+)
+def test_companions_chunks_hits_and_preemption_do_not_change_a_bit(family, prompts, expected, sizes):
+    engine = fresh_engine(small_llm(family, INVARIANT), **sizes)
+    for _ in range(2):
+        assert [bits(o) for o in answers(engine, requests_of(prompts, PARAMS))] == expected
+    metrics = engine.scheduler.metrics()
+    assert metrics.hit_tokens > 0 or "num_blocks" in sizes
+    assert bool(metrics.preemptions + metrics.refusals) == ("num_blocks" in sizes)
 
 
 def test_a_prompt_s_log_probabilities_have_the_bits_of_tokens_that_were_drawn(family, prompts, expected):
@@ -58,25 +65,6 @@ def test_a_prompt_s_log_probabilities_have_the_bits_of_tokens_that_were_drawn(fa
             {token: entry.logprob for token, entry in row.items()} for row in output.prompt_logprobs[len(prompt) :]
         ]
         assert scored == found
-
-
-@pytest.mark.parametrize("budget", [5, 64])
-def test_chunk_size_does_not_change_a_bit(family, prompts, expected, budget):
-    outputs = run(small_llm(family, INVARIANT), prompts, PARAMS, max_num_batched_tokens=budget)
-    assert [bits(o) for o in outputs] == expected
-
-
-def test_a_prefix_hit_does_not_change_a_bit(family, prompts, expected):
-    engine = fresh_engine(small_llm(family, INVARIANT))
-    for _ in range(2):
-        assert [bits(o) for o in answers(engine, requests_of(prompts, PARAMS))] == expected
-    assert engine.scheduler.metrics().hit_tokens > 0
-
-
-def test_preemption_does_not_change_a_bit(family, prompts, expected):
-    engine = fresh_engine(small_llm(family, INVARIANT), num_blocks=6)
-    assert [bits(o) for o in answers(engine, requests_of(prompts, PARAMS))] == expected
-    assert engine.scheduler.metrics().preemptions + engine.scheduler.metrics().refusals > 0
 
 
 def test_going_on_after_an_interruption_does_not_change_a_bit(family, prompts, expected):
