@@ -1,0 +1,138 @@
+"""TaskMaker: one model's way from what users ask to tasks."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ferrum_jax.core.outputs import ClassOutput, RequestOutput, RewardOutput, SequenceLogprobs, Transcription
+from ferrum_jax.core.request_options import RequestOptions
+from ferrum_jax.inputs.images.decoding import Look, do_not_look
+from ferrum_jax.inputs.prompt import Prompt, is_messages, listed
+from ferrum_jax.sampling_params import SamplingParams
+from ferrum_jax.tasks.classifier import Classifier, require_classifier, require_reward
+from ferrum_jax.tasks.completion import completion
+from ferrum_jax.tasks.embedder import Embedder, EmbeddingParams
+from ferrum_jax.tasks.logprobs import Completion, completion_ids, completions_for, logprobs_task
+from ferrum_jax.tasks.score import PairTasks
+from ferrum_jax.tasks.scorer import Scorer
+from ferrum_jax.tasks.task import EngineRequest, Task
+from ferrum_jax.tasks.texts import Texts
+from ferrum_jax.tasks.transcription.heard_sound import HeardSound
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class TaskMaker:
+    """Makes the tasks of one model; any thread may ask. Each method raises ValueError for what cannot be served.
+
+    why_vectors: why the model makes vectors and generates nothing; None if it generates. name: its architecture.
+    """
+
+    texts: Texts
+    embedder: Embedder
+    scorer: Scorer | None
+    classifier: Classifier | None
+    max_model_len: int
+    name: str
+    why_vectors: str | None = None
+    is_decoder: bool = True
+
+    @property
+    def refusal(self) -> str:
+        """What is said where a model that generates nothing is asked for tokens."""
+        return (
+            f"{self.name} {self.why_vectors} and generates nothing; ask it for vectors: LLM.embed, `ferrum-jax embed`, "
+            "or rows of a batch with `input`"
+        )
+
+    def request(
+        self,
+        prompt: Prompt,
+        sampling: SamplingParams,
+        options: RequestOptions,
+        now: datetime.datetime | None = None,
+        *,
+        look: Look = do_not_look,
+    ) -> EngineRequest:
+        """A prompt as the engine takes it, with what the prompt says of itself.
+
+        sampling: if it keeps an end of the prompt, what stands before may be left out. look: called between images;
+        what it raises ends the work.
+        """
+        if self.why_vectors and not (options.embeds and self.is_decoder):
+            raise ValueError(self.refusal)
+        kept = sampling.most_prompt_tokens(self.max_model_len)
+        told = options.told_by(prompt)
+        encoded = self.texts.prompts.encoded(prompt, now, kept=kept, look=look)
+        return EngineRequest(
+            encoded.token_ids, sampling, dataclasses.replace(told, media=encoded.media, images=encoded.images)
+        )
+
+    def completion(
+        self,
+        prompt: Prompt,
+        sampling: SamplingParams,
+        options: RequestOptions,
+        now: datetime.datetime | None = None,
+        *,
+        fails: bool = False,
+    ) -> Task[RequestOutput]:
+        """A prompt that goes on. fails: as of `tasks.completion`."""
+        return completion(self.request(prompt, sampling, options, now), fails=fails)
+
+    def logprobs(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        completions: Sequence[Completion] | None,
+        mode: str,
+        params: SamplingParams,
+    ) -> list[Task[SequenceLogprobs]]:
+        """Log-probabilities of each completion, or of the prompts themselves; all see the same time of day.
+
+        params: as `score_params` gives them. A ValueError names the prompt.
+        """
+        found, now, many = list[Task[SequenceLogprobs]](), datetime.datetime.now(), listed(prompts)
+        for number, (prompt, given) in enumerate(completions_for(many, completions)):
+            try:
+                request = self.request(prompt, SamplingParams(), RequestOptions(), now)._replace(sampling=params)
+                behind = self._ids_behind(given)
+                found.append(logprobs_task(request, behind, mode, self.texts.vocab_size))
+            except ValueError as error:
+                raise ValueError(f"prompt {number}: {error}") from error
+        return found
+
+    def _ids_behind(self, completion: Completion | None) -> Sequence[int] | None:
+        if completion is None:
+            return None
+        return completion_ids(completion, self.texts.prompts.tokenizer, self.max_model_len)
+
+    def transcription(self, heard: HeardSound, key: object = "") -> Task[Transcription]:
+        """A sound that was read. key: seeds its windows, with their places."""
+        return heard.task(self.request, key)
+
+    def pairs(self, truncate: bool = False, instruction: str | None = None) -> PairTasks:
+        """Makes scores of the pairs of a call."""
+        return PairTasks(self.scorer, self.embedder, {"truncate": truncate, "instruction": instruction}, self.name)
+
+    def classification(self, prompt: Prompt, *, truncate: bool = False, key: str = "") -> Task[ClassOutput]:
+        """A text's class. Raises ValueError for a model that is no classifier, too."""
+        own = require_classifier(self.classifier, self.name)
+        return Task([self._read_by_head(own, prompt, truncate, key)], own.class_of)
+
+    def reward(self, prompt: Prompt, *, truncate: bool = False, key: str = "") -> Task[RewardOutput]:
+        """A text's reward. Raises ValueError for a model that gives no single number, too."""
+        own = require_reward(self.classifier, self.name)
+        return Task([self._read_by_head(own, prompt, truncate, key)], own.reward_of)
+
+    def _read_by_head(self, own: Classifier, prompt: Prompt, truncate: bool, key: str) -> EngineRequest:
+        """A text, or a conversation in which no answer is begun, as a classifier reads it."""
+        given: Any = {"messages": prompt} if is_messages(prompt) else prompt
+        if isinstance(given, Mapping) and "messages" in given:
+            ids = self.texts.prompts.token_ids({"add_generation_prompt": False, **given})
+            given = {"prompt_token_ids": list(ids), "cache_salt": given.get("cache_salt")}
+        most = self.embedder.most(truncate)
+        params = EmbeddingParams(pooling="cls", normalize=False, max_tokens=most)
+        request = self.embedder.request(given, params, key=key)
+        return request._replace(token_ids=own.read_tokens(request.token_ids))
