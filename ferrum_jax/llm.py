@@ -63,6 +63,7 @@ from ferrum_jax.tasks.logprobs import Completion, score_params
 from ferrum_jax.tasks.score import Pairs, Scores
 from ferrum_jax.tasks.scorer import Pair, paired
 from ferrum_jax.tasks.task import ONE_TOKEN, Answer, MakeTask, Task
+from ferrum_jax.tasks.task_maker import MakeOfPrompt
 from ferrum_jax.tasks.transcription.heard_sound import HeardSound
 from ferrum_jax.tasks.transcription.reading_ahead import listed_sounds, read_ahead
 from ferrum_jax.text.output_processor.collect import in_order
@@ -580,7 +581,7 @@ class LLM:
         problem_type says. truncate: cut texts that are too long. progress, use_tqdm: as in `generate`. Raises
         ValueError naming the prompt that cannot be served, and for a model that is no classifier.
         """
-        return self._read_by_head(self.model.tasks.classification, prompts, truncate, shown(progress, use_tqdm))
+        return self._of_prompts(self.model.tasks.classification(truncate), prompts, shown(progress, use_tqdm))
 
     @checked
     def reward(
@@ -595,13 +596,13 @@ class LLM:
 
         Arguments are those of `classify`. Raises ValueError too for a model of several labels.
         """
-        return self._read_by_head(self.model.tasks.reward, prompts, truncate, shown(progress, use_tqdm))
+        return self._of_prompts(self.model.tasks.reward(truncate), prompts, shown(progress, use_tqdm))
 
-    def _read_by_head(
-        self, make: Callable[..., Task[Answer]], prompts: Prompt | Sequence[Prompt], truncate: bool, show: bool | None
+    def _of_prompts(
+        self, make: MakeOfPrompt[Answer], prompts: Prompt | Sequence[Prompt], show: bool | None
     ) -> list[Answer]:
         many = listed(prompts)
-        outputs = self.run((n, partial(make, prompt, truncate=truncate, key=str(n))) for n, prompt in enumerate(many))
+        outputs = self.run((number, partial(make, prompt, str(number))) for number, prompt in enumerate(many))
         return _in_order(outputs, len(many), show, "texts")
 
     def get_tokenizer(self) -> Tokenizer:

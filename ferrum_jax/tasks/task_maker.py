@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ferrum_jax.core.outputs import ClassOutput, RequestOutput, RewardOutput, SequenceLogprobs, Transcription
@@ -18,9 +19,11 @@ from ferrum_jax.tasks.embedder import Embedder, EmbeddingParams
 from ferrum_jax.tasks.logprobs import Completion, completion_ids, completions_for, logprobs_task
 from ferrum_jax.tasks.score import PairTasks
 from ferrum_jax.tasks.scorer import Scorer
-from ferrum_jax.tasks.task import EngineRequest, Task
-from ferrum_jax.tasks.texts import Texts
+from ferrum_jax.tasks.task import Answer, EngineRequest, Task
 from ferrum_jax.tasks.transcription.heard_sound import HeardSound
+from ferrum_jax.text.prompts import PromptEncoder
+
+MakeOfPrompt = Callable[[Prompt, str], Task[Answer]]  # of a text and the key of its request
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -30,11 +33,12 @@ class TaskMaker:
     why_vectors: why the model makes vectors and generates nothing; None if it generates. name: its architecture.
     """
 
-    texts: Texts
+    prompts: PromptEncoder
     embedder: Embedder
     scorer: Scorer | None
     classifier: Classifier | None
     max_model_len: int
+    vocab_size: int
     name: str
     why_vectors: str | None = None
     is_decoder: bool = True
@@ -65,7 +69,7 @@ class TaskMaker:
             raise ValueError(self.refusal)
         kept = sampling.most_prompt_tokens(self.max_model_len)
         told = options.told_by(prompt)
-        encoded = self.texts.prompts.encoded(prompt, now, kept=kept, look=look)
+        encoded = self.prompts.encoded(prompt, now, kept=kept, look=look)
         return EngineRequest(
             encoded.token_ids, sampling, dataclasses.replace(told, media=encoded.media, images=encoded.images)
         )
@@ -98,7 +102,7 @@ class TaskMaker:
             try:
                 request = self.request(prompt, SamplingParams(), RequestOptions(), now)._replace(sampling=params)
                 behind = self._ids_behind(given)
-                found.append(logprobs_task(request, behind, mode, self.texts.vocab_size))
+                found.append(logprobs_task(request, behind, mode, self.vocab_size))
             except ValueError as error:
                 raise ValueError(f"prompt {number}: {error}") from error
         return found
@@ -106,7 +110,7 @@ class TaskMaker:
     def _ids_behind(self, completion: Completion | None) -> Sequence[int] | None:
         if completion is None:
             return None
-        return completion_ids(completion, self.texts.prompts.tokenizer, self.max_model_len)
+        return completion_ids(completion, self.prompts.tokenizer, self.max_model_len)
 
     def transcription(self, heard: HeardSound, key: object = "") -> Task[Transcription]:
         """A sound that was read. key: seeds its windows, with their places."""
@@ -116,23 +120,30 @@ class TaskMaker:
         """Makes scores of the pairs of a call."""
         return PairTasks(self.scorer, self.embedder, {"truncate": truncate, "instruction": instruction}, self.name)
 
-    def classification(self, prompt: Prompt, *, truncate: bool = False, key: str = "") -> Task[ClassOutput]:
-        """A text's class. Raises ValueError for a model that is no classifier, too."""
+    def classification(self, truncate: bool = False) -> MakeOfPrompt[ClassOutput]:
+        """Makes the class of a text, or of a conversation. Raises ValueError for a model that is no classifier."""
         own = require_classifier(self.classifier, self.name)
-        return Task([self._read_by_head(own, prompt, truncate, key)], own.class_of)
+        return functools.partial(self._read_by_head, own, own.class_of, truncate)
 
-    def reward(self, prompt: Prompt, *, truncate: bool = False, key: str = "") -> Task[RewardOutput]:
-        """A text's reward. Raises ValueError for a model that gives no single number, too."""
+    def reward(self, truncate: bool = False) -> MakeOfPrompt[RewardOutput]:
+        """Makes the reward of a text, or of a conversation. Raises ValueError unless the model gives one number."""
         own = require_reward(self.classifier, self.name)
-        return Task([self._read_by_head(own, prompt, truncate, key)], own.reward_of)
+        return functools.partial(self._read_by_head, own, own.reward_of, truncate)
 
-    def _read_by_head(self, own: Classifier, prompt: Prompt, truncate: bool, key: str) -> EngineRequest:
-        """A text, or a conversation in which no answer is begun, as a classifier reads it."""
+    def _read_by_head(
+        self,
+        own: Classifier,
+        finish: Callable[[Sequence[RequestOutput]], Answer],
+        truncate: bool,
+        prompt: Prompt,
+        key: str = "",
+    ) -> Task[Answer]:
+        """A text up to the token that the head reads; no answer is begun in a conversation."""
         given: Any = {"messages": prompt} if is_messages(prompt) else prompt
         if isinstance(given, Mapping) and "messages" in given:
-            ids = self.texts.prompts.token_ids({"add_generation_prompt": False, **given})
+            ids = self.prompts.token_ids({"add_generation_prompt": False, **given})
             given = {"prompt_token_ids": list(ids), "cache_salt": given.get("cache_salt")}
         most = self.embedder.most(truncate)
         params = EmbeddingParams(pooling="cls", normalize=False, max_tokens=most)
         request = self.embedder.request(given, params, key=key)
-        return request._replace(token_ids=own.read_tokens(request.token_ids))
+        return Task([request._replace(token_ids=own.read_tokens(request.token_ids))], finish)

@@ -250,11 +250,12 @@ class OpenModel:
         elif opened.texts.headless:
             why = "has no head here (tie_word_embeddings is false in config.json, and there is no lm_head.weight)"
         return TaskMaker(
-            texts=opened.texts,
+            prompts=self.prompts,
             embedder=opened.embedder,
             scorer=opened.scorer,
             classifier=opened.classifier,
             max_model_len=self.max_model_len,
+            vocab_size=self.spec.vocab_size,
             name=self.spec.architecture,
             why_vectors=why,
             is_decoder=not self.is_encoder,
