@@ -65,7 +65,7 @@ class RequestOptions:
             adapter=parts.adapter or self.adapter,
             cache_salt=parts.cache_salt,
             is_chat=is_messages(parts.content) and not parts.template.get("continue_final_message"),
-            tools=shown_tools(parts.template.get("tools")),
+            tools=shown_tools(tools) if (tools := parts.template.get("tools")) else None,
         )
 
 

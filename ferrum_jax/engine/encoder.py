@@ -30,8 +30,8 @@ from ferrum_jax.runtime.encoder_runtime import (
 from ferrum_jax.runtime.placing.weights import read_beside, replace_weights
 from ferrum_jax.runtime.pools.budget import Ledger
 from ferrum_jax.tasks.classifier import Classifier
-from ferrum_jax.tasks.running import RunningRequest
 from ferrum_jax.tasks.scorer import CrossEncoderScorer, Scorer
+from ferrum_jax.tasks.task import RunningRequest
 from ferrum_jax.tasks.texts import Texts
 
 WINDOW = 1024  # texts that are looked at together, so that those of a length share steps

@@ -21,8 +21,7 @@ from ferrum_jax.core.request_options import NO_OPTIONS, RequestOptions
 from ferrum_jax.engine.engine import Engine
 from ferrum_jax.runtime.compile.compile import CompileCounter
 from ferrum_jax.sampling_params import SamplingParams
-from ferrum_jax.tasks.running import RunningRequest, RunningTasks
-from ferrum_jax.tasks.task import Answer, MakeTask
+from ferrum_jax.tasks.task import Answer, MakeTask, RunningRequest, RunningTasks
 from ferrum_jax.text.output_processor.collect import Collected, Collector
 
 T = TypeVar("T")

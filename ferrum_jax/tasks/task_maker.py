@@ -14,12 +14,11 @@ from ferrum_jax.inputs.images.decoding import Look, do_not_look
 from ferrum_jax.inputs.prompt import Prompt, is_messages, listed
 from ferrum_jax.sampling_params import SamplingParams
 from ferrum_jax.tasks.classifier import Classifier, require_classifier, require_reward
-from ferrum_jax.tasks.completion import completion
 from ferrum_jax.tasks.embedder import Embedder, EmbeddingParams
 from ferrum_jax.tasks.logprobs import Completion, completion_ids, completions_for, logprobs_task
 from ferrum_jax.tasks.score import PairTasks
 from ferrum_jax.tasks.scorer import Scorer
-from ferrum_jax.tasks.task import Answer, EngineRequest, Task
+from ferrum_jax.tasks.task import Answer, EngineRequest, Task, completion
 from ferrum_jax.tasks.transcription.heard_sound import HeardSound
 from ferrum_jax.text.prompts import PromptEncoder
 
@@ -83,7 +82,7 @@ class TaskMaker:
         *,
         fails: bool = False,
     ) -> Task[RequestOutput]:
-        """A prompt that goes on. fails: as of `tasks.completion`."""
+        """A prompt that goes on. fails: as of `task.completion`."""
         return completion(self.request(prompt, sampling, options, now), fails=fails)
 
     def logprobs(

@@ -27,8 +27,7 @@ from ferrum_jax.engine.startup.open import Opening
 from ferrum_jax.io.child import Send, first_line
 from ferrum_jax.llm import LLM
 from ferrum_jax.sampling_params import SamplingParams
-from ferrum_jax.tasks.completion import completion
-from ferrum_jax.tasks.task import EngineRequest
+from ferrum_jax.tasks.task import EngineRequest, completion
 
 _NEAR = {"float32": 1e-3, "bfloat16": 0.1}  # log-probabilities of a tie, which rounding may decide either way
 _MAX_TOKENS = 32

@@ -32,8 +32,7 @@ from ferrum_jax.io.error_text import quoted
 from ferrum_jax.runtime.distributed.processes import current, refuse_several_processes
 from ferrum_jax.runtime.layout import Layout
 from ferrum_jax.sampling_params import SamplingParams
-from ferrum_jax.tasks.running import RunningRequest, RunningTasks
-from ferrum_jax.tasks.task import Answer, EngineRequest, MakeTask
+from ferrum_jax.tasks.task import Answer, EngineRequest, MakeTask, RunningRequest, RunningTasks
 from ferrum_jax.tasks.task_maker import TaskMaker
 from ferrum_jax.tasks.transcription.transcriber import Transcriber, require_transcriber
 from ferrum_jax.text.output_processor.choice_text import TokenTexts

@@ -9,8 +9,7 @@ import pytest
 
 from ferrum_jax.core.outputs import RequestOutput
 from ferrum_jax.core.request_options import NO_OPTIONS
-from ferrum_jax.tasks.running import RunningRequest, RunningTasks
-from ferrum_jax.tasks.task import ONE_TOKEN, EngineRequest, Task
+from ferrum_jax.tasks.task import ONE_TOKEN, EngineRequest, RunningRequest, RunningTasks, Task
 
 
 def request(token: int) -> EngineRequest:
