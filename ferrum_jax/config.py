@@ -318,7 +318,7 @@ class EngineConfig:
         metavar="TEXTS",
     )
     compilation_cache_dir: str | None = setting(
-        "~/.cache/ferrum_jax/runtime/compile",
+        "~/.cache/ferrum_jax/executables",
         "where compiled executables are kept, a folder or a URL such as gs://; '' keeps none",
         more="machines may share a URL. Who may write there may run code here",
         is_planned=False,

@@ -4,11 +4,10 @@
     python -m scripts.gpu_ceiling llama_8b_decode_c16       some of them
     python -m scripts.gpu_ceiling --write                   keep the counts
     python -m scripts.gpu_ceiling --check oss_decode        fail where a count is 2 % worse than the one that is kept
-    python -m scripts.gpu_ceiling --library FILE --kernel PATTERN    the main loops of compiled kernels in a library
 
 A launch takes at least as long as its busiest unit, if the others work beside it and nobody waits: a scheduler's issue
 slots, one warp's own instructions with their fixed stalls, wgmma, MUFU, shared memory, HBM. All but HBM run at the
-chip's highest clock. Needs the `aot` extra; --library also needs cuobjdump (pip install nvidia-cuda-cuobjdump).
+chip's highest clock. Needs the `aot` extra.
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ import argparse
 import concurrent.futures
 import dataclasses
 import multiprocessing
-import pathlib
 import re
 import sys
 from collections.abc import Mapping, Sequence
@@ -31,7 +29,7 @@ from rich.table import Table
 from pallas_kernels.paged_attention.gpu.ceilings import CHIPS, FILE, MULTIPROCESSORS, kept, seconds_of
 from pallas_kernels.paged_attention.gpu.config import LANES
 from scripts import kept_counts
-from scripts.gpu_disassembly import disassembled, library_kernels, tool, tools
+from scripts.gpu_disassembly import disassembled, tool, tools
 from scripts.gpu_launch import Launch, Part
 from scripts.gpu_sass import Count, Kernel, read_kernels
 
@@ -222,19 +220,6 @@ def make_table(counted: Mapping[str, Mapping[str, Counted]]) -> Table:
     return table
 
 
-def print_library(path: pathlib.Path, pattern: str) -> None:
-    """A line for each main loop of four warps: what its units take for each cycle of its products."""
-    for kernel, loop in library_kernels(path, pattern):
-        one = kernel.count(loop.path)
-        wgmma = _operations(one) / _OPERATIONS / (2 if one.has_bytes else 1)
-        shared = (one.group_shared_bytes + _WARPS * one.shared_bytes) / _SHARED_BYTES
-        print(
-            f"{kernel.name}\n  {wgmma:.0f} cycles of products; for each: issue {one.instructions / wgmma:.2f}, stalls "
-            f"{one.stalls / wgmma:.2f}, MUFU {one.mufu * 8 / wgmma:.2f}, shared memory {shared / wgmma:.2f}; "
-            f"{one.instructions} instructions, {one.waits} waits, {one.barriers} barriers, {one.local} spills"
-        )
-
-
 def count_named(name: str) -> dict[str, Counted]:
     """The counts of the launch of that name."""
     return count(next(launch for launch in gpu_launches.launches() if launch.name == name))
@@ -253,8 +238,6 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("launches", nargs="*", metavar="LAUNCH", help=f"of {', '.join(known)}; all by default")
     parser.add_argument("--write", action="store_true", help=f"keep the counts in {FILE.name}")
     parser.add_argument("--check", action="store_true", help="fail where a count is worse than the one that is kept")
-    parser.add_argument("--library", type=pathlib.Path, metavar="FILE", help="count a library's kernels instead")
-    parser.add_argument("--kernel", default="", metavar="PATTERN", help="what their mangled names have")
     arguments = parser.parse_args()
     if unknown := set(arguments.launches) - set(known):
         parser.error(f"no launch is called {sorted(unknown)}; see --help")
@@ -268,9 +251,6 @@ def main() -> None:
         tool("nvdisasm")
     except FileNotFoundError as error:
         sys.exit(str(error))
-    if arguments.library is not None:
-        print_library(arguments.library, arguments.kernel)
-        return
     before, counted = kept(), count_all(arguments.launches)
     Console(width=None if Console().is_terminal else 200).print(make_table(counted))
     if arguments.check:

@@ -1,4 +1,4 @@
-"""NVIDIA's disassembler: its place, and the machine code of kernels that jax compiles or that a library holds."""
+"""NVIDIA's disassembler: its place, and the machine code of kernels that jax compiles."""
 
 from __future__ import annotations
 
@@ -9,13 +9,10 @@ import pathlib
 import re
 import shutil
 import subprocess
-import tempfile
 from collections.abc import Iterator
 from unittest import mock
 
 import jax
-
-from scripts.gpu_sass import Kernel, Loop, read_kernels
 
 
 def tool(name: str) -> pathlib.Path:
@@ -45,18 +42,3 @@ def disassembled() -> Iterator[None]:
     dumps = {"MOSAIC_GPU_DUMP_PTX": "1", "MOSAIC_GPU_DUMP_SASS_CTRL": "1"}
     with mock.patch.dict(os.environ, {**dumps, "MOSAIC_GPU_CUDA_ROOT": root, "CUDA_ROOT": root}):
         yield
-
-
-def library_kernels(path: pathlib.Path, pattern: str) -> Iterator[tuple[Kernel, Loop]]:
-    """The loops that multiply of a library's kernels for Hopper whose mangled names have the pattern."""
-    with tempfile.TemporaryDirectory() as folder:
-        subprocess.run(
-            [tool("cuobjdump"), "-xelf", "sm_90", path.resolve()], cwd=folder, check=True, stdout=subprocess.DEVNULL
-        )
-        for cubin in sorted(pathlib.Path(folder).iterdir()):
-            if re.search(pattern.encode(), cubin.read_bytes()) is None:
-                continue
-            text = subprocess.run([tool("nvdisasm"), "-c", "-hex", cubin], check=True, capture_output=True, text=True)
-            for kernel in read_kernels(text.stdout):
-                if re.search(pattern, kernel.name):
-                    yield from ((kernel, loop) for loop in kernel.innermost(multiplies=True))

@@ -1,14 +1,10 @@
 """What the compiler makes of a Mosaic GPU kernel for Hopper: registers, spills and shared memory; no GPU is involved.
 
-    python scripts/gpu_static.py                       # every case of paged attention, a table
-    python scripts/gpu_static.py llama_8b_decode_c16   # some of them
-
 Needs the `aot` extra. What a kernel would take in time, no compiler says.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import dataclasses
 import os
@@ -21,7 +17,6 @@ from typing import Any
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")  # who tests on a GPU imports this too
 os.environ["MOSAIC_GPU_DUMP_PTXAS"] = "1"
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
 import jax
 import jax.numpy as jnp
@@ -163,26 +158,3 @@ def compile_case(case: Case) -> Compiled:
         )
 
     return compile_for_h200(attend, a.q, a.k, a.v, a.pool, a.batch, a.sinks, donate=(3,))
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    known = [case.name for case in gpu_cases()]
-    parser.add_argument("cases", nargs="*", help=f"of {', '.join(known)}; all by default")
-    names = parser.parse_args().cases
-    if unknown := set(names) - set(known):
-        parser.error(f"no case is called {sorted(unknown)}; see --help")
-    print("case                         registers (spilled bytes) of each kernel      shared   temporary")
-    for case in gpu_cases():
-        if names and case.name not in names:
-            continue
-        compiled = compile_case(case)
-        memory = compiled.executable.memory_analysis()
-        assert memory is not None
-        kernels = "  ".join(f"{kernel.registers} ({kernel.spill_bytes})" for kernel in compiled.kernels)
-        temporary = f"{memory.temp_size_in_bytes / 2**20:.1f} MiB"
-        print(f"{case.name:28} {kernels:45} {compiled.shared_bytes / 1024:5.0f} KiB {temporary:>11}", flush=True)
-
-
-if __name__ == "__main__":
-    main()

@@ -2,9 +2,8 @@
 
     python -m scripts.made_tables [--check]
 
-A page has `<!-- made by scripts/made_tables.py: NAME ... -->` and `<!-- end -->`, between which this script writes, so
-that the page is whole wherever it is read. Fields of bodies and counts of TPUs are data in docs/tables. --check writes
-nothing and fails where a table differs.
+They are data in docs/tables. The page of commands has `<!-- made by scripts/made_tables.py -->` and `<!-- end -->`,
+between which this script writes the sections that show them. --check writes nothing and fails where something differs.
 """
 
 from __future__ import annotations
@@ -25,14 +24,16 @@ from ferrum_jax.models.families.registry import ENCODERS, FAMILIES
 from ferrum_jax.openai.body_fields import BODIES, FIELDS, ROW_BODIES, fields_of
 from ferrum_jax.openai.schemas import in_words
 from ferrum_jax.tasks.calls.fields import AXES, ELSEWHERE
+from pallas_kernels.paged_attention.gpu.ceilings import FILE as GPU_CEILINGS
+from pallas_kernels.paged_attention.gpu.ceilings import seconds_of
 from scripts import csv_tables, kept_counts
 from scripts.step_estimates import FILE as STEP_ESTIMATES
 from scripts.step_estimates import Estimate
 from scripts.tpu_steps import STEPS
 
 ROOT = Path(__file__).parent.parent
-DOCS = ROOT / "docs"
-_SECTION = re.compile(r"(?s)(<!-- made by scripts/made_tables.py: ([^>]*) -->\n).*?(\n<!-- end -->)")
+COMMANDS = ROOT / "docs/reference/commands.md"
+_SECTIONS = re.compile(r"(?s)(<!-- made by scripts/made_tables.py -->\n).*?(\n<!-- end -->)")
 _SHARED = ("engine", "sampling", "several hosts")  # groups of flags that many commands have: how their titles begin
 _WITHOUT_FLAG = {  # of SamplingParams; --seed is another's
     "seed": "any 64-bit integer; None takes one from the engine's seed and the request's content",
@@ -44,6 +45,7 @@ _SHOWN_LAUNCHES = (  # how the names of launches begin that the laboratory's pag
     *("llama_8b_decode", "llama_8b_prefill", "deepseek_v3", "product_int8_a16", "product_int8_512"),
     *("product_fp8_a16_16", "product_int4", "xla", "experts", "indexer", "gated_delta", "kda", "mamba2", "jax"),
 )
+_SHOWN_ON_HOPPER = ("llama_8b", "gemma4_mixed", "oss_decode", "jax", "product")
 _ENGINE = "ferrum-jax generate"  # a command that has all of them
 
 
@@ -52,38 +54,41 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="write nothing; fail where a table differs")
     check = parser.parse_args().check
-    for page in sorted(DOCS.rglob("*.md")):
-        text = page.read_text()
-        if (made := with_tables(text)) != text:
-            if check:
-                raise SystemExit(f"{page.relative_to(ROOT)} differs; run python -m scripts.made_tables")
-            page.write_text(made)
+    text = COMMANDS.read_text()
+    if (made := with_commands(text)) != text:
+        if check:
+            raise SystemExit(f"{COMMANDS.relative_to(ROOT)} differs; run python -m scripts.made_tables")
+        COMMANDS.write_text(made)
     csv_tables.write(tables(), "made_tables", check=check)
 
 
 def tables() -> dict[str, csv_tables.Table]:
-    """The tables that are data, by name."""
-    bodies = {"http_bodies": bodies_table("http"), "row_bodies": bodies_table("row")}
-    return bodies | {"tpu_launches": tpu_table(), "tpu_steps": steps_table()}
+    """The tables by name."""
+    return {
+        "engine_config": fields_table("EngineConfig"),
+        "sampling_params": fields_table("SamplingParams"),
+        "flags": flags_table(),
+        "from_vllm": vllm_table(),
+        "families": families_table(),
+        "http_bodies": bodies_table("http"),
+        "row_bodies": bodies_table("row"),
+        "gpu_launches": gpu_table(),
+        "tpu_launches": tpu_table(),
+        "tpu_steps": steps_table(),
+    }
 
 
-def with_tables(markdown: str) -> str:
-    """A page with its tables made anew. Raises KeyError for one that nobody makes."""
-    makers = {"config": fields_table, "commands": commands, "vllm": vllm_table, "families": families_table}
-
-    def made(found: re.Match[str]) -> str:
-        name, *words = found[2].split()
-        return f"{found[1]}\n{makers[name](*words)}\n{found[3]}"
-
-    return _SECTION.sub(made, markdown)
+def with_commands(markdown: str) -> str:
+    """The page of commands with its sections made anew."""
+    return _SECTIONS.sub(lambda found: f"{found[1]}\n{commands()}\n{found[2]}", markdown)
 
 
-def fields_table(name: str) -> str:
+def fields_table(name: str) -> csv_tables.Table:
     """Fields of EngineConfig or SamplingParams: name, default, the flag that sets it, and what it means."""
     kind = getattr(ferrum_jax, name)
     said = {field.name: each for field, each in settings_of(kind)} if kind is EngineConfig else {}
     flags = {action.dest: action for action in dict(parsers(cli._parser(), "ferrum-jax"))[_ENGINE]._actions}
-    rows = ["| field | values; default | flag | |", "|---|---|---|---|"]
+    rows = [["field", "values; default", "flag", "meaning"]]
     for field in dataclasses.fields(kind):
         own = _WITHOUT_FLAG.get(field.name) if name == "SamplingParams" else None
         flag = flags.get(field.name) if own is None else None
@@ -92,8 +97,8 @@ def fields_table(name: str) -> str:
         allowed = str(field.type).replace(" | ", " or ")
         if (setting := said.get(field.name)) is not None:
             text, allowed = setting.sentences(), ", ".join(setting.choices) or allowed
-        rows.append(f"| `{field.name}` | {allowed}; `{field.default!r}` | {shown} | {_cell(text)} |")
-    return "\n".join(rows)
+        rows.append([field.name, f"{allowed}; `{field.default!r}`", shown, _checked(text)])
+    return rows
 
 
 def bodies_table(door: str) -> csv_tables.Table:
@@ -112,27 +117,24 @@ def bodies_table(door: str) -> csv_tables.Table:
     return rows
 
 
-def vllm_table() -> str:
+def vllm_table() -> csv_tables.Table:
     """Arguments of vLLM's LLM beside the fields of EngineConfig, then those that have no meaning here."""
-    rows = ["| vLLM | here | what is different |", "|---|---|---|"]
+    rows = [["vLLM", "here", "what is different"]]
     for field, said in settings_of(EngineConfig):
         if said.vllm is not None:
-            rows.append(f"| `{said.vllm}` | `{field.name}` | {_cell(said.unlike)} |")
-    rows += [f'| `{name}=4` | the same, or `mesh="{axis}=4"` | |' for name, axis in AXES.items()]
-    rows += [f"| `{name}` | | {_cell(each.instead)} |" for name, each in ELSEWHERE.items()]
-    return "\n".join(rows)
+            rows.append([said.vllm, f"`{field.name}`", said.unlike])
+    rows += [[f"{name}=4", f'the same, or `mesh="{axis}=4"`', ""] for name, axis in AXES.items()]
+    return [*rows, *([name, "", each.instead] for name, each in ELSEWHERE.items())]
 
 
-def families_table() -> str:
+def families_table() -> csv_tables.Table:
     """What each family's file says of its architectures, those that it says the same of in a row."""
     rows: dict[tuple[str, str], list[str]] = {}
     for architecture, family in (FAMILIES | ENCODERS).items():
         rows.setdefault((family.models, family.notes), []).append(f"`{architecture}`")
         rows[family.models, family.notes] += [f"published as `{name}`" for name in getattr(family, "also", ())]
-    table = ["| architecture | models | notes |", "|---|---|---|"]
-    return "\n".join(
-        [*table, *(f"| {', '.join(names)} | {models} | {notes} |" for (models, notes), names in rows.items())]
-    )
+    named = ([", ".join(names), models, notes] for (models, notes), names in rows.items())
+    return [["architecture", "models", "notes"], *named]
 
 
 def tpu_table() -> csv_tables.Table:
@@ -142,6 +144,23 @@ def tpu_table() -> csv_tables.Table:
     for launch, kept in kept_counts.read(TPU_CEILINGS)["launches"].items():
         if launch.startswith(_SHOWN_LAUNCHES):
             rows.append([launch, *(_counted(kept[each]) if each in kept else "" for each in generations)])
+    return rows
+
+
+def gpu_table() -> csv_tables.Table:
+    """Kernels that multiply, of launches that the laboratory shows: registers, a trip, and what each unit takes."""
+    units = {"issue": "issue", "warp": "one warp", "wgmma": "wgmma", "mufu": "MUFU", "shared": "shared memory"}
+    head = ["launch", "kernel", "registers (spilled bytes)", "trip: instructions, stalls, waits"]
+    rows = [[*head, *units.values(), "HBM, H200", "ceiling, H200", "ceiling, H100"]]
+    found = kept_counts.read(GPU_CEILINGS)["launches"].items()
+    for launch, name, one in ((launch, *item) for launch, kernels in found for item in kernels.items()):
+        if launch.startswith(_SHOWN_ON_HOPPER) and (trip := one["compute"]) and one["hbm_bytes"]:
+            busy = [seconds_of(unit, one["cycles"][unit], "h200") for unit in units]
+            hbm = [seconds_of("hbm", one["hbm_bytes"], chip) for chip in ("h200", "h100")]
+            times = (*busy, hbm[0], *(max(*busy, each) for each in hbm))
+            counts = f"{trip['instructions']}, {trip['stalls']}, {trip['waits']}"
+            registers = f"{one['registers']} ({one['spill_bytes']})"
+            rows.append([launch, name, registers, counts, *(f"{s * 1e6:,.1f}" for s in times)])
     return rows
 
 
@@ -170,9 +189,21 @@ def _counted(one: dict[str, Any]) -> str:
 
 
 def commands() -> str:
-    """What each command does, its examples and its own flags; then, once, the flags that many have."""
+    """What each command does, its examples and a link to its flags; then, once, the flags that many have."""
     found = dict(parsers(cli._parser(), "ferrum-jax"))
-    return "\n".join([*(_command(name, parser) for name, parser in found.items()), _shared(found[_ENGINE])])
+    shared = "## Several hosts\n\nEach host has the whole command.\n\n[Flags](../tables/flags.csv#several-hosts)\n"
+    return "\n".join([*(_command(name, parser) for name, parser in found.items()), shared])
+
+
+def flags_table() -> csv_tables.Table:
+    """The flags of each command that it does not share; then, once, those of several hosts."""
+    rows = [["command", "argument", "what it does"]]
+    found: dict[str, Any] = dict(parsers(cli._parser(), "ferrum-jax"))
+    for name, parser in found.items():
+        own = [each for each in parser._action_groups if not each.title.startswith(_SHARED)]
+        rows += ([name, *flag] for flag in _flags(own))
+    (hosts,) = (each for each in found[_ENGINE]._action_groups if (each.title or "").startswith("several"))
+    return [*rows, *(["several hosts", *flag] for flag in _flags([hosts]))]
 
 
 def parsers(parser: argparse.ArgumentParser, name: str) -> Iterator[tuple[str, argparse.ArgumentParser]]:
@@ -187,10 +218,10 @@ def parsers(parser: argparse.ArgumentParser, name: str) -> Iterator[tuple[str, a
 
 def _command(name: str, parser: Any) -> str:
     others = [each.title for each in parser._action_groups if each.title.startswith(_SHARED) and each._group_actions]
-    own = [each for each in parser._action_groups if not each.title.startswith(_SHARED)]
     also = f"\nAlso flags of {', '.join(_link(title) for title in others)}.\n" if others else ""
     examples = "".join(f"    {example}\n" for example in parser.examples)
-    return f"## {name}\n\n{parser.description}\n\n{examples}\n{_flags(own)}\n{also}"
+    flags = f"[Flags](../tables/flags.csv#{name.replace(' ', '-')})"
+    return f"## {name}\n\n{parser.description}\n\n{examples}\n{flags}\n{also}"
 
 
 def _link(title: str) -> str:
@@ -201,30 +232,22 @@ def _link(title: str) -> str:
     return f"[{name}]({page}){''.join(f',{more}' for more in rest)}"
 
 
-def _shared(parser: argparse.ArgumentParser) -> str:
-    (hosts,) = (group for group in parser._action_groups if (group.title or "").startswith("several"))
-    return f"## Several hosts\n\nEach host has the whole command.\n\n{_flags([hosts])}"
-
-
-def _flags(groups: list[Any]) -> str:
-    rows = ["| argument | what it does |", "|---|---|"]
+def _flags(groups: list[Any]) -> Iterator[list[str]]:
+    """The arguments of groups, and what each does."""
     for action in (action for group in groups for action in group._group_actions):
-        if action.help in (None, argparse.SUPPRESS) or action.dest in ("help", "help_all"):
-            continue
-        takes = "" if action.nargs == 0 else f" {action.metavar or _choices(action)}"
-        flag = ", ".join(action.option_strings)
-        rows.append(f"| `{(flag + takes).strip()}` | {_cell(action.help)} |")
-    return "\n".join(rows)
+        if action.help not in (None, argparse.SUPPRESS) and action.dest not in ("help", "help_all"):
+            takes = "" if action.nargs == 0 else f" {action.metavar or _choices(action)}"
+            yield [f"{', '.join(action.option_strings)}{takes}".strip(), _checked(action.help)]
 
 
 def _choices(action: argparse.Action) -> str:
     return action.dest.upper() if action.choices is None else f"{{{','.join(map(str, action.choices))}}}"
 
 
-def _cell(text: str | None) -> str:
-    """A text as a cell of a table takes it."""
-    assert "%(" not in (text or ""), f"{text!r} differs from machine to machine"
-    return re.sub(r"([|*<])", r"\\\1", text or "")
+def _checked(text: str) -> str:
+    """A text, once it is known to be the same on every machine."""
+    assert "%(" not in text, f"{text!r} differs from machine to machine"
+    return text
 
 
 if __name__ == "__main__":

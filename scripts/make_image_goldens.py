@@ -232,6 +232,14 @@ def _pixtral_processor() -> Any:
     return object.__new__(PixtralProcessor)
 
 
+def _with_images(processor: Any, sizes: list[tuple[int, int]], text: str) -> tuple[str, Any]:
+    """A prompt with the tokens of its images, and what the processor made of these."""
+    found = processor.image_processor(images_of(sizes), input_data_format="channels_last", return_tensors="np")
+    replaced = [processor.replace_image_token(found, index) for index in range(len(sizes))]
+    texts, _ = processor.get_text_with_replacements([text], images_replacements=replaced)
+    return texts[0], found
+
+
 def prompts(folder: Path) -> dict[str, np.ndarray]:
     """Ids of prompts by all families' processors, and Qwen's positions."""
     import torch  # pyright: ignore[reportMissingImports]
@@ -253,26 +261,15 @@ def prompts(folder: Path) -> dict[str, np.ndarray]:
     gemma4 = Gemma4Processor.__new__(Gemma4Processor)  # likewise
     gemma4.image_processor, gemma4.image_token = reference(GEMMA4), "<|image|>"
     gemma4.boi_token, gemma4.eoi_token = "<|image>", "<image|>"
-    for i, (sizes, text) in enumerate(GEMMA4_PROMPTS):
-        found = gemma4.image_processor(images_of(sizes), input_data_format="channels_last", return_tensors="np")
-        replaced = [gemma4.replace_image_token(found, index) for index in range(len(sizes))]
-        texts, _ = gemma4.get_text_with_replacements([text], images_replacements=replaced)
-        arrays[f"ids_gemma4_{i}"] = gemma_tokenizer(texts[0])["input_ids"]
     glm = Glm4vProcessor.__new__(Glm4vProcessor)  # likewise
     glm.image_processor, glm.image_token = reference(SMALL_GLM), "<|image|>"
-    for i, (sizes, text) in enumerate(GLM_PROMPTS):
-        found = glm.image_processor(images_of(sizes), input_data_format="channels_last", return_tensors="np")
-        replaced = [glm.replace_image_token(found, index) for index in range(len(sizes))]
-        texts, _ = glm.get_text_with_replacements([text], images_replacements=replaced)
-        arrays[f"ids_glm_{i}"] = gemma_tokenizer(texts[0])["input_ids"]
     pixtral = _pixtral_processor()
     pixtral.image_processor, pixtral.patch_size, pixtral.spatial_merge_size = reference(NARROW), PATCH, 2
     pixtral.image_token, pixtral.image_break_token, pixtral.image_end_token = "[IMG]", "[IMG_BREAK]", "[IMG_END]"
-    for i, (sizes, text) in enumerate(PIXTRAL_PROMPTS):
-        found = pixtral.image_processor(images_of(sizes), input_data_format="channels_last", return_tensors="np")
-        replaced = [pixtral.replace_image_token(found, index) for index in range(len(sizes))]
-        texts, _ = pixtral.get_text_with_replacements([text], images_replacements=replaced)
-        arrays[f"ids_pixtral_{i}"] = gemma_tokenizer(texts[0])["input_ids"]
+    families = ("gemma4", gemma4, GEMMA4_PROMPTS), ("glm", glm, GLM_PROMPTS), ("pixtral", pixtral, PIXTRAL_PROMPTS)
+    for name, processor, asked in families:
+        for i, (sizes, text) in enumerate(asked):
+            arrays[f"ids_{name}_{i}"] = gemma_tokenizer(_with_images(processor, sizes, text)[0])["input_ids"]
     qwen = Qwen3VLProcessor.__new__(Qwen3VLProcessor)  # a whole one wants torchvision, for videos
     qwen.image_processor, qwen.image_token = reference(SMALL), "<|image_pad|>"
     qwen_tokenizer = PreTrainedTokenizerFast(tokenizer_file=file)
@@ -281,10 +278,8 @@ def prompts(folder: Path) -> dict[str, np.ndarray]:
         get_vision_position_ids=lambda *a, **k: Qwen3VLModel.get_vision_position_ids(model, *a, **k),  # type: ignore[arg-type]
     )
     for i, (sizes, text) in enumerate(QWEN_PROMPTS):
-        found = qwen.image_processor(images_of(sizes), input_data_format="channels_last", return_tensors="np")
-        replaced = [qwen.replace_image_token(found, index) for index in range(len(sizes))]
-        texts, _ = qwen.get_text_with_replacements([text], images_replacements=replaced)
-        ids = np.array(qwen_tokenizer(texts[0])["input_ids"])
+        written, found = _with_images(qwen, sizes, text)
+        ids = np.array(qwen_tokenizer(written)["input_ids"])
         kinds = (ids == qwen_tokenizer.convert_tokens_to_ids("<|image_pad|>")).astype(np.int32)
         grids = torch.tensor(np.asarray(found["image_grid_thw"]))
         positions, _ = Qwen3VLModel.get_rope_index(

@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from scripts import bench_tpu_static, tpu_static  # isort: skip  # before jax: they set what libtpu reads
+from scripts import tpu_attention, tpu_static  # isort: skip  # before jax: they set what libtpu reads
 
 import jax.numpy as jnp
 import numpy as np
@@ -72,7 +72,7 @@ class StepKernels:
         """The operands that decide how often a kernel's loops run."""
         name = _short(each)
         if name in _ATTENTION:
-            fn, args = bench_tpu_static.launch(self._case(each, shapes), self.target)
+            fn, args = tpu_attention.launch(self._case(each, shapes), self.target)
             return next(values for called, values in tpu_prefetch.known_operands(fn, args) if called == name)
         if name.startswith("grouped"):
             tiles, _ = self._tiles(each)

@@ -89,13 +89,6 @@ class Schedule:
             own[region.parent] -= region.end - region.first
         return own
 
-    def inside_loops(self) -> list[bool]:  # one for each region
-        """Whether a region is a loop or lies in one."""
-        inside = [False]
-        for region in self.regions[1:]:
-            inside.append(inside[region.parent] or region.name[0] == "L")
-        return inside
-
     def utilization(self, region: int) -> dict[str, float]:
         """The share of each unit's issue slots that the region's own bundles fill."""
         span = self.regions[region]

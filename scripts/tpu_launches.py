@@ -11,25 +11,25 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from scripts import bench_tpu_static  # isort: skip  # before jax: it sets what libtpu reads
+from scripts import tpu_attention  # isort: skip  # before jax: it sets what libtpu reads
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.experimental.pallas.ops.tpu.megablox import gmm
 
+from checkpoints.stored_weight import WeightForm, made_form
 from pallas_kernels.gated_delta import gated_delta
 from pallas_kernels.grouped_matmul import ExpertStack, expert_mlp
 from pallas_kernels.indexer import choose_keys
 from pallas_kernels.paged_attention.cases import REAL_CASES, Case
 from pallas_kernels.paged_attention.work import Work
-from pallas_kernels.quantized_matmul import quantized_matmul
+from pallas_kernels.quantized_matmul import QuantizedWeight, quantized_matmul
 from pallas_kernels.row_recurrence import for_kernels
 from pallas_kernels.state_rows import StateRows
 from pallas_kernels.state_space import state_space
 from pallas_kernels.target import Target
-from scripts import indexer_static
-from scripts.bench_products_static import FORMS, form_weight
+from scripts import tpu_indexer
 
 GENERATIONS = ("v5e", "v6e", "v7x")
 _OUTPUTS, _INPUTS = 14336, 4096  # of Llama-3-8B's gate
@@ -37,6 +37,11 @@ _POOL_SLOTS = 1024
 _GROUP = 16  # rows that a recurrence takes at once
 _TILE = 64  # tokens likewise
 _BF16 = jnp.bfloat16
+_FORMS: dict[str, WeightForm] = {
+    **{name: form for name in ("int8", "int8-a16", "fp8-a16", "int4-g128") if (form := made_form(name)) is not None},
+    "fp8-blocks": WeightForm(kind="fp8_e4m3", group=128),
+    "mxfp4": WeightForm(kind="mxfp4", group=32, scale_dtype="uint8"),
+}
 _LONG_COMPILES = {("gemma_prefill", "v7x")}  # of more than ten minutes
 _ON_V6E = ("gemma4_", "mimo_v2_", "gemma3_prefill_image")  # names begin so: they compile for minutes, so for one alone
 
@@ -88,7 +93,7 @@ def launches() -> list[Launch]:
 
 def _attention(case: Case) -> Launch:
     def program(generation: str) -> Program:
-        fn, args = bench_tpu_static.launch(case, Target.named(f"tpu:{generation}"))
+        fn, args = tpu_attention.launch(case, Target.named(f"tpu:{generation}"))
         work = Work.of(case)
         return Program(fn=fn, args=args, donate=(3,), hbm_bytes=work.kv_bytes, flops=work.flops)
 
@@ -100,12 +105,20 @@ def _attention(case: Case) -> Launch:
     return Launch(name=case.name, program=program, generations=generations)
 
 
+def _form_weight(form: WeightForm, shape: tuple[int, ...], target: Target) -> QuantizedWeight:
+    """The shapes of a weight [.., O, I]."""
+    leaves: dict[str, Any] = {
+        leaf: jax.ShapeDtypeStruct(size, jnp.dtype(dtype)) for leaf, (size, dtype) in form.leaves(shape).items()
+    }
+    return QuantizedWeight(kind=form.kind, activations=form.activations, kernels=target, **leaves)
+
+
 def _product(name: str, num_rows: int) -> Launch:
     """Rows of bfloat16 times a weight in a form; "int8" alone rounds the rows too."""
-    form, shape = FORMS[name], (_OUTPUTS, _INPUTS)
+    form, shape = _FORMS[name], (_OUTPUTS, _INPUTS)
 
     def program(generation: str) -> Program:
-        weight = form_weight(form, shape, _target(generation))
+        weight = _form_weight(form, shape, _target(generation))
         return Program(
             fn=quantized_matmul,
             args=[_shape(num_rows, _INPUTS), weight],
@@ -138,7 +151,7 @@ def _experts(model: str, form: str, *, num_experts: int, per_token: int, width: 
 
     def program(generation: str) -> Program:
         out, into = ((num_experts, hidden, width), (num_experts, width, hidden))
-        gate, up, down = (form_weight(FORMS[form], shape, _target(generation)) for shape in (out, out, into))
+        gate, up, down = (_form_weight(_FORMS[form], shape, _target(generation)) for shape in (out, out, into))
         stack = ExpertStack(gate=gate, up=up, down=down, first_expert=jnp.zeros((), jnp.int32))
         ids = (np.arange(64 * per_token, dtype=np.int32) % num_experts).reshape(64, per_token)
         return Program(
@@ -173,13 +186,13 @@ def _indexer(context: int) -> Launch:
     """DeepSeek-V3.2's choice of 2,048 keys in 8 rows of decoding."""
 
     def program(generation: str) -> Program:
-        step = indexer_static.Step(generation, context, rows=8, block_size=64, num_heads=16)
+        step = tpu_indexer.Step(generation, context, rows=8, block_size=64, num_heads=16)
         return Program(
             fn=functools.partial(choose_keys, implementation="mosaic_tpu"),
             args=[*step.of_indexer, step.pool, step.indexer],
             donate=(3,),
-            hbm_bytes=8 * context * (indexer_static.KEY_BYTES + indexer_static.LIMIT_BYTES),
-            flops=2 * 8 * context * indexer_static.HEADS * indexer_static.WIDTH,
+            hbm_bytes=8 * context * (tpu_indexer.KEY_BYTES + tpu_indexer.LIMIT_BYTES),
+            flops=2 * 8 * context * tpu_indexer.HEADS * tpu_indexer.WIDTH,
         )
 
     return Launch(name=f"indexer_{context // 1024}k", program=program)
@@ -257,7 +270,7 @@ def _jax_attention(name: str) -> Launch:
     case = next(case for case in REAL_CASES if case.name == name)
 
     def program(generation: str) -> Program:
-        fn, args = bench_tpu_static.baseline_launch(case, tile_kv=bench_tpu_static.BASELINE_TILES_KV[-1])
+        fn, args = tpu_attention.baseline_launch(case)
         work = Work.of(case)
         return Program(fn=fn, args=args, hbm_bytes=work.kv_bytes, flops=work.flops)
 

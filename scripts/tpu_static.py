@@ -46,7 +46,6 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec  # noqa: E402
 
 from pallas_kernels.kv_pool import KVPool  # noqa: E402
 from pallas_kernels.quantized_matmul import QuantizedWeight  # noqa: E402
-from pallas_kernels.target import Target  # noqa: E402
 from scripts import tpu_bundles, tpu_prefetch, tpu_trace  # noqa: E402
 from scripts.tpu_bundles import Schedule  # noqa: E402
 
@@ -84,12 +83,6 @@ class KernelResult:
         return sum(self.region_cycles)
 
     @property
-    def fixed_cycles(self) -> float:
-        """Cycles outside all loops."""
-        inside = self.schedule.inside_loops()
-        return sum(cycles for cycles, looped in zip(self.region_cycles, inside, strict=True) if not looped)
-
-    @property
     def hot(self) -> int:
         """Index of the region with most cycles of its own."""
         cycles = self.region_cycles
@@ -119,7 +112,7 @@ class KernelResult:
         if all(region.count is not None for region in self.schedule.regions):
             used = ", ".join(f"{unit} {share:.0%}" for unit, share in self.utilization.items())
             hot = self.schedule.regions[self.hot].name
-            lines.append(f"{self.cycles:.0f} cycles, {self.fixed_cycles:.0f} fixed; most in {hot}, which uses {used}")
+            lines.append(f"{self.cycles:.0f} cycles, most in {hot}, which uses {used}")
         return "\n".join([*lines, self.schedule.describe()])
 
 
@@ -127,7 +120,6 @@ class KernelResult:
 class StaticResult:
     """A launch of fn on one device. outside: bundles, counted once, of the XLA operations around the kernels."""
 
-    generation: str
     compiled: Any  # jax.stages.Compiled
     kernels: tuple[KernelResult, ...]
     outside: dict[str, int]
@@ -137,26 +129,8 @@ class StaticResult:
         return self.compiled.as_text()
 
     @property
-    def target(self) -> Target:
-        return Target.named(f"tpu:{self.generation}")
-
-    @property
     def cycles(self) -> float:
         return sum(kernel.cycles for kernel in self.kernels)
-
-    @property
-    def fixed_cycles(self) -> float:
-        return sum(kernel.fixed_cycles for kernel in self.kernels)
-
-    @property
-    def seconds(self) -> float:
-        clock_hz = self.target.clock_hz
-        assert clock_hz is not None, self.generation
-        return self.cycles / clock_hz
-
-    def bandwidth_share(self, num_bytes: float) -> float:
-        """The share of HBM bandwidth that a launch moving num_bytes reaches if waits are hidden; at most 1."""
-        return min(1.0, num_bytes / self.target.bandwidth_bytes_per_s / self.seconds)
 
     def describe(self) -> str:
         """Kernels, regions and the operations around them, for reading."""
@@ -197,7 +171,7 @@ def measure(
             counts = {key.rpartition("/")[2]: (trip_counts or {})[key] for key in own}
         kernels.append(kernel.with_counts(counts))
     outside = {name: d["bundles"].count("\n") for name, d in dumps.items() if name not in names}
-    return StaticResult(generation=generation, compiled=compiled, kernels=tuple(kernels), outside=outside)
+    return StaticResult(compiled=compiled, kernels=tuple(kernels), outside=outside)
 
 
 def forget() -> None:

@@ -16,7 +16,7 @@ import json
 import pathlib
 from typing import Any
 
-from scripts import bench_tpu_static  # isort: skip  # before jax: it sets what libtpu reads
+from scripts import tpu_attention  # isort: skip  # before jax: it sets what libtpu reads
 
 import pallas_kernels
 from ferrum_jax.inputs.sizes.tiles import tiles_text
@@ -36,14 +36,14 @@ def tune(case: Case, generation: str) -> dict[str, Any]:
     """{"tiles": the better ones, {} for none, "own", "cycles" by tiles, "memory_cycles"} of a case."""
     target = Target.named(f"tpu:{generation}")
     assert target.clock_hz is not None, generation
-    config = bench_tpu_static.choose_config(case, target)
+    config = tpu_attention.choose_config(case, target)
     assert isinstance(config, TpuConfig), "a case of heads"
     own = DecodeConfig.by_formula(config.shape, target)
     memory_cycles = Work.of(case).kv_bytes / target.bandwidth_bytes_per_s * target.clock_hz
     cycles: dict[str, int] = {}
 
     def cycles_of(decode: DecodeConfig) -> float:
-        found = bench_tpu_static.measure_ours(case, generation, dataclasses.replace(config, decode=decode)).cycles
+        found = tpu_attention.measure_ours(case, generation, dataclasses.replace(config, decode=decode)).cycles
         cycles[tiles_text(decode.tiles)] = round(found)
         print(f"{generation} {case.name} {tiles_text(decode.tiles)}: {found:,.0f} cycles", flush=True)
         return max(found, memory_cycles)
@@ -60,7 +60,7 @@ def tune(case: Case, generation: str) -> dict[str, Any]:
 def keep(path: pathlib.Path, generation: str, case: Case, found: dict[str, Any]) -> None:
     """Adds what was found of a case to {generation: {shape: ..}}."""
     known = json.loads(path.read_text()) if path.exists() else {}
-    config = bench_tpu_static.choose_config(case, Target.named(f"tpu:{generation}"))
+    config = tpu_attention.choose_config(case, Target.named(f"tpu:{generation}"))
     assert isinstance(config, TpuConfig), "a case of heads"
     known.setdefault(generation, {})[config.shape.name] = found
     path.write_text(json.dumps(known, indent=1, sort_keys=True) + "\n")

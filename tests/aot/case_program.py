@@ -21,7 +21,7 @@ from pallas_kernels.paged_attention import LatentConfig, RaggedBatch, TpuConfig,
 from pallas_kernels.paged_attention.cases import CASES, LONG_CASES, WIDE_CASES, Case, make_shapes
 from pallas_kernels.paged_attention.tpu.prefill.config import PrefillShape
 from pallas_kernels.target import Target
-from scripts.bench_tpu_static import choose_config
+from scripts.tpu_attention import choose_config
 
 _LARGE_OPS = re.compile(
     r"^\s*(?:ROOT )?(%\S+) = \w+\[([\d,]*)\]\S* (copy|transpose|convert|reshape|pad)\(", re.MULTILINE

@@ -5,7 +5,7 @@ By hand: python -m tests.aot.indexer_program GENERATION BLOCK_SIZE...
 
 from __future__ import annotations
 
-from scripts import indexer_static  # isort: skip  # before jax: it sets what libtpu reads
+from scripts import tpu_indexer  # isort: skip  # before jax: it sets what libtpu reads
 
 import json
 import sys
@@ -20,7 +20,7 @@ _CONTEXT, _ROWS = 8192, 4
 
 def describe(generation: str, block_size: int, num_heads: int) -> dict[str, Any]:
     """By kernel."""
-    step = indexer_static.Step(generation, _CONTEXT, rows=_ROWS, block_size=block_size, num_heads=num_heads)
+    step = tpu_indexer.Step(generation, _CONTEXT, rows=_ROWS, block_size=block_size, num_heads=num_heads)
     pool_bytes = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(step.pool))
     found = {}
     for result in (step.choosing({}), step.attending({}, to_chosen=True)):

@@ -73,7 +73,7 @@ def test_what_came_from_a_url_is_found_by_those_alone_who_name_it(machine, url):
     kept = local_folder(url)
     assert stat.S_IMODE(kept.stat().st_mode) == 0o700 and kept.parent == local_folder("~/.cache/ferrum_jax")
     assert local_folder(f"{url}/") == kept != local_folder(f"{url}2")
-    store = ExecutableStore("~/.cache/ferrum_jax/runtime/compile")
+    store = ExecutableStore("~/.cache/ferrum_jax/executables")
     store.get("double", lower_trivial)
     assert (store.hits, store.misses) == (0, 1)
     os.chmod(kept, 0o777)
@@ -183,7 +183,7 @@ def test_a_bundle_is_made_in_a_folder(capsys):
 
 def test_clearing_deletes_what_is_ours_and_nothing_else(machine, url, bundle_url, capsys):
     home = machine("one")
-    ExecutableStore("~/.cache/ferrum_jax/runtime/compile").get("double", lower_trivial)
+    ExecutableStore("~/.cache/ferrum_jax/executables").get("double", lower_trivial)
     ExecutableStore(url).get("double", lower_trivial)
     get(bundle_url)
     kept = home / ".cache" / "ferrum_jax"

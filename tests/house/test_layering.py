@@ -162,6 +162,11 @@ def test_modules_import_in_no_circle():
     assert list(graphlib.TopologicalSorter(graph).static_order())
 
 
+def test_each_package_says_in_ten_lines_what_it_is_for():
+    folders = [path.parent for path in (ROOT / "ferrum_jax").glob("*/__init__.py")]
+    assert all(0 < (folder / "README.md").read_text().count("\n") <= 10 for folder in folders)
+
+
 def test_kernels_import_nothing_else_of_ours():
     others = [name for module in modules() if module.startswith("pallas_kernels") for name in imports(module)]
     assert not [name for name in others if is_ours(name) and not name.startswith("pallas_kernels")]

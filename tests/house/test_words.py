@@ -25,6 +25,14 @@ SHARED_CLASSES = {"Case": "each op's cases.py has its own, and what runs them ta
 # Sentences that begin with these words, and clauses that hang on a genitive.
 INVERTED = re.compile(r"(?:^|(?<=[.!?;:] ))(?:Of|Those)\b|\bof which\b|\bof whose\b")
 MOST_INVERTED = 0  # it may only fall
+# Words whose noun a reader has to guess, and docstrings that begin with one.
+PRONOUNS = {
+    *("that", "one", "ones", "none", "it", "what", "those", "which", "this", "these", "they", "them"),
+    *("its", "other", "others"),
+}
+RIDDLE = 0.44  # the share of a sentence's words
+VAGUE = re.compile(r"(?:What|The same|That of|Those)\b")
+MOST_RIDDLES, MOST_VAGUE = 118, 496  # they may only fall
 
 
 def _sources() -> list[pathlib.Path]:
@@ -115,6 +123,24 @@ def test_inverted_sentences_are_found():
     text = '"""Of a row. Those wait."""\n# A pool,\n# of which one\n'
     parts = [*_docstrings(text), *_comments(text), *_paragraphs("- Of a\n  row\n\n`of which`, and words")]
     assert sum(len(INVERTED.findall(part)) for part in parts) == 4
+
+
+def _is_riddle(sentence: str) -> bool:
+    words = re.findall(r"[a-z']+", sentence.lower())
+    return len(words) > 2 and sum(word in PRONOUNS for word in words) >= RIDDLE * len(words)
+
+
+def test_docstrings_say_the_noun():
+    docstrings = [(path.relative_to(ROOT), text) for path in _sources() for text in _docstrings(path.read_text())]
+    vague = [f"{path}: {text[:60]}" for path, text in docstrings if VAGUE.match(text)]
+    sentences = [(path, each) for path, text in docstrings for each in re.split(r"(?<=[.!?;:])\s+", text)]
+    riddles = [f"{path}: {each}" for path, each in sentences if _is_riddle(each)]
+    assert len(riddles) <= MOST_RIDDLES, "say the noun:\n" + "\n".join(riddles)
+    assert len(vague) <= MOST_VAGUE, "begin with the noun:\n" + "\n".join(vague)
+
+
+def test_riddles_are_found():
+    assert _is_riddle("None of one that has none.") and not _is_riddle("The grammar's compile error, or None.")
 
 
 def test_the_names_of_tests_are_short():

@@ -107,16 +107,22 @@ def recorded(name: str) -> Answers:
     }
 
 
-def differences_of(found: Any, wanted: Any, place: str = "") -> Iterator[str]:
+def _is_close(found: float, wanted: float) -> bool:
+    return abs(found - wanted) <= TOLERANCE
+
+
+def differences_of(
+    found: Any, wanted: Any, place: str = "", is_close: Callable[[float, float], bool] = _is_close
+) -> Iterator[str]:
     """Where keys in their order, texts or whole numbers are not the same, or other numbers not nearly so."""
     if isinstance(wanted, dict) and isinstance(found, dict) and list(found) == list(wanted):
         for key in wanted:
-            yield from differences_of(found[key], wanted[key], f"{place}.{key}")
+            yield from differences_of(found[key], wanted[key], f"{place}.{key}", is_close)
     elif isinstance(wanted, list) and isinstance(found, list) and len(found) == len(wanted):
         for index, each in enumerate(wanted):
-            yield from differences_of(found[index], each, f"{place}[{index}]")
+            yield from differences_of(found[index], each, f"{place}[{index}]", is_close)
     elif isinstance(wanted, float) and isinstance(found, float):
-        if abs(found - wanted) > TOLERANCE:
+        if not is_close(found, wanted):
             yield f"{place} is {found}, and {wanted} is recorded"
     elif type(found) is not type(wanted) or found != wanted:
         yield f"{place} is {found!r}, and {wanted!r} is recorded"

@@ -50,11 +50,11 @@ def test_a_file_that_does_not_belong_is_named(tmp_path):
     for name in ("a.py", "sizes.json", "notes.txt"):
         (tmp_path / "ferrum_jax" / name).touch()
     (tmp_path / "pyproject.toml").write_text('[tool.setuptools.package-data]\nferrum_jax = ["*.json"]\n')
-    check("wheel", ["ferrum_jax/a.py", "ferrum_jax/inputs/sizes.json"], (), tmp_path)
+    check("wheel", ["ferrum_jax/a.py", "ferrum_jax/sizes.json"], (), tmp_path)
     with pytest.raises(ValueError, match=r"holds \['ferrum_jax/notes.txt'\], lacks \[\]"):
-        check("wheel", ["ferrum_jax/a.py", "ferrum_jax/inputs/sizes.json", "ferrum_jax/notes.txt"], (), tmp_path)
+        check("wheel", ["ferrum_jax/a.py", "ferrum_jax/sizes.json", "ferrum_jax/notes.txt"], (), tmp_path)
     with pytest.raises(
-        ValueError, match=r"holds \['tests/b.py'\], lacks \['ferrum_jax/a.py', 'ferrum_jax/inputs/sizes.json'\]"
+        ValueError, match=r"holds \['tests/b.py'\], lacks \['ferrum_jax/a.py', 'ferrum_jax/sizes.json'\]"
     ):
         check("wheel", ["tests/b.py"], (), tmp_path)
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ferrum_jax.async_llm import AsyncLLM
+from ferrum_jax.config import EngineConfig
 from ferrum_jax.serve.app.uvicorn_server import uvicorn_server
 from ferrum_jax.serve.http.settings import ServerSettings
 from ferrum_jax.serve.local_app import make_app
@@ -73,7 +74,7 @@ def serving_demo(folder: Path) -> Iterator[str]:
 
 
 @functools.cache
-def serving_llm():
+def serving_llm(sizes: EngineConfig = SMALL):
     """A small model whose chat template has tools and thoughts, made once in a process."""
     from ferrum_jax.llm import LLM
 
@@ -82,7 +83,7 @@ def serving_llm():
         config = json.loads((GOLDENS / "qwen3" / "tokenizer_config.json").read_text()) | {"chat_template": TEMPLATE}
         with open(f"{folder}/tokenizer_config.json", "w", encoding="utf-8") as file:
             json.dump(config, file)
-        return LLM(str(GOLDENS / "qwen3"), SMALL, tokenizer=folder)
+        return LLM(str(GOLDENS / "qwen3"), sizes, tokenizer=folder)
 
 
 class Running:

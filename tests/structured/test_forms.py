@@ -2,7 +2,6 @@
 
 import json
 import random
-import re
 
 import jsonschema
 import pytest
@@ -17,10 +16,10 @@ from ferrum_jax.text.structured.grammars import Grammars
 from ferrum_jax.text.structured.reading.message_stream import MessageForms
 from ferrum_jax.text.structured.vocabulary import Vocabulary
 from ferrum_jax.text.tokenizer import Tokenizer, require_tokenizer
+from scripts import csv_tables
 from tests.histories import seeded
 from tests.structured.form_samples import DEMANDED, SAMPLES, TEMPLATES, TOOLS
 from tests.structured.vocabularies import END, allowed, demo_tokenizer, demo_vocabulary, drawn, fed
-from tests.support import ROOT
 
 KNOWN = tools_of(TOOLS)
 
@@ -224,15 +223,6 @@ def test_what_texts_between_quotes_cannot_be_held_to_is_refused(schema, match):
         Grammars(demo_vocabulary(), tool_form_named("gemma4")).get(asked)
 
 
-def table_of_forms(heading):
-    """The rows of the guide's table below this heading, as lists of cells."""
-    page = (ROOT / "docs/guides/structured-output.md").read_text()
-    (table,) = re.findall(rf"(?m)^\| `{heading}` .*\n\|---.*\n((?:\|.*\n)+)", page)
-    return [
-        [cell.strip().replace("\\|", "|") for cell in re.split(r"(?<!\\)\|", row)[1:-1]] for row in table.splitlines()
-    ]
-
-
 def in_cell(text):
     return "" if not text else f"`` {text} ``" if "`" in text else f"`{text}`"
 
@@ -256,19 +246,18 @@ def shown(form):
     return demo_tokenizer().decode([token for token in tokens if token != END], skip_special_tokens=False)
 
 
-def test_the_guide_has_a_row_for_each_form():
+def test_the_guide_s_tables_have_a_row_for_each_form():
     calls = [
-        [in_cell(form.name), ", ".join(map(in_cell, form.vllm)), in_cell(shown(form).replace("\n", "⏎"))]
-        for form in TOOL_FORMS
+        [form.name, ", ".join(map(in_cell, form.vllm)), in_cell(shown(form).replace("\n", "⏎"))] for form in TOOL_FORMS
     ]
-    assert table_of_forms("--tool-form") == calls
+    assert csv_tables.read("tool_forms")[1:] == calls
     thoughts = [
         [
-            in_cell(form.name),
+            form.name,
             ", ".join(map(in_cell, form.vllm)),
             in_cell(f"{written(form.begin)}..{written(form.end)}".replace("\n", "⏎")),
             in_cell("..".join(form.answer or ())),
         ]
         for form in REASONING_FORMS
     ]
-    assert table_of_forms("--reasoning-form") == thoughts
+    assert csv_tables.read("reasoning_forms")[1:] == thoughts

@@ -14,7 +14,7 @@ import secrets
 import socket
 import stat
 
-OWN_FILE = "~/.cache/ferrum_jax/runtime/distributed.secret"
+OWN_FILE = "~/.cache/ferrum_jax/processes.secret"
 _LEAST, _MOST = 16, 4096  # bytes
 _MAKE = "make one with: (umask 077; openssl rand -hex 32 > FILE)"
 

@@ -1,16 +1,12 @@
-"""Static speed of decoding with an indexer on TPUs: the kernel that chooses keys, beside attention to all of them.
+"""A decode step with an indexer on TPUs: the kernel that chooses keys, beside attention to all of them.
 
-    python -m scripts.indexer_static                                    contexts of 4k, 32k and 128k, v5e, v6e and v7x
-    python -m scripts.indexer_static --generation v6e --context 32768 --heads 128 --block-size 16
-
-Sizes are DeepSeek-V3.2's: 64 heads of 128 in the indexer, which chooses 2,048 keys; latents of 512 + 64; --heads are
-those of attention on one device, of 128. Needs libtpu (pip install -e '.[aot]') but no TPU: nothing runs, cycles are
-counted in the schedules that libtpu compiles (see `tpu_static`), without a search for ties and without waits for HBM.
+Sizes are DeepSeek-V3.2's: 64 heads of 128 in the indexer, which chooses 2,048 keys; latents of 512 + 64. Needs libtpu
+(pip install -e '.[aot]') but no TPU: nothing runs, cycles are counted in the schedules that libtpu compiles (see
+`tpu_static`), without a search for ties and without waits for HBM.
 """
 
 from __future__ import annotations
 
-import argparse
 import functools
 from collections.abc import Mapping
 from typing import Any
@@ -20,8 +16,6 @@ from scripts import tpu_static  # isort: skip  # before jax: it sets environment
 import jax
 import jax.numpy as jnp
 import numpy as np
-from rich.console import Console
-from rich.table import Table
 
 from pallas_kernels.chosen_keys import TileLimits
 from pallas_kernels.indexer import choose_keys, make_indexer_schedule
@@ -31,9 +25,8 @@ from pallas_kernels.target import Target
 from scripts.tpu_static import StaticResult
 
 HEADS, WIDTH, TOP_K, LATENT, ROPE = 64, 128, 2048, 512, 64
-_LATENT_BYTES, KEY_BYTES, LIMIT_BYTES = 1280, 256, 4  # of a token in HBM, padding included
+KEY_BYTES, LIMIT_BYTES = 256, 4  # of a token in HBM, padding included
 _LEAST_POOL_BYTES = 2**30  # smaller ones XLA would put in vector memory
-_ROWS = {4096: 16, 32_768: 8}  # rows of a launch, by context; 8 of longer ones
 
 
 class Step:
@@ -99,47 +92,3 @@ class Step:
 
     def _measure(self, fn: Any, arguments: list[Any], trip_counts: Mapping[str, float] | None) -> StaticResult:
         return tpu_static.measure(fn, arguments, generation=self.generation, donate=(3,), trip_counts=trip_counts)
-
-
-def row_of(generation: str, context: int, block_size: int, num_heads: int) -> list[str]:
-    """Cells of the table, in thousands of cycles of one row of tokens; in brackets those that HBM takes."""
-    rows = _ROWS.get(context, 8)
-    step = Step(generation, context, rows=rows, block_size=block_size, num_heads=num_heads)
-    results = [step.choosing(), step.attending(to_chosen=False), step.attending(to_chosen=True)]
-    target = results[0].target
-    assert target.clock_hz is not None
-    cells = [generation, f"{context:,}"]
-    for result, token_bytes in zip(
-        results, (KEY_BYTES + LIMIT_BYTES, _LATENT_BYTES, _LATENT_BYTES + LIMIT_BYTES), strict=True
-    ):
-        of_hbm = context * token_bytes / target.bandwidth_bytes_per_s * target.clock_hz
-        cells.append(f"{result.cycles / rows / 1000:.1f} ({of_hbm / 1000:.1f})")
-    spills = [str(sum(kernel.vector_spills for kernel in result.kernels)) for result in results]
-    return [*cells, ", ".join(spills)]
-
-
-def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--generation", action="append", choices=tpu_static.GENERATIONS, help="may be repeated")
-    parser.add_argument("--context", action="append", type=int, help="tokens of a row; may be repeated")
-    parser.add_argument("--block-size", type=int, default=64)
-    parser.add_argument("--heads", type=int, default=16, help="of attention, on one device")
-    return parser.parse_args()
-
-
-def main() -> None:
-    arguments = parse_arguments()
-    title = (
-        f"thousands of cycles a row, {arguments.heads} heads, C = {arguments.block_size}: static estimate, nothing ran"
-    )
-    table = Table(title=title, pad_edge=False)
-    for name in ("", "context", "choosing (HBM)", "all keys (HBM)", "chosen keys (HBM)", "spills"):
-        table.add_column(name, justify="right")
-    for generation in arguments.generation or ("v5e", "v6e", "v7x"):
-        for context in arguments.context or (4096, 32_768, 131_072):
-            table.add_row(*row_of(generation, context, arguments.block_size, arguments.heads))
-    Console(width=None if Console().is_terminal else 120).print(table)
-
-
-if __name__ == "__main__":
-    main()
