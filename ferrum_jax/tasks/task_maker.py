@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ferrum_jax.core.outputs import ClassOutput, RequestOutput, RewardOutput, SequenceLogprobs, Transcription
-from ferrum_jax.core.request_options import RequestOptions
+from ferrum_jax.core.request_options import NO_OPTIONS, RequestOptions
 from ferrum_jax.inputs.images.decoding import Look, do_not_look
 from ferrum_jax.inputs.prompt import Prompt, is_messages, listed
 from ferrum_jax.sampling_params import SamplingParams
@@ -64,14 +64,17 @@ class TaskMaker:
         sampling: if it keeps an end of the prompt, what stands before may be left out. look: called between images;
         what it raises ends the work.
         """
-        if self.why_vectors and not (options.embeds and self.is_decoder):
-            raise ValueError(self.refusal)
+        self._require_tokens(options)
         kept = sampling.most_prompt_tokens(self.max_model_len)
         told = options.told_by(prompt)
         encoded = self.prompts.encoded(prompt, now, kept=kept, look=look)
         return EngineRequest(
             encoded.token_ids, sampling, dataclasses.replace(told, media=encoded.media, images=encoded.images)
         )
+
+    def _require_tokens(self, options: RequestOptions) -> None:
+        if self.why_vectors and not (options.embeds and self.is_decoder):
+            raise ValueError(self.refusal)
 
     def completion(
         self,
@@ -96,6 +99,7 @@ class TaskMaker:
 
         params: as `score_params` gives them. A ValueError names the prompt.
         """
+        self._require_tokens(NO_OPTIONS)
         found, now, many = list[Task[SequenceLogprobs]](), datetime.datetime.now(), listed(prompts)
         for number, (prompt, given) in enumerate(completions_for(many, completions)):
             try:

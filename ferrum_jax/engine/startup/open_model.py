@@ -268,12 +268,12 @@ class OpenModel:
         most_running: Callable[[], float] | None = lambda: math.inf,
     ) -> Generator[tuple[Key, Answer | ValueError], None, None]:
         """See `LLM.run`."""
-        if self._calls is None:
+        if self._calls is None and most_running is not None:
             return self._encode(tasks)
         if most_running is None:
-            return self._calls.run(tasks, wants_partials=wants_partials)
+            return self.calls.run(tasks, wants_partials=wants_partials)
         room = MOST_WAITING * self.config.num_rows * self.ledger.num_shards
-        return self._calls.run(tasks, room=lambda: min(room, most_running()), wants_partials=wants_partials)
+        return self.calls.run(tasks, room=lambda: min(room, most_running()), wants_partials=wants_partials)
 
     def _encode(
         self, tasks: Iterable[tuple[Key, MakeTask[Answer]]]
