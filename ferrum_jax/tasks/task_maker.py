@@ -29,7 +29,7 @@ MakeOfPrompt = Callable[[Prompt, str], Task[Answer]]  # of a text and the key of
 class TaskMaker:
     """Makes the tasks of one model; any thread may ask. Each method raises ValueError for what cannot be served.
 
-    why_vectors: why the model makes vectors and generates nothing; None if it generates. name: its architecture.
+    why_vectors: the reason why a model generates nothing, and makes vectors. name: its architecture.
     """
 
     prompts: PromptEncoder
