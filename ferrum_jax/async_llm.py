@@ -26,8 +26,8 @@ from ferrum_jax.inputs.prompt import Prompt, take_apart
 from ferrum_jax.llm import LLM, NewWeights
 from ferrum_jax.sampling_params import SamplingParams
 from ferrum_jax.tasks.calls.arguments import BEAM_SEARCH, ENCODE, GET_METRICS
-from ferrum_jax.tasks.calls.score_requests import Completion, score_params, scores_of
-from ferrum_jax.tasks.embedder import ONE_TOKEN
+from ferrum_jax.tasks.logprobs import Completion, score_params
+from ferrum_jax.tasks.task import EngineRequest
 from ferrum_jax.tasks.transcription.heard_sound import HeardSound
 from ferrum_jax.text.output_processor.collect import Collected
 
@@ -67,13 +67,11 @@ class AsyncLLM:
         self._drains = False
         self._images = concurrent.futures.ThreadPoolExecutor(_IMAGE_THREADS, thread_name_prefix="ferrum-images")
 
-    async def _prepared(
-        self, prompt: Prompt, options: RequestOptions, sampling: SamplingParams
-    ) -> tuple[Sequence[int], RequestOptions]:
-        """As `OpenModel.prepare`, in a thread; texts wait for no images, and a cancelled task decodes no further."""
+    async def _prepared(self, prompt: Prompt, options: RequestOptions, sampling: SamplingParams) -> EngineRequest:
+        """As `TaskMaker.request`, in a thread; texts wait for no images, and a cancelled task decodes no further."""
         parts = take_apart(prompt)
         return await self._in_thread(
-            lambda look: self.llm.model.prepare(prompt, options, sampling=sampling, look=look),
+            lambda look: self.llm.model.tasks.request(prompt, sampling, options, look=look),
             self._images if parts.seen else None,  # asyncio's own
         )
 
@@ -113,8 +111,8 @@ class AsyncLLM:
         key = f"request-{next(self._keys)}" if request_id is None else request_id
         options = RequestOptions(key=key, priority=priority, streams=True)
         params = sampling_params or self.llm.model.default_params
-        token_ids, options = await self._prepared(prompt, options, params)
-        with self._mailbox(request_id, token_ids, params, options) as mailbox:
+        request = await self._prepared(prompt, options, params)
+        with self._mailbox(request_id, *request) as mailbox:
             while not mailbox.ended and (output := await mailbox.next()) is not None:
                 yield output
 
@@ -129,9 +127,9 @@ class AsyncLLM:
         prepared = []
         for place, each in enumerate(heard.requests):
             options = RequestOptions(key=f"sound-{name}-{place}", priority=priority)
-            prepared.append((*await self._prepared(each.prompt, options, each.sampling), each.sampling))
+            prepared.append(await self._prepared(each.prompt, options, each.sampling))
         with contextlib.ExitStack() as stack:
-            opened = [self._mailbox(None, ids, sampling, options) for ids, options, sampling in prepared]
+            opened = [self._mailbox(None, *request) for request in prepared]
             mailboxes = [stack.enter_context(each) for each in opened]
             outputs = [await mailbox.whole() for mailbox in mailboxes]
         return heard.transcription([output.outputs[0] for output in outputs])
@@ -146,12 +144,9 @@ class AsyncLLM:
             self._refuse_at_end()
             call = self.thread.call(lambda: llm.embed(prompt, pooling=pooling, normalize=normalize, truncate=truncate))
             return (await asyncio.wrap_future(call))[0]
-        text = await asyncio.to_thread(llm.model.embedder.text, None, prompt, params)
-        options = RequestOptions(prompt=text.prompt, cache_salt=text.cache_salt, media=text.media, embeds=True)
-        with self._mailbox(None, text.token_ids, ONE_TOKEN, options) as mailbox:
-            output = await mailbox.whole()
-        assert output.embedding is not None, "a text's output has its vector"
-        return text.output(output.embedding, output.num_cached_tokens)
+        task = await asyncio.to_thread(llm.model.embedder.task, prompt, params)
+        with self._mailbox(None, *task.requests[0]) as mailbox:
+            return task.finish([await mailbox.whole()])
 
     async def compute_logprobs(
         self,
@@ -165,13 +160,13 @@ class AsyncLLM:
         """As `LLM.compute_logprobs`, beside the requests that run."""
         llm = self.llm
         params = score_params(top, mode, sampling_params, llm.model.default_params)
-        requests = await asyncio.to_thread(llm.model.score_requests, prompts, completions, mode)
+        tasks = await asyncio.to_thread(llm.model.tasks.logprobs, prompts, completions, mode, params)
         self._refuse_at_end()
         with contextlib.ExitStack() as stack:
-            opened = [self._mailbox(None, each.token_ids, params, each.options) for each in requests if each]
-            mailboxes = [stack.enter_context(each) for each in opened]
-            outputs = iter([await mailbox.whole() for mailbox in mailboxes])
-        return [scores_of(each and next(outputs), top, llm.spec.vocab_size) for each in requests]
+            opened = [[self._mailbox(None, *each) for each in task.requests] for task in tasks]
+            mailboxes = [[stack.enter_context(each) for each in of_task] for of_task in opened]
+            outputs = [[await mailbox.whole() for mailbox in of_task] for of_task in mailboxes]
+        return [task.finish(of_task) for task, of_task in zip(tasks, outputs, strict=True)]
 
     async def update_weights(self, state: NewWeights, **how: Any) -> int:
         """As `LLM.update_weights`, between two steps; while requests run, say what becomes of them: `requests=`."""

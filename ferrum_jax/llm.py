@@ -12,6 +12,8 @@ import datetime
 import math
 import os
 from collections.abc import Callable, Collection, Generator, Hashable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -31,10 +33,10 @@ from ferrum_jax.core.outputs import (
     SequenceLogprobs,
     Transcription,
 )
-from ferrum_jax.core.progress import progress_bar, sounds_bar, texts_bar
+from ferrum_jax.core.progress import progress_bar
 from ferrum_jax.core.request_options import RequestOptions
 from ferrum_jax.engine.engine import Engine
-from ferrum_jax.engine.shared import Ask, SharedEngine
+from ferrum_jax.engine.shared import SharedEngine
 from ferrum_jax.engine.startup.load import Loaded
 from ferrum_jax.engine.startup.load_request import Measure
 from ferrum_jax.engine.startup.model_source import ModelSource
@@ -57,13 +59,13 @@ from ferrum_jax.tasks.calls.arguments import (
     with_adapters,
     with_tools,
 )
-from ferrum_jax.tasks.calls.score_requests import Completion, score_params, scores_of
-from ferrum_jax.tasks.classifier import read_all, require_classifier, require_reward
-from ferrum_jax.tasks.comparing import Pairs, Scores, score_all
-from ferrum_jax.tasks.embedder import ONE_TOKEN, Vectors, embed_all
+from ferrum_jax.tasks.logprobs import Completion, score_params
+from ferrum_jax.tasks.score import Pairs, Scores
 from ferrum_jax.tasks.scorer import Pair, paired
+from ferrum_jax.tasks.task import ONE_TOKEN, Answer, MakeTask, Task
+from ferrum_jax.tasks.task_maker import MakeOfPrompt
 from ferrum_jax.tasks.transcription.heard_sound import HeardSound
-from ferrum_jax.tasks.transcription.transcribe_all import listed_sounds, transcribe_all
+from ferrum_jax.tasks.transcription.reading_ahead import listed_sounds, read_ahead
 from ferrum_jax.text.output_processor.collect import in_order
 from ferrum_jax.text.tokenizer import Tokenizer, require_tokenizer
 
@@ -296,13 +298,12 @@ class LLM:
         many, progress, now = listed(prompts), shown(progress, use_tqdm), datetime.datetime.now()
         sampling_params = self.model.default_params if sampling_params is None else sampling_params
         params, priorities = params_for(many, sampling_params), priorities_for(many, priority)
-        each = zip(with_adapters(many, adapter), params, priorities, strict=True)
-        asks = [
-            self.model.ask(index, prompt, sampling, RequestOptions(key=str(index), priority=first), now)
+        make, each = self.model.tasks.completion, zip(with_adapters(many, adapter), params, priorities, strict=True)
+        tasks = [
+            (index, partial(make, prompt, sampling, RequestOptions(key=str(index), priority=first), now))
             for index, (prompt, sampling, first) in enumerate(each)
         ]
-        with progress_bar(len(asks), shown=progress) as advance:
-            return in_order(self.calls.run(asks), advance)
+        return _in_order(self.run(tasks, most_running=None), len(tasks), progress)
 
     def get_default_sampling_params(self) -> SamplingParams:
         """How a request is sampled that says nothing of it: as generation_config.json says, unless that is set aside.
@@ -355,7 +356,28 @@ class LLM:
     def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Iterator[RequestOutput]:
         """The output of one prompt as it grows: each item holds all text so far; the last one is finished."""
         params = params_for([prompt], sampling_params or self.model.default_params)[0]
-        yield from self.model.stream(prompt, params)
+        make = partial(self.model.tasks.completion, prompt, params, RequestOptions(streams=True))
+        with closing(self.run([(0, make)], most_running=None)) as outputs:
+            for _, output in outputs:
+                if isinstance(output, ValueError):
+                    raise output
+                yield output
+
+    def run(
+        self,
+        tasks: Iterable[tuple[Key, MakeTask[Answer]]],
+        *,
+        wants_partials: Callable[[], bool] = lambda: False,
+        most_running: Callable[[], float] | None = lambda: math.inf,
+    ) -> Generator[tuple[Key, Answer | ValueError], None, None]:
+        """(key, answer) of each task in the order in which they end; a refused one gives its ValueError.
+
+        tasks: keys, and what makes their tasks, such as the methods of `llm.model.tasks`; read as there is room, so
+        they may be endless. wants_partials: asked before every step; True gives the partial answer of every task that
+        runs. most_running: how many requests may run or wait together, 1 at least; None reads all tasks, and waits for
+        their grammars, before a step.
+        """
+        return self.model.run(tasks, wants_partials=wants_partials, most_running=most_running)
 
     def as_completed(
         self,
@@ -376,12 +398,13 @@ class LLM:
         embeds: outputs have `embedding`, the final hidden state of the prompt's last token. now: the time of day that
         chat templates see; None takes that of this call.
         """
-        now = now or datetime.datetime.now()
-        asks = (
-            self.model.ask(key, prompt, params, RequestOptions(key=str(key), resume=resume(key), embeds=embeds), now)
-            for key, prompt, params in requests
-        )
-        return self.model.run(asks, wants_partials, most_running)
+        now, make = now or datetime.datetime.now(), partial(self.model.tasks.completion, fails=True)
+
+        def task(key: Key, prompt: Prompt, params: SamplingParams) -> Task[RequestOutput]:
+            return make(prompt, params, RequestOptions(key=str(key), resume=resume(key), embeds=embeds), now)
+
+        tasks = ((request[0], partial(task, *request)) for request in requests)
+        return self.run(tasks, wants_partials=wants_partials, most_running=most_running)
 
     @checked
     def compute_logprobs(
@@ -404,11 +427,9 @@ class LLM:
         Raises ValueError naming the prompt that cannot be served; nothing has run then.
         """
         params = score_params(top, mode, sampling_params, self.model.default_params)
-        requests = self.model.score_requests(prompts, completions, mode)
-        asks = [Ask(number, params, lambda found=found: found) for number, found in enumerate(requests) if found]
-        with progress_bar(len(requests), shown=progress) as advance:
-            outputs = iter(in_order(self.calls.run(asks), advance))
-        return [scores_of(found and next(outputs), top, self.spec.vocab_size) for found in requests]
+        made = self.model.tasks.logprobs(prompts, completions, mode, params)
+        tasks = [(number, lambda task=task: task) for number, task in enumerate(made)]
+        return _in_order(self.run(tasks, most_running=None), len(tasks), progress, "texts")
 
     @checked
     def transcribe(
@@ -445,8 +466,7 @@ class LLM:
         )
         many = listed_sounds(sounds)
         outputs = self.transcribe_as_completed((number, sound, params) for number, sound in enumerate(many))
-        with sounds_bar(len(many), shown=shown(progress, use_tqdm)) as advance:
-            return in_order(outputs, advance, what="sound")
+        return _in_order(outputs, len(many), shown(progress, use_tqdm), "sounds")
 
     def transcribe_as_completed(
         self, requests: Iterable[tuple[Key, Any, TranscriptionParams]]
@@ -455,7 +475,13 @@ class LLM:
 
         `requests` is read as there is room, so it may be endless; the next sounds are decoded in threads meanwhile.
         """
-        return transcribe_all(self.model.transcriber, requests, self.as_completed)
+        transcriber, make = self.model.transcriber, self.model.tasks.transcription
+
+        def task(key: Key, reading: Future[HeardSound]) -> Task[Transcription]:
+            return make(reading.result(), key)
+
+        heard = read_ahead(requests, lambda request: HeardSound.of(transcriber, request[1], request[2]))
+        return self.run((key, partial(task, key, reading)) for (key, *_), reading in heard)
 
     def hear(self, sound: str, params: TranscriptionParams) -> HeardSound:
         """A sound, by its URL or its path below `image_root`, as requests of its windows; any thread may ask.
@@ -490,8 +516,7 @@ class LLM:
         outputs = self.embed_as_completed(
             enumerate(many), prompt_name=prompt_name, pooling=pooling, normalize=normalize, truncate=truncate
         )
-        with texts_bar(len(many), shown=progress) as advance:
-            return in_order(outputs, advance)
+        return _in_order(outputs, len(many), progress, "texts")
 
     def embed_as_completed(
         self,
@@ -501,13 +526,15 @@ class LLM:
         pooling: str | None = None,
         normalize: bool | None = None,
         truncate: bool = False,
-    ) -> Vectors[Key]:
+    ) -> Generator[tuple[Key, EmbeddingOutput | ValueError], None, None]:
         """(key, vector) of each text in the order in which they are ready; a refused one gives its ValueError.
 
         `requests` is read as there is room, so it may be endless. The rest is as in `embed`.
         """
         how = {"prompt_name": prompt_name, "pooling": pooling, "normalize": normalize, "truncate": truncate}
-        return embed_all(self.model.embedder, requests, how, self.model.run_texts)
+        embedder = self.model.embedder
+        make = partial(embedder.task, params=embedder.params(**how), how=how)
+        return self.run((key, partial(make, prompt, key=str(key))) for key, prompt in requests)
 
     @checked
     def score(
@@ -530,15 +557,14 @@ class LLM:
         """
         pairs = pairs if documents is None else paired(pairs, documents)
         outputs = self.score_as_completed(enumerate(pairs), truncate=truncate, instruction=instruction)
-        with texts_bar(len(pairs), shown=shown(progress, use_tqdm)) as advance:
-            return in_order(outputs, advance)
+        return _in_order(outputs, len(pairs), shown(progress, use_tqdm), "texts")
 
     def score_as_completed(
         self, requests: Pairs[Key], *, truncate: bool = False, instruction: str | None = None
     ) -> Scores[Key]:
         """(key, score) of each pair in the order in which they are ready; a refused one gives its ValueError."""
-        scorer, how = self.model.opened.scorer, {"truncate": truncate, "instruction": instruction}
-        return score_all(scorer, self.model.embedder, requests, how, self.model.run_texts, self.spec.architecture)
+        make = self.model.tasks.pairs(truncate, instruction)
+        return self.run((key, partial(make, pair)) for key, pair in requests)
 
     @checked
     def classify(
@@ -555,10 +581,7 @@ class LLM:
         problem_type says. truncate: cut texts that are too long. progress, use_tqdm: as in `generate`. Raises
         ValueError naming the prompt that cannot be served, and for a model that is no classifier.
         """
-        many, own = listed(prompts), require_classifier(self.model.opened.classifier, self.spec.architecture)
-        outputs = read_all(enumerate(many), own.class_of, self.model.text_reader(truncate), self.model.run_texts)
-        with texts_bar(len(many), shown=shown(progress, use_tqdm)) as advance:
-            return in_order(outputs, advance)
+        return self._of_prompts(self.model.tasks.classification(truncate), prompts, shown(progress, use_tqdm))
 
     @checked
     def reward(
@@ -573,10 +596,14 @@ class LLM:
 
         Arguments are those of `classify`. Raises ValueError too for a model of several labels.
         """
-        many, own = listed(prompts), require_reward(self.model.opened.classifier, self.spec.architecture)
-        outputs = read_all(enumerate(many), own.reward_of, self.model.text_reader(truncate), self.model.run_texts)
-        with texts_bar(len(many), shown=shown(progress, use_tqdm)) as advance:
-            return in_order(outputs, advance)
+        return self._of_prompts(self.model.tasks.reward(truncate), prompts, shown(progress, use_tqdm))
+
+    def _of_prompts(
+        self, make: MakeOfPrompt[Answer], prompts: Prompt | Sequence[Prompt], show: bool | None
+    ) -> list[Answer]:
+        many = listed(prompts)
+        outputs = self.run((number, partial(make, prompt, str(number))) for number, prompt in enumerate(many))
+        return _in_order(outputs, len(many), show, "texts")
 
     def get_tokenizer(self) -> Tokenizer:
         """The tokenizer: `encode` gives the token ids of a text, `decode` the text. Raises ValueError without one."""
@@ -648,3 +675,14 @@ class LLM:
         Counts are sums over all data shards; bytes of weights and pools are those of one device.
         """
         return self.model.stats()
+
+
+def _in_order(
+    answers: Generator[tuple[int, Answer | ValueError], None, None],
+    total: int,
+    show: bool | None,
+    what: str = "completions",
+) -> list[Answer]:
+    """The answers in the order of their numbers, with a bar while they come. Raises ValueError as `in_order`."""
+    with progress_bar(total, shown=show, what=what) as advance:
+        return in_order(answers, advance, what="sound" if what == "sounds" else "prompt")

@@ -39,8 +39,7 @@ from ferrum_jax.core.plan import StepPlan
 from ferrum_jax.core.progress import plain_console
 from ferrum_jax.core.request import Request
 from ferrum_jax.core.scheduler.drafting import StepCosts, drafting_of
-from ferrum_jax.core.scheduler.in_flight import StepsInFlight
-from ferrum_jax.core.scheduler.scheduler import Scheduler
+from ferrum_jax.core.scheduler.scheduler import Scheduler, StepsInFlight
 from ferrum_jax.inputs.params.transcription_params import TranscriptionParams
 from ferrum_jax.inputs.prompt import Prompt
 from ferrum_jax.inputs.sizes.engine_sizes import EngineSizes

@@ -80,9 +80,9 @@ def _run(args: argparse.Namespace) -> int:
             raise ValueError(f"{args.input} has no lines")
         file.seek(0)
         llm = open_llm(args, chosen_config(args), stack)
-        from ferrum_jax.core.progress import texts_bar
+        from ferrum_jax.core.progress import progress_bar
 
-        advance = stack.enter_context(texts_bar(num_lines, shown=None))
+        advance = stack.enter_context(progress_bar(num_lines, shown=None, what="texts"))
         how = {key: getattr(args, key) for key in ("prompt_name", "pooling", "normalize", "truncate")}
         entries = _entries(lambda requests: llm.embed_as_completed(requests, **how), file, advance)
         with beside(args.output, lasts=False) as written:

@@ -9,27 +9,14 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Protocol
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from ferrum_jax.core.outputs import ClassOutput, EmbeddingOutput, RequestOutput, RewardOutput, ScoreOutput
-
-Read = ClassOutput | EmbeddingOutput | RewardOutput | ScoreOutput | ValueError
-
-
-class Heard(Protocol):
-    """A transcription."""
-
-    @property
-    def token_ids(self) -> Sequence[int]: ...
-
-    @property
-    def duration_s(self) -> float: ...
-
+from ferrum_jax.core.outputs import RequestOutput, SequenceLogprobs, Transcription
 
 PLAIN_INTERVAL_S = 5.0  # between two lines if there is no terminal
 
@@ -87,44 +74,28 @@ def status(console: Console, what: str) -> Iterator[Callable[[str], None]]:
 
 
 @contextlib.contextmanager
-def progress_bar(total: int, *, shown: bool | None) -> Iterator[Callable[[RequestOutput], None]]:
-    """A function to call with each finished output. shown: None shows the bar where stderr is a terminal."""
-    tokens, reused = 0, 0
-    with _bar("completions", total, shown) as advance:
+def progress_bar(
+    total: int | None, *, shown: bool | None, what: str = "completions"
+) -> Iterator[Callable[[Any], None]]:
+    """A function to call with each answer. shown: None shows the bar where stderr is a terminal. what: they are."""
+    tokens, reused, seconds = 0, 0, 0.0
+    with _bar(what, total, shown) as advance:
 
-        def count(output: RequestOutput) -> None:
-            nonlocal tokens, reused
-            tokens += sum(len(choice.token_ids) for choice in output.outputs)
-            reused += output.num_cached_tokens
-            advance(tokens, f", {reused:,} prompt tokens reused")
-
-        yield count
-
-
-@contextlib.contextmanager
-def texts_bar(total: int | None, *, shown: bool | None) -> Iterator[Callable[[Read], None]]:
-    """A function to call with what came of each text or pair."""
-    tokens = 0
-    with _bar("texts", total, shown) as advance:
-
-        def count(output: Read) -> None:
-            nonlocal tokens
-            tokens += 0 if isinstance(output, ValueError) else len(output.prompt_token_ids)
-            advance(tokens, "")
-
-        yield count
-
-
-@contextlib.contextmanager
-def sounds_bar(total: int, *, shown: bool | None) -> Iterator[Callable[[Heard], None]]:
-    """A function to call with each sound's transcription."""
-    tokens, seconds = 0, 0.0
-    with _bar("sounds", total, shown) as advance:
-
-        def count(heard: Heard) -> None:
-            nonlocal tokens, seconds
-            tokens, seconds = tokens + len(heard.token_ids), seconds + heard.duration_s
-            advance(tokens, f", {clock(seconds)} of sound")
+        def count(answer: Any) -> None:
+            nonlocal tokens, reused, seconds
+            more = ""
+            if isinstance(answer, RequestOutput):
+                tokens += sum(len(choice.token_ids) for choice in answer.outputs)
+                reused += answer.num_cached_tokens
+                more = f", {reused:,} prompt tokens reused"
+            elif isinstance(answer, Transcription):
+                tokens, seconds = tokens + len(answer.token_ids), seconds + answer.duration_s
+                more = f", {clock(seconds)} of sound"
+            elif isinstance(answer, SequenceLogprobs):
+                tokens += len(answer.token_ids)
+            elif not isinstance(answer, ValueError):
+                tokens += len(answer.prompt_token_ids)
+            advance(tokens, more)
 
         yield count
 

@@ -31,6 +31,8 @@ class RequestOptions:
     priority: lower runs first. streams: what is new is given with each token, else when a choice ends. cache_salt,
     media: see `ferrum_jax.inputs.prompt`; spans count tokens of the prompt as it is given. images: those of the media
     spans of kind "image", in their order. embeds: the output has the prompt's embedding.
+    pooling: how an encoder pools its states: "mean", "cls" or "last"; a decoder always gives its last token's state.
+    second: where the second text of a pair begins, for an encoder that tells the two apart.
     resume: choices that `Engine.peek` gave in an earlier process; they continue after their tokens, to the same end as
     if they had never stopped. With prompt_logprobs they begin anew, and where the prompt's images are others.
     scores: which of the prompt's tokens are scored; what is drawn beside them is of no use.
@@ -48,6 +50,8 @@ class RequestOptions:
     images: Sequence[EncodableImage] = ()
     resume: Sequence[CompletionOutput] = ()
     embeds: bool = False
+    pooling: str = "last"
+    second: int | None = None
     scores: ScoresAsked | None = None
     is_chat: bool = False
     tools: Sequence[Tool] | None = None
@@ -61,7 +65,7 @@ class RequestOptions:
             adapter=parts.adapter or self.adapter,
             cache_salt=parts.cache_salt,
             is_chat=is_messages(parts.content) and not parts.template.get("continue_final_message"),
-            tools=shown_tools(parts.template.get("tools")),
+            tools=shown_tools(tools) if (tools := parts.template.get("tools")) else None,
         )
 
 

@@ -8,7 +8,6 @@ import itertools
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TypeVar
 
 import jax
 import numpy as np
@@ -31,11 +30,9 @@ from ferrum_jax.runtime.encoder_runtime import (
 from ferrum_jax.runtime.placing.weights import read_beside, replace_weights
 from ferrum_jax.runtime.pools.budget import Ledger
 from ferrum_jax.tasks.classifier import Classifier
-from ferrum_jax.tasks.embedder import RunPrompts, Text
 from ferrum_jax.tasks.scorer import CrossEncoderScorer, Scorer
+from ferrum_jax.tasks.task import RunningRequest
 from ferrum_jax.tasks.texts import Texts
-
-Key = TypeVar("Key")
 
 WINDOW = 1024  # texts that are looked at together, so that those of a length share steps
 
@@ -70,22 +67,20 @@ class Encoder:
         labels = self.layout.spec.labels
         return None if labels is None else Classifier(labels)
 
-    def run(
-        self, texts: Iterable[Text[Key]], prompts: RunPrompts | None = None
-    ) -> Iterator[tuple[Text[Key], np.ndarray, int]]:
-        """(text, its vector [D] float32, not normalised, 0 tokens cached) of each, in the order in which steps end."""
+    def run(self, texts: Iterable[RunningRequest]) -> Iterator[tuple[RunningRequest, np.ndarray]]:
+        """(text, its vector [D] float32, not normalised) of each, in the order in which steps end."""
         source = iter(texts)
         while window := list(itertools.islice(source, WINDOW)):
-            for pooling in dict.fromkeys(text.pooling for text in window):
-                yield from self._run([text for text in window if text.pooling == pooling], pooling)
+            for pooling in dict.fromkeys(text.request.options.pooling for text in window):
+                yield from self._run([text for text in window if text.request.options.pooling == pooling], pooling)
 
-    def _run(self, texts: Sequence[Text[Key]], pooling: str) -> Iterator[tuple[Text[Key], np.ndarray, int]]:
-        seconds = {i: text.second for i, text in enumerate(texts) if text.second is not None}
-        for members, vectors in self.runner.run([text.token_ids for text in texts], pooling, seconds):
+    def _run(self, texts: Sequence[RunningRequest], pooling: str) -> Iterator[tuple[RunningRequest, np.ndarray]]:
+        seconds = {i: second for i, text in enumerate(texts) if (second := text.request.options.second) is not None}
+        for members, vectors in self.runner.run([text.request.token_ids for text in texts], pooling, seconds):
             for layer in self.behind:
                 vectors = layer(vectors)
             for member, vector in zip(members, vectors, strict=True):
-                yield texts[member], vector, 0
+                yield texts[member], vector
 
     def with_weights(self, copies: Copies) -> Encoder:
         """The same executables with copies of other weights in the place of those that have one."""

@@ -20,9 +20,8 @@ from ferrum_jax.core.plan import StepPlan
 from ferrum_jax.core.request import Request
 from ferrum_jax.core.request_options import NO_OPTIONS, RequestOptions
 from ferrum_jax.core.scheduler.drafting import StepCosts
-from ferrum_jax.core.scheduler.in_flight import StepsInFlight
 from ferrum_jax.core.scheduler.request_log import RequestLogWriter
-from ferrum_jax.core.scheduler.scheduler import Scheduler
+from ferrum_jax.core.scheduler.scheduler import Scheduler, StepsInFlight
 from ferrum_jax.engine.adapters import HeldSlots
 from ferrum_jax.engine.constraints import Constraints
 from ferrum_jax.engine.drawn_tokens import DrawnTokens

@@ -11,31 +11,24 @@ import contextlib
 import threading
 import warnings
 from collections import deque
-from collections.abc import Callable, Collection, Generator, Hashable, Iterable, Iterator, Mapping, Sequence
-from typing import Generic, NamedTuple, TypeVar
+from collections.abc import Callable, Collection, Generator, Hashable, Iterable, Iterator, Sequence
+from typing import TypeVar
 
 import jax
 
 from ferrum_jax.core.delta import Delta
-from ferrum_jax.core.outputs import RequestOutput
 from ferrum_jax.core.request_options import NO_OPTIONS, RequestOptions
 from ferrum_jax.engine.engine import Engine
 from ferrum_jax.runtime.compile.compile import CompileCounter
 from ferrum_jax.sampling_params import SamplingParams
+from ferrum_jax.tasks.task import Answer, MakeTask, RunningRequest, RunningTasks
 from ferrum_jax.text.output_processor.collect import Collected, Collector
 
 T = TypeVar("T")
 Key = TypeVar("Key", bound=Hashable)
 Inbox = deque[Delta]
+_Running = dict[int, tuple[RunningRequest, Collected]]  # by submission
 WHAT_BECOMES = ("abort", "wait", "keep")  # of requests that run while weights are updated, or while it pauses
-
-
-class Ask(NamedTuple, Generic[Key]):
-    """A request that is to run. prepare: gives its token ids and options, or raises ValueError."""
-
-    key: Key
-    sampling: SamplingParams
-    prepare: Callable[[], tuple[Sequence[int], RequestOptions]]
 
 
 class SharedEngine:
@@ -92,61 +85,74 @@ class SharedEngine:
 
     def run(
         self,
-        asks: Iterable[Ask[Key]],
+        tasks: Iterable[tuple[Key, MakeTask[Answer]]],
         *,
         room: Callable[[], float] | None = None,
         wants_partials: Callable[[], bool] = lambda: False,
-    ) -> Generator[tuple[Key, RequestOutput | ValueError], None, None]:
-        """(key, output) of each request when it ends, or whenever it grows where it streams; ValueError if refused.
+    ) -> Generator[tuple[Key, Answer | ValueError], None, None]:
+        """(key, answer) of each task when its requests have ended, or its partial answer whenever a streamed one grows.
 
-        room: `asks` is read as long as fewer run or wait, one at least. None reads all, and waits for their grammars,
-        before a step.
-        wants_partials: asked before every step; True gives the output so far of all that run.
+        A refused task gives its ValueError. room: `tasks` is read as long as fewer requests run or wait, one at least.
+        None reads all, and waits for their grammars, before a step.
+        wants_partials: asked before every step; True gives the partial answers of all that run.
         """
-        source, is_read, inbox = iter(asks), False, Inbox()
-        waits_for_grammars = room is None
-        running: dict[int, tuple[Key, Collected]] = {}
+        inbox, waits_for_grammars = Inbox(), room is None
+        running: _Running = {}
+        runs = RunningTasks(tasks, lambda request: self._abort(request, running))
         try:
-            while not is_read or running:
-                while not is_read and (room is None or len(running) < room()):
-                    ask = next(source, None)
-                    if ask is None:
-                        is_read = True
-                        break
-                    try:
-                        running.update([self._begin(inbox, ask)])
-                    except ValueError as error:
-                        yield ask.key, error
+            while runs.has_more or running:
+                while runs.has_more and (room is None or len(running) < room()):
+                    if (request := runs.next()) is not None:
+                        self._begin(inbox, runs, request, running)
+                    yield from runs.answers()
                 if waits_for_grammars:
                     waits_for_grammars = False
-                    yield from self._faults(running)
+                    self._refuse_faulty(runs, running)
                 shows_all = wants_partials()
                 if not (inbox or shows_all) and running:
                     self.step()
-                yield from _outputs(inbox, running)
+                yield from _answers(inbox, runs, running)
                 if shows_all:
-                    yield from self._partials(running)
+                    self._peek(running)
+                    yield from runs.partials()
+                yield from runs.answers()
         finally:
+            runs.close()
             self.end(inbox)
 
-    def _begin(self, inbox: Inbox, ask: Ask[Key]) -> tuple[int, tuple[Key, Collected]]:
-        token_ids, options = ask.prepare()
-        submission = self.add(inbox, token_ids, ask.sampling, options)
-        return submission, (ask.key, self.collector.collected(token_ids, ask.sampling, options))
+    def _begin(self, inbox: Inbox, runs: RunningTasks, request: RunningRequest, running: _Running) -> None:
+        token_ids, sampling, options = request.request
+        try:
+            submission = self.add(inbox, token_ids, sampling, options)
+        except ValueError as error:
+            runs.refuse(request, error)
+            return
+        collected = self.collector.collected(token_ids, sampling, options)
+        request.output = collected.output
+        running[submission] = request, collected
 
-    def _faults(self, running: Mapping[int, tuple[Key, Collected]]) -> Iterator[tuple[Key, ValueError]]:
-        """What is wrong with grammars; waits for them."""
-        for submission, (key, _) in running.items():
+    def _abort(self, request: RunningRequest, running: _Running) -> None:
+        """Ends a request that no task waits for, if it has begun."""
+        for submission in [each for each, (other, _) in running.items() if other is request]:
+            del running[submission]
+            self.abort(submission)
+
+    def _refuse_faulty(self, runs: RunningTasks, running: _Running) -> None:
+        """Refuses requests whose grammars cannot be used; waits for these."""
+        for submission, (request, _) in list(running.items()):
             try:
-                self.engine.require_grammar(submission)
+                if submission in running:
+                    self.engine.require_grammar(submission)
             except ValueError as error:
-                yield key, error
+                self._abort(request, running)
+                runs.refuse(request, error)
 
-    def _partials(self, running: Mapping[int, tuple[Key, Collected]]) -> list[tuple[Key, RequestOutput]]:
-        for submission, (_, collected) in running.items():
-            for delta in self.engine.peek(submission):
-                collected.take(delta)
-        return [(key, collected.output()) for key, collected in running.values()]
+    def _peek(self, running: _Running) -> None:
+        """Takes what the engine has so far of requests whose tasks have partial answers."""
+        for submission, (request, collected) in running.items():
+            if request.has_partials:
+                for delta in self.engine.peek(submission):
+                    collected.take(delta)
 
     def step(self) -> None:
         """One step of the engine; what it gives goes into the inboxes."""
@@ -259,13 +265,19 @@ class SharedEngine:
         self._inboxes.clear()
 
 
-def _outputs(inbox: Inbox, running: dict[int, tuple[Key, Collected]]) -> Iterator[tuple[Key, RequestOutput]]:
-    """Outputs of requests that have ended, and run no more, and of growing ones."""
+def _answers(
+    inbox: Inbox, runs: RunningTasks[Key, Answer], running: _Running
+) -> Iterator[tuple[Key, Answer | ValueError]]:
+    """Answers of tasks that are over, and of those whose streamed requests grow."""
     while inbox:
         delta = inbox.popleft()
-        key, collected = running[delta.id]
+        if delta.id not in running:  # aborted with its task
+            continue
+        request, collected = running[delta.id]
         collected.take(delta)
         if delta.is_last:
             del running[delta.id]
-        if delta.is_last or collected.streams:
-            yield key, collected.output()
+            runs.end(request)
+            yield from runs.answers()
+        elif collected.streams:
+            yield from runs.partials(request.tasks)

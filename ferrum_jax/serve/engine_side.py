@@ -20,7 +20,7 @@ import numpy as np
 
 from ferrum_jax.async_llm import live_stats
 from ferrum_jax.core.delta import Delta
-from ferrum_jax.core.outputs import ABORTED, unit_length
+from ferrum_jax.core.outputs import ABORTED, RequestOutput, unit_length
 from ferrum_jax.core.params_codec import params_of_json
 from ferrum_jax.core.request_options import RequestOptions
 from ferrum_jax.engine.engine_thread import Answer, EngineThread, Ticket
@@ -32,8 +32,9 @@ from ferrum_jax.serve.folders_below import folder_below
 from ferrum_jax.serve.link.outbox import Outbox
 from ferrum_jax.serve.link.wire import Message
 from ferrum_jax.serve.link.wire_images import with_images
-from ferrum_jax.tasks.comparing import TOLD
-from ferrum_jax.tasks.embedder import ONE_TOKEN, UNTRAINED, Text
+from ferrum_jax.tasks.embedder import UNTRAINED
+from ferrum_jax.tasks.score import TOLD
+from ferrum_jax.tasks.task import EngineRequest, Task, vector_in
 from ferrum_jax.tasks.transcription.whisper_transcriber import WhisperTranscriber
 
 _BEAT_S = 0.25
@@ -42,7 +43,7 @@ _BEAT_S = 0.25
 class _AskedVector(NamedTuple):
     """made_of: what is wanted of the pooled state; raises ValueError where that cannot be."""
 
-    text: Text[Any]
+    text: EngineRequest
     made_of: Callable[[np.ndarray], np.ndarray]
 
 
@@ -221,7 +222,7 @@ class EngineSide:
         if ticket not in self._ids:  # who asked has left
             return
         try:
-            asked = (self._to_embed if kind == "embed" else self._to_score)(request_id, content, options)
+            asked = (self._to_embed if kind == "embed" else self._to_score)(content, options)
         except Exception as error:
             self._answer([(ticket, error)])
             return
@@ -234,24 +235,24 @@ class EngineSide:
             self._waiting.append(request_id)
             self.thread.call(self._encode)
             return
-        options = RequestOptions(cache_salt=text.cache_salt, embeds=True)  # type: ignore[assignment]
-        self.thread.add(ticket, text.token_ids, ONE_TOKEN, options)  # type: ignore[arg-type]
+        self.thread.add(ticket, *text)
 
-    def _to_embed(self, request_id: int, prompt: str | list[int], options: Mapping[str, Any]) -> _AskedVector:
+    def _to_embed(self, prompt: str | list[int], options: Mapping[str, Any]) -> _AskedVector:
         how = {name: options[name] for name in VECTOR_ARGUMENTS if name in options}
         params = self._llm.model.embedder.params(**how)
         if options.get("instruction") is not None:
             raise ValueError(TOLD)
         content = {_CONTENT[isinstance(prompt, str)]: prompt, "cache_salt": options.get("cache_salt") or None}
-        text = self._llm.model.embedder.text(request_id, content, params)
-        return _AskedVector(text, functools.partial(_cut_vector, text=text, dimensions=options.get("dimensions")))
+        text = self._llm.model.embedder.request(content, params)
+        made_of = functools.partial(_cut_vector, normalize=params.normalize, dimensions=options.get("dimensions"))
+        return _AskedVector(text, made_of)
 
-    def _to_score(self, request_id: int, pair: list[str], options: Mapping[str, Any]) -> _AskedVector:
+    def _to_score(self, pair: list[str], options: Mapping[str, Any]) -> _AskedVector:
         scorer = self._llm.model.opened.scorer
         assert scorer is not None, "only models that score are asked for scores"
         truncate, instruction = bool(options.get("truncate")), options.get("instruction")
-        text = scorer.text(request_id, pair, truncate=truncate, instruction=instruction)
-        text = dataclasses.replace(text, cache_salt=options.get("cache_salt") or "")
+        text = scorer.request(pair, truncate=truncate, instruction=instruction)
+        text = text._replace(options=dataclasses.replace(text.options, cache_salt=options.get("cache_salt") or ""))
         return _AskedVector(text, lambda state: np.asarray([scorer.score(state)], np.float32))
 
     def _encode(self) -> None:
@@ -259,8 +260,9 @@ class EngineSide:
         waiting, self._waiting = self._waiting, []
         found = {each: (ticket, self._texts.pop(ticket)) for each in waiting if (ticket := self._tickets.get(each))}
         try:
-            for text, vector, _ in self._llm.model.run_texts([asked.text for _, asked in found.values()]):
-                ticket, asked = found.pop(text.key)
+            tasks = [(each, lambda text=asked.text: Task([text], _state)) for each, (_, asked) in found.items()]
+            for each, vector in self._llm.run(tasks):
+                ticket, asked = found.pop(each)
                 if (request_id := self._forget(ticket)) is not None:
                     self._send([_vector(request_id, vector, asked, 0)])  # type: ignore[arg-type]  # an encoder refuses nothing
         except Exception as error:
@@ -301,11 +303,15 @@ def _vector(request_id: int, state: np.ndarray, asked: _AskedVector, num_cached:
     return ["vector", request_id, content, len(asked.text.token_ids), num_cached]
 
 
-def _cut_vector(state: np.ndarray, *, text: Text[Any], dimensions: int | None) -> np.ndarray:
+def _state(outputs: Sequence[RequestOutput]) -> np.ndarray:
+    return vector_in(outputs[0])
+
+
+def _cut_vector(state: np.ndarray, *, normalize: bool, dimensions: int | None) -> np.ndarray:
     """The beginning of a vector. Cut first, so that what is left has length 1 where it is to."""
     if (dimensions or 0) > len(state):
         raise ValueError(f"dimensions is {dimensions}; the model's vectors have {len(state)}")
-    return unit_length(state[:dimensions]) if text.normalizes else state[:dimensions]
+    return unit_length(state[:dimensions]) if normalize else state[:dimensions]
 
 
 def _read_from(folder: Path, sources: Any) -> dict[str, Any]:

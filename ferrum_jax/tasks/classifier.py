@@ -7,22 +7,16 @@ its head on the device, and gives logits.
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Sequence
 
 import numpy as np
 
 from checkpoints import CLASSES as HEAD
 from checkpoints import Checkpoint
-from ferrum_jax.core.outputs import ClassOutput, RewardOutput
-from ferrum_jax.inputs.prompt import Prompt, is_messages
+from ferrum_jax.core.outputs import ClassOutput, RequestOutput, RewardOutput
 from ferrum_jax.models.families.labels import Labels, labels_of
-from ferrum_jax.tasks.embedder import Embedder, EmbeddingParams, Run, Text, run_all
-from ferrum_jax.text.prompts import PromptEncoder
+from ferrum_jax.tasks.task import vector_in
 
-Key = TypeVar("Key")
-Output = TypeVar("Output", ClassOutput, RewardOutput)
 ARCHITECTURES = ("ForSequenceClassification", "ForRewardModel")  # how names of those with a head end
 _Layer = tuple[np.ndarray, np.ndarray]  # weight [O, I] and bias [O], float64
 
@@ -47,24 +41,26 @@ class Classifier:
             found = weight @ (np.maximum(found, 0) if place else found) + bias
         return found.astype(np.float32)
 
-    def class_of(self, text: Text[Any], state: np.ndarray, num_cached_tokens: int) -> ClassOutput:
-        logits = self.logits(state)
+    def class_of(self, outputs: Sequence[RequestOutput]) -> ClassOutput:
+        """The class of the text of one output."""
+        logits = self.logits(vector_in(outputs[0]))
         probs = self.labels.probabilities(logits)
         return ClassOutput(
-            prompt=text.prompt,
-            prompt_token_ids=tuple(text.token_ids),
+            prompt=outputs[0].prompt,
+            prompt_token_ids=outputs[0].prompt_token_ids,
             label=self.labels.names[int(np.argmax(probs))],
             probs=probs,
             logits=logits,
-            num_cached_tokens=num_cached_tokens,
+            num_cached_tokens=outputs[0].num_cached_tokens,
         )
 
-    def reward_of(self, text: Text[Any], state: np.ndarray, num_cached_tokens: int) -> RewardOutput:
+    def reward_of(self, outputs: Sequence[RequestOutput]) -> RewardOutput:
+        """The reward of the text of one output."""
         return RewardOutput(
-            prompt=text.prompt,
-            prompt_token_ids=tuple(text.token_ids),
-            reward=float(self.logits(state)[0]),
-            num_cached_tokens=num_cached_tokens,
+            prompt=outputs[0].prompt,
+            prompt_token_ids=outputs[0].prompt_token_ids,
+            reward=float(self.logits(vector_in(outputs[0]))[0]),
+            num_cached_tokens=outputs[0].num_cached_tokens,
         )
 
 
@@ -120,30 +116,3 @@ def require_reward(classifier: Classifier | None, name: str) -> Classifier:
             f"the model has {len(found.labels.names)} labels, and a reward is one number; ask LLM.classify"
         )
     return found
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class ClassifierTexts:
-    """Makes of prompts the texts that a classifier reads. prompts: writes conversations, by the chat template."""
-
-    classifier: Classifier
-    embedder: Embedder
-    prompts: PromptEncoder
-    truncate: bool
-
-    def __call__(self, key: Key, prompt: Prompt) -> Text[Key]:
-        """A text as the model will see it; no answer is begun. Raises ValueError for one that it cannot."""
-        given: Any = {"messages": prompt} if is_messages(prompt) else prompt
-        if isinstance(given, Mapping) and "messages" in given:
-            ids = self.prompts.token_ids({"add_generation_prompt": False, **given})
-            given = {"prompt_token_ids": list(ids), "cache_salt": given.get("cache_salt")}
-        most = self.embedder.most(self.truncate)
-        text = self.embedder.text(key, given, EmbeddingParams(pooling="cls", normalize=False, max_tokens=most))
-        return dataclasses.replace(text, token_ids=self.classifier.read_tokens(text.token_ids))
-
-
-def read_all(
-    requests: Iterable[tuple[Key, Prompt]], output_of: Callable[..., Output], text_of: ClassifierTexts, run: Run
-) -> Generator[tuple[Key, Output | ValueError], None, None]:
-    """(key, output) of each text in the order in which they are ready; a refused one gives its ValueError."""
-    return run_all(requests, text_of, output_of, run)

@@ -6,20 +6,20 @@ settles that into `EmbeddingParams` and refuses what the model cannot do, before
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
+import functools
 import logging
-from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import numpy as np
 
 from checkpoints.sentence import SentenceLayout
-from ferrum_jax.core.outputs import ClassOutput, EmbeddingOutput, RequestOutput, RewardOutput, ScoreOutput, unit_length
-from ferrum_jax.inputs.prompt import MediaSpan, Prompt, take_apart
-from ferrum_jax.sampling_params import SamplingParams
+from ferrum_jax.core.outputs import EmbeddingOutput, RequestOutput, unit_length
+from ferrum_jax.core.request_options import RequestOptions
+from ferrum_jax.inputs.prompt import Prompt, PromptParts, take_apart
+from ferrum_jax.tasks.task import ONE_TOKEN, EngineRequest, Task, vector_in
 from ferrum_jax.text.tokenizer import Tokenizer
 
 UNTRAINED = (
@@ -27,10 +27,7 @@ UNTRAINED = (
     "texts that mean the same; take a model for embeddings where vectors are compared"
 )
 _log = logging.getLogger("ferrum_jax.tasks")
-ONE_TOKEN = SamplingParams(max_tokens=1, temperature=0.0)  # what computes a prompt: its last state is a text's vector
 NO_WISHES: Mapping[str, Any] = MappingProxyType({})
-Key = TypeVar("Key")
-Output = TypeVar("Output", EmbeddingOutput, ScoreOutput, ClassOutput, RewardOutput)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -45,34 +42,6 @@ class EmbeddingParams:
     prefix: str = ""
     lower_case: bool = False
     max_tokens: int | None = None
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class Text(Generic[Key]):
-    """One text to embed, or a pair to score, as the model will see it.
-
-    second: where the second text of a pair begins, in models that tell them apart. pooling, normalizes: what becomes of
-    the states of its tokens.
-    """
-
-    key: Key
-    prompt: str | None
-    token_ids: Sequence[int]
-    second: int | None = None
-    cache_salt: str = ""
-    media: tuple[MediaSpan, ...] = ()
-    pooling: str = "cls"
-    normalizes: bool = False
-
-    def output(self, state: np.ndarray, num_cached_tokens: int) -> EmbeddingOutput:
-        """state: [D], pooled."""
-        return EmbeddingOutput(
-            prompt=self.prompt,
-            prompt_token_ids=tuple(self.token_ids),
-            embedding=unit_length(state) if self.normalizes else state,
-            num_cached_tokens=num_cached_tokens,
-            normalized=self.normalizes,
-        )
 
 
 class Embedder:
@@ -146,14 +115,23 @@ class Embedder:
         """The tokens that a text is cut to."""
         return self._max_tokens if truncate else None
 
-    def text(self, key: Key, prompt: Prompt, params: EmbeddingParams, how: Mapping[str, Any] = NO_WISHES) -> Text[Key]:
-        """A prompt as the model will see it. Raises ValueError for one that it cannot.
+    def task(
+        self, prompt: Prompt, params: EmbeddingParams, how: Mapping[str, Any] = NO_WISHES, *, key: str = ""
+    ) -> Task[EmbeddingOutput]:
+        """A text's vector. params: what `how` asks for, of a prompt that does not say it itself.
 
-        params: what `how` asks for, of a prompt that does not say it itself.
+        Raises ValueError for a prompt that the model cannot read.
         """
         parts = take_apart(prompt)
         if parts.vector:
             params = self.params(**{**how, **parts.vector})
+        return Task([self._request(parts, params, key)], functools.partial(_embedding, normalize=params.normalize))
+
+    def request(self, prompt: Prompt, params: EmbeddingParams, *, key: str = "") -> EngineRequest:
+        """A text as the model will see it; its output has the pooled state. Raises ValueError as `task`."""
+        return self._request(take_apart(prompt), params, key)
+
+    def _request(self, parts: PromptParts, params: EmbeddingParams, key: str) -> EngineRequest:
         content = parts.content
         if parts.add_special_tokens is not None:
             raise ValueError("add_special_tokens is for prompts that are completed; leave it out")
@@ -167,15 +145,15 @@ class Embedder:
                 f"the text has {len(token_ids)} tokens; it must have 1 to {self._max_tokens}: shorten it, or have "
                 "it cut with truncate=True"
             )
-        return Text(
-            key=key,
+        options = RequestOptions(
             prompt=content if isinstance(content, str) else None,
-            token_ids=token_ids,
+            key=key,
             cache_salt=parts.cache_salt,
             media=parts.media,
+            embeds=True,
             pooling=params.pooling,
-            normalizes=params.normalize,
         )
+        return EngineRequest(token_ids, ONE_TOKEN, options)
 
     def _encode(self, text: str, params: EmbeddingParams) -> list[int]:
         if self._tokenizer is None:
@@ -197,63 +175,12 @@ class Embedder:
         return ids
 
 
-States = Iterator[tuple[Text[Any], np.ndarray | ValueError, int]]
-Run = Callable[[Iterable[Text[Any]]], States]
-Outputs = Generator[tuple[int, RequestOutput | ValueError], None, None]
-RunPrompts = Callable[[Iterable[tuple[int, Prompt]]], Outputs]  # through an engine; outputs have `embedding`
-Vectors = Generator[tuple[Key, EmbeddingOutput | ValueError], None, None]
-
-
-def embed_all(embedder: Embedder, requests: Iterable[tuple[Key, Prompt]], how: Mapping[str, Any], run: Run) -> Vectors:
-    """(key, vector) of each text in the order in which they are ready; a refused one gives its ValueError.
-
-    how: arguments of `Embedder.params`. run(texts): (text, its state, tokens of it that were cached) of each, in any
-    order.
-    """
-    params = embedder.params(**how)
-    return run_all(requests, lambda key, prompt: embedder.text(key, prompt, params, how), Text.output, run)
-
-
-def run_all(
-    requests: Iterable[tuple[Key, Any]],
-    text_of: Callable[[Key, Any], Text[Key]],
-    output_of: Callable[[Text[Key], np.ndarray, int], Output],
-    run: Run,
-) -> Generator[tuple[Key, Output | ValueError], None, None]:
-    """(key, output) of each request in the order in which they are ready; a refused one gives its ValueError."""
-    refused: deque[tuple[Key, ValueError]] = deque()
-
-    def texts() -> Iterator[Text[Key]]:
-        for key, content in requests:
-            try:
-                yield text_of(key, content)
-            except ValueError as error:
-                refused.append((key, error))
-
-    for text, state, num_cached in run(texts()):
-        while refused:
-            yield refused.popleft()
-        if isinstance(state, ValueError):
-            yield text.key, state
-        else:
-            yield text.key, output_of(text, state, num_cached)
-    yield from refused
-
-
-def by_steps(texts: Iterable[Text[Any]], run: RunPrompts) -> States:
-    """Through the steps of a model that generates: the final hidden state of each text's last token."""
-    running: dict[int, Text[Any]] = {}
-
-    def prompts() -> Iterator[tuple[int, Prompt]]:
-        for index, text in enumerate(texts):
-            running[index] = text
-            prompt = {"prompt_token_ids": text.token_ids, "cache_salt": text.cache_salt or None, "media": text.media}
-            yield index, prompt
-
-    with contextlib.closing(run(prompts())) as outputs:
-        for index, output in outputs:
-            if isinstance(output, ValueError):
-                yield running.pop(index), output, 0
-                continue
-            assert output.embedding is not None, "a text's output has its vector"
-            yield running.pop(index), output.embedding, output.num_cached_tokens
+def _embedding(outputs: Sequence[RequestOutput], *, normalize: bool) -> EmbeddingOutput:
+    state = vector_in(outputs[0])
+    return EmbeddingOutput(
+        prompt=outputs[0].prompt,
+        prompt_token_ids=outputs[0].prompt_token_ids,
+        embedding=unit_length(state) if normalize else state,
+        num_cached_tokens=outputs[0].num_cached_tokens,
+        normalized=normalize,
+    )

@@ -10,20 +10,19 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from checkpoints.sentence import LogitScore, SentenceLayout
+from ferrum_jax.core.request_options import RequestOptions
 from ferrum_jax.models.spec import ModelSpec
-from ferrum_jax.tasks.embedder import Text
 from ferrum_jax.tasks.scorer import Pair, both_of, require_length, sigmoid
+from ferrum_jax.tasks.task import ONE_TOKEN, EngineRequest
 from ferrum_jax.text.chat import ChatTemplate
 from ferrum_jax.text.tokenizer import Tokenizer, require_tokenizer
-
-Key = TypeVar("Key")
 
 _FILLERS = "a", "0"  # texts that end in different tokens
 # The prompt of Qwen3-Reranker, whose folders have a template of it only since they name a LogitScore.
@@ -165,11 +164,11 @@ class LogitScorer:
         """The tokens whose logits it reads."""
         return ids_of(self._score)
 
-    def text(self, key: Key, pair: Pair, *, truncate: bool, instruction: str | None = None) -> Text[Key]:
+    def request(self, pair: Pair, *, truncate: bool, instruction: str | None = None) -> EngineRequest:
         query, document = both_of(pair)
         ids = self._template.ids(query, document, instruction, max_tokens=self._max_tokens, truncate=truncate)
         require_length(len(ids), self._max_tokens)
-        return Text(key=key, prompt=None, token_ids=ids)
+        return EngineRequest(ids, ONE_TOKEN, RequestOptions(embeds=True))
 
     def score(self, state: np.ndarray) -> float:  # [D]
         logits = self._logits(state)

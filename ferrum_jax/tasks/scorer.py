@@ -8,21 +8,21 @@ model that generates (`logit_scorer.py`) reads them in a prompt, and its logits 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from ferrum_jax.tasks.embedder import Text
+from ferrum_jax.core.request_options import RequestOptions
+from ferrum_jax.tasks.task import ONE_TOKEN, EngineRequest
 from ferrum_jax.text.tokenizer import Tokenizer, require_tokenizer
 
-Key = TypeVar("Key")
 Pair = Sequence[str] | Mapping[str, Any]  # two texts, a query and a document; or an object that has them
 
 
 class Scorer(Protocol):
     """How pairs become scores of one model."""
 
-    def text(self, key: Key, pair: Pair, *, truncate: bool, instruction: str | None = None) -> Text[Key]:
+    def request(self, pair: Pair, *, truncate: bool, instruction: str | None = None) -> EngineRequest:
         """A pair as the model will see it. Raises ValueError for one that it cannot.
 
         instruction: what makes a document fit a query, for models that are told; None is the model's own.
@@ -40,14 +40,14 @@ class CrossEncoderScorer:
     def __init__(self, tokenizer: Tokenizer | None, *, activation: str, max_tokens: int) -> None:
         self._tokenizer, self._activation, self._max_tokens = tokenizer, activation, max_tokens
 
-    def text(self, key: Key, pair: Pair, *, truncate: bool, instruction: str | None = None) -> Text[Key]:
+    def request(self, pair: Pair, *, truncate: bool, instruction: str | None = None) -> EngineRequest:
         if instruction is not None:
             raise ValueError(f"instruction is {instruction!r}; a cross-encoder is told nothing beside the pair")
         query, document = both_of(pair)
         tokenizer = require_tokenizer(self._tokenizer, "the model")
         ids, second = tokenizer.encode_pair(query, document, max_tokens=self._max_tokens if truncate else None)
         require_length(len(ids), self._max_tokens)
-        return Text(key=key, prompt=None, token_ids=ids, second=second)
+        return EngineRequest(ids, ONE_TOKEN, RequestOptions(embeds=True, pooling="cls", second=second))
 
     def score(self, state: np.ndarray) -> float:  # [1]
         logit = float(state[0])

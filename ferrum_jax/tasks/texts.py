@@ -78,7 +78,7 @@ class TextIds:
             return self.prompts.token_ids(prompt, now, kept=kept)
         parts = take_apart(prompt)
         text = PromptParts(content=parts.content, vector=parts.vector)
-        return self.embedder.text(None, text, self.embedder.params()).token_ids
+        return self.embedder.task(text, self.embedder.params()).requests[0].token_ids
 
     def foreseen(self, named: str, params: TranscriptionParams) -> ForeseenSound:
         """The windows of a sound that a job's row names. Raises ValueError for one that cannot be read."""

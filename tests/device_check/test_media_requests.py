@@ -10,7 +10,7 @@ import pytest
 
 from ferrum_jax.cli.device_check import engine_check
 from ferrum_jax.cli.device_check.engine_check import EngineOrder, check_engine
-from ferrum_jax.cli.device_check.media_requests import _ask, _seen, media_requests, with_room
+from ferrum_jax.cli.device_check.media_requests import _request, _seen, media_requests, with_room
 from ferrum_jax.config import EngineConfig
 from ferrum_jax.engine.image_intake import ImageLimits, placed_images
 from ferrum_jax.inputs.prompt import MediaSpan
@@ -69,9 +69,9 @@ def test_a_model_of_text_alone_is_given_no_media():
 
 def test_the_same_media_under_another_salt_count_as_others():
     request = _seen(with_towers()["whisper"], PARAMS)[0]
-    one, other = (_ask(0, *request, salt).prepare() for salt in (0, 1))
-    assert one[0] == other[0] and one[1].media[0].digest != other[1].media[0].digest
-    np.testing.assert_array_equal(one[1].images[0].patches, other[1].images[0].patches)
+    one, other = (_request(0, *request, salt).options for salt in (0, 1))
+    assert one.media[0].digest != other.media[0].digest
+    np.testing.assert_array_equal(one.images[0].patches, other.images[0].patches)
 
 
 def lines_of(model: str) -> dict[str, dict[str, Any]]:
@@ -98,8 +98,7 @@ def test_media_together_alone_and_from_the_cache_have_the_same_tokens(model):
 @pytest.mark.slow
 def test_a_tower_that_gives_something_else_alone_is_found(monkeypatch):
     def brighter(llm, params, *, salt=0):
-        asks = media_requests(llm, params, salt=salt)
-        return [ask._replace(prepare=lambda ask=ask: _brighter(ask, salt)) for ask in asks]
+        return [_brighter(request, salt) for request in media_requests(llm, params, salt=salt)]
 
     monkeypatch.setattr(engine_check, "media_requests", brighter)
     found = lines_of("hearing/whisper")
@@ -107,8 +106,7 @@ def test_a_tower_that_gives_something_else_alone_is_found(monkeypatch):
     assert "is expected" in found["xla, media alone"]["problem"]
 
 
-def _brighter(ask, salt):
-    ids, options = ask.prepare()
-    (medium,) = options.images
+def _brighter(request, salt):
+    (medium,) = request.options.images
     other = dataclasses.replace(medium, patches=medium.patches * (1 + 4 * salt))
-    return ids, dataclasses.replace(options, images=[other])
+    return request._replace(options=dataclasses.replace(request.options, images=[other]))

@@ -51,7 +51,7 @@ def test_it_generates_as_before_and_other_weights_score_otherwise():
     after = scores(llm.score(PAIRS[:2]))
     head = np.asarray(weights["embed.weight"])
     for pair, score in zip(PAIRS[:2], after, strict=True):
-        ids = llm.model.opened.scorer.text(0, pair, truncate=False).token_ids  # type: ignore[union-attr]
+        ids = llm.model.opened.scorer.request(pair, truncate=False).token_ids  # type: ignore[union-attr]
         (vector,) = llm.embed([ids])
         logits = head[[49, 50]] @ vector.embedding
         assert abs(score - 1 / (1 + np.exp(logits[1] - logits[0]))) < 1e-6

@@ -21,7 +21,10 @@ PACKAGES = ("ferrum_jax", "pallas_kernels", "checkpoints")
 GLOSSARY = ROOT / "docs" / "glossary.md"
 
 # Classes that may share a name, and why.
-SHARED_CLASSES = {"Case": "each op's cases.py has its own, and what runs them takes any"}
+SHARED_CLASSES = {
+    "Case": "each op's cases.py has its own, and what runs them takes any",
+    "Task": "what a user asks for, and what a block of threads of a kernel does",
+}
 # Sentences that begin with these words, and clauses that hang on a genitive.
 INVERTED = re.compile(r"(?:^|(?<=[.!?;:] ))(?:Of|Those)\b|\bof which\b|\bof whose\b")
 MOST_INVERTED = 0  # it may only fall

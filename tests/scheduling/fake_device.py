@@ -21,8 +21,7 @@ from ferrum_jax.core.plan import Copy, ShardPlan, StepPlan
 from ferrum_jax.core.request import Request
 from ferrum_jax.core.scheduler.drafting import Drafting, StepCosts
 from ferrum_jax.core.scheduler.flex import StepSizes
-from ferrum_jax.core.scheduler.in_flight import StepsInFlight
-from ferrum_jax.core.scheduler.scheduler import Scheduler
+from ferrum_jax.core.scheduler.scheduler import Scheduler, StepsInFlight
 from ferrum_jax.engine.of_tokens.kept_experts import KeptExperts
 from ferrum_jax.inputs.prompt import MediaSpan
 from ferrum_jax.inputs.sizes.engine_sizes import EngineSizes

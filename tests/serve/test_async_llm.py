@@ -18,6 +18,7 @@ from ferrum_jax.async_llm import AsyncLLM, Refused
 from ferrum_jax.core.request_options import RequestOptions
 from ferrum_jax.engine.engine_thread import MOST_FAILURES, EngineFailed, Ticket
 from ferrum_jax.inputs.images.decoding import Stopped
+from ferrum_jax.tasks.task_maker import TaskMaker
 from tests.serve.running import failing
 from tests.support import GOLDENS, SMALL, small_llm
 from tests.transcribing.heard import CASES, how_of, sound_of, text_of, whisper_llm
@@ -91,12 +92,12 @@ def test_a_task_that_is_cancelled_or_leaves_its_loop_ends_its_rows(llm):
 
 
 def test_texts_wait_for_no_images_and_of_a_cancelled_task_no_more_are_decoded(llm, monkeypatch):
-    begun, stopped, prepare = [], [], llm.llm.model.prepare
+    begun, stopped, request = [], [], TaskMaker.request
     all_cancelled = threading.Event()  # a thread that is free before could begin one whose turn to be cancelled comes
 
-    def held(prompt, options, *, sampling, look):
+    def held(maker, prompt, sampling, options, *, look):
         if not isinstance(prompt, dict):
-            return prepare(prompt, options, sampling=sampling, look=look)
+            return request(maker, prompt, sampling, options, look=look)
         begun.append(prompt)
         try:
             while True:
@@ -107,7 +108,7 @@ def test_texts_wait_for_no_images_and_of_a_cancelled_task_no_more_are_decoded(ll
             stopped.append(prompt)
             raise
 
-    monkeypatch.setattr(llm.llm.model, "prepare", held)
+    monkeypatch.setattr(TaskMaker, "request", held)
 
     async def run():
         images = [asyncio.create_task(last(llm, {"prompt": "x", "images": [b"a"]})) for _ in range(50)]

@@ -12,6 +12,7 @@ import dataclasses
 import time
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from checkpoints.hub import Show
@@ -21,12 +22,12 @@ from ferrum_jax.cli.device_check.rates import target_of
 from ferrum_jax.config import EngineConfig
 from ferrum_jax.core.outputs import RequestOutput
 from ferrum_jax.core.request_options import RequestOptions
-from ferrum_jax.engine.shared import Ask
 from ferrum_jax.engine.startup.faults import open_devices
 from ferrum_jax.engine.startup.open import Opening
 from ferrum_jax.io.child import Send, first_line
 from ferrum_jax.llm import LLM
 from ferrum_jax.sampling_params import SamplingParams
+from ferrum_jax.tasks.task import EngineRequest, completion
 
 _NEAR = {"float32": 1e-3, "bfloat16": 0.1}  # log-probabilities of a tie, which rounding may decide either way
 _MAX_TOKENS = 32
@@ -155,26 +156,27 @@ def _generate(order: EngineOrder, config: EngineConfig, send: Send) -> tuple[dic
     params = SamplingParams(max_tokens=_MAX_TOKENS, temperature=0.0, logprobs=2, ignore_eos=True)
     parts: dict[str, Part] = {}
 
-    def generate(name: str, asks: Sequence[Ask[int]], *, alone: bool = False) -> None:
+    def generate(name: str, requests: Sequence[EngineRequest], *, alone: bool = False) -> None:
         found: dict[int, RequestOutput] = {}
         started = time.perf_counter()
-        for together in [[ask] for ask in asks] if alone else [asks]:
-            for key, output in llm.model.run(together):
+        tasks = [(key, partial(completion, request, fails=True)) for key, request in enumerate(requests)]
+        for together in [[task] for task in tasks] if alone else [tasks]:
+            for key, output in llm.run(together):
                 if isinstance(output, ValueError):
                     raise output
                 found[key] = output
-                send({"so_far": f"{len(found)} of {len(asks)} prompts{name}"})
-        parts[name] = Part([found[key] for key in range(len(asks))], time.perf_counter() - started)
+                send({"so_far": f"{len(found)} of {len(requests)} prompts{name}"})
+        parts[name] = Part([found[key] for key in range(len(requests))], time.perf_counter() - started)
 
     if not llm.loaded.layout.spec.cross_layers:
         most = llm.max_model_len - _MAX_TOKENS
-        asks = [llm.model.ask(key, list(ids)[:most], params, RequestOptions()) for key, ids in enumerate(order.prompts)]
-        generate("", asks)
-        generate(_AGAIN, asks)
-    if asks := media_requests(llm, params):
-        generate(_MEDIA, asks)
+        requests = [llm.model.tasks.request(list(ids)[:most], params, RequestOptions()) for ids in order.prompts]
+        generate("", requests)
+        generate(_AGAIN, requests)
+    if requests := media_requests(llm, params):
+        generate(_MEDIA, requests)
         generate(_ALONE, media_requests(llm, params, salt=1), alone=True)
-        generate(_MEDIA + _AGAIN, asks)
+        generate(_MEDIA + _AGAIN, requests)
     return parts, _NEAR[llm.loaded.layout.dtype.name]
 
 

@@ -16,7 +16,6 @@ import numpy as np
 
 from ferrum_jax.config import EngineConfig
 from ferrum_jax.core.request_options import RequestOptions
-from ferrum_jax.engine.shared import Ask
 from ferrum_jax.inputs.params.transcription_params import TranscriptionParams
 from ferrum_jax.inputs.prompt import EncodableImage, MediaSpan
 from ferrum_jax.io.ints import round_up
@@ -24,6 +23,7 @@ from ferrum_jax.llm import LLM
 from ferrum_jax.models.families.encoder_spec import EncoderSpec
 from ferrum_jax.models.spec import ModelSpec, SoundSpec, VisionSpec
 from ferrum_jax.sampling_params import SamplingParams
+from ferrum_jax.tasks.task import EngineRequest
 from ferrum_jax.tasks.transcription.heard_sound import HeardSound
 
 _SQUARES = ((4, 6), (3, 3), (2, 7))  # rows and columns of tokens of images
@@ -62,23 +62,23 @@ def with_room(config: EngineConfig, spec: ModelSpec | EncoderSpec) -> EngineConf
     )
 
 
-def media_requests(llm: LLM, params: SamplingParams, *, salt: int = 0) -> list[Ask[int]]:
+def media_requests(llm: LLM, params: SamplingParams, *, salt: int = 0) -> list[EngineRequest]:
     """Requests that can run together; none for a model that reads text alone.
 
     salt: with another one media of the same values count as others, so that they are encoded again and hit nothing.
     """
     spec = llm.loaded.layout.spec
     found = _heard(llm, params) or _seen(spec, params)
-    return [_ask(number, *each, salt) for number, each in enumerate(found)]
+    return [_request(number, *each, salt) for number, each in enumerate(found)]
 
 
-def _ask(
+def _request(
     number: int, ids: Sequence[int], start: int, medium: MadeMedium, params: SamplingParams, salt: int
-) -> Ask[int]:
+) -> EngineRequest:
     own = dataclasses.replace(medium, digest=blake2b(medium.digest + bytes([salt])).digest())
     span = MediaSpan(kind=own.kind, digest=own.digest, start=start, length=max(own.num_tokens, 1))
     options = RequestOptions(media=[span], images=[own], key=str(number))
-    return Ask(number, params, lambda: (ids, options))
+    return EngineRequest(ids, params, options)
 
 
 _Request = tuple[Sequence[int], int, MadeMedium, SamplingParams]  # token ids, where the medium begins, itself, how

@@ -16,6 +16,7 @@ import itertools
 import math
 from collections import deque
 from collections.abc import Iterator, Sequence
+from typing import TypeVar
 
 import numpy as np
 
@@ -32,6 +33,8 @@ from ferrum_jax.core.scheduler.limits import refuse_endless, refuse_pins, refuse
 from ferrum_jax.core.scheduler.media_book import MediaBook
 from ferrum_jax.core.scheduler.shard import Shard
 from ferrum_jax.core.scheduler.waiting import WaitingQueue
+
+Step = TypeVar("Step")
 
 
 class Scheduler:
@@ -332,3 +335,20 @@ class Scheduler:
         self.images.check_invariants([request for request in self._unfinished.values() if request.slot])
         self._waiting.check_invariants()
         assert len(self._unfinished) == self.num_running + self.num_waiting, "a request is in no list, or in two"
+
+
+class StepsInFlight(deque[Step]):
+    """Steps that were dispatched and not yet committed, the oldest first; each loop has its own type of step.
+
+    Every loop around a scheduler dispatches the next step, then commits the one before it.
+    """
+
+    def advance(self, dispatched: Step | None) -> Step | None:
+        """Takes the step that was dispatched just now, if there was one to plan; the one that must be committed now.
+
+        That is the step before it, so the device has work while the host looks at results; None where there is none.
+        """
+        due = self.popleft() if self else None
+        if dispatched is not None:
+            self.append(dispatched)
+        return due

@@ -11,8 +11,8 @@ import hashlib
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Protocol
 
 import jax
 import numpy as np
@@ -30,7 +30,6 @@ from ferrum_jax.runtime.placing.weights import read_beside, replace_weights
 from ferrum_jax.runtime.pools.budget import Ledger
 from ferrum_jax.runtime.programs import Executables, compile_all
 from ferrum_jax.tasks.classifier import Classifier
-from ferrum_jax.tasks.embedder import RunPrompts, States, Text, by_steps
 from ferrum_jax.tasks.logit_scorer import LogitScorer, TokenLogits, ids_of, score_of_tokens
 from ferrum_jax.tasks.scorer import Scorer
 from ferrum_jax.tasks.texts import Texts
@@ -54,10 +53,6 @@ class Ready(Protocol):
     def scorer(self, texts: Texts) -> Scorer | None: ...
 
     def classifier(self, texts: Texts) -> Classifier | None: ...
-
-    def run(self, texts: Iterable[Text[Any]], prompts: RunPrompts) -> States:
-        """(text, its state, tokens of it that were cached) of each. prompts: runs some where there is an engine."""
-        ...
 
     def with_weights(self, copies: Copies) -> Ready: ...
 
@@ -120,9 +115,6 @@ class Loaded:
     def classifier(self, texts: Texts) -> Classifier | None:
         """How vectors become classes, of a checkpoint with a head for these."""
         return texts.classifier
-
-    def run(self, texts: Iterable[Text[Any]], prompts: RunPrompts) -> States:
-        return by_steps(texts, prompts)
 
     def checksum(self) -> str:
         """A digest of every bit of the weights, in hexadecimal, an array in host memory at a time."""

@@ -7,20 +7,20 @@ it makes vectors and scores.
 from __future__ import annotations
 
 import dataclasses
-import datetime
 import math
 import weakref
-from collections.abc import Callable, Collection, Generator, Hashable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Collection, Generator, Hashable, Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any, TypeVar
 
+import numpy as np
+
 from ferrum_jax.core.outputs import RequestOutput
-from ferrum_jax.core.request_options import RequestOptions
 from ferrum_jax.engine.adapters import LoadedAdapters
 from ferrum_jax.engine.encoder import Encoder
 from ferrum_jax.engine.engine import Engine
 from ferrum_jax.engine.prefixes.cached_prefixes import CachedPrefixes
-from ferrum_jax.engine.shared import WHAT_BECOMES, Ask, SharedEngine
+from ferrum_jax.engine.shared import WHAT_BECOMES, SharedEngine
 from ferrum_jax.engine.startup.build_engine import build_engine
 from ferrum_jax.engine.startup.load import Loaded, adapter_reader
 from ferrum_jax.engine.startup.new_weights import NewWeights, copies_for
@@ -28,18 +28,15 @@ from ferrum_jax.engine.startup.open import Opening
 from ferrum_jax.engine.startup.sleep import LEVELS, TAGS, is_dropped, put_to_sleep, tags_to_wake, woken
 from ferrum_jax.engine.stats import snapshot
 from ferrum_jax.inputs.identity import ModelIdentity
-from ferrum_jax.inputs.images.decoding import Look, do_not_look
-from ferrum_jax.inputs.prompt import Prompt, listed
 from ferrum_jax.io.error_text import quoted
 from ferrum_jax.runtime.distributed.processes import current, refuse_several_processes
 from ferrum_jax.runtime.layout import Layout
 from ferrum_jax.sampling_params import SamplingParams
-from ferrum_jax.tasks.calls.score_requests import Completion, ScoreRequest, score_requests
-from ferrum_jax.tasks.classifier import ClassifierTexts
-from ferrum_jax.tasks.embedder import ONE_TOKEN, Outputs, States, Text
+from ferrum_jax.tasks.task import Answer, EngineRequest, MakeTask, RunningRequest, RunningTasks
+from ferrum_jax.tasks.task_maker import TaskMaker
 from ferrum_jax.tasks.transcription.transcriber import Transcriber, require_transcriber
 from ferrum_jax.text.output_processor.choice_text import TokenTexts
-from ferrum_jax.text.output_processor.collect import Collector, failure_of
+from ferrum_jax.text.output_processor.collect import Collector
 
 Key = TypeVar("Key", bound=Hashable)
 
@@ -99,14 +96,14 @@ class OpenModel:
         """Weights and executables of a model that generates. Raises ValueError for an encoder."""
         model = self.opened.model
         if not isinstance(model, Loaded):
-            raise ValueError(self._generates_nothing("is an encoder"))
+            raise ValueError(self.tasks.refusal)
         return model
 
     @property
     def calls(self) -> SharedEngine:
         """The engine with the calls that share it. Raises ValueError for an encoder, which has none."""
         if self._calls is None:
-            raise ValueError(self._generates_nothing("is an encoder"))
+            raise ValueError(self.tasks.refusal)
         return self._calls
 
     @property
@@ -243,91 +240,69 @@ class OpenModel:
 
     # -- requests ------------------------------------------------------------------------------------
 
-    def prepare(
-        self,
-        prompt: Prompt,
-        options: RequestOptions,
-        now: datetime.datetime | None = None,
-        *,
-        sampling: SamplingParams | None = None,
-        look: Look = do_not_look,
-    ) -> tuple[Sequence[int], RequestOptions]:
-        """The prompt's token ids, and the options with what it says of itself; any thread may ask.
-
-        sampling: under which it will run; where that keeps an end of it, what stands before may be left out. look:
-        called between images; what it raises ends the work.
-
-        Raises ValueError for what is no prompt, and of a model that generates nothing.
-        """
-        if self.opened.texts.headless and not options.embeds:
+    @property
+    def tasks(self) -> TaskMaker:
+        """Makes its tasks, with the weights of this moment."""
+        opened, why = self.opened, None
+        if self.is_encoder:
+            why = "is an encoder"
+        elif opened.texts.headless:
             why = "has no head here (tie_word_embeddings is false in config.json, and there is no lm_head.weight)"
-            raise ValueError(self._generates_nothing(why))
-        kept = None if sampling is None else sampling.most_prompt_tokens(self.max_model_len)
-        told = options.told_by(prompt)
-        encoded = self.prompts.encoded(prompt, now, kept=kept, look=look)
-        return encoded.token_ids, dataclasses.replace(told, media=encoded.media, images=encoded.images)
-
-    def _generates_nothing(self, why: str) -> str:
-        return (
-            f"{self.spec.architecture} {why} and generates nothing; ask it for vectors: LLM.embed, `ferrum-jax embed`, "
-            "or rows of a batch with `input`"
+        return TaskMaker(
+            prompts=self.prompts,
+            embedder=opened.embedder,
+            scorer=opened.scorer,
+            classifier=opened.classifier,
+            max_model_len=self.max_model_len,
+            vocab_size=self.spec.vocab_size,
+            name=self.spec.architecture,
+            why_vectors=why,
+            is_decoder=not self.is_encoder,
         )
-
-    def ask(
-        self,
-        key: Key,
-        prompt: Prompt,
-        sampling: SamplingParams,
-        options: RequestOptions,
-        now: datetime.datetime | None = None,
-    ) -> Ask[Key]:
-        """A prompt that is to run. options: but for what the prompt says."""
-        return Ask(key, sampling, lambda: self.prepare(prompt, options, now, sampling=sampling))
 
     def run(
         self,
-        asks: Iterable[Ask[Key]],
+        tasks: Iterable[tuple[Key, MakeTask[Answer]]],
+        *,
         wants_partials: Callable[[], bool] = lambda: False,
-        most_running: Callable[[], float] = lambda: math.inf,
-    ) -> Generator[tuple[Key, RequestOutput | ValueError], None, None]:
-        """See `LLM.as_completed`, whose requests these are."""
-        if self._calls is None:
-            yield from ((ask.key, ValueError(self._generates_nothing("is an encoder"))) for ask in asks)
-            return
+        most_running: Callable[[], float] | None = lambda: math.inf,
+    ) -> Generator[tuple[Key, Answer | ValueError], None, None]:
+        """See `LLM.run`."""
+        if self._calls is None and most_running is not None:
+            return self._encode(tasks)
+        if most_running is None:
+            return self.calls.run(tasks, wants_partials=wants_partials)
         room = MOST_WAITING * self.config.num_rows * self.ledger.num_shards
-        rooms = {"room": lambda: min(room, most_running()), "wants_partials": wants_partials}
-        with closing(self._calls.run(asks, **rooms)) as found:
-            for key, output in found:
-                yield key, output if isinstance(output, ValueError) else failure_of(output) or output
+        return self.calls.run(tasks, room=lambda: min(room, most_running()), wants_partials=wants_partials)
 
-    def stream(self, prompt: Prompt, sampling: SamplingParams) -> Iterator[RequestOutput]:
-        """See `LLM.stream`."""
-        ask = self.ask(0, prompt, sampling, RequestOptions(streams=True))
-        with closing(self.calls.run([ask])) as found:
-            for _, output in found:
-                if isinstance(output, ValueError):
-                    raise output
-                yield output
+    def _encode(
+        self, tasks: Iterable[tuple[Key, MakeTask[Answer]]]
+    ) -> Generator[tuple[Key, Answer | ValueError], None, None]:
+        """As `SharedEngine.run`, through an encoder."""
+        runs, encoder = RunningTasks(tasks), self.opened.model
+        assert isinstance(encoder, Encoder), "it has an engine else"
 
-    def score_requests(
-        self, prompts: Prompt | Sequence[Prompt], completions: Sequence[Completion] | None, mode: str
-    ) -> list[ScoreRequest | None]:
-        """The sequences of `LLM.compute_logprobs`, None where no token is to be scored; any thread may ask."""
-        now = datetime.datetime.now()
-        prepared = (self.prepare(prompt, RequestOptions(), now) for prompt in listed(prompts))
-        return score_requests(prepared, completions, self.prompts.tokenizer, mode, self.max_model_len)
+        def texts() -> Iterator[RunningRequest]:
+            while runs.has_more:
+                if (request := runs.next()) is not None:
+                    yield request
 
-    def text_reader(self, truncate: bool) -> ClassifierTexts:
-        """How prompts become texts that are classified, by a model with a classifier."""
-        own = self.opened.classifier
-        assert own is not None, "only classifiers read classes"
-        return ClassifierTexts(classifier=own, embedder=self.embedder, prompts=self.prompts, truncate=truncate)
+        try:
+            for text, state in encoder.run(texts()):
+                text.output = partial(_encoded, text.request, state)
+                runs.end(text)
+                yield from runs.answers()
+            yield from runs.answers()
+        finally:
+            runs.close()
 
-    def run_texts(self, texts: Iterable[Text[Any]]) -> States:
-        """(text, its state, tokens of it that were cached) of each, in the order in which steps end."""
-        return self.opened.model.run(texts, self._run_prompts)
 
-    def _run_prompts(self, prompts: Iterable[tuple[int, Prompt]]) -> Outputs:
-        return self.run(
-            self.ask(index, prompt, ONE_TOKEN, RequestOptions(key=str(index), embeds=True)) for index, prompt in prompts
-        )
+def _encoded(request: EngineRequest, state: np.ndarray) -> RequestOutput:
+    return RequestOutput(
+        request_id=0,
+        prompt=request.options.prompt,
+        prompt_token_ids=tuple(request.token_ids),
+        outputs=(),
+        num_cached_tokens=0,
+        embedding=state,
+    )

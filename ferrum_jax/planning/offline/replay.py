@@ -23,9 +23,8 @@ from ferrum_jax.core.outputs import NOT_FINITE, NOT_FINITE_REASON
 from ferrum_jax.core.plan import ShardPlan, StepPlan
 from ferrum_jax.core.request import Request
 from ferrum_jax.core.scheduler.drafting import Drafting, StepCosts, drafting_of
-from ferrum_jax.core.scheduler.in_flight import StepsInFlight
 from ferrum_jax.core.scheduler.request_log import LoggedChoice, LoggedRequest, Segment
-from ferrum_jax.core.scheduler.scheduler import Scheduler
+from ferrum_jax.core.scheduler.scheduler import Scheduler, StepsInFlight
 
 _COUNTERS = ("lookups", "hit_tokens", "missed_tokens", "resumed_tokens", "evictions", "refusals", "preemptions")
 _TOTALS = (*_COUNTERS, "images_encoded", "image_hits", "image_evictions", "steps", "too_large")

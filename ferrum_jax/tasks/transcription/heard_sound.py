@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from ferrum_jax.core.outputs import CompletionOutput, Transcription, TranscriptionSegment
+from ferrum_jax.core.outputs import CompletionOutput, RequestOutput, Transcription, TranscriptionSegment
+from ferrum_jax.core.request_options import RequestOptions
 from ferrum_jax.inputs.audio.waveform import Look, do_not_look
 from ferrum_jax.inputs.params.transcription_params import TranscriptionParams
+from ferrum_jax.inputs.prompt import Prompt
+from ferrum_jax.sampling_params import SamplingParams
+from ferrum_jax.tasks.task import EngineRequest, Task, succeeded
 from ferrum_jax.tasks.transcription.transcriber import SoundWindow, Transcriber, WindowRequest
 from ferrum_jax.tasks.transcription.transcription import GrowingText, numbered, transcription_of
 
@@ -38,6 +42,22 @@ class HeardSound:
     def transcription(self, answers: Sequence[CompletionOutput]) -> Transcription:
         """answers: to its windows, in their order."""
         return transcription_of(self.transcriber, self.windows, answers, self.params)
+
+    def task(
+        self, request: Callable[[Prompt, SamplingParams, RequestOptions], EngineRequest], key: object = ""
+    ) -> Task[Transcription]:
+        """The sound's transcription. request: makes what the engine takes of a prompt. key: seeds its windows."""
+
+        def finish(outputs: Sequence[RequestOutput]) -> Transcription:
+            return self.transcription([succeeded(output).outputs[0] for output in outputs])
+
+        return Task(
+            [
+                request(window.prompt, window.sampling, RequestOptions(key=str((key, place))))
+                for place, window in enumerate(self.requests)
+            ],
+            finish,
+        )
 
     def segments(self, place: int, answer: CompletionOutput, *, first_id: int) -> list[TranscriptionSegment]:
         """The parts of the window at `place`, numbered from `first_id` on, where times are asked for."""

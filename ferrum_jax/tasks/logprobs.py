@@ -1,28 +1,22 @@
-"""Requests for log-probabilities of given tokens: what a user names, checked, as sequences that one prefill scores."""
+"""Log-probabilities of given tokens as tasks: one prefill scores a sequence."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
 
 import numpy as np
 
 from ferrum_jax.core.outputs import RequestOutput, SequenceLogprobs
-from ferrum_jax.core.request_options import RequestOptions, ScoresAsked
+from ferrum_jax.core.request_options import ScoresAsked
+from ferrum_jax.inputs.prompt import Prompt
 from ferrum_jax.io.ints import as_whole
 from ferrum_jax.sampling_params import MAX_LOGPROBS, WHOLE_VOCABULARY, SamplingParams
+from ferrum_jax.tasks.task import EngineRequest, Task, succeeded
 from ferrum_jax.text.tokenizer import Tokenizer, require_tokenizer
 
 MODES = ("raw", "processed")
 Completion = str | Sequence[int]
-
-
-class ScoreRequest(NamedTuple):
-    """A sequence, and which of its tokens are scored."""
-
-    token_ids: list[int]
-    options: RequestOptions
 
 
 def score_params(
@@ -51,48 +45,49 @@ def score_params(
     return dataclasses.replace(params, n=1, max_tokens=1, prompt_logprobs=top, logprobs=None, stop=(), detokenize=False)
 
 
-def score_requests(
-    prompts: Iterable[tuple[Sequence[int], RequestOptions]],
-    completions: Sequence[Completion] | None,
-    tokenizer: Tokenizer | None,
-    mode: str,
-    max_model_len: int,
-) -> list[ScoreRequest | None]:
-    """The sequence of each prompt and its completion; None where no token is to be scored.
-
-    Raises ValueError naming the prompt that is empty, and so says nothing of its first token, or whose completion is
-    none.
-    """
-    many = list(prompts)
-    if completions is not None and (isinstance(completions, str) or len(completions) != len(many)):
+def completions_for(
+    prompts: Sequence[Prompt], completions: Sequence[Completion] | None
+) -> list[tuple[Prompt, Completion | None]]:
+    """Each prompt with its completion; None scores the prompt. Raises ValueError unless there is one for each."""
+    if completions is None:
+        return [(prompt, None) for prompt in prompts]
+    if isinstance(completions, str) or len(completions) != len(prompts):
         given = "a text" if isinstance(completions, str) else f"{len(completions)}"
-        raise ValueError(f"completions is {given} for {len(many)} prompts; give a list with one for each prompt")
-    found = []
-    for number, (token_ids, options) in enumerate(many):
-        try:
-            completion = None if completions is None else _ids(completions[number], tokenizer, max_model_len)
-            found.append(_request(token_ids, options, completion, mode))
-        except ValueError as error:
-            raise ValueError(f"prompt {number}: {error}") from error
-    return found
+        raise ValueError(f"completions is {given} for {len(prompts)} prompts; give a list with one for each prompt")
+    return list(zip(prompts, completions, strict=True))
 
 
-def _request(
-    prompt: Sequence[int], options: RequestOptions, completion: Sequence[int] | None, mode: str
-) -> ScoreRequest | None:
-    if not len(prompt):
+def logprobs_task(
+    prompt: EngineRequest, completion: Sequence[int] | None, mode: str, vocab_size: int
+) -> Task[SequenceLogprobs]:
+    """The log-probabilities of a completion's tokens; None scores the prompt from its second token on.
+
+    prompt: drawn as `score_params` says. A sequence without a token to be scored has no request. Raises ValueError for
+    an empty prompt, which says nothing of its first token.
+    """
+    ids, top = prompt.token_ids, prompt.sampling.prompt_logprobs
+    assert top is not None, "score_params sets it"
+    if not len(ids):
         raise ValueError(
             "the prompt is empty (0 tokens), and the first token of a sequence has no log-probability; give at least "
             "one token, such as the one that begins every text"
         )
-    start, token_ids = (1, list(prompt)) if completion is None else (len(prompt), [*prompt, *completion])
+    start, token_ids = (1, list(ids)) if completion is None else (len(ids), [*ids, *completion])
     if start == len(token_ids):
-        return None
+        return Task([], lambda outputs: _nothing(top, vocab_size))
     scores = ScoresAsked(start=start, processed=mode == "processed")
-    return ScoreRequest(token_ids, dataclasses.replace(options, scores=scores))
+    options = dataclasses.replace(prompt.options, scores=scores)
+    return Task([EngineRequest(token_ids, prompt.sampling, options)], _scores)
 
 
-def _ids(completion: Completion, tokenizer: Tokenizer | None, most: int) -> Sequence[int]:
+def _scores(outputs: Sequence[RequestOutput]) -> SequenceLogprobs:
+    scores = succeeded(outputs[0]).scores
+    assert scores is not None, "it was asked for scores"
+    return scores
+
+
+def completion_ids(completion: Completion, tokenizer: Tokenizer | None, most: int) -> Sequence[int]:
+    """The token ids of a completion. Raises ValueError for what is none."""
     if isinstance(completion, str):
         tokenizer = require_tokenizer(tokenizer, "the model")
         return tokenizer.encode(completion, add_special_tokens=False, at_most=most)
@@ -101,16 +96,8 @@ def _ids(completion: Completion, tokenizer: Tokenizer | None, most: int) -> Sequ
     return [int(token) if isinstance(token, np.integer) else token for token in completion]
 
 
-def scores_of(output: RequestOutput | None, top: int, vocab_size: int) -> SequenceLogprobs:
-    """What was asked for of a sequence; of one without a token to be scored, which did not run, nothing.
-
-    Raises ValueError where it could not be computed.
-    """
-    if output is not None:
-        if output.finish_reason == "error":
-            raise ValueError(str(output.outputs[0].stop_reason))
-        assert output.scores is not None, "it was asked for scores"
-        return output.scores
+def _nothing(top: int, vocab_size: int) -> SequenceLogprobs:
+    """The scores of no token."""
     none, k = np.zeros(0, np.float32), max(top, 0)
     return SequenceLogprobs(
         token_ids=(),
