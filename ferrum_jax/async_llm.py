@@ -27,7 +27,7 @@ from ferrum_jax.llm import LLM, NewWeights
 from ferrum_jax.sampling_params import SamplingParams
 from ferrum_jax.tasks.calls.arguments import BEAM_SEARCH, ENCODE, GET_METRICS
 from ferrum_jax.tasks.calls.score_requests import Completion, score_params, scores_of
-from ferrum_jax.tasks.embedder import ONE_TOKEN
+from ferrum_jax.tasks.embedder import ONE_TOKEN, request_of
 from ferrum_jax.tasks.transcription.heard_sound import HeardSound
 from ferrum_jax.text.output_processor.collect import Collected
 
@@ -142,13 +142,9 @@ class AsyncLLM:
         """The vector of a text; the rest is as in `LLM.embed`."""
         llm = self.llm
         params = llm.model.embedder.params(prompt_name=None, pooling=pooling, normalize=normalize, truncate=truncate)
-        if llm.model.is_encoder:
-            self._refuse_at_end()
-            call = self.thread.call(lambda: llm.embed(prompt, pooling=pooling, normalize=normalize, truncate=truncate))
-            return (await asyncio.wrap_future(call))[0]
         text = await asyncio.to_thread(llm.model.embedder.text, None, prompt, params)
-        options = RequestOptions(prompt=text.prompt, cache_salt=text.cache_salt, media=text.media, embeds=True)
-        with self._mailbox(None, text.token_ids, ONE_TOKEN, options) as mailbox:
+        token_ids, options = request_of(text)
+        with self._mailbox(None, token_ids, ONE_TOKEN, options) as mailbox:
             output = await mailbox.whole()
         assert output.embedding is not None, "a text's output has its vector"
         return text.output(output.embedding, output.num_cached_tokens)
@@ -325,10 +321,4 @@ class _Mailbox:
 
 def live_stats(llm: LLM) -> dict[str, Any]:
     """What `LLM.stats` gives, with `num_running` rows and `num_waiting` requests."""
-    scheduler = None if llm.model.is_encoder else llm.engine.scheduler
-    return {
-        **llm.stats(),
-        "num_running": 0 if scheduler is None else scheduler.num_running,
-        "num_waiting": 0 if scheduler is None else scheduler.num_waiting,
-        "recent_steps": [] if scheduler is None else list(llm.engine.runner.recent_steps),
-    }
+    return {**llm.stats(), **llm.calls.engine.live()}

@@ -33,6 +33,8 @@ class RequestOptions:
     spans of kind "image", in their order. embeds: the output has the prompt's embedding.
     resume: choices that `Engine.peek` gave in an earlier process; they continue after their tokens, to the same end as
     if they had never stopped. With prompt_logprobs they begin anew, and where the prompt's images are others.
+    pooling: "mean", "cls" or "last", which of the states of an embedded text its vector is made of. second: where the
+    second text of an embedded pair begins, in models that tell them apart.
     scores: which of the prompt's tokens are scored; what is drawn beside them is of no use.
     is_chat: the text is a whole message of an assistant, and is taken apart by the forms of the model's chat template.
     tools: that the template was given; None leaves calls in the text.
@@ -48,6 +50,8 @@ class RequestOptions:
     images: Sequence[EncodableImage] = ()
     resume: Sequence[CompletionOutput] = ()
     embeds: bool = False
+    pooling: str = "last"
+    second: int | None = None
     scores: ScoresAsked | None = None
     is_chat: bool = False
     tools: Sequence[Tool] | None = None

@@ -1,7 +1,6 @@
 """EngineSide: what of a server runs beside the engine. It takes messages of `wire.py` and sends others back.
 
-Requests of texts to embed are tokenised here, where the checkpoint's own rules for them are; an encoder takes all that
-wait at once, so that texts of several requests share its steps.
+Requests of texts to embed are tokenised here, where the checkpoint's own rules for them are.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from ferrum_jax.serve.link.outbox import Outbox
 from ferrum_jax.serve.link.wire import Message
 from ferrum_jax.serve.link.wire_images import with_images
 from ferrum_jax.tasks.comparing import TOLD
-from ferrum_jax.tasks.embedder import ONE_TOKEN, UNTRAINED, Text
+from ferrum_jax.tasks.embedder import ONE_TOKEN, UNTRAINED, Text, request_of
 from ferrum_jax.tasks.transcription.whisper_transcriber import WhisperTranscriber
 
 _BEAT_S = 0.25
@@ -69,7 +68,6 @@ class EngineSide:
         self._ids: dict[Ticket, int] = {}
         self._tickets: dict[int, Ticket] = {}
         self._texts: dict[Ticket, _AskedVector] = {}
-        self._waiting: list[int] = []  # texts for an encoder
         self._stats_asked = False
         self._told_version = 0  # of the weights
         self.opened = threading.Event()  # HTTP takes requests
@@ -225,17 +223,12 @@ class EngineSide:
         except Exception as error:
             self._answer([(ticket, error)])
             return
-        text = asked.text
         self._texts[ticket] = asked
         if ticket not in self._ids:
             del self._texts[ticket]
             return
-        if self._llm.model.is_encoder:
-            self._waiting.append(request_id)
-            self.thread.call(self._encode)
-            return
-        options = RequestOptions(cache_salt=text.cache_salt, embeds=True)  # type: ignore[assignment]
-        self.thread.add(ticket, text.token_ids, ONE_TOKEN, options)  # type: ignore[arg-type]
+        token_ids, wanted = request_of(asked.text)
+        self.thread.add(ticket, token_ids, ONE_TOKEN, wanted)
 
     def _to_embed(self, request_id: int, prompt: str | list[int], options: Mapping[str, Any]) -> _AskedVector:
         how = {name: options[name] for name in VECTOR_ARGUMENTS if name in options}
@@ -253,19 +246,6 @@ class EngineSide:
         text = scorer.text(request_id, pair, truncate=truncate, instruction=instruction)
         text = dataclasses.replace(text, cache_salt=options.get("cache_salt") or "")
         return _AskedVector(text, lambda state: np.asarray([scorer.score(state)], np.float32))
-
-    def _encode(self) -> None:
-        """On the engine's thread: all texts that wait."""
-        waiting, self._waiting = self._waiting, []
-        found = {each: (ticket, self._texts.pop(ticket)) for each in waiting if (ticket := self._tickets.get(each))}
-        try:
-            for text, vector, _ in self._llm.model.run_texts([asked.text for _, asked in found.values()]):
-                ticket, asked = found.pop(text.key)
-                if (request_id := self._forget(ticket)) is not None:
-                    self._send([_vector(request_id, vector, asked, 0)])  # type: ignore[arg-type]  # an encoder refuses nothing
-        except Exception as error:
-            for ticket, _ in found.values():
-                self._answer([(ticket, RuntimeError(f"the encoder failed: {type(error).__name__}: {error}"))])
 
     # -- how it goes -----------------------------------------------------------------------------------
 
@@ -316,7 +296,7 @@ def _read_from(folder: Path, sources: Any) -> dict[str, Any]:
 def facts_of(llm: LLM) -> dict[str, Any]:
     """What HTTP has to know of a model."""
     model, transcriber = llm.model, llm.model.opened.texts.transcriber
-    images, sounds = (None, None) if model.is_encoder else (model.prompts.images, model.prompts.sounds)
+    images, sounds = model.prompts.images, model.prompts.sounds
     heard = sounds and {**_read_from(sounds.folder, sounds.sources), "max_frames": sounds.max_frames}
     by_whisper = isinstance(transcriber, WhisperTranscriber)
     return {
@@ -325,7 +305,7 @@ def facts_of(llm: LLM) -> dict[str, Any]:
         "heard": heard,
         "sounds": _read_from(transcriber.folder, transcriber.sources) if by_whisper else None,
         "max_model_len": llm.max_model_len,
-        "num_rows": 0 if model.is_encoder else llm.config.num_rows * llm.ledger.num_shards,
+        "num_rows": llm.config.num_rows * llm.ledger.num_shards,
         "generates": model.generates,
         "vocab_size": llm.spec.vocab_size,
         "startup_s": llm.startup_s,

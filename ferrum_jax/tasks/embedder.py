@@ -6,7 +6,6 @@ settles that into `EmbeddingParams` and refuses what the model cannot do, before
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import logging
 from collections import deque
@@ -17,7 +16,8 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 
 from checkpoints.sentence import SentenceLayout
-from ferrum_jax.core.outputs import ClassOutput, EmbeddingOutput, RequestOutput, RewardOutput, ScoreOutput, unit_length
+from ferrum_jax.core.outputs import ClassOutput, EmbeddingOutput, RewardOutput, ScoreOutput, unit_length
+from ferrum_jax.core.request_options import RequestOptions
 from ferrum_jax.inputs.prompt import MediaSpan, Prompt, take_apart
 from ferrum_jax.sampling_params import SamplingParams
 from ferrum_jax.text.tokenizer import Tokenizer
@@ -199,8 +199,6 @@ class Embedder:
 
 States = Iterator[tuple[Text[Any], np.ndarray | ValueError, int]]
 Run = Callable[[Iterable[Text[Any]]], States]
-Outputs = Generator[tuple[int, RequestOutput | ValueError], None, None]
-RunPrompts = Callable[[Iterable[tuple[int, Prompt]]], Outputs]  # through an engine; outputs have `embedding`
 Vectors = Generator[tuple[Key, EmbeddingOutput | ValueError], None, None]
 
 
@@ -240,20 +238,13 @@ def run_all(
     yield from refused
 
 
-def by_steps(texts: Iterable[Text[Any]], run: RunPrompts) -> States:
-    """Through the steps of a model that generates: the final hidden state of each text's last token."""
-    running: dict[int, Text[Any]] = {}
-
-    def prompts() -> Iterator[tuple[int, Prompt]]:
-        for index, text in enumerate(texts):
-            running[index] = text
-            prompt = {"prompt_token_ids": text.token_ids, "cache_salt": text.cache_salt or None, "media": text.media}
-            yield index, prompt
-
-    with contextlib.closing(run(prompts())) as outputs:
-        for index, output in outputs:
-            if isinstance(output, ValueError):
-                yield running.pop(index), output, 0
-                continue
-            assert output.embedding is not None, "a text's output has its vector"
-            yield running.pop(index), output.embedding, output.num_cached_tokens
+def request_of(text: Text[Any]) -> tuple[Sequence[int], RequestOptions]:
+    """What an engine is asked for a text's vector, beside ONE_TOKEN."""
+    return text.token_ids, RequestOptions(
+        prompt=text.prompt,
+        cache_salt=text.cache_salt,
+        media=text.media,
+        embeds=True,
+        pooling=text.pooling,
+        second=text.second,
+    )

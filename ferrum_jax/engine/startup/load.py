@@ -11,8 +11,8 @@ import hashlib
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Protocol
 
 import jax
 import numpy as np
@@ -30,20 +30,25 @@ from ferrum_jax.runtime.placing.weights import read_beside, replace_weights
 from ferrum_jax.runtime.pools.budget import Ledger
 from ferrum_jax.runtime.programs import Executables, compile_all
 from ferrum_jax.tasks.classifier import Classifier
-from ferrum_jax.tasks.embedder import RunPrompts, States, Text, by_steps
 from ferrum_jax.tasks.logit_scorer import LogitScorer, TokenLogits, ids_of, score_of_tokens
 from ferrum_jax.tasks.scorer import Scorer
 from ferrum_jax.tasks.texts import Texts
 
 
 class Ready(Protocol):
-    """A model that is ready: one that generates (`Loaded`) or one that encodes (`Encoder`). Who asks need not know."""
+    """A model that is ready: weights and executables, from which engines are made. Who asks need not know its kind."""
 
     @property
     def layout(self) -> ModelLayout: ...
 
     @property
+    def weights(self) -> tuple[jax.Array, ...]: ...
+
+    @property
     def fingerprint(self) -> Fingerprint: ...
+
+    @property
+    def cache_fingerprint(self) -> bytes: ...
 
     @property
     def weights_version(self) -> int: ...
@@ -51,13 +56,14 @@ class Ready(Protocol):
     @property
     def max_text_tokens(self) -> int: ...
 
+    @property
+    def max_requests(self) -> int:
+        """How many requests are taken from a source at once, so that a million of them do not fill memory."""
+        ...
+
     def scorer(self, texts: Texts) -> Scorer | None: ...
 
     def classifier(self, texts: Texts) -> Classifier | None: ...
-
-    def run(self, texts: Iterable[Text[Any]], prompts: RunPrompts) -> States:
-        """(text, its state, tokens of it that were cached) of each. prompts: runs some where there is an engine."""
-        ...
 
     def with_weights(self, copies: Copies) -> Ready: ...
 
@@ -100,6 +106,11 @@ class Loaded:
         """Tokens of the longest text that can become a vector: the one that a step draws after it is never computed."""
         return self.layout.max_model_len
 
+    @property
+    def max_requests(self) -> int:
+        """Two for each row of all shards."""
+        return 2 * self.layout.max_num_seqs * self.layout.num_shards
+
     def scorer(self, texts: Texts) -> Scorer | None:
         """How pairs become scores, by logits of the tokens that the config or the checkpoint names; None without any.
 
@@ -109,7 +120,7 @@ class Loaded:
         asked = texts.sentence.logit_score if tokens is None else score_of_tokens(tokens, tokenizer)
         if asked is None:
             return None
-        if texts.headless or max(ids_of(asked)) >= texts.vocab_size:
+        if texts.vectors_only or max(ids_of(asked)) >= texts.vocab_size:
             raise ValueError(
                 f"pairs are scored by logits of the tokens {ids_of(asked)}, which this model does not have"
             )
@@ -120,9 +131,6 @@ class Loaded:
     def classifier(self, texts: Texts) -> Classifier | None:
         """How vectors become classes, of a checkpoint with a head for these."""
         return texts.classifier
-
-    def run(self, texts: Iterable[Text[Any]], prompts: RunPrompts) -> States:
-        return by_steps(texts, prompts)
 
     def checksum(self) -> str:
         """A digest of every bit of the weights, in hexadecimal, an array in host memory at a time."""

@@ -1,7 +1,6 @@
-"""OpenModel: a model that is open, and the engine of one that generates. `LLM` is its Python API.
+"""OpenModel: a model that is open, and its engine. `LLM` is its Python API.
 
-It alone knows whether the model runs, sleeps or has other weights than it was opened with. An encoder has no engine:
-it makes vectors and scores.
+It alone knows whether the model runs, sleeps or has other weights than it was opened with.
 """
 
 from __future__ import annotations
@@ -17,11 +16,10 @@ from typing import Any, TypeVar
 from ferrum_jax.core.outputs import RequestOutput
 from ferrum_jax.core.request_options import RequestOptions
 from ferrum_jax.engine.adapters import LoadedAdapters
-from ferrum_jax.engine.encoder import Encoder
+from ferrum_jax.engine.core import EngineCore, generates_nothing
 from ferrum_jax.engine.engine import Engine
 from ferrum_jax.engine.prefixes.cached_prefixes import CachedPrefixes
 from ferrum_jax.engine.shared import WHAT_BECOMES, Ask, SharedEngine
-from ferrum_jax.engine.startup.build_engine import build_engine
 from ferrum_jax.engine.startup.load import Loaded, adapter_reader
 from ferrum_jax.engine.startup.new_weights import NewWeights, copies_for
 from ferrum_jax.engine.startup.open import Opening
@@ -36,16 +34,12 @@ from ferrum_jax.runtime.layout import Layout
 from ferrum_jax.sampling_params import SamplingParams
 from ferrum_jax.tasks.calls.score_requests import Completion, ScoreRequest, score_requests
 from ferrum_jax.tasks.classifier import ClassifierTexts
-from ferrum_jax.tasks.embedder import ONE_TOKEN, Outputs, States, Text
+from ferrum_jax.tasks.embedder import ONE_TOKEN, States, Text, request_of
 from ferrum_jax.tasks.transcription.transcriber import Transcriber, require_transcriber
 from ferrum_jax.text.output_processor.choice_text import TokenTexts
 from ferrum_jax.text.output_processor.collect import Collector, failure_of
 
 Key = TypeVar("Key", bound=Hashable)
-
-
-# as_completed holds at most this many requests for each row of all shards, so a million requests do not fill memory
-MOST_WAITING = 2
 
 
 class OpenModel:
@@ -62,16 +56,15 @@ class OpenModel:
         self.spec, self.config, self.embedder = opening.source.spec, self.opened.config, self.opened.embedder
         self.prompts, layout = self.opened.texts.prompts, self.opened.model.layout
         self.ledger, self.max_model_len = layout.ledger, layout.max_model_len
-        self.is_encoder = engine is None
-        self.generates = not (self.is_encoder or self.opened.texts.headless)
+        self.generates = not self.opened.texts.vectors_only
         layout = layout if isinstance(layout, Layout) else None
         self.adapters = LoadedAdapters(layout and layout.adapters, adapter_reader(layout))
         self.refused_products = {} if layout is None else layout.refused_products
-        host = None if engine is None else engine.runner.host
+        host = engine.runner.host if isinstance(engine, Engine) else None
         self.host_memory_kind = None if host is None else host.kind
-        self._calls = None if engine is None else self._shared(engine)
+        self.calls = self._shared(engine)
 
-    def _shared(self, engine: Engine) -> SharedEngine:
+    def _shared(self, engine: EngineCore) -> SharedEngine:
         if self.config.max_adapters:
             engine.close()
             engine = self.make_engine()  # one that knows the adapters of this model
@@ -84,30 +77,31 @@ class OpenModel:
             on_recompile=self.config.on_recompile,
         )
 
-    def make_engine(self) -> Engine:
+    def make_engine(self) -> EngineCore:
         """A fresh one, with empty caches."""
         processes = current()
         if processes is not None:
             processes.renew()
-        tokenizer, forms = self.prompts.tokenizer, self.opened.forms
-        return build_engine(self.loaded, self.config, tokenizer, forms=forms, adapters=self.adapters)
+        opened, tokenizer = self.opened, self.prompts.tokenizer
+        return opened.build(opened.model, self.config, tokenizer, forms=opened.forms, adapters=self.adapters)
 
     # -- what it is ----------------------------------------------------------------------------------
 
     @property
     def loaded(self) -> Loaded:
-        """Weights and executables of a model that generates. Raises ValueError for an encoder."""
+        """Weights and executables behind an `Engine`. Raises ValueError for an encoder."""
         model = self.opened.model
         if not isinstance(model, Loaded):
-            raise ValueError(self._generates_nothing("is an encoder"))
+            raise ValueError(self._generates_nothing())
         return model
 
     @property
-    def calls(self) -> SharedEngine:
-        """The engine with the calls that share it. Raises ValueError for an encoder, which has none."""
-        if self._calls is None:
-            raise ValueError(self._generates_nothing("is an encoder"))
-        return self._calls
+    def engine(self) -> Engine:
+        """The engine with its scheduler and caches. Raises ValueError for an encoder, which has neither."""
+        engine = self.calls.engine
+        if not isinstance(engine, Engine):
+            raise ValueError(self._generates_nothing())
+        return engine
 
     @property
     def transcriber(self) -> Transcriber:
@@ -119,11 +113,11 @@ class OpenModel:
         if isinstance(texts, str) or not isinstance(texts, Iterable):
             raise ValueError(f"texts is {quoted(texts)}; give a list of texts, such as [text]")
         asked, tokenizer = self.config.speculative_config, self.prompts.tokenizer
-        if asked is not None and asked.method == "suffix" and tokenizer is not None and self._calls is not None:
+        if asked is not None and asked.method == "suffix" and tokenizer is not None:
             for text in texts:
                 if not isinstance(text, str):
                     raise ValueError(f"texts holds {quoted(text)}, which is no text; give strings")
-                self._calls.learn(tokenizer.encode(text, add_special_tokens=False), cache_salt)
+                self.calls.learn(tokenizer.encode(text, add_special_tokens=False), cache_salt)
 
     @property
     def identity(self) -> ModelIdentity:
@@ -144,6 +138,7 @@ class OpenModel:
         loaded = self.loaded
         return CachedPrefixes(
             calls=self.calls,
+            engine=lambda: self.engine,
             prompts=self.prompts,
             copies=loaded.copies,
             spec=loaded.layout.options.spec,
@@ -153,37 +148,28 @@ class OpenModel:
 
     def stats(self) -> dict[str, Any]:
         """See `LLM.stats`."""
-        opened, bundled = self.opened, self.opened.chosen.bundled
+        opened, bundled, engine = self.opened, self.opened.chosen.bundled, self.calls.engine
         return {
-            **self._counts(),
+            **snapshot(engine.runner, self.ledger),
+            **engine.counts(),
             "host_memory_kind": self.host_memory_kind,
             "bundle_hits": 0 if bundled is None else bundled.hits,
             "bundle_misses": 0 if bundled is None else bundled.misses,
             "compiles_before_ready": opened.num_compiles,
-            "compiles_after_ready": 0 if self._calls is None else self._calls.num_compiles,
+            "compiles_after_ready": self.calls.num_compiles,
             "startup_s": opened.startup_s,
         }
 
     def progress(self) -> dict[str, tuple[float, float, float]]:
         """See `LLM.progress`."""
-        return {} if self._calls is None else self._calls.engine.progress()
-
-    def _counts(self) -> dict[str, Any]:
-        if self._calls is None:
-            assert isinstance(self.opened.model, Encoder), "it has an engine else"
-            return snapshot(self.opened.model.runner, self.ledger, None)
-        engine = self._calls.engine
-        return {
-            **snapshot(engine.runner, self.ledger, engine.scheduler.metrics()),
-            **engine.counts(),
-        }
+        return self.calls.engine.progress()
 
     # -- other weights, and sleep --------------------------------------------------------------------
 
     @property
     def asleep(self) -> tuple[str, ...]:
         """What is not on the devices, weights or KV."""
-        return () if self._calls is None else self._calls.asleep
+        return self.calls.asleep
 
     def update_weights(
         self, state: NewWeights, *, requests: str | None, partial: bool, names: Mapping[str, str] | None, cast: bool
@@ -192,23 +178,20 @@ class OpenModel:
         refuse_several_processes("update_weights")
         if requests not in (None, *WHAT_BECOMES):
             raise ValueError(f"requests is {requests!r}; it must be one of {WHAT_BECOMES}")
-        calls, model = self._calls, self.opened.model
-        if requests is None and calls is not None and calls.busy:
+        calls, model = self.calls, self.opened.model
+        if requests is None and calls.busy:
             raise ValueError(
                 f"requests are running; let them end, or say what becomes of them: requests={WHAT_BECOMES}"
             )
         if partial and "weights" in self.asleep:
             raise ValueError("the weights sleep, so there is nothing to keep; wake_up() first, or update all of them")
         copies = copies_for(model.layout, state, spec=self.spec, names=names, partial=partial, cast=cast)
-        if calls is None:
-            self.opened = self.opened.with_new_weights(model.with_weights(copies))
-        else:
-            calls.quiet(requests or "keep")
-            self.opened = self.opened.with_new_weights(calls.whole(lambda: model.with_weights(copies)))
-            loaded = self.loaded
-            calls.renew(loaded.weights, loaded.cache_fingerprint, loaded.weights_version)
-            calls.wake_up({"weights"})
-        return self.opened.model.weights_version
+        calls.quiet(requests or "keep")
+        self.opened = self.opened.with_new_weights(calls.whole(lambda: model.with_weights(copies)))
+        model = self.opened.model
+        calls.renew(model.weights, model.cache_fingerprint, model.weights_version)
+        calls.wake_up({"weights"})
+        return model.weights_version
 
     def weights_checksum(self) -> str:
         """See `LLM.weights_checksum`."""
@@ -221,24 +204,24 @@ class OpenModel:
         refuse_several_processes("sleep")
         if level not in LEVELS:
             raise ValueError(f"level is {level!r}; it must be 1 (weights go to host memory) or 2 (they are dropped)")
-        calls, ledger = self.calls, self.ledger
+        loaded, calls, ledger = self.loaded, self.calls, self.ledger
         if calls.asleep:
             raise ValueError(f"{' and '.join(calls.asleep)} sleep already; call wake_up() first")
         if calls.busy:
             raise ValueError("requests are running; let them end before it sleeps")
         calls.fall_asleep(TAGS)
-        model, weights_bytes = put_to_sleep(self.loaded, level)
+        model, weights_bytes = put_to_sleep(loaded, level)
         self.opened = dataclasses.replace(self.opened, model=model)
         kv_bytes = ledger.used_bytes - ledger.weights_bytes - ledger.temporaries_bytes
         return {"weights": weights_bytes, "kv_cache": kv_bytes}
 
     def wake_up(self, tags: Collection[str] | None) -> None:
         """See `LLM.wake_up`."""
-        woken_tags = tags_to_wake(tags, self.calls.asleep)
-        if tags is not None and is_dropped(self.loaded):
+        loaded, woken_tags = self.loaded, tags_to_wake(tags, self.calls.asleep)
+        if tags is not None and is_dropped(loaded):
             woken_tags -= {"weights"}  # `update_weights` wakes them, whether it comes before or after
         elif "weights" in woken_tags:
-            self.opened = dataclasses.replace(self.opened, model=woken(self.loaded))
+            self.opened = dataclasses.replace(self.opened, model=woken(loaded))
         self.calls.wake_up(woken_tags)
 
     # -- requests ------------------------------------------------------------------------------------
@@ -259,19 +242,15 @@ class OpenModel:
 
         Raises ValueError for what is no prompt, and of a model that generates nothing.
         """
-        if self.opened.texts.headless and not options.embeds:
-            why = "has no head here (tie_word_embeddings is false in config.json, and there is no lm_head.weight)"
-            raise ValueError(self._generates_nothing(why))
+        if not (self.generates or options.embeds):
+            raise ValueError(self._generates_nothing())
         kept = None if sampling is None else sampling.most_prompt_tokens(self.max_model_len)
         told = options.told_by(prompt)
         encoded = self.prompts.encoded(prompt, now, kept=kept, look=look)
         return encoded.token_ids, dataclasses.replace(told, media=encoded.media, images=encoded.images)
 
-    def _generates_nothing(self, why: str) -> str:
-        return (
-            f"{self.spec.architecture} {why} and generates nothing; ask it for vectors: LLM.embed, `ferrum-jax embed`, "
-            "or rows of a batch with `input`"
-        )
+    def _generates_nothing(self) -> str:
+        return generates_nothing(self.spec.architecture, self.opened.texts.vectors_only)
 
     def ask(
         self,
@@ -291,12 +270,9 @@ class OpenModel:
         most_running: Callable[[], float] = lambda: math.inf,
     ) -> Generator[tuple[Key, RequestOutput | ValueError], None, None]:
         """See `LLM.as_completed`, whose requests these are."""
-        if self._calls is None:
-            yield from ((ask.key, ValueError(self._generates_nothing("is an encoder"))) for ask in asks)
-            return
-        room = MOST_WAITING * self.config.num_rows * self.ledger.num_shards
+        room = self.opened.model.max_requests
         rooms = {"room": lambda: min(room, most_running()), "wants_partials": wants_partials}
-        with closing(self._calls.run(asks, **rooms)) as found:
+        with closing(self.calls.run(asks, **rooms)) as found:
             for key, output in found:
                 yield key, output if isinstance(output, ValueError) else failure_of(output) or output
 
@@ -325,9 +301,10 @@ class OpenModel:
 
     def run_texts(self, texts: Iterable[Text[Any]]) -> States:
         """(text, its state, tokens of it that were cached) of each, in the order in which steps end."""
-        return self.opened.model.run(texts, self._run_prompts)
-
-    def _run_prompts(self, prompts: Iterable[tuple[int, Prompt]]) -> Outputs:
-        return self.run(
-            self.ask(index, prompt, ONE_TOKEN, RequestOptions(key=str(index), embeds=True)) for index, prompt in prompts
-        )
+        with closing(self.run(Ask(text, ONE_TOKEN, lambda text=text: request_of(text)) for text in texts)) as found:
+            for text, output in found:
+                if isinstance(output, ValueError):
+                    yield text, output, 0
+                else:
+                    assert output.embedding is not None, "a text's output has its vector"
+                    yield text, output.embedding, output.num_cached_tokens

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ferrum_jax.inputs.sizes.mesh_shape import MeshShape
-from ferrum_jax.models.families.encoder_spec import EncoderSpec
+from ferrum_jax.models.families.registry import AnySpec
 from ferrum_jax.models.sharding import make_mesh, takes_all_hosts
 from ferrum_jax.models.spec import ModelSpec
 from ferrum_jax.planning.meshes.encoder_forecast import EncoderForecast
@@ -57,7 +57,7 @@ def leaves_none_idle(shape: MeshShape, devices: Sequence[Any]) -> bool:
     return takes_all_hosts(shape, devices) and first == {device.process_index for device in devices}
 
 
-def shapes_of(spec: ModelSpec | EncoderSpec, num_devices: int) -> list[MeshShape]:
+def shapes_of(spec: AnySpec, num_devices: int) -> list[MeshShape]:
     """Each number of devices along tp that divides all; then as many data shards of them as make all.
 
     Where a model has experts, these shards are there with experts over all devices, and with all experts in each.
