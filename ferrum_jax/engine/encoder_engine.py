@@ -66,13 +66,11 @@ class EncoderEngine:
 
         Raises ValueError for a request of anything but a vector, and for a text that the model cannot read.
         """
-        wants_vector = options.embeds and options.scores is None and (sampling is ONE_TOKEN or sampling == ONE_TOKEN)
-        if not wants_vector or options.adapter or options.media:
+        if not options.embeds or options.scores is not None or sampling != ONE_TOKEN:
             raise ValueError(generates_nothing(self._name, "is an encoder"))
         if options.pooling not in self._poolings:
-            raise ValueError(
-                f"pooling is {options.pooling!r}; this model has {' and '.join(map(repr, self._poolings))}"
-            )
+            known = " and ".join(map(repr, self._poolings))
+            raise ValueError(f"pooling is {options.pooling!r}; this model has {known}")
         if not 1 <= len(prompt_token_ids) <= self._max_text_tokens:
             raise ValueError(
                 f"the text has {len(prompt_token_ids)} tokens; it must have 1 to {self._max_text_tokens}: shorten it"
@@ -126,7 +124,7 @@ class EncoderEngine:
         groups: dict[str, dict[int, list[WholeText]]] = {}
         for _ in range(min(WINDOW, len(self._waiting))):
             text = self._waiting.popleft()
-            groups.setdefault(text.pooling, {}).setdefault(self.runner.length_of(text), []).append(text)
+            groups.setdefault(text.pooling, {}).setdefault(self.runner.length_of(len(text.token_ids)), []).append(text)
         self._window.extend(texts for lengths in groups.values() for _, texts in sorted(lengths.items()))
 
     def _commit(self) -> list[Delta]:

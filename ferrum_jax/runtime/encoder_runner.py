@@ -69,16 +69,18 @@ class EncoderRunner:
     def num_loaded(self) -> int:
         return self._executables.num_loaded
 
-    def length_of(self, text: WholeText) -> int:
-        """The length of the buckets in which the text runs, whatever runs beside it."""
-        return self._lengths[bisect.bisect_left(self._lengths, len(text.token_ids))]
+    def length_of(self, num_tokens: int) -> int:
+        """The length of the buckets in which a text runs, whatever runs beside it."""
+        return self._lengths[bisect.bisect_left(self._lengths, num_tokens)]
 
     def dispatch(self, texts: Sequence[WholeText]) -> tuple[VectorsInFlight, list[WholeText]]:
         """Starts a step of the first texts that it has room for; the step, and the other texts.
 
         texts: one at least, all of one pooling and one bucket length.
         """
-        bucket = self._bucket(self.length_of(texts[0]), len(texts), sum(len(text.token_ids) for text in texts))
+        bucket = self._bucket(
+            self.length_of(len(texts[0].token_ids)), len(texts), sum(len(text.token_ids) for text in texts)
+        )
         batch = np.zeros((self._num_shards, bucket.num_words), np.int32)
         batch[:, 0] = POOLINGS.index(texts[0].pooling)
         left, taken, places = list(texts), list[WholeText](), list[int]()

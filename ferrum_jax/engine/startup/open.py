@@ -199,7 +199,7 @@ class Opening(LoadRequest):
         sentence = SentenceLayout() if source.folder is None else read_sentence_layout(source.folder)
         if sentence.dense and not source.reads_whole:
             raise ValueError(
-                f"{source.spec.architecture} has Dense layers behind its pooling, which only models that read whole texts are served with"
+                f"{source.spec.architecture} has Dense layers behind its pooling, which only encoders are served with"
             )
         prompts = PromptEncoder(
             tokenizer=tokenizer,
@@ -237,7 +237,7 @@ class Opening(LoadRequest):
         """The model, whose texts the tokenizer's end token ends too: chat fine-tunes may name theirs there alone."""
         source, tokenizer = self.source, texts.prompts.tokenizer
         end = None if tokenizer is None else tokenizer.eos_id
-        if end is None or source.reads_whole or end >= source.spec.vocab_size:
+        if end is None or not isinstance(source.spec, ModelSpec) or end >= source.spec.vocab_size:
             return source
         return dataclasses.replace(source, end_ids=source.end_ids | {end} - {*source.spec.eos_token_ids})
 
