@@ -66,7 +66,7 @@ class EncoderEngine:
 
         Raises ValueError for a request of anything but a vector, and for a text that the model cannot read.
         """
-        if not options.embeds or options.scores is not None or sampling != ONE_TOKEN:
+        if not options.embeds or options.scores is not None or (sampling is not ONE_TOKEN and sampling != ONE_TOKEN):
             raise ValueError(generates_nothing(self._name, "is an encoder"))
         if options.pooling not in self._poolings:
             known = " and ".join(map(repr, self._poolings))

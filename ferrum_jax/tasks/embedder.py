@@ -27,7 +27,8 @@ UNTRAINED = (
     "texts that mean the same; take a model for embeddings where vectors are compared"
 )
 _log = logging.getLogger("ferrum_jax.tasks")
-ONE_TOKEN = SamplingParams(max_tokens=1, temperature=0.0)  # what computes a prompt: its last state is a text's vector
+# Computes a prompt, whose last state is a text's vector; the token that is drawn is of no use, and has no text.
+ONE_TOKEN = SamplingParams(max_tokens=1, temperature=0.0, detokenize=False)
 NO_WISHES: Mapping[str, Any] = MappingProxyType({})
 Key = TypeVar("Key")
 Output = TypeVar("Output", EmbeddingOutput, ScoreOutput, ClassOutput, RewardOutput)

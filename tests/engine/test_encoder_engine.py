@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from typing import Any
 
 import numpy as np
 import pytest
@@ -58,6 +59,7 @@ def test_each_window_gives_its_shortest_texts_first_and_one_step_is_in_flight(mo
         assert lengths == sorted(lengths)
     for delta in deltas:
         assert delta.is_last and delta.beside is not None and not delta.token_ids
+        assert delta.beside.embedding is not None
         np.testing.assert_allclose(delta.beside.embedding, wanted()[delta.id], rtol=1e-5, atol=1e-6)
 
 
@@ -87,7 +89,7 @@ def test_an_engines_calls_run_poolings_side_by_side_and_refuse_the_rest():
     asks = [
         Ask(key, how, lambda ids=ids, options=options: (ids, options)) for key, (ids, how, options) in asked.items()
     ]
-    found = dict(calls.run(asks))
+    found: dict[str, Any] = dict(calls.run(asks))
     for key, case in refused.items():
         with pytest.raises(ValueError, match=case[3]):
             raise found[key]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from ferrum_jax.models.sharding import local_bytes
+from ferrum_jax.planning.meshes.forecast import Forecast
 from ferrum_jax.runtime.encoder_runtime import EncoderLayout
 from pallas_kernels.target import Target
 
@@ -32,6 +33,9 @@ class EncoderForecast:
     @property
     def tokens_per_s(self) -> float:
         return self.texts_per_s * self.tokens_in
+
+
+AnyForecast = Forecast | EncoderForecast
 
 
 def forecast_encoder(layout: EncoderLayout, target: Target, *, tokens_in: int) -> EncoderForecast:
