@@ -239,10 +239,11 @@ def run_all(
     yield from refused
 
 
-def request_of(text: Text[Any]) -> tuple[Sequence[int], RequestOptions]:
-    """What an engine is asked for a text's vector, beside ONE_TOKEN."""
+def request_of(text: Text[Any], key: str = "") -> tuple[Sequence[int], RequestOptions]:
+    """What an engine is asked for a text's vector, beside ONE_TOKEN. key: see RequestOptions."""
     return text.token_ids, RequestOptions(
         prompt=text.prompt,
+        key=key,
         cache_salt=text.cache_salt,
         media=text.media,
         embeds=True,

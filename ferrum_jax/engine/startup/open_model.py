@@ -301,7 +301,11 @@ class OpenModel:
 
     def run_texts(self, texts: Iterable[Text[Any]]) -> States:
         """(text, its state, tokens of it that were cached) of each, in the order in which steps end."""
-        with closing(self.run(Ask(text, ONE_TOKEN, lambda text=text: request_of(text)) for text in texts)) as found:
+        asks = (
+            Ask(text, ONE_TOKEN, lambda text=text, key=str(index): request_of(text, key))
+            for index, text in enumerate(texts)
+        )
+        with closing(self.run(asks)) as found:
             for text, output in found:
                 if isinstance(output, ValueError):
                     yield text, output, 0

@@ -14,11 +14,11 @@ from jax.sharding import Mesh
 from ferrum_jax.config import EngineConfig
 from ferrum_jax.models.families.registry import AnySpec
 from ferrum_jax.models.spec import ModelSpec
-from ferrum_jax.planning.meshes.encoder_forecast import AnyForecast, EncoderForecast, forecast_encoder
+from ferrum_jax.planning.meshes.encoder_forecast import AnyForecast, Encoding
 from ferrum_jax.planning.meshes.forecast import Forecast, Lengths, forecast
 from ferrum_jax.runtime.block_copies import BlockCopies
 from ferrum_jax.runtime.compile.compile import Program
-from ferrum_jax.runtime.encoder_runtime import EncoderLayout, encoder_programs, lay_out_encoder
+from ferrum_jax.runtime.encoder_runtime import lay_out_encoder
 from ferrum_jax.runtime.layout import Layout, ModelLayout
 from ferrum_jax.runtime.placing.fit import expected_temporaries, fit, refuse_overfull
 from ferrum_jax.runtime.programs import largest_first, programs_of
@@ -71,24 +71,6 @@ class Generating:
     def named(self, config: EngineConfig) -> EngineConfig:
         num_blocks, rows = self.layout.ledger.num_blocks, self.layout.max_num_seqs
         return dataclasses.replace(config, max_num_seqs=rows, num_blocks=num_blocks, kv_memory_bytes=None)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Encoding:
-    """A model that encodes whole texts. It has no pools, and its steps need no more than their arguments."""
-
-    layout: EncoderLayout
-    num_tried: int = 0
-
-    def programs(self) -> list[Program]:
-        return [*reversed(encoder_programs(self.layout).values())]
-
-    def forecast(self, lengths: Lengths) -> EncoderForecast:
-        tokens_in = self.layout.max_model_len if lengths.tokens_in is None else lengths.tokens_in
-        return forecast_encoder(self.layout, self.layout.target, tokens_in=tokens_in)
-
-    def named(self, config: EngineConfig) -> EngineConfig:
-        return config
 
 
 OnPaper = Generating | Encoding
