@@ -19,7 +19,7 @@ import numpy as np
 from ferrum_jax.core.delta import Beside, Delta
 from ferrum_jax.core.metrics import ReuseMetrics
 from ferrum_jax.core.request_options import NO_OPTIONS, RequestOptions
-from ferrum_jax.engine.core import generates_nothing
+from ferrum_jax.engine.core import EngineCore, generates_nothing
 from ferrum_jax.runtime.encoder_runner import EncoderRunner, VectorsInFlight, WholeText
 from ferrum_jax.sampling_params import SamplingParams
 from ferrum_jax.tasks.embedder import ONE_TOKEN
@@ -28,7 +28,7 @@ WINDOW = 1024  # texts that are looked at together
 _NO_REUSE = ReuseMetrics(enabled=False, block_size=0, kv_dtype="none")
 
 
-class EncoderEngine:
+class EncoderEngine(EngineCore):
     """An `EngineCore` whose requests are whole texts; the last delta of each has its `embedding`, not normalised.
 
     name: of the architecture. poolings: that requests may ask for. behind: layers behind the pooling, [n, D] -> [n, O].
@@ -80,17 +80,8 @@ class EncoderEngine:
         self._waiting.append(text)
         return text.id
 
-    def require_grammar(self, submission_id: int) -> None:
-        """Nothing: no text has a grammar."""
-
     def abort(self, submission_id: int) -> None:
         self._open.pop(submission_id, None)
-
-    def peek(self, submission_id: int) -> list[Delta]:
-        return []
-
-    def learn(self, token_ids: Sequence[int], num_prompt_tokens: int, cache_salt: str = "") -> None:
-        """Nothing: no token is drafted."""
 
     def renew(self, weights: tuple[jax.Array, ...], fingerprint: bytes, version: int) -> None:
         self.runner.weights, self.weights_version = weights, version
@@ -162,19 +153,12 @@ class EncoderEngine:
             deltas += self._commit()
         return deltas
 
-    def drain(self) -> None:
-        self.settle()
-
     def abort_all(self) -> list[Delta]:
         deltas = self.settle() + [self._last(text, "abort") for text in self._open.values()]
         self._open.clear()
         return deltas
 
     # -- how it goes ---------------------------------------------------------------------------------
-
-    def progress(self) -> dict[str, tuple[float, float, float]]:
-        """Nothing: no text is computed in parts."""
-        return {}
 
     def counts(self) -> dict[str, Any]:
         return _NO_REUSE.snapshot()

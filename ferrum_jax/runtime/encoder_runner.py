@@ -47,19 +47,10 @@ class EncoderRunner:
         self.num_steps = 0
         self.num_tokens = 0
         self.num_padded_tokens = 0
+        self.num_missing, self.compiled = 0, list[dict[str, Any]]()  # all executables are made before the first text
         self._executables = executables
         self._num_shards = num_shards
         self._lengths = sorted({bucket.length for bucket in executables})
-
-    @property
-    def num_missing(self) -> int:
-        """Executables that are not there: all are made before the first text."""
-        return 0
-
-    @property
-    def compiled(self) -> list[dict[str, Any]]:
-        """What was compiled while steps ran: nothing."""
-        return []
 
     @property
     def num_executables(self) -> int:
