@@ -257,10 +257,7 @@ class LLM:
 
     @property
     def engine(self) -> Engine:
-        """The engine; a fresh one with empty caches if the last one was interrupted in the middle of a step.
-
-        Raises ValueError for an encoder, whose engine has neither scheduler nor caches.
-        """
+        """The engine, a fresh one if the last was interrupted in a step. Raises ValueError for an encoder's."""
         return self.model.engine
 
     def load_adapter(self, name: str, path: str | os.PathLike[str]) -> None:

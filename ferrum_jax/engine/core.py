@@ -18,7 +18,7 @@ from ferrum_jax.sampling_params import SamplingParams
 class EngineCore(Protocol):
     """Runs requests to their end; one engine serves one thread. `Engine` says what its methods do.
 
-    Those with a body are of an engine whose requests have no parts. runner: its `StepCounts`.
+    The methods with a body do what an engine of whole texts does. runner: counts its steps as `StepCounts` says.
     """
 
     runner: Any
