@@ -16,10 +16,10 @@ from checkpoints import open_checkpoint
 from checkpoints.sentence import SentenceLayout
 from ferrum_jax import SamplingParams
 from ferrum_jax.config import EngineConfig
-from ferrum_jax.engine.encoder import load_encoder
 from ferrum_jax.engine.startup import fit_or_shrink
 from ferrum_jax.engine.startup.build_engine import build_engine
 from ferrum_jax.engine.startup.fit_or_shrink import Start
+from ferrum_jax.engine.startup.load_encoder import load_encoder
 from ferrum_jax.engine.startup.model_source import ModelSource
 from ferrum_jax.inputs.sizes.mesh_shape import MeshShape
 from ferrum_jax.llm import LLM
