@@ -42,7 +42,7 @@ def images_digest(digests: Iterable[str]) -> str:
     return hashlib.blake2b(" ".join(digests).encode(), digest_size=_DIGITS // 2).hexdigest()
 
 
-def recorded_response(id: str, custom_id: str, body: Mapping[str, Any], said: Mapping[str, Any]) -> str:
+def recorded_response(id: str, custom_id: str | None, body: Mapping[str, Any], said: Mapping[str, Any]) -> str:
     """The response of a line as JSON. said: what its record says beside the digest of the line."""
     text, record = json_of(body), json_of(said)
     line = f'"{LINE}": "{_line_digest(id, custom_id, text, record)}"}}'

@@ -17,9 +17,8 @@ from ferrum_jax.batch.job import JobOptions, JobSettings, JobStart, run_batch
 from ferrum_jax.batch.journal.job_identity import fingerprint_of
 from ferrum_jax.batch.journal.job_record import sealed
 from ferrum_jax.batch.journal.line_record import OutputDigest, json_of, line_digest
-from ferrum_jax.batch.verify.findings import Findings
 from ferrum_jax.batch.verify.output_lines import line_in
-from ferrum_jax.batch.verify.verify_job import Options, Verified, read_said, verify_job
+from ferrum_jax.batch.verify.verify_job import Options, Verified, record_of, verify_job
 from tests.batch.fake_llm import json_lines
 
 
@@ -134,7 +133,6 @@ def verified(
     def load(start: JobStart, check: Callable[[Any], None]) -> BatchLLM:
         return make()
 
-    findings = Findings()
     asked = Options(sample=sample, input_path=str(folder / "in.jsonl"), **options)
     path = str(folder / output)
-    return verify_job(load, path, read_said(path, asked, findings), findings, asked)
+    return verify_job(load, path, record_of(path, asked.report_path), asked)
