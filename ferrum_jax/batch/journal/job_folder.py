@@ -156,7 +156,7 @@ class JobFolder:
         for _ in range(_MOST_TURNS):
             if (epoch := leases.acquire("partial")) is not None:
                 path = self._merge_partial(rows, journal)
-                leases.advance("partial", epoch + 1, gives=True)
+                leases.give("partial", epoch + 1)
                 return path
             time.sleep(_TURN_S)
         return None
