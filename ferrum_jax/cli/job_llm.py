@@ -93,39 +93,18 @@ def verifying_llm(
     """
     from ferrum_jax.batch.verify.verify_job import OtherModel
 
+    def check_digests(identity: ModelIdentity) -> None:
+        check(dataclasses.replace(identity, max_model_len=(record.model or {}).get("max_model_len")))
+
     try:
         return job_llm(args, stack, start, check)
     except OtherModel:
         raise
     except ValueError:
         if "max_model_len" in taken:
-            _compare_without_length(args, stack, start, check, record)
+            vars(args).pop("max_model_len")
+            check_digests(job_llm(args, stack, start, check_digests).identity)  # an encoder's is not whole before
         raise
-
-
-def _compare_without_length(
-    args: argparse.Namespace,
-    stack: contextlib.ExitStack,
-    start: JobStart,
-    check: Callable[[ModelIdentity], None],
-    record: JobRecord,
-) -> None:
-    """Raises OtherModel where the model is another. It loads it, as long as it can be, until its digests are known."""
-    from ferrum_jax.batch.verify.verify_job import OtherModel
-
-    def check_digests(identity: ModelIdentity) -> None:
-        check(dataclasses.replace(identity, max_model_len=recorded))
-        if identity.weights is not None:
-            raise ValueError("the model is the one that answered")  # which ends the loading
-
-    recorded = (record.model or {}).get("max_model_len")
-    vars(args).pop("max_model_len")
-    try:
-        check_digests(job_llm(args, stack, start, check_digests).identity)  # an encoder's is not whole before
-    except OtherModel:
-        raise
-    except ValueError:
-        return
 
 
 def take_loading(args: argparse.Namespace, record: JobRecord) -> list[str]:

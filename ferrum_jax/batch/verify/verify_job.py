@@ -226,12 +226,11 @@ class _Again:
 
     def _compare(self, source: Path, target: Path) -> None:
         """Compares the lines that the job of the chosen rows has; a job that was stopped has written no output."""
-        store = open_store(f"{target}.journal")
         with _opened(str(source)) as file, open(target, "w+b") as lines:
             rows = _rows_in(file, self._record)
-            journal = Journal(store, rows, "verify")
+            journal = Journal(open_store(f"{target}.journal"), rows, "verify")
             journal.refresh()
-            merge(rows, journal, store, lines)
+            merge(rows, journal, lines)
             lines.seek(0)
             for here in map(line_in, lines):
                 index, promise = self._rows.find(here.id), self._found.promise

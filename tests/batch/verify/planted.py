@@ -16,7 +16,7 @@ from ferrum_jax.batch.input.formats import Row, parse_line
 from ferrum_jax.batch.job import JobOptions, JobSettings, JobStart, run_batch
 from ferrum_jax.batch.journal.job_identity import fingerprint_of
 from ferrum_jax.batch.journal.job_record import sealed
-from ferrum_jax.batch.journal.line_record import OutputDigest, json_of, line_digest
+from ferrum_jax.batch.journal.line_record import OutputDigest, recorded_response
 from ferrum_jax.batch.verify.output_lines import line_in
 from ferrum_jax.batch.verify.verify_job import Options, Verified, record_of, verify_job
 from tests.batch.fake_llm import json_lines
@@ -84,7 +84,7 @@ class Written:
                     body["system_fingerprint"] = record["fingerprint"]
                 del said["line"]
                 id = line["id"].removeprefix("batch_req_")
-                said["line"] = line_digest(id, line["custom_id"], json_of(body), said)
+                line["response"] = json.loads(recorded_response(id, line["custom_id"], body, said))
             digest.add(index, line_in(json.dumps(line).encode()).as_written)
         record["output"] = digest.text
         record["input"].update(rows=len(self.rows), layout=_layout(self.rows, record))
