@@ -1,6 +1,6 @@
 """SamplingParams: how the tokens of a request are drawn and when it ends, checked when it is made.
 
-Names and defaults are vLLM's, so that programs need few changes.
+Names and defaults are vLLM's, so that programs need few changes. A parameter is one entry: see `Parameter`.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from ferrum_jax.inputs.params.parameter import TEXTS, Parameter, parameter, parameters_of
 from ferrum_jax.inputs.params.structured_outputs import StructuredOutputsParams
 from ferrum_jax.inputs.params.transcript import Transcript
 from ferrum_jax.io.error_text import Elsewhere, named, quoted, require_harmless
@@ -38,6 +39,14 @@ MAX_TOKEN_IDS = 1 << 18  # in a list; no fewer than the tokens of the largest vo
 GENERATION = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "max_new_tokens")  # of a model's own file
 
 PACE = frozenset({"speculative", "priority"})  # how soon an answer comes: no part of what identifies a row or a job
+
+_MOST = sys.float_info.max  # the bound of parameters that have no other: they must be finite
+_AT_LEAST_1, _NOT_NEGATIVE, _PENALTY = (
+    (1, None, "be at least 1"),
+    (0, None, "be 0 or more"),
+    (-2.0, 2.0, "be between -2 and 2"),
+)
+_KEPT = "be at least 1, or -1 for as many as fit"
 
 Made = TypeVar("Made")
 
@@ -77,81 +86,148 @@ def _with_other_names(cls: type[Made]) -> type[Made]:
 class SamplingParams:
     """How the tokens of one request are chosen and when it ends.
 
-    max_tokens: most tokens to generate; None means up to `max_model_len`, and at most max_new_tokens if that is given.
-    min_tokens: how many are generated before an end token, one of stop_token_ids or a stop string may end the text.
-    temperature: 0 is greedy. min_p is applied first, then top_k, then top_p, as in vLLM. top_k: 0 or -1 is off.
-    repetition_penalty counts prompt and output; presence and frequency penalties count output only.
-    seed: any 64-bit integer; None takes one from the engine's seed and the request's content.
-    logprobs / prompt_logprobs: how many alternatives to report; 0 reports only the chosen token, and of the prompt -1
-    reports every token of the vocabulary. They are taken from the model's own distribution, before bias, penalties and
-    temperature.
-    prompt_logprob_token_ids: tokens whose log-probabilities are reported at each token of the prompt behind
-    prompt_logprob_start, at most 128: one list for all of them, or a list for each, such as those that another model
-    holds likely there. Tokens up to prompt_logprob_start may come from the prefix cache.
-    truncate_prompt_tokens: keep only this many prompt tokens, the last ones; -1 keeps as many as leave room for
-    max_tokens (or for one token if that is None) in max_model_len.
-    stop: at most 64 strings, each of at most 256 characters.
-    logit_bias: of at most 300 tokens, from -100 to 100, or minus infinity, which forbids the token.
-    allowed_token_ids: only these may be drawn, end tokens among them; None allows all. bad_words: texts that may not be
-    written; the last token of one is forbidden where those before it have come.
-    detokenize: False gives no text and needs no tokenizer. echo: the text begins with the prompt's.
-    speculative: False drafts no tokens for it where the engine's speculative_config does; the answer is the same.
-    structured_outputs: the structure that the text must have. Log-probabilities are those of the tokens that it,
-    allowed_token_ids and bad_words allow. transcript: the rules under which a sound is written down; see
-    `LLM.transcribe`, which makes them.
+    min_p is applied first, then top_k, then top_p, as in vLLM. Log-probabilities are taken from the model's own
+    distribution, before bias, penalties and temperature; with structured_outputs, allowed_token_ids or bad_words they
+    are those of the tokens that these allow.
 
     Raises ValueError with the field, its value and what is allowed.
     """
 
-    n: int = 1
-    max_tokens: int | None = 16
-    max_new_tokens: int | None = None
-    min_tokens: int = 0
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    logit_bias: Mapping[int, float] | None = None
-    seed: int | None = None
-    stop: str | Sequence[str] = ()
-    stop_token_ids: Sequence[int] = ()
-    include_stop_str_in_output: bool = False
-    skip_special_tokens: bool = True
-    ignore_eos: bool = False
-    logprobs: int | None = None
-    prompt_logprobs: int | None = None
-    prompt_logprob_token_ids: Sequence[int] | Sequence[Sequence[int]] | None = None
-    prompt_logprob_start: int = 0
-    truncate_prompt_tokens: int | None = None
-    detokenize: bool = True
-    echo: bool = False
-    structured_outputs: StructuredOutputsParams | None = None
-    allowed_token_ids: Sequence[int] | None = None
-    bad_words: Sequence[str] = ()
-    speculative: bool = True
-    transcript: Transcript | None = None
+    n: int = parameter(1, "completions of each prompt", (1, 4096, "be between 1 and 4096"), bodies=TEXTS)
+    max_tokens: int | None = parameter(
+        16,
+        "most tokens to generate",
+        _AT_LEAST_1,
+        more="None means up to `max_model_len`",
+        bodies=TEXTS,
+    )
+    max_new_tokens: int | None = parameter(
+        None, "where `max_tokens` is None, at most this many, and as many as there is room for", _AT_LEAST_1, bodies=()
+    )
+    min_tokens: int = parameter(0, "fewest tokens before an end token may come or a stop string counts", _NOT_NEGATIVE)
+    temperature: float = parameter(1.0, "0 is greedy", (0.0, None, "be 0 (greedy) or more"))
+    top_k: int = parameter(0, "keep the k most likely tokens; 0 is off", (-1, None, "be -1 or 0 (off) or more"))
+    top_p: float = parameter(
+        1.0, "keep the most likely tokens up to this probability", (math.ulp(0), 1.0, "be more than 0 and at most 1")
+    )
+    min_p: float = parameter(
+        0.0, "keep tokens at least this likely, relative to the most likely one", (0.0, 1.0, "be between 0 and 1")
+    )
+    repetition_penalty: float = parameter(
+        1.0, "above 1 discourages tokens of prompt and output", (math.ulp(0), None, "be more than 0")
+    )
+    presence_penalty: float = parameter(0.0, "above 0 discourages tokens of the output", _PENALTY)
+    frequency_penalty: float = parameter(0.0, "above 0 discourages tokens of the output by their count", _PENALTY)
+    logit_bias: Mapping[int, float] | None = parameter(
+        None,
+        "added to a token's logit; minus infinity: never",
+        more="at most 300, from -100 to 100",
+        help="add to a token's logit, -inf: never",
+        flag=("--logit-bias", "ID=VALUE"),
+    )
+    seed: int | None = parameter(
+        None,
+        "the same seed draws the same tokens",
+        (-(2**63), 2**64 - 1, "fit in 64 bits"),
+        more="None takes one from the engine's seed and the request's content",
+        has_flag=False,
+    )
+    stop: str | Sequence[str] = parameter(
+        (),
+        "end before any of these texts",
+        more="at most 64 strings, each of at most 256 characters",
+        help="end before this text",
+        flag=("--stop", "TEXT"),
+    )
+    stop_token_ids: Sequence[int] = parameter(
+        (), "end at any of these tokens", help="end at this token", flag=("--stop-token-id", "ID")
+    )
+    include_stop_str_in_output: bool = parameter(False, "keep the stop string in the text")
+    skip_special_tokens: bool = parameter(
+        True, "false shows special tokens in the text", help="show special tokens in the text"
+    )
+    ignore_eos: bool = parameter(False, "continue past end tokens")
+    logprobs: int | None = parameter(
+        None,
+        "log-probabilities of this many alternatives; of a chat, whether there are any",
+        (0, MAX_LOGPROBS, f"be between 0 and {MAX_LOGPROBS}"),
+        more="0 reports only the chosen token",
+        bodies=TEXTS,
+        help="log-probabilities of this many alternatives (needs --json)",
+    )
+    prompt_logprobs: int | None = parameter(
+        None,
+        "the same for each prompt token",
+        (WHOLE_VOCABULARY, MAX_LOGPROBS, f"be between 0 and {MAX_LOGPROBS}, or -1 for the whole vocabulary"),
+        bodies=TEXTS,
+        help="the same for each prompt token (needs --json)",
+    )
+    prompt_logprob_token_ids: Sequence[int] | Sequence[Sequence[int]] | None = parameter(
+        None,
+        "log-probabilities of these tokens at each prompt token: a list of ids for all, or a list for each",
+        more="at most 128 at a token",
+        bodies=TEXTS,
+    )
+    prompt_logprob_start: int = parameter(
+        0,
+        "the prompt token behind which these are reported",
+        _NOT_NEGATIVE,
+        more="tokens up to it may come from the prefix cache",
+        bodies=TEXTS,
+        has_flag=False,
+    )
+    truncate_prompt_tokens: int | None = parameter(
+        None,
+        "keep only this many tokens at the end of the prompt; -1: as many as fit",
+        (-1, None, _KEPT),
+        more="beside max_tokens",
+    )
+    detokenize: bool = parameter(
+        True,
+        "false gives token ids and no text",
+        bodies=TEXTS,
+        help="print no text, but token ids (needs --json)",
+    )
+    echo: bool = parameter(
+        False, "begin the text with the prompt", bodies=TEXTS, help="print the prompt before its completion"
+    )
+    structured_outputs: StructuredOutputsParams | None = parameter(  # noqa: RUF009
+        None, "the structure of the text: json, regex, choice or grammar"
+    )
+    allowed_token_ids: Sequence[int] | None = parameter(
+        None,
+        "draw no other token",
+        more="end tokens are among them",
+        flag=("--allowed-token-id", "ID"),
+    )
+    bad_words: Sequence[str] = parameter(
+        (),
+        "never write these texts",
+        help="never write this text",
+        flag=("--bad-word", "TEXT"),
+    )
+    speculative: bool = parameter(
+        True,
+        "false drafts no tokens for it; the answer is the same",
+        help="draft no tokens, whatever --speculative-config says",
+    )
+    transcript: Transcript | None = parameter(  # noqa: RUF009
+        None, "the rules under which a sound is written down, as `LLM.transcribe` makes them", bodies=()
+    )
 
     def __post_init__(self) -> None:
         for field, value in self._plain_values():
             object.__setattr__(self, field, value)
-        for field, low, high, what in RANGES:
-            _check_number(field, getattr(self, field), low, high, what)
-        for field in _WHOLE:
-            if getattr(self, field) is not None or field in _NEEDED:
-                _check_int(field, getattr(self, field))
-        for field in _FLAGS:
-            if not isinstance(getattr(self, field), bool):
-                raise ValueError(f"{field} is {quoted(getattr(self, field))}; it must be true or false")
-        self._check_optional()
+        for field, said in PARAMETERS.items():
+            _check_one(field, said, getattr(self, field))
+        self._check_together()
         self._check_lists()
 
     def _plain_values(self) -> Iterator[tuple[str, Any]]:
         """Fields with numbers of other libraries, or None for an empty list as in vLLM, as what they are here."""
-        for field in {*_WHOLE, *(name for name, *_ in RANGES)}:
-            yield field, (as_whole if field in _WHOLE else as_plain)(getattr(self, field))
+        for field, said in PARAMETERS.items():
+            if said.bounds is not None:
+                yield field, (as_whole if said.kind == "int" else as_plain)(getattr(self, field))
         for field in ("stop_token_ids", "allowed_token_ids", "prompt_logprob_token_ids"):
             yield field, _whole_ids(getattr(self, field))
         if isinstance(self.stop, str):
@@ -161,37 +237,20 @@ class SamplingParams:
                 yield field, ()
         if isinstance(self.logit_bias, Mapping):
             yield "logit_bias", {as_whole(token): as_plain(value) for token, value in self.logit_bias.items()}
+        if isinstance(self.structured_outputs, Mapping):
+            yield "structured_outputs", StructuredOutputsParams.from_dict(self.structured_outputs)
 
-    def _check_optional(self) -> None:
-        if self.max_tokens is not None and self.max_tokens < 1:
-            raise ValueError(f"max_tokens is {self.max_tokens}; it must be at least 1")
+    def _check_together(self) -> None:
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise ValueError(f"min_tokens is {self.min_tokens}, more than max_tokens, {self.max_tokens}")
-        for field in ("logprobs", "prompt_logprobs"):
-            value, lowest = getattr(self, field), WHOLE_VOCABULARY if field == "prompt_logprobs" else 0
-            if value is not None and not lowest <= value <= MAX_LOGPROBS:
-                every = ", or -1 for the whole vocabulary" if lowest else ""
-                raise ValueError(f"{field} is {value}; it must be between 0 and {MAX_LOGPROBS}{every}")
-        if self.max_new_tokens is not None and self.max_new_tokens < 1:
-            raise ValueError(f"max_new_tokens is {self.max_new_tokens}; it must be at least 1")
-        kept = self.truncate_prompt_tokens
-        if kept is not None and kept < 1 and kept != -1:
-            raise ValueError(f"truncate_prompt_tokens is {kept}; it must be at least 1, or -1 for as many as fit")
+        if self.truncate_prompt_tokens == 0:
+            raise ValueError(f"truncate_prompt_tokens is 0; it must {_KEPT}")
         if not self.detokenize and (self.stop or self.echo):
             raise ValueError(f"detokenize is False beside {'stop' if self.stop else 'echo'}, which needs the text")
-        if self.seed is not None:
-            _check_seed(self.seed)
-        if self.structured_outputs is not None:
-            self._check_structure(self.structured_outputs)
-        if self.transcript is not None and not isinstance(self.transcript, Transcript):
-            raise ValueError(f"transcript is {quoted(self.transcript)}; it must be a Transcript")
-
-    def _check_structure(self, asked: object) -> None:
-        if isinstance(asked, Mapping):
-            object.__setattr__(self, "structured_outputs", StructuredOutputsParams.from_dict(asked))
-        elif not isinstance(asked, StructuredOutputsParams):
-            raise ValueError(f"structured_outputs is {quoted(asked)}; it must be a StructuredOutputsParams")
-        if self.ignore_eos:
+        for field, kind in (("structured_outputs", StructuredOutputsParams), ("transcript", Transcript)):
+            if (given := getattr(self, field)) is not None and not isinstance(given, kind):
+                raise ValueError(f"{field} is {quoted(given)}; it must be a {kind.__name__}")
+        if self.structured_outputs is not None and self.ignore_eos:
             raise ValueError("ignore_eos is True beside structured_outputs, whose text ends with an end token")
 
     def _check_lists(self) -> None:
@@ -215,7 +274,9 @@ class SamplingParams:
         for token, value in bias.items():
             _check_int("logit_bias key", token)
             if value != -math.inf:
-                _check_number(f"logit_bias[{token}]", value, -100.0, 100.0, "between -100 and 100, or minus infinity")
+                _check_number(
+                    f"logit_bias[{token}]", value, -100.0, 100.0, "be between -100 and 100, or minus infinity"
+                )
 
     @property
     def needs_mask(self) -> bool:
@@ -255,8 +316,7 @@ class SamplingParams:
     def with_seed(self, seed: int) -> SamplingParams:
         """The same parameters with this seed. Only the seed is checked again."""
         seed = as_whole(seed)
-        _check_int("seed", seed)
-        _check_seed(seed)
+        _check_one("seed", PARAMETERS["seed"], seed)
         found = object.__new__(SamplingParams)
         found.__dict__.update(self.__dict__, seed=seed, _given=self.__dict__["_given"] | {"seed"})
         return found
@@ -276,25 +336,6 @@ class SamplingParams:
         return cls(**values)
 
 
-_MOST = sys.float_info.max  # the bound of parameters that have no other: they must be finite
-
-RANGES = (
-    ("n", 1, 4096, "between 1 and 4096"),
-    ("min_tokens", 0, _MOST, "0 or more"),
-    ("prompt_logprob_start", 0, _MOST, "0 or more"),
-    ("temperature", 0.0, _MOST, "0 (greedy) or more"),
-    ("top_k", -1, _MOST, "-1 or 0 (off) or more"),
-    ("top_p", 5e-324, 1.0, "more than 0 and at most 1"),
-    ("min_p", 0.0, 1.0, "between 0 and 1"),
-    ("repetition_penalty", 5e-324, _MOST, "more than 0"),
-    ("presence_penalty", -2.0, 2.0, "between -2 and 2"),
-    ("frequency_penalty", -2.0, 2.0, "between -2 and 2"),
-)
-
-_NEEDED = ("n", "min_tokens", "top_k", "prompt_logprob_start")
-_WHOLE = (*_NEEDED, "max_tokens", "max_new_tokens", "seed", "logprobs", "prompt_logprobs", "truncate_prompt_tokens")
-_FLAGS = ("include_stop_str_in_output", "skip_special_tokens", "ignore_eos", "detokenize", "echo", "speculative")
-
 _COLLECTIONS = (
     ("stop", Sequence | Set, "a string or a list of strings"),
     ("stop_token_ids", Sequence | Set, "a list of token ids"),
@@ -303,14 +344,31 @@ _COLLECTIONS = (
     ("bad_words", list | tuple | Set, "a list of texts"),
 )
 
-_FIELDS = frozenset(f.name for f in dataclasses.fields(SamplingParams))
+PARAMETERS = parameters_of(SamplingParams)
+_FIELDS = frozenset(PARAMETERS)
+_SAID = "\n".join(f"    {name}: {said.sentences()}" for name, said in PARAMETERS.items())
+SamplingParams.__doc__ = f"{SamplingParams.__doc__}\n{_SAID}\n"
 
 
-def _check_number(field: str, value: object, low: float, high: float, what: str) -> None:
+def _check_one(field: str, said: Parameter, value: object) -> None:
+    """Raises ValueError for a flag that is none, and for a number beyond its bounds."""
+    if said.kind == "bool" and not isinstance(value, bool):
+        raise ValueError(f"{field} is {quoted(value)}; it must be true or false")
+    if said.bounds is None or (value is None and said.is_optional):
+        return
+    if said.is_optional:
+        _check_int(field, value)
+    _check_number(field, value, *said.bounds)
+    if said.kind == "int":
+        _check_int(field, value)
+
+
+def _check_number(field: str, value: Any, low: float, high: float | None, what: str) -> None:
     if isinstance(value, int) and abs(value) > _MOST:
-        raise ValueError(f"{field} is a whole number of {value.bit_length()} bits, too large; it must be {what}")
-    if not isinstance(value, int | float) or isinstance(value, bool) or not low <= value <= high:  # NaN is refused too
-        raise ValueError(f"{field} is {quoted(value)}; it must be {what}")
+        raise ValueError(f"{field} is a whole number of {value.bit_length()} bits, too large; it must {what}")
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not low <= value <= (_MOST if high is None else high):  # NaN is refused too
+        raise ValueError(f"{field} is {quoted(value)}; it must {what}")
 
 
 def _whole_ids(ids: Any) -> Any:
@@ -355,11 +413,6 @@ def _check_texts(field: str, texts: Collection[object], most: int, longest: int,
             raise ValueError(f"{field} holds {quoted(text)}; each must be a {what}")
         if len(text) > longest:
             raise ValueError(f"{field} holds a text of {len(text):,} characters; at most {longest} are allowed")
-
-
-def _check_seed(seed: int) -> None:
-    if not -(2**63) <= seed < 2**64:
-        raise ValueError(f"seed is {seed}; it must fit in 64 bits")
 
 
 def _check_int(field: str, value: object) -> None:

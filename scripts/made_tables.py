@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +19,12 @@ import ferrum_jax
 from ferrum_jax import EngineConfig
 from ferrum_jax import __main__ as cli
 from ferrum_jax.cli.device_check.estimates import TPU_CEILINGS
-from ferrum_jax.inputs.setting import settings_of
+from ferrum_jax.inputs.params.parameter import Parameter
+from ferrum_jax.inputs.setting import Setting, settings_of
 from ferrum_jax.models.families.registry import ENCODERS, FAMILIES
-from ferrum_jax.openai.body_fields import BODIES, FIELDS, ROW_BODIES, fields_of
+from ferrum_jax.openai.body_fields import BODIES, ROW_BODIES, fields_of
 from ferrum_jax.openai.schemas import in_words
+from ferrum_jax.sampling_params import PARAMETERS
 from ferrum_jax.tasks.calls.fields import AXES, ELSEWHERE
 from pallas_kernels.paged_attention.gpu.ceilings import FILE as GPU_CEILINGS
 from pallas_kernels.paged_attention.gpu.ceilings import seconds_of
@@ -35,12 +37,6 @@ ROOT = Path(__file__).parent.parent
 COMMANDS = ROOT / "docs/reference/commands.md"
 _SECTIONS = re.compile(r"(?s)(<!-- made by scripts/made_tables.py -->\n).*?(\n<!-- end -->)")
 _SHARED = ("engine", "sampling", "several hosts")  # groups of flags that many commands have: how their titles begin
-_WITHOUT_FLAG = {  # of SamplingParams; --seed is another's
-    "seed": "any 64-bit integer; None takes one from the engine's seed and the request's content",
-    **{name: FIELDS[name].says for name in ("prompt_logprob_token_ids", "prompt_logprob_start")},
-    "max_new_tokens": "where `max_tokens` is None, at most this many, and as many as there is room for",
-    "transcript": "the rules under which a sound is written down, as `LLM.transcribe` makes them",
-}
 _SHOWN_LAUNCHES = (  # how the names of launches begin that the laboratory's page shows
     *("llama_8b_decode", "llama_8b_prefill", "deepseek_v3", "product_int8_a16", "product_int8_512"),
     *("product_fp8_a16_16", "product_int4", "xla", "experts", "indexer", "gated_delta", "kda", "mamba2", "jax"),
@@ -86,18 +82,16 @@ def with_commands(markdown: str) -> str:
 def fields_table(name: str) -> csv_tables.Table:
     """Fields of EngineConfig or SamplingParams: name, default, the flag that sets it, and what it means."""
     kind = getattr(ferrum_jax, name)
-    said = {field.name: each for field, each in settings_of(kind)} if kind is EngineConfig else {}
+    of_engine = {field.name: said for field, said in settings_of(EngineConfig)}
+    texts: Mapping[str, Setting | Parameter] = of_engine if kind is EngineConfig else PARAMETERS
     flags = {action.dest: action for action in dict(parsers(cli._parser(), "ferrum-jax"))[_ENGINE]._actions}
     rows = [["field", "values; default", "flag", "meaning"]]
     for field in dataclasses.fields(kind):
-        own = _WITHOUT_FLAG.get(field.name) if name == "SamplingParams" else None
-        flag = flags.get(field.name) if own is None else None
+        said = texts[field.name]
+        flag = flags.get(field.name) if said.has_flag else None
         shown = "" if flag is None else f"`{flag.option_strings[0]}`"
-        text = re.sub(r" \((default|needs --json).*\)$", "", (flag.help if flag else own) or "")
-        allowed = str(field.type).replace(" | ", " or ")
-        if (setting := said.get(field.name)) is not None:
-            text, allowed = setting.sentences(), ", ".join(setting.choices) or allowed
-        rows.append([field.name, f"{allowed}; `{field.default!r}`", shown, _checked(text)])
+        allowed = ", ".join(getattr(said, "choices", ())) or str(field.type).replace(" | ", " or ")
+        rows.append([field.name, f"{allowed}; `{field.default!r}`", shown, _checked(said.sentences())])
     return rows
 
 

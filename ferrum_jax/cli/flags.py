@@ -14,10 +14,10 @@ from typing import Any
 
 from ferrum_jax.config import EngineConfig
 from ferrum_jax.core.params_codec import params_to_json
+from ferrum_jax.inputs.params.parameter import Parameter
 from ferrum_jax.inputs.params.structured_outputs import StructuredOutputsParams
 from ferrum_jax.inputs.setting import Setting, settings_of
-from ferrum_jax.openai.body_fields import FIELDS
-from ferrum_jax.sampling_params import SamplingParams
+from ferrum_jax.sampling_params import PARAMETERS, SamplingParams
 
 
 def _ids(text: str) -> tuple[int, ...]:
@@ -28,24 +28,6 @@ def _ids(text: str) -> tuple[int, ...]:
 
 
 _AS_JSON = " (needs --json)"
-# field -> type; True and False are flags that set the field so
-_SAMPLING_FLAGS: Mapping[str, Any] = {
-    **dict.fromkeys(("n", "max_tokens", "min_tokens", "top_k", "logprobs", "prompt_logprobs"), int),
-    **dict.fromkeys(("temperature", "top_p", "min_p"), float),
-    **dict.fromkeys(("repetition_penalty", "presence_penalty", "frequency_penalty"), float),
-    "truncate_prompt_tokens": int,
-    **dict.fromkeys(("ignore_eos", "include_stop_str_in_output", "echo"), True),
-    **dict.fromkeys(("detokenize", "skip_special_tokens", "speculative"), False),
-}
-# Where a command says it otherwise than a body.
-_SAYS: Mapping[str, str] = {
-    "logprobs": "log-probabilities of this many alternatives" + _AS_JSON,
-    "prompt_logprobs": "the same for each prompt token" + _AS_JSON,
-    "detokenize": "print no text, but token ids" + _AS_JSON,
-    "echo": "print the prompt before its completion",
-    "skip_special_tokens": "show special tokens in the text",
-    "speculative": "draft no tokens, whatever --speculative-config says",
-}
 
 
 def add_engine_flags(parser: argparse.ArgumentParser, *, planned: bool = False) -> None:
@@ -86,12 +68,19 @@ def _reader(field: dataclasses.Field[Any]) -> Callable[[str], Any]:
 def add_sampling_flags(parser: argparse.ArgumentParser, *, title: str = "sampling", note: str = _AS_JSON) -> None:
     """Adds a flag for every field of SamplingParams; --seed is the engine's. note: on what is not printed as text."""
     group = parser.add_argument_group(title)
-    says = {name: _SAYS.get(name, FIELDS[name].says).replace(_AS_JSON, note) for name in _SAMPLING_FLAGS}
-    flags = {name: (how, says[name]) for name, how in _SAMPLING_FLAGS.items()}
-    add_fields(group, SamplingParams, flags)
-    for flag, field, read, metavar, text in _REPEATED_FLAGS:
-        how: dict[str, Any] = {"type": read, "metavar": metavar, "help": f"{text}; may be repeated"}
-        group.add_argument(flag, dest=field, action="append", default=argparse.SUPPRESS, **how)
+    values: dict[str, Any] = {"int": int, "float": float}
+    plain = {
+        name: (not getattr(SamplingParams, name) if said.kind == "bool" else values[said.kind], _help(said, note))
+        for name, said in PARAMETERS.items()
+        if said.bodies and said.has_flag and said.kind in ("bool", *values)
+    }
+    add_fields(group, SamplingParams, plain)
+    reads: dict[str, Any] = {"TEXT": str, "ID": int, "ID=VALUE": _bias}
+    for name, said in PARAMETERS.items():
+        if said.flag is not None:
+            flag, metavar = said.flag
+            how: dict[str, Any] = {"type": reads[metavar], "metavar": metavar, "default": argparse.SUPPRESS}
+            group.add_argument(flag, dest=name, action="append", help=f"{_help(said, note)}; may be repeated", **how)
     group.add_argument(
         "--structured-outputs",
         type=_json_object,
@@ -99,6 +88,10 @@ def add_sampling_flags(parser: argparse.ArgumentParser, *, title: str = "samplin
         metavar="JSON",
         help='hold the text to a form: {"json": SCHEMA}, {"regex": TEXT}, {"choice": [TEXT, ...]} or {"grammar": TEXT}',
     )
+
+
+def _help(said: Parameter, note: str) -> str:
+    return (said.help or said.text).replace(_AS_JSON, note)
 
 
 def engine_config(args: argparse.Namespace, base: Mapping[str, Any] = MappingProxyType({})) -> EngineConfig:
@@ -161,13 +154,3 @@ def _bias(text: str) -> tuple[int, float]:
         return int(token), float(value)
     except ValueError as error:
         raise argparse.ArgumentTypeError(f"{text!r} is not ID=VALUE, as in 42=-1.5") from error
-
-
-# flag, field, type of each value, its name in the help, help
-_REPEATED_FLAGS: tuple[tuple[str, str, Any, str, str], ...] = (
-    ("--stop", "stop", str, "TEXT", "end before this text"),
-    ("--stop-token-id", "stop_token_ids", int, "ID", "end at this token"),
-    ("--logit-bias", "logit_bias", _bias, "ID=VALUE", "add to a token's logit, -inf: never"),
-    ("--allowed-token-id", "allowed_token_ids", int, "ID", "draw no other token"),
-    ("--bad-word", "bad_words", str, "TEXT", "never write this text"),
-)

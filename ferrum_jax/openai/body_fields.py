@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from ferrum_jax.inputs.params.parameter import SAMPLED, TEXTS, Parameter
 from ferrum_jax.io.error_text import quoted
 from ferrum_jax.io.ints import as_whole
 from ferrum_jax.openai.errors import FieldError
@@ -30,18 +31,17 @@ from ferrum_jax.openai.value_schemas import (
     TOOL_CHOICE,
     TOOLS,
     Schema,
-    bounded,
     list_of,
     one_of,
     whole,
 )
-from ferrum_jax.sampling_params import MAX_LOGPROBS, MAX_NAMED_IDS
+from ferrum_jax.sampling_params import MAX_LOGPROBS, MAX_NAMED_IDS, PARAMETERS
 
-TEXTS, PAIRS = ("completion", "chat"), ("score", "rerank")
+PAIRS = ("score", "rerank")
 READING = ("embedding", *PAIRS)  # bodies that read texts and generate none
-_CHATS, _SAMPLED = ("chat", "response"), (*TEXTS, "response")
+_CHATS = ("chat", "response")
 SOUNDS = ("transcription", "translation")
-_OF_TEXTS = (*_SAMPLED, *READING)
+_OF_TEXTS = (*SAMPLED, *READING)
 BODIES = (*_OF_TEXTS, *SOUNDS)
 RESPONSE_FORMATS = ("json", "text", "srt", "vtt", "verbose_json")  # of a sound's text
 ROW_BODIES = {  # by their url
@@ -80,6 +80,26 @@ _TIMEOUT: Any = ({"type": "number", "exclusiveMinimum": 0}, "a number of seconds
 REQUEST_ID = r"^[A-Za-z0-9_.:-]{1,128}$"
 _REQUEST_ID: Any = ({"type": "string", "pattern": REQUEST_ID}, "1 to 128 letters, digits or any of _ . : -", "http")
 
+_SCHEMAS: Mapping[str, Schema] = {  # of parameters that are no plain numbers in a body
+    "max_tokens": whole(0),
+    "logit_bias": BIASES,
+    "stop": {"anyOf": [STRING, list_of(FILLED)]},
+    "stop_token_ids": list_of({"type": "integer"}),
+    "logprobs": {"anyOf": [whole(0, MAX_LOGPROBS), BOOLEAN]},
+    "prompt_logprob_token_ids": one_of(IDS, list_of(list_of({"type": "integer"}, maxItems=MAX_NAMED_IDS), minItems=1)),
+    "truncate_prompt_tokens": one_of({"const": -1}, whole(1)),
+    "structured_outputs": STRUCTURE,
+    "allowed_token_ids": list_of({"type": "integer"}, minItems=1),
+    "bad_words": list_of({"type": "string", "pattern": r"\S"}),
+}
+
+
+def _of_parameter(name: str, said: Parameter) -> BodyField:
+    schema = _SCHEMAS.get(name, said.schema)
+    assert schema is not None, f"{name} has parts: give _SCHEMAS its schema"
+    return BodyField(said.bodies, said.text, schema, "true or false" if said.kind == "bool" else "")
+
+
 FIELDS: Mapping[str, BodyField] = {
     # what is asked
     "prompt": BodyField(("completion", *_TOKENIZED), "a text, token ids, or a list of them", PROMPTS),
@@ -90,40 +110,10 @@ FIELDS: Mapping[str, BodyField] = {
     "text_2": BodyField(("score",), "the texts that are compared with it", one_of(FILLED, DOCUMENTS)),
     "query": BodyField(("rerank",), "what documents are ranked for", FILLED, "a text that is not empty"),
     "documents": BodyField(("rerank",), "texts that are ranked", DOCUMENTS),
-    # how much
-    "n": BodyField(TEXTS, "completions of each prompt", bounded("n")),
-    "max_tokens": BodyField(TEXTS, "most tokens to generate", whole(0)),
+    # how much is generated, and how tokens are drawn
+    **{name: _of_parameter(name, said) for name, said in PARAMETERS.items() if said.bodies},
     "max_completion_tokens": BodyField(("chat",), "another name of max_tokens", whole(1)),
-    "min_tokens": BodyField(
-        _SAMPLED, "fewest tokens before an end token may come or a stop string counts", bounded("min_tokens")
-    ),
-    # how tokens are drawn
-    "temperature": BodyField(_SAMPLED, "0 is greedy", bounded("temperature")),
-    "top_k": BodyField(_SAMPLED, "keep the k most likely tokens; 0 is off", bounded("top_k")),
-    "top_p": BodyField(_SAMPLED, "keep the most likely tokens up to this probability", bounded("top_p")),
-    "min_p": BodyField(_SAMPLED, "keep tokens at least this likely, relative to the most likely one", bounded("min_p")),
-    "seed": BodyField(_SAMPLED, "the same seed draws the same tokens", whole(-(2**63), 2**64 - 1)),
-    "repetition_penalty": BodyField(
-        _SAMPLED, "above 1 discourages tokens of prompt and output", bounded("repetition_penalty")
-    ),
-    "presence_penalty": BodyField(_SAMPLED, "above 0 discourages tokens of the output", bounded("presence_penalty")),
-    "frequency_penalty": BodyField(
-        _SAMPLED, "above 0 discourages tokens of the output by their count", bounded("frequency_penalty")
-    ),
-    "logit_bias": BodyField(
-        _SAMPLED,
-        "added to a token's logit; minus infinity: never",
-        BIASES,
-    ),
-    "allowed_token_ids": BodyField(_SAMPLED, "draw no other token", list_of({"type": "integer"}, minItems=1)),
-    "bad_words": BodyField(_SAMPLED, "never write these texts", list_of({"type": "string", "pattern": r"\S"})),
-    # where the text ends
-    "stop": BodyField(_SAMPLED, "end before any of these texts", {"anyOf": [STRING, list_of(FILLED)]}),
-    "stop_token_ids": BodyField(_SAMPLED, "end at any of these tokens", list_of({"type": "integer"})),
-    "include_stop_str_in_output": BodyField(_SAMPLED, "keep the stop string in the text", *_FLAG),
-    "ignore_eos": BodyField(_SAMPLED, "continue past end tokens", *_FLAG),
     # its structure, its tools, its thoughts
-    "structured_outputs": BodyField(_SAMPLED, "the structure of the text: json, regex, choice or grammar", STRUCTURE),
     "response_format": BodyField(TEXTS, "the structure of the text, as OpenAI names it", FORMAT),
     "tools": BodyField((*_CHATS, *_TOKENIZED), "functions that may be called", TOOLS),
     "tool_choice": BodyField(_CHATS, "none, auto, required, or the function to call", TOOL_CHOICE),
@@ -131,12 +121,7 @@ FIELDS: Mapping[str, BodyField] = {
     "reasoning_effort": BodyField(("chat",), "how much the model thinks, for templates that read it", STRING),
     "include_reasoning": BodyField(("chat",), "whether the message has what the model thought", *_FLAG),
     # how the prompt is read
-    "truncate_prompt_tokens": BodyField(
-        _SAMPLED,
-        "keep only this many tokens at the end of the prompt; -1: as many as fit",
-        one_of({"const": -1}, whole(1)),
-    ),
-    "add_special_tokens": BodyField((*_SAMPLED, *_TOKENIZED), "whether the tokenizer adds BOS and EOS", BOOLEAN),
+    "add_special_tokens": BodyField((*SAMPLED, *_TOKENIZED), "whether the tokenizer adds BOS and EOS", BOOLEAN),
     "chat_template_kwargs": BodyField((*_CHATS, *_TOKENIZED), "variables of the chat template", OBJECT),
     "add_generation_prompt": BodyField(("chat", *_TOKENIZED), "whether the template begins an answer", BOOLEAN),
     "continue_final_message": BodyField(("chat", *_TOKENIZED), "whether the last message goes on", BOOLEAN),
@@ -146,22 +131,7 @@ FIELDS: Mapping[str, BodyField] = {
     "instruction": BodyField(PAIRS, "what makes a document fit, for models that are told", STRING, "a text"),
     "truncate": BodyField(READING, "cut texts that are too long", *_FLAG),
     # what the answer has
-    "logprobs": BodyField(
-        TEXTS,
-        "log-probabilities of this many alternatives; of a chat, whether there are any",
-        {"anyOf": [whole(0, MAX_LOGPROBS), BOOLEAN]},
-    ),
     "top_logprobs": BodyField(_CHATS, "how many alternatives at each token", whole(0, MAX_LOGPROBS)),
-    "prompt_logprobs": BodyField(TEXTS, "the same for each prompt token", whole(-1, MAX_LOGPROBS)),
-    "prompt_logprob_token_ids": BodyField(
-        TEXTS,
-        "log-probabilities of these tokens at each prompt token: a list of ids for all, or a list for each",
-        one_of(IDS, list_of(list_of({"type": "integer"}, maxItems=MAX_NAMED_IDS), minItems=1)),
-    ),
-    "prompt_logprob_start": BodyField(TEXTS, "the prompt token behind which these are reported", whole(0)),
-    "echo": BodyField(TEXTS, "begin the text with the prompt", *_FLAG),
-    "detokenize": BodyField(TEXTS, "false gives token ids and no text", *_FLAG),
-    "skip_special_tokens": BodyField(_SAMPLED, "false shows special tokens in the text", *_FLAG),
     "return_token_ids": BodyField(TEXTS, "give token ids too", *_FLAG),
     "return_tokens_as_token_ids": BodyField(TEXTS, 'log-probabilities name a token as "token_id:5"', *_FLAG),
     "encoding_format": BodyField(
@@ -173,7 +143,6 @@ FIELDS: Mapping[str, BodyField] = {
     "top_n": BodyField(("rerank",), "how many documents the answer has", *_COUNT),
     "return_documents": BodyField(("rerank",), "whether the answer has their texts", *_FLAG),
     # who asks, and how and when it runs
-    "speculative": BodyField(_SAMPLED, "false drafts no tokens for it; the answer is the same", *_FLAG),
     "model": BodyField(
         (*BODIES, *_TOKENIZED, "detokenize"),
         "the model's name, or an adapter's",
@@ -182,8 +151,8 @@ FIELDS: Mapping[str, BodyField] = {
     ),
     "adapter": BodyField(TEXTS, "an adapter's name", FILLED, "the name of an adapter, or be left out", "row"),
     "cache_salt": BodyField(_OF_TEXTS, "prompts share cached blocks only under one salt", FILLED),
-    "stream": BodyField(_SAMPLED, "send the text as it comes", *_FLAG, door="http"),
-    "stream_options": BodyField(_SAMPLED, "include_usage, continuous_usage_stats", OBJECT, door="http"),
+    "stream": BodyField(SAMPLED, "send the text as it comes", *_FLAG, door="http"),
+    "stream_options": BodyField(SAMPLED, "include_usage, continuous_usage_stats", OBJECT, door="http"),
     "priority": BodyField(BODIES, "lower runs first", *_PRIORITY),
     "timeout": BodyField(BODIES, "seconds after which the request is given up", *_TIMEOUT),
     "request_id": BodyField(TEXTS, "the answer's name", *_REQUEST_ID),
@@ -235,8 +204,8 @@ OF_SOUNDS: Mapping[str, BodyField] = {  # what transcriptions and translations h
     "timestamp_granularities": BodyField(
         SOUNDS, "segment, for verbose_json", list_of({"enum": ["segment"]}), "['segment']"
     ),
-    "temperature": BodyField(SOUNDS, "0 is greedy, the default", bounded("temperature")),
-    "seed": BodyField(SOUNDS, "the same seed draws the same tokens", whole(-(2**63), 2**64 - 1)),
+    "temperature": BodyField(SOUNDS, "0 is greedy, the default", PARAMETERS["temperature"].schema or {}),
+    "seed": BodyField(SOUNDS, "the same seed draws the same tokens", PARAMETERS["seed"].schema or {}),
     "max_tokens": BodyField(SOUNDS, "most tokens of each window", whole(1)),
     "stream": BodyField(SOUNDS, "send the text as it comes", *_FLAG, door="http"),
 }

@@ -6,7 +6,6 @@ the default for chat.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import json
 from collections.abc import Mapping
@@ -16,9 +15,8 @@ from ferrum_jax.inputs.params.schema import refuse_rounded
 from ferrum_jax.inputs.params.structured_outputs import StructuredOutputsParams, compact
 from ferrum_jax.inputs.params.tools import format_of, tools_asked
 from ferrum_jax.io.error_text import quoted
-from ferrum_jax.sampling_params import MAX_LOGIT_BIAS, SamplingParams
+from ferrum_jax.sampling_params import MAX_LOGIT_BIAS, PARAMETERS
 
-SAMPLING_FIELDS = frozenset(f.name for f in dataclasses.fields(SamplingParams))
 _PROMPT_OPTIONS = ("cache_salt", "add_special_tokens")
 _CHAT_OPTIONS = ("add_generation_prompt", "continue_final_message", "chat_template_kwargs", "tools")
 _STRUCTURE = ("structured_outputs", "response_format", "tools", "tool_choice", "parallel_tool_calls")
@@ -27,7 +25,7 @@ _OTHER_NAMES = {"max_completion_tokens": "max_tokens", "top_logprobs": "logprobs
 
 def sampling_values(body: Mapping[str, Any], *, is_chat: bool) -> dict[str, Any]:
     """The fields of SamplingParams that the body gives."""
-    values = {key: body[key] for key in SAMPLING_FIELDS if body.get(key) is not None}
+    values = {key: body[key] for key in PARAMETERS if body.get(key) is not None}
     if "max_tokens" in body or is_chat:
         values["max_tokens"] = _max_tokens(body)
     if is_chat:
@@ -46,14 +44,8 @@ def sampling_values(body: Mapping[str, Any], *, is_chat: bool) -> dict[str, Any]
         values["structured_outputs"] = structure
     if "logit_bias" in values:
         values["logit_bias"] = _logit_bias(values["logit_bias"])
-    for field, one in (
-        ("stop", str),
-        ("stop_token_ids", int),
-        ("allowed_token_ids", int),
-        ("bad_words", list),
-        ("prompt_logprob_token_ids", list),
-    ):
-        if field in values and not (isinstance(values[field], list) or (one is str and isinstance(values[field], str))):
+    for field in ("stop", "stop_token_ids", "allowed_token_ids", "bad_words", "prompt_logprob_token_ids"):
+        if field in values and not isinstance(values[field], (list, str) if field == "stop" else list):
             raise ValueError(f"{field} is {quoted(values[field])}; it must be a list")
     return {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
 

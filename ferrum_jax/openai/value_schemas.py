@@ -2,22 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
-from ferrum_jax.sampling_params import RANGES, SamplingParams
-
 Schema = Mapping[str, Any]
-_MOST = 1e9  # bounds beyond are none
-
-
-def bounded(name: str) -> Schema:
-    """Numbers as SamplingParams bounds them."""
-    low, high = next((low, high) for field, low, high, _ in RANGES if field == name)
-    kind = "integer" if type(getattr(SamplingParams, name)) is int else "number"
-    least = {"exclusiveMinimum": 0} if low == math.ulp(0) else {"minimum": low}
-    return {"type": kind, **least, **({"maximum": high} if high < _MOST else {})}
 
 
 def whole(least: int, most: int | None = None) -> Schema:
