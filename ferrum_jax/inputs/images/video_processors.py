@@ -10,15 +10,13 @@ film shares what is equal in both.
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
-from hashlib import blake2b
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
 from ferrum_jax.inputs.images.image import Normalising, ProcessedImage, ProcessedVideo
-from ferrum_jax.inputs.images.processors import DIGEST_BYTES, MOST_ASPECT, Gemma4Images, squares
+from ferrum_jax.inputs.images.processors import Gemma4Images, check_aspect, digest_of, grown, squares
 from ferrum_jax.inputs.media.kinds import MediaRefused
 
 _ROOM_OF_FRAMES = 1.05  # times the least pixels, which a frame has at least where pixels are capped by the frame
@@ -56,13 +54,8 @@ class QwenVideos:
         frames, unit = self.temporal_patch_size, self.patch_size * self.merge_size
         if count < frames:
             raise MediaRefused(f"the video has {count} frame{'s' * (count != 1)}; this model takes {frames} or more")
-        if min(height, width) < unit:
-            grown = max(unit / height, unit / width)
-            height, width = int(height * grown), int(width * grown)
-        if max(height, width) > MOST_ASPECT * min(height, width):
-            raise MediaRefused(
-                f"the video is {width} x {height}; its longer side may be {MOST_ASPECT} times the shorter at most"
-            )
+        height, width = grown(height, width, unit)
+        check_aspect("video", height, width)
         rows, columns = round(height / unit) * unit, round(width / unit) * unit
         pixels, most = round(count / frames) * frames * rows * columns, self._max_pixels(count, unit)
         if pixels > most:
@@ -86,29 +79,15 @@ class QwenVideos:
 
     def process(self, frames: np.ndarray, indices: np.ndarray, fps: float) -> ProcessedVideo:
         """frames: uint8 [N, H, W, 3], those of `indices`, resized. The last stands twice where their number is odd."""
-        each, merge = self.temporal_patch_size, self.merge_size
-        more = -len(frames) % each
-        places = [*range(len(frames)), *[len(frames) - 1] * more]
+        each = self.temporal_patch_size
+        places = [*range(len(frames)), *[len(frames) - 1] * (-len(frames) % each)]
         times = [int(indices[place]) / fps for place in places]
-        groups, seconds = [], []
-        for first in range(0, len(places), each):
-            taken = frames[places[first : first + each]]
-            patches = np.stack([squares(frame, self.patch_size, merge) for frame in taken], axis=2)
-            rows, columns = (side // self.patch_size for side in taken.shape[1:3])
-            settings = {"kind": self.kind, "patch": self.patch_size, "merge": merge}
-            groups.append(
-                ProcessedImage(
-                    pixels=patches,
-                    normalising=self.normalising,
-                    temporal=each,
-                    grid=(1, rows, columns),
-                    num_tokens=rows * columns // merge**2,
-                    digest=_digest(taken, self.normalising, settings),
-                    kind="video",
-                )
-            )
-            seconds.append((times[first] + times[first + each - 1]) / 2)
-        return ProcessedVideo(groups=tuple(groups), seconds=tuple(seconds))
+        starts = range(0, len(places), each)
+        groups = (frames[places[start : start + each]] for start in starts)
+        return ProcessedVideo(
+            groups=tuple(_group(self, group, self.normalising, self.patch_size, self.merge_size) for group in groups),
+            seconds=tuple((times[start] + times[start + each - 1]) / 2 for start in starts),
+        )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -143,28 +122,31 @@ class Gemma4Videos:
 
     def process(self, frames: np.ndarray, indices: np.ndarray, fps: float) -> ProcessedVideo:
         """frames: uint8 [N, H, W, 3], those of `indices`, resized."""
-        rows, columns = (side // self.frame.patch_size for side in frames.shape[1:3])
-        settings = {"kind": self.kind, "patch": self.frame.patch_size, "merge": self.frame.pooling}
-        groups = tuple(
-            ProcessedImage(
-                pixels=squares(frame, self.frame.patch_size, self.frame.pooling),
-                normalising=self.frame.normalising,
-                grid=(1, rows, columns),
-                num_tokens=rows * columns // self.frame.pooling**2,
-                digest=_digest(frame, self.frame.normalising, settings),
-                kind="video",
-            )
-            for frame in frames
+        own = self.frame
+        return ProcessedVideo(
+            groups=tuple(_group(self, frame, own.normalising, own.patch_size, own.pooling) for frame in frames),
+            seconds=tuple(int(index) / fps for index in indices),
         )
-        return ProcessedVideo(groups=groups, seconds=tuple(int(index) / fps for index in indices))
 
 
 VideoProcessor = QwenVideos | Gemma4Videos
 
 
-def _digest(pixels: np.ndarray, normalising: Normalising, settings: dict[str, Any]) -> bytes:
-    """The digest of a group's frames as the tower reads them."""
-    said = {**settings, **dataclasses.asdict(normalising), "frames": pixels.shape}
-    digest = blake2b(json.dumps(said, sort_keys=True).encode(), digest_size=DIGEST_BYTES)
-    digest.update(np.ascontiguousarray(pixels).data)
-    return digest.digest()
+def _group(
+    processor: VideoProcessor, frames: np.ndarray, normalising: Normalising, patch: int, side: int
+) -> ProcessedImage:
+    """An image to the tower, of frames uint8 [n, H, W, 3] or of one [H, W, 3]. side: of a square, in patches."""
+    is_single = frames.ndim == 3
+    rows, columns = (length // patch for length in frames.shape[-3:-1])
+    settings = {"kind": processor.kind, "patch": patch, "merge": side, "frames": frames.shape}
+    return ProcessedImage(
+        pixels=squares(frames, patch, side)
+        if is_single
+        else np.stack([squares(frame, patch, side) for frame in frames], axis=2),
+        normalising=normalising,
+        temporal=1 if is_single else len(frames),
+        grid=(1, rows, columns),
+        num_tokens=rows * columns // side**2,
+        digest=digest_of(frames, settings | dataclasses.asdict(normalising)),
+        kind="video",
+    )
