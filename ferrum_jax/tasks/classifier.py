@@ -17,7 +17,7 @@ from checkpoints import CLASSES as HEAD
 from checkpoints import Checkpoint
 from ferrum_jax.core.outputs import ClassOutput, RewardOutput
 from ferrum_jax.inputs.prompt import Prompt, is_messages
-from ferrum_jax.models.families.labels import Labels, labels_of
+from ferrum_jax.models.families.encoder_spec import Labels, labels_of
 from ferrum_jax.tasks.embedder import Embedder, EmbeddingParams, Run, Text, run_all
 from ferrum_jax.text.prompts import PromptEncoder
 

@@ -20,9 +20,8 @@ from flax import nnx
 from checkpoints.rules import Rule
 from ferrum_jax.models.families import tensors
 from ferrum_jax.models.families.config_reader import ConfigReader, stored_dtype
-from ferrum_jax.models.families.encoder_spec import SCORERS, EncoderSpec
+from ferrum_jax.models.families.encoder_spec import SCORERS, EncoderSpec, labels_of
 from ferrum_jax.models.families.family import EncoderFamily
-from ferrum_jax.models.families.labels import labels_of
 from ferrum_jax.models.layers.embedding import Embedding
 from ferrum_jax.models.layers.linear import Linear
 from ferrum_jax.models.layers.norm import LayerNorm
