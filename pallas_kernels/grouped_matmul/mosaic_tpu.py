@@ -11,8 +11,7 @@ import jax.numpy as jnp
 
 from pallas_kernels.grouped_matmul.stack import ExpertStack
 from pallas_kernels.grouped_matmul.tiles_of_experts import TilesOfExperts, mlp_over_tiles, stacks_of, tiles_of_experts
-from pallas_kernels.grouped_matmul.tpu_dense import dense_rows
-from pallas_kernels.grouped_matmul.tpu_kernel import grouped_rows
+from pallas_kernels.grouped_matmul.tpu_kernel import dense_rows, grouped_rows
 from pallas_kernels.quantized_matmul import QuantizedWeight
 from pallas_kernels.quantized_matmul.activations import given_to_codes
 from pallas_kernels.quantized_matmul.mosaic_tpu import form_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ferrum_jax.inputs.audio.cutting import quiet_windows
+from ferrum_jax.inputs.audio.clip import quiet_windows
 
 RATE = 16_000
 

@@ -13,11 +13,9 @@ from ferrum_jax.inputs.images.decoding import Look, do_not_look
 from ferrum_jax.inputs.images.films import Film, VideoSources
 from ferrum_jax.inputs.images.image import ProcessedVideo
 from ferrum_jax.inputs.images.placeholders import PLACEHOLDERS, ExpandedPrompt, expand_ids, expand_text
-from ferrum_jax.inputs.images.processor_files import read_processor
-from ferrum_jax.inputs.images.processors import ImageProcessor
+from ferrum_jax.inputs.images.processor_files import read_processor, read_video_processor
+from ferrum_jax.inputs.images.processors import ImageProcessor, VideoProcessor
 from ferrum_jax.inputs.images.sources import ImageSources
-from ferrum_jax.inputs.images.video_processor_files import read_video_processor
-from ferrum_jax.inputs.images.video_processors import VideoProcessor
 
 Encode = Callable[[str, bool], Sequence[int]]  # a text to ids, with special tokens or without
 

@@ -6,11 +6,10 @@ the group says already: attention_bias is `attention.bias`. Errors name the key 
 
 from ferrum_jax.models.spec.feed_forward import ExpertsSpec, MlpSpec
 from ferrum_jax.models.spec.heads import AttentionSpec, IndexerSpec, Kept, LatentSpec, QkNorm
-from ferrum_jax.models.spec.model_spec import CacheGroup, LayerInputSpec, ModelSpec, NormSpec
+from ferrum_jax.models.spec.model_spec import CacheGroup, LayerInputSpec, ModelSpec, NormSpec, StreamsSpec
 from ferrum_jax.models.spec.positions import RopeSpec, Temperature
 from ferrum_jax.models.spec.recurrence import GatedDeltaSpec, KimiDeltaSpec, Mamba2Spec, RecurrenceSpec, ShortConvSpec
 from ferrum_jax.models.spec.sound import SoundSpec
-from ferrum_jax.models.spec.streams import StreamsSpec
 from ferrum_jax.models.spec.vision import VisionSpec
 
 __all__ = [

@@ -17,8 +17,24 @@ from ferrum_jax.models.spec.feed_forward import ExpertsSpec, MlpSpec
 from ferrum_jax.models.spec.heads import AttentionSpec, IndexerSpec
 from ferrum_jax.models.spec.recurrence import RecurrenceSpec
 from ferrum_jax.models.spec.sound import SoundSpec
-from ferrum_jax.models.spec.streams import StreamsSpec
 from ferrum_jax.models.spec.vision import VisionSpec
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StreamsSpec:
+    """Hyper-connections: each token has num_streams residuals, which a half of a layer reads and adds to by weights.
+
+    magnitude: what a half gives is added with up to this weight. eps: of each weight beside its sigmoid.
+    """
+
+    num_streams: int
+    magnitude: float
+    eps: float
+
+    def __post_init__(self) -> None:
+        check_positive(self, "num_streams")
+        check_above_zero(self, "magnitude")
+
 
 NORM_KINDS = ("rms", "layer")
 

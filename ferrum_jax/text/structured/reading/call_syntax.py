@@ -14,8 +14,7 @@ from typing import Any, NamedTuple
 
 from ferrum_jax.inputs.params.message import ToolCall
 from ferrum_jax.text.structured.forms.tool_forms import ToolForm
-from ferrum_jax.text.structured.reading.quoted_values import quoted_value
-from ferrum_jax.text.structured.reading.spelled_values import SpelledValues
+from ferrum_jax.text.structured.reading.spelled_values import SpelledValues, quoted_value
 from ferrum_jax.text.structured.reading.text_reader import NoCall, Reading, TextReader, loads
 
 Properties = Mapping[str, Mapping[str, Any]]
