@@ -151,6 +151,23 @@ def check_words(stored: Any, name: str) -> None:
         raise ValueError(f"{name} is {stored.dtype}; codes are packed in int32: copy the checkpoint again")
 
 
+def check_shape(module: Module, end: str, wanted: tuple[int, ...], shape: tuple[int, ...]) -> None:
+    """Raises ValueError unless a tensor of a module, by the end of its name, has the shape that its weight needs."""
+    found, base = list(module.tensors[end].shape), module.name.removesuffix(".weight")
+    if found != list(wanted):
+        raise ValueError(f"{base}{end} is {found}; a weight of shape {list(shape)} needs {list(wanted)}")
+
+
+def words_of(module: Module, end: str, axes: str) -> Any:
+    """The int32 words of a weight's codes, [in, out] in words as `axes` says. Raises ValueError for what are none."""
+    base, words = module.name.removesuffix(".weight"), module.tensors[end]
+    if ".weight" in module.tensors:
+        raise ValueError(f"{base} has .weight and {end}, a dense weight and a quantised one; keep one of them")
+    if words.dtype != np.int32 or len(words.shape) != 2:
+        raise ValueError(f"{base}{end} is {words.dtype} {list(words.shape)}; it must be int32 {axes}")
+    return words
+
+
 def _refuse_kind(stored: Any, name: str, kind: Any, what: str) -> None:
     """Raises ValueError for a tensor of another kind of dtype: its bits may mean something else."""
     if not jnp.issubdtype(stored.dtype, kind):

@@ -12,8 +12,31 @@ from typing import Any, NamedTuple
 from ferrum_jax.core.request import FLEX
 from ferrum_jax.inputs.params.transcription_params import TranscriptionParams
 from ferrum_jax.inputs.prompt import side_prompts
-from ferrum_jax.openai.answer_options import PLAIN, AnswerOptions, ReadingForm
 from ferrum_jax.sampling_params import SamplingParams
+
+
+class AnswerOptions(NamedTuple):
+    """ids_as_names: log-probabilities name a token as "token_id:5". shows_reasoning: the message has what it thought.
+
+    num_tops: alternatives at each token of a chat, None where no log-probabilities are asked for.
+    """
+
+    ids_as_names: bool = False
+    shows_reasoning: bool = True
+    num_tops: int | None = None
+
+
+PLAIN = AnswerOptions()
+
+
+class ReadingForm(NamedTuple):
+    """How vectors and scores are written. dimensions: of vectors, None for all. top_n: of a ranking."""
+
+    dimensions: int | None = None
+    as_base64: bool = False
+    top_n: int | None = None
+    shows_documents: bool = True
+
 
 _READ = SamplingParams(max_tokens=1)  # for texts that are read
 

@@ -13,8 +13,15 @@ from ferrum_jax.core.request import FLEX
 from ferrum_jax.inputs.params.transcription_params import TranscriptionParams
 from ferrum_jax.inputs.prompt import VECTOR_ARGUMENTS, Content, Prompt, joined_text, named_text, take_apart
 from ferrum_jax.io.error_text import quoted
-from ferrum_jax.openai.answer_options import AnswerOptions, ReadingForm
-from ferrum_jax.openai.asked import AskedScores, AskedSound, AskedText, AskedVectors, BodyLimits
+from ferrum_jax.openai.asked import (
+    AnswerOptions,
+    AskedScores,
+    AskedSound,
+    AskedText,
+    AskedVectors,
+    BodyLimits,
+    ReadingForm,
+)
 from ferrum_jax.openai.body_fields import PAIRS, RESPONSE_FORMATS, SOUNDS, given
 from ferrum_jax.openai.body_rules import Rules, rules_of
 from ferrum_jax.openai.contents import prompts_of

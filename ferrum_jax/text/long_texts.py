@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 import tokenizers
 
-from ferrum_jax.text.byte_alphabet import BYTES
 from ferrum_jax.text.cuts import Cuts, fuses_unknown, steps_of
+from ferrum_jax.text.tokenizer import BYTES
 
 _COMPOSED = 3  # NFC turns at most this many bytes into one. Source: Unicode's FAQ on normalisation
 _ROUNDING = 1e-9

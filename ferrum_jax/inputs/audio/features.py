@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import json
-from hashlib import blake2b
 from typing import ClassVar
 
 import numpy as np
 
 from ferrum_jax.inputs.audio.clip import ProcessedClip
-from ferrum_jax.inputs.audio.waveform import Look, SoundRefused, do_not_look
+from ferrum_jax.inputs.audio.waveform import SoundRefused
+from ferrum_jax.inputs.media.kinds import Look, do_not_look, media_digest
 from ferrum_jax.io.ints import ceil_div
 
 _BLOCK_FRAMES = 512
@@ -89,7 +88,6 @@ def _triangles(edges: np.ndarray, n_fft: int, rate: int) -> np.ndarray:
     return np.maximum(0.0, np.minimum(rising, falling))
 
 
-_DIGEST_BYTES = 32
 _HIGHEST_HERTZ = 8000.0
 _QUIETEST = 1e-10  # of a band's power
 _RANGE = 8.0  # between the loudest band and what is heard, in powers of ten
@@ -320,6 +318,4 @@ def _filled(waveform: np.ndarray, count: int) -> np.ndarray:
 
 def _digest(waveform: np.ndarray, processor: SoundProcessor) -> bytes:
     settings = {"kind": processor.kind, **dataclasses.asdict(processor), "shape": waveform.shape}
-    digest = blake2b(json.dumps(settings, sort_keys=True).encode(), digest_size=_DIGEST_BYTES)
-    digest.update(np.ascontiguousarray(waveform, np.float32).data)
-    return digest.digest()
+    return media_digest(np.asarray(waveform, np.float32), settings)

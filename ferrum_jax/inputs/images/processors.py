@@ -10,20 +10,16 @@ bits are the reference's. Every key of the file is honoured or refused by name.
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
-from collections.abc import Mapping
-from hashlib import blake2b
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
 from ferrum_jax.inputs.images.decoding import pillow
 from ferrum_jax.inputs.images.image import Normalising, ProcessedImage, ProcessedVideo
-from ferrum_jax.inputs.media.kinds import MediaRefused
+from ferrum_jax.inputs.media.kinds import MediaRefused, media_digest
 from ferrum_jax.io.ints import ceil_div
 
-_DIGEST_BYTES = 32
 _MAX_ASPECT = 200  # of Qwen's images and videos
 
 
@@ -274,13 +270,7 @@ def _resized(pixels: np.ndarray, height: int, width: int, resample: int) -> np.n
 
 def _digest(pixels: np.ndarray, grid: tuple[int, int, int], processor: ImageProcessor) -> bytes:
     settings = {"kind": processor.kind, **dataclasses.asdict(processor), "grid": grid, "shape": pixels.shape}
-    return digest_of(pixels, settings)
-
-
-def digest_of(pixels: np.ndarray, settings: Mapping[str, Any]) -> bytes:
-    digest = blake2b(json.dumps(settings, sort_keys=True).encode(), digest_size=_DIGEST_BYTES)
-    digest.update(np.ascontiguousarray(pixels).data)
-    return digest.digest()
+    return media_digest(pixels, settings)
 
 
 _ROOM_OF_FRAMES = 1.05  # times the least pixels, which a frame has at least where pixels are capped by the frame
@@ -411,6 +401,6 @@ def _group(
         temporal=1 if is_single else len(frames),
         grid=(1, rows, columns),
         num_tokens=rows * columns // side**2,
-        digest=digest_of(frames, settings | dataclasses.asdict(normalising)),
+        digest=media_digest(frames, settings | dataclasses.asdict(normalising)),
         kind="video",
     )

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from ferrum_jax.inputs.identity import digest_of
-from ferrum_jax.inputs.images.decoding import Look, do_not_look
 from ferrum_jax.inputs.images.films import Film, VideoSources
 from ferrum_jax.inputs.images.image import ProcessedVideo
 from ferrum_jax.inputs.images.placeholders import PLACEHOLDERS, ExpandedPrompt, expand_ids, expand_text
 from ferrum_jax.inputs.images.processor_files import read_processor, read_video_processor
 from ferrum_jax.inputs.images.processors import ImageProcessor, VideoProcessor
 from ferrum_jax.inputs.images.sources import ImageSources
+from ferrum_jax.inputs.media.kinds import Look, do_not_look, naming
 
 Encode = Callable[[str, bool], Sequence[int]]  # a text to ids, with special tokens or without
 
@@ -82,12 +81,12 @@ class PromptImages:
         films = self._counted_films(videos, num_tokens, most, look)
         processed, shown = [], []
         for number in range(len(found)):
-            with _naming(number):
+            with naming("image", number):
                 processed.append(self.processor.process(self.sources.pixels(found[number], look)))
             found[number] = None  # its file is not needed any more
             look()
         for number, film in enumerate(films):
-            with _naming(number, "video"):
+            with naming("video", number):
                 shown.append(self._processed(film, look))
 
         def to_ids(text: str) -> Sequence[int]:
@@ -114,7 +113,7 @@ class PromptImages:
         found, num_bytes, sources = [], 0, self.video_sources
         for number, video in enumerate(videos):
             look()
-            with _naming(number, "video"):
+            with naming("video", number):
                 film = sources.found(video, look)
                 assert self.videos is not None
                 count = len(self.videos.indices(film.count, film.fps))
@@ -135,7 +134,7 @@ class PromptImages:
         num_bytes = num_pixels = num_tokens = 0
         for number, image in enumerate(images):
             look()
-            with _naming(number):
+            with naming("image", number):
                 found.append(sources.found(image))
                 width, height = sources.size(found[-1])
                 num_tokens += self.processor.num_tokens(height, width)
@@ -146,15 +145,6 @@ class PromptImages:
             if most is not None:
                 _check("tokens", num_tokens, most, number + 1, "fit, the model's max_model_len")
         return found, num_tokens
-
-
-@contextlib.contextmanager
-def _naming(number: int, noun: str = "image") -> Iterator[None]:
-    """Raises ValueError with the number of an image or video."""
-    try:
-        yield
-    except ValueError as error:
-        raise ValueError(f"{noun} {number}: {error}") from error
 
 
 def _check(what: str, count: int, most: int, number: int, why: str, nouns: str = "images") -> None:

@@ -33,8 +33,8 @@ from pallas_kernels.logits import Logits
 from pallas_kernels.paged_attention.tpu.decode.ring import Stream
 from pallas_kernels.paged_attention.tpu.decode.scratch import named
 from pallas_kernels.paged_attention.tpu.latent.config import LatentConfig
-from pallas_kernels.paged_attention.tpu.latent.latent_movement import LatentMovement
-from pallas_kernels.paged_attention.tpu.latent.latent_scratch import (
+from pallas_kernels.paged_attention.tpu.latent.latent_movement import (
+    LatentMovement,
     LatentScratch,
     LimitScratch,
     latent_scratch_shapes,

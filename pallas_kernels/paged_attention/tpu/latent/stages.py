@@ -18,8 +18,7 @@ from jax.experimental import pallas as pl
 from pallas_kernels.chosen_keys import HIDDEN
 from pallas_kernels.paged_attention.tpu.decode.config import LANES, RING
 from pallas_kernels.paged_attention.tpu.latent.config import LatentConfig
-from pallas_kernels.paged_attention.tpu.latent.latent_movement import LatentMovement, as_dtype
-from pallas_kernels.paged_attention.tpu.latent.latent_scratch import LatentScratch
+from pallas_kernels.paged_attention.tpu.latent.latent_movement import LatentMovement, LatentScratch, as_dtype
 
 _LOG2_E = math.log2(math.e)
 _VALUE_LANES = 256  # of one dot's result, which then fits the registers
