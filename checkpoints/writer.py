@@ -24,15 +24,7 @@ import jax
 import numpy as np
 
 from checkpoints.folder import check_space, copy_companions
-from checkpoints.orbax_folder import (
-    DESCRIPTION,
-    FORMAT,
-    PARAMS,
-    check_free,
-    file_sizes,
-    group_folder,
-    save_arrays,
-)
+from checkpoints.orbax_folder import DESCRIPTION, FORMAT, PARAMS, check_free, file_sizes, group_folder, save_arrays
 from checkpoints.stored_weight import weight_of_leaf
 from ferrum_jax.io.files.json_files import read_json
 from ferrum_jax.io.files.whole_files import write_whole

@@ -186,13 +186,7 @@ def _run(steps, moves: LatentMovement, stages: LatentStages):
         stages.finish(t - 2)
         return 0
 
-    def begin(t, _):
-        stream.fetch(t)
-        for start in moves.fetch(t):
-            start()
-        return 0
-
-    jax.lax.fori_loop(0, ahead, begin, 0)
+    stream.begin(moves.fetch, ahead)
     jax.lax.fori_loop(0, steps, step, 0)
     stages.merge(steps - 2)
     stages.finish(steps - 2)
@@ -202,5 +196,4 @@ def _run(steps, moves: LatentMovement, stages: LatentStages):
     stages.finish(steps - 1)
     moves.release(steps - 2)
     moves.release(steps - 1)
-    for t in range(ahead):
-        stream.arrive(steps + t)
+    stream.end(steps, ahead)
