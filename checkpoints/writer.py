@@ -63,7 +63,7 @@ class Writer:
         self._plan = plan
 
     def record(self, group: int) -> dict[str, Any] | None:
-        """What `write` was given beside a group that is whole; None for one that is not."""
+        """The record that `write` was given with a group, or None where the group is not whole."""
         file = self._done(group)
         return read_json(file) if file.exists() else None
 

@@ -96,7 +96,7 @@ def byte_leaf(codes: Callable[[range], np.ndarray], shape: tuple[int, int]) -> L
 
 
 def finite_leaf(leaf: Leaf, name: str) -> Leaf:
-    """The same leaf of float8; reading it raises ValueError for a code that is NaN."""
+    """A leaf of float8 whose reading raises ValueError for a code that is NaN."""
 
     def read(ranges: Ranges) -> np.ndarray:
         found = np.asarray(leaf[slices(ranges)])

@@ -79,7 +79,7 @@ class TextForm(NamedTuple):
 
     @property
     def kind(self) -> str:
-        """What the answer's id begins with."""
+        """The beginning of the answer's id."""
         return "chatcmpl" if self.is_chat else "cmpl"
 
     @property
@@ -145,7 +145,7 @@ def _completion_logprobs(form: TextForm, output: RequestOutput, choice: Completi
 
 
 def _of_prompt(form: TextForm, output: RequestOutput) -> dict[str, Any]:
-    """What is said of a prompt: beside a chat's choices, and in each choice of a completion."""
+    """Fields about a prompt: beside a chat's choices, and in each choice of a completion."""
     found: dict[str, Any] = {}
     if output.prompt_logprobs is not None:
         found["prompt_logprobs"] = [entry and by_token_id(entry) for entry in output.prompt_logprobs]
@@ -174,7 +174,7 @@ def _plain(vector: np.ndarray, *, as_base64: bool) -> Any:
 
 
 def read_usage(num_tokens: int) -> dict[str, int]:
-    """What texts cost that are read, and nothing is generated after."""
+    """The usage of texts that are only read."""
     return {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
 
 

@@ -1,6 +1,6 @@
-"""What is asked for: a text, vectors, or scores of pairs, as `bodies.py` reads it and servers and jobs answer it.
+"""Requests for a text, vectors, or scores of pairs, as `bodies.py` reads them and servers and jobs answer them.
 
-Rows of a job that ask alike share one of these, and have their prompts beside it.
+A job's rows with equal parameters share one request and have their prompts beside it.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _READ = SamplingParams(max_tokens=1)  # for texts that are read
 
 
 class BodyLimits(NamedTuple):
-    """What one request may ask for at most. ignores_unknown: unknown fields become a warning and no error."""
+    """Limits of one request. ignores_unknown: unknown fields become a warning and no error."""
 
     max_n: int = 128
     max_prompts: int = 2048
@@ -51,8 +51,8 @@ class BodyLimits(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Asked:
-    """What bodies of all kinds ask for. options: what belongs to each prompt, as mappings of `ferrum_jax.inputs.prompt`
-    have it. prompts: one or several; rows of a job have theirs beside this."""
+    """A request of any kind. options: of each prompt, as in mappings of `ferrum_jax.inputs.prompt`. prompts: one or
+    several; empty where a job's rows have them."""
 
     prompts: tuple[Any, ...] = ()
     params: SamplingParams = _READ
@@ -90,7 +90,7 @@ class AskedText(Asked):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AskedSound(Asked):
-    """What is said in a sound, the only one of `prompts`. params: of its windows, but for the rules of a transcript."""
+    """A transcript of a sound, the only one of `prompts`. params: of its windows, without a transcript's rules."""
 
     how: TranscriptionParams
     response_format: str = "json"

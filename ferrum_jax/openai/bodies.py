@@ -98,7 +98,7 @@ _STREAM_OPTIONS = ("continuous_usage_stats", "include_usage")
 
 
 def asked_text(body: Mapping[str, Any], limits: BodyLimits, *, is_chat: bool) -> AskedText:
-    """What a body asks for. Raises FieldError for the first thing that is wrong."""
+    """The request of a completion's or a chat's body. Raises FieldError for the first thing that is wrong."""
     body, warnings = known_fields(body, rules_of("chat" if is_chat else "completion", "http"), limits)
     with naming_fields(body):
         how = text_of(body, is_chat=is_chat)
@@ -121,7 +121,7 @@ def asked_text(body: Mapping[str, Any], limits: BodyLimits, *, is_chat: bool) ->
 
 
 def asked_vectors(body: Mapping[str, Any], limits: BodyLimits) -> AskedVectors:
-    """What a body of /v1/embeddings asks for. Raises FieldError for the first thing that is wrong."""
+    """The request of a body of /v1/embeddings. Raises FieldError for the first thing that is wrong."""
     body, warnings = known_fields(body, rules_of("embedding", "http"), limits)
     with naming_fields(body):
         how = vectors_of(body)
@@ -131,7 +131,7 @@ def asked_vectors(body: Mapping[str, Any], limits: BodyLimits) -> AskedVectors:
 
 
 def asked_scores(body: Mapping[str, Any], limits: BodyLimits, *, ranks: bool) -> AskedScores:
-    """What a body of /v1/score or /v1/rerank asks for. Raises FieldError for the first thing that is wrong."""
+    """The request of a body of /v1/score or /v1/rerank. Raises FieldError for the first thing that is wrong."""
     body, warnings = known_fields(body, rules_of("rerank" if ranks else "score", "http"), limits)
     with naming_fields(body):
         left, right = sides_of(body, ranks=ranks, most=limits.max_prompts)
@@ -139,7 +139,7 @@ def asked_scores(body: Mapping[str, Any], limits: BodyLimits, *, ranks: bool) ->
 
 
 def asked_sound(body: Mapping[str, Any], limits: BodyLimits, *, kind: str) -> AskedSound:
-    """What a form asks for. kind: "transcription" or "translation". Raises FieldError for what is wrong first."""
+    """The request of a form. kind: "transcription" or "translation". Raises FieldError for the first wrong field."""
     body, warnings = known_fields(body, rules_of(kind, "http"), limits)
     with naming_fields(body):
         if not isinstance(body.get("file"), bytes):
@@ -174,7 +174,7 @@ def _check_choices(count: int, n: int, limits: BodyLimits) -> None:
 
 
 def _continued(messages: Any) -> str:
-    """What an echo of a chat begins with: the assistant's message that goes on."""
+    """The beginning of a chat's echo: the assistant's message that goes on."""
     return (joined_text(messages[-1]["content"]) or "") if messages[-1]["role"] == "assistant" else ""
 
 

@@ -156,7 +156,7 @@ class AskedResponse:
 
 
 def asked_response(body: Mapping[str, Any], limits: BodyLimits) -> AskedResponse:
-    """What a body asks for. Raises FieldError for the first thing that is wrong."""
+    """The request of a response's body. Raises FieldError for the first thing that is wrong."""
     body, warnings = known_fields(body, rules_of("response", "http"), limits)
     chat = {name: body[name] for name in _SAME if body.get(name) is not None}
     chat["messages"] = _messages(body)
@@ -257,7 +257,7 @@ def _reasoning(body: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _truncation(body: Mapping[str, Any]) -> dict[str, Any]:
-    """What is too long: "auto" keeps the end, as truncate_prompt_tokens does where that is not given."""
+    """Truncation: "auto" keeps the prompt's end, unless truncate_prompt_tokens says how much."""
     _one_of("truncation", body.get("truncation"), "auto", "disabled")
     cuts = body.get("truncation") == "auto" and body.get("truncate_prompt_tokens") is None
     return {"truncate_prompt_tokens": -1} if cuts else {}

@@ -39,7 +39,7 @@ _PART = 1 << 20
 
 
 class FewestTokens:
-    """longest: characters of the vocabulary's longest entry."""
+    """A lower bound of a text's number of tokens. longest: characters of the vocabulary's longest entry."""
 
     def __init__(self, library: tokenizers.Tokenizer) -> None:
         rules, entries = json.loads(library.to_str()), library.get_vocab(with_added_tokens=True)

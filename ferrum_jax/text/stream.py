@@ -187,7 +187,7 @@ class TextStream:
 
 
 class _Detokenizer(Protocol):
-    """ahead: what the last token adds to the text that waits and is certain if no more tokens come; None if none is."""
+    """ahead: the waiting text with the last token, certain if no more tokens come, or None."""
 
     ahead: str | None
 

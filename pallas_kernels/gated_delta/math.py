@@ -102,7 +102,7 @@ class ChannelDecays:
 
 
 def _shifted(x: jax.Array) -> jax.Array:
-    """What stands before each: zeros, and all but the last."""
+    """The entries one place further on: zeros first, and without the last."""
     return jnp.concatenate([jnp.zeros_like(x[:1]), x[:-1]])
 
 

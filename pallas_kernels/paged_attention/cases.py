@@ -72,7 +72,7 @@ class Case:
 
     @property
     def kept(self) -> dict[str, Any]:
-        """What a pool keeps of a token, as `pool_shape` and `refusals` take it."""
+        """Sizes of a token's vectors in the pool, as `pool_shape` and `refusals` take them."""
         return {
             "head_dim": self.head_dim,
             "v_head_dim": self.rope_dim or self.value_dim,

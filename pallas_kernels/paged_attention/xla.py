@@ -132,7 +132,7 @@ def _attend_tile(
     chosen: ChosenKeys | None,
     i: jax.Array,
 ) -> jax.Array:  # [tile_q, N, V] float32
-    """What the queries of tile i attend to: all that they see, or their chosen keys."""
+    """Attention of the queries of tile i to all keys that they see, or to their chosen keys."""
 
     def to_all(of: jax.Array | int = 1) -> jax.Array:  # of: 0 attends to nothing
         tile = _load_tile(q, schedule, queries, i, pool, logits.scale)

@@ -33,13 +33,13 @@ def quantized_matmul(
     activation_scales: jax.Array | None = None,
     implementation: str | None = None,
 ) -> jax.Array:  # [T, O] out_dtype, x's when None
-    """round(x) Wᵀ, W [O, I] what the weight stands for, round(x) x itself unless the form rounds activations.
+    """round(x) Wᵀ, where the weight stands for W [O, I], and round(x) is x unless the form rounds activations.
 
-    x: [T, I], or with an order of inputs [T, J] that it chooses from. Accumulated in float32 or exactly; int8 by int8
-    is exact, so its bits depend neither on companions nor on the number of rows. activation_scales: as token_scales
-    gives them, for x that is a part of each token; None computes them. implementation: None is "mosaic_tpu" where the
-    weight names a TPU, which its kernels then are for, "mosaic_gpu" where it names a GPU, and else "xla".
-    Raises ValueError for shapes that do not fit, for an unknown implementation and for what that one does not take.
+    x: [T, I], or [T, J] where the weight's order chooses I of J inputs. Accumulated in float32 or exactly; int8 by int8
+    is exact, so its bits depend neither on companions nor on the number of rows. activation_scales: of `token_scales`,
+    where x is a part of each token; by default those of x. implementation: None is "mosaic_tpu" where the weight names
+    a TPU, which its kernels then are for, "mosaic_gpu" where it names a GPU, and else "xla".
+    Raises ValueError for shapes that do not fit, for an unknown implementation and for a weight that it does not take.
     """
     leaves = [("O I", weight), ("O S", weight.scales)]
     leaves += [] if weight.zeros is None else [("O S", weight.zeros)]

@@ -179,7 +179,7 @@ class RowRecurrence:
 
 
 def _grouped(tokens: tuple[jax.Array, ...], num_shared: int) -> tuple[jax.Array, ...]:
-    """The same with heads [K * G] behind those of groups as [K, G]."""
+    """The tokens with heads as [K, G] in place of [K * G]; those of groups are left."""
     T, K, _ = tokens[0].shape
     of_heads = (x.reshape(T, K, x.shape[1] // K, *x.shape[2:]) for x in tokens[num_shared:])
     return *tokens[:num_shared], *of_heads

@@ -116,7 +116,7 @@ def _said_by_first_frame(content: bytes, start: int) -> int | None:
 
 
 def _frame_bytes(head: bytes) -> int:
-    """How long a frame of layer III is by its header; 0 where that is none."""
+    """Bytes of a layer III frame by its header; 0 for an invalid header."""
     if len(head) < 4 or (head[2] >> 2 & 3) == 3 or head[2] >> 4 == 15 or (head[1] >> 3 & 3) == 1:
         return 0
     version = head[1] >> 3 & 3

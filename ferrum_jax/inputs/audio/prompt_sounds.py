@@ -64,7 +64,7 @@ class PromptSounds:
 
     @property
     def placeholder(self) -> str:
-        """What stands in a prompt for a sound, and for each of its tokens."""
+        """The text of a sound in a prompt, and of each of its tokens."""
         return _PLACEHOLDERS[self.processor.kind]
 
     def filled(

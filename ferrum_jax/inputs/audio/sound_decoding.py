@@ -115,7 +115,7 @@ def waveform_of_array(
 
 
 def _in_child(content: bytes, kind: str, rate: int, bounds: SoundBounds, look: Look) -> np.ndarray:
-    """What a decoder answers from a process of its own."""
+    """The waveform that a decoder makes in a process of its own."""
     most = 4 * (int(bounds.max_seconds * rate) + 1)
     order = {"kind": kind, "rate": rate}
     return np.frombuffer(_answer("waveform_bytes", content, order, bounds, answer_bytes=most, look=look), np.float32)
@@ -130,7 +130,7 @@ def _answer(
     answer_bytes: int,
     look: Look = do_not_look,
 ) -> bytes:
-    """What a function of the kind's decoders answers. order: the file's kind, and what the function wants more."""
+    """The answer of a decoder's function. order: the file's kind, and further arguments of the function."""
     name = "containers" if order["kind"] in CONTAINERS else "compressed"
     for needed in _NEEDED[name]:
         library(needed)

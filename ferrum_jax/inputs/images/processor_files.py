@@ -151,7 +151,7 @@ def read_processor(folder: str | Path) -> ImageProcessor | None:
 
 
 def _tower_of(folder: Path) -> dict[str, Any]:
-    """What a folder's config.json says of the tower, with what stands beside it."""
+    """The tower's part of a folder's config.json, with the tower's keys that stand beside it."""
     config = read_optional_json(folder / "config.json")
     return {key: config[key] for key in _OF_WHOLE if key in config} | (config.get("vision_config") or {})
 

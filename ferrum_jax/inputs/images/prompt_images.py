@@ -35,7 +35,7 @@ class PromptImages:
 
     @classmethod
     def of_folder(cls, folder: str | Path, sources: ImageSources) -> PromptImages | None:
-        """The processor that a checkpoint's folder names; None without one. Raises ValueError for unknown settings."""
+        """The processor that a checkpoint's folder names, or None. Raises ValueError for unknown settings."""
         processor = read_processor(folder)
         if processor is None:
             return None

@@ -183,9 +183,9 @@ def _spec(config: Mapping[str, Any]) -> BertSpec:
 
 
 def scorer_from(reader: ConfigReader) -> str:
-    """What a cross-encoder takes of its logit, as sentence-transformers writes it; "sigmoid" where nothing is said.
+    """A cross-encoder's activation, as sentence-transformers writes it; by default "sigmoid".
 
-    Raises ValueError for any other.
+    Raises ValueError for an unsupported one.
     """
     own = reader.get("sentence_transformers", None) or {}
     named = own.get("activation_fn") if isinstance(own, Mapping) else None

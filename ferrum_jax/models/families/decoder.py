@@ -144,7 +144,7 @@ class SideBySide(nnx.Module):
 
 
 def _mixer_of(spec: ModelSpec, layer: int, dtype: jnp.dtype, rngs: nnx.Rngs | None) -> Mixer | None:
-    """What joins a token with others: attention to those before it, a recurrent state, both, a clip, or nothing."""
+    """The mixer of a layer: attention, a recurrent state, both, attention to a clip, or None."""
     attention = recurrence = None
     if layer in spec.cross_layers:
         return CrossAttention(spec, layer, dtype=dtype, rngs=rngs)
@@ -238,7 +238,7 @@ class Decoder(nnx.Module):
     ) -> jax.Array:  # [T, D], after the norm of its own
         """Hidden states whose `logits` are of the token after each of these, by the layer behind the last, or a later.
 
-        depth: which of them; a later one is given what the one before it gave, and tokens one further on. The KV of a
+        depth: of the layer; a later one is given the output of the layer before, and tokens one further on. The KV of a
         hidden state are of its token and the next one.
         """
         run = context.run or _one_by_one(self.spec, context)

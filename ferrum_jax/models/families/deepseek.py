@@ -118,7 +118,7 @@ def latent_attention_from(reader: ConfigReader, *, rope: RopeSpec | None = None,
 
 
 def _mscale(reader: ConfigReader) -> float:
-    """What YaRN multiplies q and k by, each, beyond cos and sin."""
+    """YaRN's factor of q and of k, beside that of cos and sin."""
     values = mapping(reader, "rope_scaling") or mapping(reader, "rope_parameters")
     scale, factor = values.get("mscale_all_dim") or 0.0, values.get("factor") or 1.0
     return 0.1 * scale * math.log(factor) + 1.0 if scale and factor > 1 else 1.0

@@ -1,4 +1,4 @@
-"""What every encoder says of itself, whatever its layers are, and the classes that a classifier tells apart."""
+"""The spec that all encoders share, and the labels of classifiers."""
 
 from __future__ import annotations
 
@@ -71,10 +71,10 @@ SCORERS = ("sigmoid", "identity")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EncoderSpec:
-    """What decides an encoder's vectors, or its scores.
+    """The facts that decide an encoder's vectors or scores.
 
-    max_position_embeddings: most tokens of a text. labels: of one that classifies; None of one that makes vectors.
-    scorer: of a cross-encoder, what is taken of its one logit, "sigmoid" or "identity"; "" of any other.
+    max_position_embeddings: most tokens of a text. labels: of a classifier; None where vectors are made. scorer: a
+    cross-encoder's activation of its one logit, "sigmoid" or "identity"; else "".
     """
 
     architecture: str

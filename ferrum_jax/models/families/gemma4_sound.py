@@ -184,7 +184,7 @@ class ConformerEncoder(nnx.Module):
         return found.reshape(-1, found.shape[-1])[:T]
 
     def _start(self, frames: jax.Array, segments: jax.Array) -> jax.Array:  # [4 + 4t, mels], [4 + 4t] -> [t, D]
-        """What is no clip's is silent for the second convolution too."""
+        """Frames outside of clips are silent for the second convolution too."""
         x = frames[None, None]
         for convolution, norm in zip(self.convolutions, self.convolution_norms, strict=True):
             x = jnp.where((segments > 0)[None, None, :, None], x, 0)

@@ -30,7 +30,7 @@ def _moe(reader: ConfigReader) -> ModelSpec:
 
 
 def granite_spec(reader: ConfigReader, **family: Any) -> ModelSpec:
-    """What the families read alike. rope: the config's where it is not given."""
+    """The spec with the keys that all Granite families share. rope: by default the config's."""
     rope = {"rope": family.pop("rope")} if "rope" in family else {}
     scale = reader.get("attention_multiplier", 1.0) ** -2
     return spec_from(

@@ -82,7 +82,7 @@ def _spec(reader: ConfigReader) -> ModelSpec:
 
 
 def _attention(reader: ConfigReader) -> AttentionSpec:
-    """That of a layer that knows positions and has an indexer."""
+    """Attention of a layer that knows positions and has an indexer."""
     said = mapping(reader, "rope_parameters") or _ROPE
     rope = rope_from(ConfigReader({"rope_parameters": said}), reader.require("max_position_embeddings"))
     own = deepseek.latent_attention_from(

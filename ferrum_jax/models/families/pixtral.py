@@ -80,7 +80,7 @@ def through_layers(
     layers: Iterable[Callable[..., jax.Array]],
     end: Callable[[jax.Array], jax.Array],
 ) -> jax.Array:  # [T / per_token, out]
-    """What a tower gives of patches, tile by tile: start gives x, cos and sin, and end merges per_token neighbours."""
+    """A tower's output, tile by tile: start gives x, cos and sin, and end merges per_token neighbours."""
     T = len(patches.segments)
     tile = tile_of(T, per_token)  # what is merged lies in one tile
     tiles = jax.tree.map(lambda x: in_tiles(x, tile), patches)

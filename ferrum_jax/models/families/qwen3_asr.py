@@ -115,7 +115,7 @@ class ChunkedEncoder(nnx.Module):
 
 
 def _halved(count: int) -> int:
-    """What three convolutions leave of so many mels or frames."""
+    """The number of mels or frames after three halving convolutions."""
     return ceil_div(count, 8)
 
 

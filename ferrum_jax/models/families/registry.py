@@ -226,7 +226,7 @@ def _abstract_tower(tower: VisionSpec | SoundSpec, dtype: jnp.dtype) -> tuple[nn
 
 
 def prefix_of(tower: VisionSpec | SoundSpec) -> str:
-    """What stands before the names of a tower's parameters among those of its model."""
+    """The prefix of a tower's parameters among those of its model."""
     return vision_tower.PREFIX if isinstance(tower, VisionSpec) else whisper.PREFIX
 
 

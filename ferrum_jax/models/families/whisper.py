@@ -116,7 +116,7 @@ class WhisperEncoder(nnx.Module):
         return self.norm(x)
 
     def keys_and_values(self, states: jax.Array, layer: int) -> tuple[jax.Array, jax.Array]:  # [positions, out] each
-        """What the layer'th reader makes of the states of a window."""
+        """Keys and values of a window's states, by the reader of a layer."""
         return self.readers[layer].k(states), self.readers[layer].v(states)
 
 

@@ -40,7 +40,7 @@ class ImageTokens:
         return jnp.where(self.are_here[:, None], self._part(0, x), x)
 
     def added(self, x: jax.Array, layer: int) -> jax.Array | None:  # [T, D]
-        """What deepstack adds to the output of a layer, as x is; None where it adds nothing."""
+        """Deepstack's addend of a layer's output, in the shape of x, or None."""
         is_there = (layer + 2) * x.shape[1] <= self.embeddings.shape[1]
         return self._part(1 + layer, x) if is_there else None
 
@@ -241,8 +241,7 @@ class RunLayer(Protocol):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LayerArguments:
-    """What a layer takes beside the residual, where it has such: the rotation of its heads, an input of its own, and
-    what images add to its output."""
+    """Arguments of a layer beside the residual: the rotation of its heads, its own input, and deepstack's addend."""
 
     rotation: Rotation
     own_input: jax.Array | None = None  # [T, P]

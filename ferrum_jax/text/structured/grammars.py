@@ -40,7 +40,7 @@ class Grammar:
         return self._compiled.done()
 
     def fault(self) -> ValueError | None:
-        """Why it cannot be used; None where it can. Waits for the compile."""
+        """The compile's error, or None. Waits for the compile."""
         error = self._compiled.exception()
         if error is not None and not isinstance(error, ValueError):
             raise error

@@ -54,9 +54,9 @@ class Overlap:
         )
 
     def parts(self, side: Side, depth: int = 0) -> list[Mapping[str, Any]] | None:
-        """What must match, without references and allOf; None where nothing can.
+        """The schemas of a side without references and allOf; None where no value can match.
 
-        What stands beside a reference is left out: older drafts pass over it.
+        Keywords beside a reference are left out: older drafts pass over them.
         """
         found: list[Mapping[str, Any]] = []
         for schema in side:
@@ -110,7 +110,7 @@ class Overlap:
         return True
 
     def listed(self, parts: Side) -> list[Any] | None:
-        """The values that are in each const and enum; None without one."""
+        """The values that each const and enum has, or None without any."""
         lists = [[part["const"]] for part in parts if "const" in part]
         lists += [part["enum"] for part in parts if "enum" in part]
         self._steps += sum(map(len, lists))
@@ -246,7 +246,7 @@ def _tells(step: Any, overlap: Overlap, mine: list[Any], other: Any) -> bool:
 
 
 def _steps(overlap: Overlap, mine: list[Any], other: Any) -> Iterator[Any]:
-    """What more one branch may have to match so that it no longer overlaps another."""
+    """Schemas that narrow one branch so that it no longer overlaps another."""
     parts, others = overlap.parts(mine) or [], overlap.parts([mine[0], other]) or []
     own = _declared(overlap.parts(mine[1:]) or [])
     is_object = {"type": "object"} if "object" in typed(parts) else {}  # properties say nothing of other types

@@ -146,7 +146,7 @@ def _parsed(text: str) -> ast.expr:
 
 
 def _as_python(loose: re.Match[str]) -> str:
-    """What models write in Python's place, as Python: new lines within texts, zeros before a number."""
+    """Models' loose Python as Python: new lines within texts, zeros before a number."""
     return loose[0].replace("\n", "\\n").replace("\0", "\\0") if loose[0][0] in "\"'" else ""
 
 
@@ -196,7 +196,7 @@ def _typed(value: str, schema: Any) -> Any:
 
 
 def _kinds(schema: Any) -> set[str]:
-    """The types that a schema names; none where it names none."""
+    """The types that a schema names."""
     if not isinstance(schema, dict):
         return set()
     if "enum" in schema or "const" in schema:
@@ -207,7 +207,7 @@ def _kinds(schema: Any) -> set[str]:
 
 
 def _loads(text: str) -> Any:
-    """The JSON value; None where it is none."""
+    """The value of a JSON text; None for any other text."""
     try:
         return loads(text)
     except ValueError:

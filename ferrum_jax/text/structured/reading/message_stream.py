@@ -160,7 +160,7 @@ class _Thinking:
             self._read(answer if self._frame is None else self._frame.push(answer))
 
     def _note(self, thought: str) -> None:
-        """What was thought."""
+        """Adds reasoning, without the new lines around it."""
         certain = thought if self._has_thought else thought.lstrip("\n")
         thought, certain = certain, certain.rstrip("\n")
         if not certain:

@@ -260,5 +260,5 @@ class LatentMovement:
 
 
 def as_dtype(values: jax.Array, dtype: jnp.dtype) -> jax.Array:
-    """The same bits as another dtype of their size, for a pool keeps those of some floats as integers."""
+    """Values with their bits read as another dtype of this size: a pool keeps some floats as integers."""
     return values if values.dtype == dtype else jax.lax.bitcast_convert_type(values, dtype)
