@@ -8,9 +8,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from ferrum_jax.openai.body_fields import BODIES, ROW_BODIES, fields_of
+from ferrum_jax.openai.body_fields import BODIES, IDS, NULL, ROW_BODIES, Schema, fields_of, list_of, one_of, whole
 from ferrum_jax.openai.body_rules import rules_of
-from ferrum_jax.openai.value_schemas import IDS, NULL, Schema, list_of, one_of, whole
 from ferrum_jax.sampling_params import MAX_LOGPROBS
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"

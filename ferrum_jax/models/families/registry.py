@@ -51,7 +51,7 @@ _FAMILIES = """
     nemotron nemotron_h
     olmo
     phi
-    qwen qwen3_5 qwen3_asr qwen3_next qwen3_vl
+    qwen qwen3_5 qwen3_asr qwen3_vl
     seed_oss smollm3 starcoder2
     voxtral whisper
 """.split()  # noqa: SIM905

@@ -34,7 +34,8 @@ class SiglipLayer(BidirectionalLayer):
     """A layer whose patches attend to those of their image."""
 
     def __call__(self, x: jax.Array, segments: jax.Array) -> jax.Array:  # [T, D], [T] -> [T, D]
-        return self.mixed(x, segment_attention(*self.heads(x), segments))
+        q, k, v = self.heads(x)
+        return self.mixed(x, segment_attention(q, k, v, segments))
 
 
 class SiglipTower(nnx.Module):

@@ -102,9 +102,7 @@ class WhisperEncoder(nnx.Module):
         self.narrow = FrameConvolution(spec.num_mels, D, stride=1, dtype=dtype)
         self.wide = FrameConvolution(D, D, stride=2, dtype=dtype)
         self.positions = Embedding(spec.num_positions, D, dtype=dtype, rngs=None)
-        self.layers = nnx.List(
-            [EncoderLayer(spec, eps=_EPS, key_bias=False, dtype=dtype) for _ in range(spec.num_layers)]
-        )
+        self.layers = nnx.List([EncoderLayer(spec, dtype=dtype) for _ in range(spec.num_layers)])
         self.norm = LayerNorm(D, eps=_EPS, dtype=dtype)
         self.readers = nnx.List([Reader(spec, dtype=dtype) for _ in range(spec.num_readers)])
 
