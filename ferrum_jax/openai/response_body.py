@@ -23,7 +23,7 @@ _PARTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal"
 
 
 def input_messages(given: object) -> list[dict[str, Any]]:
-    """The messages. Raises FieldError naming the item that is wrong."""
+    """The messages of a chat: an assistant's neighbouring items are one. Raises FieldError naming the wrong item."""
     if isinstance(given, str):
         given = [{"role": "user", "content": given}]
     if not isinstance(given, list) or not given:

@@ -39,7 +39,13 @@ _PART = 1 << 20
 
 
 class FewestTokens:
-    """A lower bound of a text's number of tokens. longest: characters of the vocabulary's longest entry."""
+    """A lower bound of a text's number of tokens, from its bytes or characters alone.
+
+    A token of n bytes gives each byte a share of 1 / n. In a vocabulary whose longest entry with byte b has longest[b]
+    bytes, a byte b of a text has a share of at least 1 / longest[b], whatever the tokens are. That holds where entries
+    together are the text's bytes; where bytes are a fallback, characters are counted likewise. Other tokenizers have
+    no bound: one token may stand for any text. longest: characters of the vocabulary's longest entry.
+    """
 
     def __init__(self, library: tokenizers.Tokenizer) -> None:
         rules, entries = json.loads(library.to_str()), library.get_vocab(with_added_tokens=True)

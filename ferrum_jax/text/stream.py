@@ -20,8 +20,13 @@ _MOST_KEPT = 32  # automata; the choices of a request, and the rows of a job, ha
 
 
 class StopStrings:
-    """ends[state]: the longest stop string that is complete there, if any. held[state]: how many of the text's last
-    characters may be the beginning of a stop string that is not complete."""
+    """A request's stop strings as one automaton, which reads each character of a text once.
+
+    A state is the longest end of the text that begins a stop string. ends[state]: the longest stop string that is
+    complete there, if any. held[state]: how many of the text's last characters may be the beginning of a stop string
+    that is not complete.
+    Source: Aho and Corasick 1975, Efficient string matching.
+    """
 
     def __init__(self, stops: Sequence[str]) -> None:
         self.ends: list[str | None] = [None]

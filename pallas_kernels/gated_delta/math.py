@@ -6,7 +6,15 @@ A tile solves for U, which its tokens write. With s the running sum of log_decay
     o = exp(s) q S + (tril(q kᵀ) * D) U
     S ← exp(s[-1]) S + kᵀ (exp(s[-1] - s) U)
 
-Where each channel of k decays by itself, D stands inside the sum over channels: see `decays`.
+Where each channel of k decays by itself, D stands inside the sum over channels. For x queries or keys, u written:
+
+    read(x, S)[i] = (exp(s[i]) * x[i]) S
+    pairs(x)[i, j] = sum over channels of exp(s[i] - s[j]) x[i] k[j] for j <= i, else 0
+    kept(S, u) = exp(s[-1]) S + sum over j of (exp(s[-1] - s[j]) * k[j]) u[j]ᵀ
+
+exp is given nothing above 0: exp(-s[j]) of a channel that decays by exp(-5) a token leaves float32 after 18 tokens.
+What lies between two tokens of one short stretch is summed for each pair, for the difference of two large sums has lost
+its last digits. Between stretches it is split where the earlier one ends and where the later one begins.
 q and k have K heads, v has K * G: [K, G, ...]. A tile has L tokens.
 """
 

@@ -1,4 +1,4 @@
-"""Products of tiles of rows, each tile of one expert, whose codes cross HBM packed and are decoded in VMEM.
+"""Products of tiles of rows, each tile of one expert: codes cross HBM packed and are decoded in VMEM, or bfloat16.
 
 The grid goes over tiles of outputs, and within one over tiles of rows. What a tile of rows reads follows from its
 expert's id, which is known before the step begins; neighbours of one expert share its codes, and experts without

@@ -31,7 +31,11 @@ def attend_to_chosen(
     pool: KVPool,  # with the step's K and V
     logits: Logits,
 ) -> jax.Array:  # [Q, N, V] float32
-    """Attention of a tile's queries, each to its own keys. KV heads with keys of their own are queries of their own."""
+    """Attention of a tile's queries, each to its own keys. KV heads with keys of their own are queries of their own.
+
+    Keys are gathered piece by piece, in the order of their positions, and merged by an online softmax in float32. Where
+    a tile's queries see no more keys than are chosen, `attention` reads all of them once instead.
+    """
     T, N, H = queries.shape
     S, G = places.shape[1], N // pool.num_kv_heads
     Q, K = T * S, pool.num_kv_heads // S

@@ -37,6 +37,7 @@ def mel_power(
 ) -> np.ndarray:
     """float64 [frames, mels]: the magnitudes of each frame to this power, under each filter.
 
+    Block by block, so that an hour of sound takes no more memory than a minute.
     waveform: float32 [samples]; what is no whole frame at its end is left out. filters: [n_fft // 2 + 1, mels].
     frame: samples under the window, which is Hann's of that many; zeros fill n_fft. dtype: of the transform.
     """

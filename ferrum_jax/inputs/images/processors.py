@@ -5,6 +5,12 @@
 
 Scaling and normalising are one table of 256 values a channel, computed in the reference's order of operations, so its
 bits are the reference's. Every key of the file is honoured or refused by name.
+
+    film  ->  indices of frames, and the size that all are resized to  ->  frames uint8 [N, H, W, 3]
+          ->  groups of frames, each an image to the tower: two frames for Qwen, one for Gemma 4
+
+A group's digest is of its pixels and the processor's settings, not of its place in time: a longer cut of the same film
+shares what is equal in both.
 """
 
 from __future__ import annotations

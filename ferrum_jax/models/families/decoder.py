@@ -43,7 +43,7 @@ from ferrum_jax.models.spec import ModelSpec
 
 
 class CrossAttention(nnx.Module):
-    """q from the tokens, and the output projection; on a mesh a device has some of the heads.
+    """Attention to the states of an encoder, whose keys and values are made once for a clip; a device has some heads.
 
     Source: Vaswani et al. 2017, section 3.2.3.
     """

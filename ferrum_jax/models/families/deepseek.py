@@ -6,7 +6,7 @@ to. V2 scores them by softmax and groups by their best expert; V3 by sigmoid and
 YaRN's mscale is a factor of the logits besides. Layers behind the last predict one token
 more, for drafts. V3.2 is V3 with an indexer in each layer, whose pairs that turn are halves.
 Source: DeepSeek-AI 2024 (DeepSeek-V2, section 2; DeepSeek-V3, sections 2.1 and 2.2), 2025 (DeepSeek-V3.2, section 2.1);
-keys as in Hugging Face's configs.
+Moonshot AI 2026 (Kimi K2.5); keys as in Hugging Face's configs.
 """
 
 from __future__ import annotations

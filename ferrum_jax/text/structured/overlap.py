@@ -211,9 +211,11 @@ class CannotTellApartError(ValueError):
 
 
 def narrowed(beside: Mapping[str, Any], branches: Sequence[Any], overlap: Overlap) -> dict[int, list[Any]]:
-    """The branches whose union is written, and what more each must match. beside: the rest of their schema.
+    """The branches of a oneOf whose union is written, with schemas that narrow each. beside: the rest of their schema.
 
-    Raises CannotTellApartError naming two branches.
+    A value that two branches match is invalid, and no grammar looks back. So a branch that may overlap another is
+    narrowed: an optional property that the other requires is left out, or one that tells them apart is demanded. All
+    that is written is valid; some valid values are not written. Raises CannotTellApartError naming two branches.
     """
     found: dict[int, list[Any]] = {}
     for at, branch in enumerate(branches):

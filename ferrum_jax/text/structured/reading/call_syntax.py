@@ -24,7 +24,7 @@ _DEEPEST = 64
 
 
 def quoted_value(reader: TextReader, at: int, quote: str) -> Reading[tuple[dict[str, Any], int]]:
-    """The object that stands here, and where it ends. Raises NoCall."""
+    """The object that stands here, as {city:<|"|>Oslo<|"|>,days:2}, and where it ends. Raises NoCall."""
     return (yield from _Values(reader, quote).object(at, 0))
 
 
@@ -92,7 +92,10 @@ class _Values:
 
 
 class SpelledValues:
-    """The arguments of a text's calls. Where values end is looked for once, whatever call they are of.
+    """Arguments without quotes between marks. Where values end is looked for once, whatever call they are of.
+
+    A value ends at its end mark, which may be missing, or where a line begins like the next argument or like the end of
+    the call: a grammar allows no such line in a text.
 
     failed: places of arguments that are of no call, in whichever they stand.
     """

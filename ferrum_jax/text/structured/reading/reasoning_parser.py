@@ -13,7 +13,10 @@ from ferrum_jax.text.structured.reading.tool_parser import ReadPiece, ToolParser
 
 
 class UnclosedThought:
-    """A thought as it grows; what may be calls is held back."""
+    """A thought as it grows, held from a call's mark on: models forget the end of thinking before they call.
+
+    A call with text behind it was a musing, and so was one in a thought that is closed later: both stay reasoning.
+    """
 
     def __init__(self, form: ToolForm, tools: Sequence[Tool]) -> None:
         self._parser = ToolParser(form, tools, is_thought=True)

@@ -1,4 +1,13 @@
-"""Decode attention over latents: the heads of a row in groups of lanes, and the merge of its splits."""
+"""Decode attention over latents: the heads of a row in groups of lanes, and the merge of its splits.
+
+One vector of a token is the key of every head, and its first values are every head's value: a stage is fetched once
+and multiplied twice. One warpgroup fetches blocks, one or two compute, as `few_heads` or `many_heads`:
+
+    fetch      q  kv kv kv kv kv  q ...      as far ahead as there are stages, also into the next item
+    consume         s w v  s w v  ...        scores, weights, values of one stage after the other
+
+Blocks outside an item's context are never fetched; stages at its ends are masked and their values cleared.
+"""
 
 from __future__ import annotations
 
