@@ -83,7 +83,7 @@ def _kernel(sizes, ring, *refs, config: LatentConfig, top_k: int, key_dtype: jnp
         stream=dataclasses.replace(stream, fetched=scratch.scalars),
         q=q,
         weights=weights,
-        keys=keys,
+        pool=keys,
         limits=limits,
         scratch=scratch,
         config=config,
@@ -111,13 +111,13 @@ def _run(steps, moves: IndexMovement, work: _IndexStages):
         moves.ask(t + ahead)
         items, state = work.places(t - 1, state)
         work.weigh(t - 1, items)
-        work.multiply(t, moves.fetch(t + ahead))
+        work.multiply(t, moves.fetch_blocks(t + ahead))
         stream.fetch(t + ahead)
         return work.choose(t - 1, items, state, least=jnp.where(t == steps, 1, work.batch))
 
     def begin(t):
         moves.ask(t)
-        return moves.fetch(t)
+        return moves.fetch_blocks(t)
 
     stream.begin(begin, ahead)
     jax.lax.fori_loop(0, steps + 1, step, (0, 0, 0))

@@ -82,24 +82,58 @@ def latent_scratch_shapes(dtype: jnp.dtype, pool_dtype: jnp.dtype, config: Laten
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class LatentMovement:
-    """References of one launch and its transfers; t: a step of the schedule, s: an item of it."""
+class BlockMovement:
+    """References of one launch and the transfers of its blocks; t: a step of the schedule, s: an item of it."""
 
     stream: Stream
+    pool: Any  # [P, C, L] in HBM
+    scratch: Any  # whose `tiles` blocks go to, with semaphores `fetched`
+    config: LatentConfig
+
+    def is_last(self, t: Any, s: int) -> Any:
+        """Whether the item has the last token of its row or query tile."""
+        at = self.stream.place(t, s)
+        return (at >= 0) & (at < self.config.decode.tile_kv)
+
+    def buffer(self, t: Any) -> Any:
+        """Where step t's blocks are."""
+        return jax.lax.rem(t + self.config.decode.buffers, self.config.decode.buffers)
+
+    def fetch_blocks(self, t: Any) -> list[Callable[[], None]]:
+        """Starts of the DMAs of step t's blocks, one function a block."""
+        buffer, C, x = self.buffer(t), self.config.block_size, self.scratch
+        blocks = self.config.decode.tile_kv // C
+        items = range(self.config.decode.items)
+        rows = [(self.stream.place(t, s), self.stream.first_block(t, s)) for s in items]  # read once for all blocks
+
+        def start(s: int, b: int) -> None:
+            at, first_block = rows[s]
+
+            @pl.when(at >= b * C)
+            def _() -> None:
+                to = x.tiles.at[buffer, s * blocks + b]
+                pltpu.make_async_copy(self.pool.at[self.stream.ring[first_block + b]], to, x.fetched.at[buffer]).start()
+
+        return [functools.partial(start, s, b) for s in items for b in range(blocks)]
+
+    def arrive_blocks(self, t: Any, num_blocks: Any) -> None:
+        """Waits for step t's blocks, whose number the schedule knows."""
+        buffer, x = self.buffer(t), self.scratch
+        blocks = x.tiles.at[buffer, pl.ds(0, num_blocks)]
+        pltpu.make_async_copy(blocks, blocks, x.fetched.at[buffer]).wait()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LatentMovement(BlockMovement):
+    """All transfers of a launch."""
+
     new: Any  # [T, L] float32, the tokens' latents; None where the pool has them
     q: Any  # [T, N, L] in HBM
     out: Any  # [T, N, V] in HBM
-    pool: Any  # [P, C, L] in HBM
     scratch: LatentScratch
-    config: LatentConfig
     query_tiles: Any = None  # of `LatentTiles`, in scalar memory; None where each token is one
     limits: Any = None  # of `TileLimits`, in HBM; None where all keys are read
     limited: LimitScratch | None = None
-
-    def is_last(self, t: Any, s: int) -> Any:
-        """Whether the item has the last token of its query tile."""
-        at = self.stream.place(t, s)
-        return (at >= 0) & (at < self.config.decode.tile_kv)
 
     def last_lane(self, t: Any, s: int) -> Any:
         """Where the query tile has its last token."""
@@ -109,26 +143,9 @@ class LatentMovement:
         """Where the query tile's queries and their results are."""
         return self.stream.token(t, s) & (self.config.slots - 1)
 
-    def buffer(self, t: Any) -> Any:
-        """Where step t's blocks are."""
-        return jax.lax.rem(t + self.config.decode.buffers, self.config.decode.buffers)
-
     def fetch(self, t: Any) -> list[Any]:
         """Starts of the DMAs of step t, one function a block and one a query."""
-        buffer, C, x = self.buffer(t), self.config.block_size, self.scratch
-        blocks = self.config.decode.tile_kv // C
         items = range(self.config.decode.items)
-        rows = [
-            (self.stream.place(t, s), self.stream.first_block(t, s)) for s in items
-        ]  # read once, not for each block
-
-        def start(s: int, b: int) -> None:
-            at, first_block = rows[s]
-
-            @pl.when(at >= b * C)
-            def _() -> None:
-                to = x.tiles.at[buffer, s * blocks + b]
-                pltpu.make_async_copy(self.pool.at[self.stream.ring[first_block + b]], to, x.fetched.at[buffer]).start()
 
         def query(s: int) -> None:
             pl.when(self._brings_query(t, s))(lambda: self._query(t, s).start())
@@ -139,14 +156,12 @@ class LatentMovement:
         return [
             *(() if self.limited is None else (limit,)),
             *(functools.partial(query, s) for s in items),
-            *(functools.partial(start, s, b) for s in items for b in range(blocks)),
+            *self.fetch_blocks(t),
         ]
 
     def arrive(self, t: Any, num_blocks: Any) -> None:
         """Waits for step t's blocks, whose number the schedule knows, and for the queries of rows that begin."""
-        buffer, x = self.buffer(t), self.scratch
-        blocks = x.tiles.at[buffer, pl.ds(0, num_blocks)]
-        pltpu.make_async_copy(blocks, blocks, x.fetched.at[buffer]).wait()
+        self.arrive_blocks(t, num_blocks)
         for s in range(self.config.decode.items):
             pl.when(self._brings_query(t, s))(self._query(t, s).wait)
         if self.limited is not None:
