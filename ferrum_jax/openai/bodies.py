@@ -31,6 +31,7 @@ from ferrum_jax.sampling_params import WHOLE_VOCABULARY, SamplingParams
 
 _TIMED = ("srt", "vtt", "verbose_json")  # formats that show times
 _STREAMED = ("json", "verbose_json")
+_STREAM_OPTIONS = ("continuous_usage_stats", "include_usage")
 
 
 def sound_of(body: Mapping[str, Any], *, kind: str) -> AskedSound:
@@ -89,9 +90,6 @@ def _check_times(wanted: object, answer: str) -> None:
         raise ValueError(
             f"timestamp_granularities is given, and response_format is {answer!r}; set that to 'verbose_json'"
         )
-
-
-_STREAM_OPTIONS = ("continuous_usage_stats", "include_usage")
 
 
 # -- over HTTP -------------------------------------------------------------------------------------------

@@ -18,6 +18,8 @@ from ferrum_jax.io.error_text import quoted
 from ferrum_jax.openai.errors import FieldError
 
 MOST_VALUES = 1_000_000  # of one body
+MOST_NESTED = 100
+MOST_DIGITS = 4000  # of a whole number; Python reads 4,300 unless it is told otherwise
 
 
 def read_body(content: bytes) -> dict[str, Any]:
@@ -47,10 +49,6 @@ def num_commas(content: bytes) -> int:
     found = np.frombuffer(plain, np.uint8)
     is_inside = np.bitwise_xor.accumulate(found == ord('"'))
     return int(np.count_nonzero((found == ord(",")) & ~is_inside))
-
-
-MOST_NESTED = 100
-MOST_DIGITS = 4000  # of a whole number; Python reads 4,300 unless it is told otherwise
 
 
 class JsonError(ValueError):

@@ -20,6 +20,26 @@ from ferrum_jax.openai.errors import FieldError, naming_fields
 from ferrum_jax.openai.json_text import JsonError, decoded
 
 _PARTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal", "reasoning_text": "text"}
+_LOGPROBS = "message.output_text.logprobs"
+_NOT_HERE = {  # OpenAI's names of what never stands in an answer here
+    "reasoning.encrypted_content",
+    "message.input_image.image_url",
+    "file_search_call.results",
+    "web_search_call.results",
+    "web_search_call.action.sources",
+    "code_interpreter_call.outputs",
+    "computer_call_output.output.image_url",
+}
+_SAME = fields_of("response", "http").keys() - {*OF_RESPONSES, "top_logprobs", "stream_options"} | {"tool_choice"}
+# What the chat's fields are called here, in errors.
+_NAMES = (
+    (r"\bmax_tokens\b", "max_output_tokens"),
+    (r"\bresponse_format\.json_schema\b", "text.format"),
+    (r"\bresponse_format\b", "text.format"),
+    (r"\breasoning_effort\b", "reasoning.effort"),
+    (r"\blogprobs\b", "top_logprobs"),
+    (r"(\btools\[\d+\])\.function\b", r"\1"),
+)
 
 
 def input_messages(given: object) -> list[dict[str, Any]]:
@@ -123,28 +143,6 @@ def _part(place: str, part: object) -> dict[str, Any]:
         f"{place}.type is {quoted(kind)}; it must be input_text, output_text, input_audio, or input_image with its URL",
         f"{place}.type",
     )
-
-
-_LOGPROBS = "message.output_text.logprobs"
-_NOT_HERE = {  # OpenAI's names of what never stands in an answer here
-    "reasoning.encrypted_content",
-    "message.input_image.image_url",
-    "file_search_call.results",
-    "web_search_call.results",
-    "web_search_call.action.sources",
-    "code_interpreter_call.outputs",
-    "computer_call_output.output.image_url",
-}
-_SAME = fields_of("response", "http").keys() - {*OF_RESPONSES, "top_logprobs", "stream_options"} | {"tool_choice"}
-# What the chat's fields are called here, in errors.
-_NAMES = (
-    (r"\bmax_tokens\b", "max_output_tokens"),
-    (r"\bresponse_format\.json_schema\b", "text.format"),
-    (r"\bresponse_format\b", "text.format"),
-    (r"\breasoning_effort\b", "reasoning.effort"),
-    (r"\blogprobs\b", "top_logprobs"),
-    (r"(\btools\[\d+\])\.function\b", r"\1"),
-)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

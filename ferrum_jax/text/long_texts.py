@@ -20,6 +20,12 @@ import tokenizers
 
 from ferrum_jax.text.cuts import Cuts, fuses_unknown, steps_of
 
+_COMPOSED = 3  # NFC turns at most this many bytes into one. Source: Unicode's FAQ on normalisation
+_ROUNDING = 1e-9
+_PART = 1 << 20
+LONG = 1 << 16  # characters; shorter texts are encoded at once
+MOST_WHOLE = 1 << 21
+
 
 def _byte_alphabet() -> dict[str, int]:
     """The printable character that stands for each byte in a byte-level vocabulary, and the byte.
@@ -33,9 +39,6 @@ def _byte_alphabet() -> dict[str, int]:
 
 
 BYTES = _byte_alphabet()
-_COMPOSED = 3  # NFC turns at most this many bytes into one. Source: Unicode's FAQ on normalisation
-_ROUNDING = 1e-9
-_PART = 1 << 20
 
 
 class FewestTokens:
@@ -98,10 +101,6 @@ def _shares(entries: Iterable[str], added: set[str]) -> np.ndarray:
         for byte in set(spelt):
             longest[byte] = max(longest[byte], len(spelt))
     return 1 / longest
-
-
-LONG = 1 << 16  # characters; shorter texts are encoded at once
-MOST_WHOLE = 1 << 21
 
 
 class TextTooLong(ValueError):

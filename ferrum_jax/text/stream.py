@@ -17,6 +17,7 @@ from typing import Protocol
 from ferrum_jax.text.tokenizer import Tokenizer
 
 _MOST_KEPT = 32  # automata; the choices of a request, and the rows of a job, have the same one
+_MOST_BYTES = 4  # of a character
 
 
 class StopStrings:
@@ -77,9 +78,6 @@ class StopStrings:
 def stop_strings(stops: tuple[str, ...]) -> StopStrings:
     """The automaton of these, one for all who have the same."""
     return StopStrings(stops)
-
-
-_MOST_BYTES = 4  # of a character
 
 
 class TextStream:

@@ -14,6 +14,8 @@ import jax.numpy as jnp
 
 from pallas_kernels.row_recurrence.heads_tile import BLOCK, HeadsTile, TileDecays
 
+_SUBLANES = 8
+
 
 def one_row(
     load: Callable[[int], jax.Array],  # of a head: [A, B]
@@ -38,9 +40,6 @@ def one_row(
         keep(n, state)
         out.append(jnp.sum(state * query, axis=0, keepdims=True))
     return jnp.concatenate(out)
-
-
-_SUBLANES = 8
 
 
 def one_tile(tile: HeadsTile) -> None:

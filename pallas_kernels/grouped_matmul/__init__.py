@@ -13,6 +13,7 @@ from pallas_kernels.shapes import check_counts, check_shapes
 
 _MIN_ROWS = 8
 _MAX_ROWS = 64
+__all__ = ["ExpertAdapters", "ExpertStack", "choose_tile", "expert_mlp", "swiglu"]
 
 
 def choose_tile(*, num_tokens: int, num_experts_per_token: int, num_experts: int) -> int:
@@ -26,9 +27,6 @@ def choose_tile(*, num_tokens: int, num_experts_per_token: int, num_experts: int
         return 1
     share = -(-pairs // num_experts)
     return min(pairs, _MAX_ROWS, max(_MIN_ROWS, 1 << (share - 1).bit_length()))
-
-
-__all__ = ["ExpertAdapters", "ExpertStack", "choose_tile", "expert_mlp", "swiglu"]
 
 
 def swiglu(gate: jax.Array, up: jax.Array) -> jax.Array:

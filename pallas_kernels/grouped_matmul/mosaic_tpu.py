@@ -25,6 +25,7 @@ from pallas_kernels.target import Target
 _FEWEST_ROWS, _MOST_DENSE_ROWS = 16, 128  # of a bfloat16 tile; of one beside dense weights
 _UNIT = 2 * LANES  # inputs
 _ROOMS = 2  # times the even share of pairs
+_VMEM_SHARE = 0.8
 
 
 def expert_mlp(
@@ -118,9 +119,6 @@ def grouped_product(
         interpret=interpret,
     )
     return out if token_scales is None else out * token_scales.reshape(-1, rows, 1)
-
-
-_VMEM_SHARE = 0.8
 
 
 def dense_rows(

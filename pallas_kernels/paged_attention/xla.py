@@ -22,6 +22,8 @@ from pallas_kernels.paged_attention.schedule import QueryTiles, Schedule
 from pallas_kernels.ragged_batch import oldest_seen
 
 _PIECE_KEYS = 2048  # that a tile's queries read at once: with 576 values of float32, 4.7 MB
+_MAX_VECTOR_DOTS = 4  # up to here XLA:CPU reads K and V faster once per query than once in a thin matrix product
+_MAX_KEYS_FIRST = 64  # up to here it is faster with the keys as left operand
 
 
 def attend_to_chosen(
@@ -94,10 +96,6 @@ def _gather_chosen(
     if pool.is_latent:
         k, v = jnp.concatenate([k, v], axis=-1), k
     return k, jnp.where((at > 0)[..., None, None], v, 0.0)
-
-
-_MAX_VECTOR_DOTS = 4  # up to here XLA:CPU reads K and V faster once per query than once in a thin matrix product
-_MAX_KEYS_FIRST = 64  # up to here it is faster with the keys as left operand
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -20,6 +20,16 @@ _DEPTHS = (128, 256)  # inputs of one product of the matrix units
 _LEAST_GROUP = 32
 BY_INT8 = "by int8"  # how the class of forms ends that are multiplied exactly
 _BYTES_PER_INPUT, _SHARE_OF_ROWS = 2**10, 0.6  # 256 rows of bfloat16, twice
+__all__ = [
+    "BY_INT8",
+    "QuantizedWeight",
+    "decode",
+    "form_class",
+    "implementation_of",
+    "quantized_matmul",
+    "refusals",
+    "token_scales",
+]
 
 
 def implementation_of(target: Target | None) -> str:
@@ -98,18 +108,6 @@ def _can_be_filled(weight: QuantizedWeight) -> bool:
 
 def _of_experts(weight: QuantizedWeight) -> tuple[tuple[str, object], ...]:
     return ("an order of inputs", weight.order), ("a scale of activations", weight.input_scale)
-
-
-__all__ = [
-    "BY_INT8",
-    "QuantizedWeight",
-    "decode",
-    "form_class",
-    "implementation_of",
-    "quantized_matmul",
-    "refusals",
-    "token_scales",
-]
 
 
 def quantized_matmul(

@@ -29,6 +29,9 @@ _COMPILER = pltpu.CompilerParams(
     dimension_semantics=("arbitrary", "arbitrary"), vmem_limit_bytes=2**25, disable_bounds_checks=True
 )
 
+# (load, keep, *tokens) -> out [H, B]: load(n) is the state of the n-th of H heads, keep(n, state) what it is afterwards
+HeadsRule = Callable[..., jax.Array]
+
 
 def several_tokens(
     rule: Callable[[HeadsTile], None],
@@ -149,10 +152,6 @@ def _each_run(first: Any, count: Any, most: int, act: Callable[[Any, Any], None]
         def _(size: int = size) -> None:
             skip = count & ~(2 * size - 1)
             act(pl.ds(skip, size), pl.ds(first + skip, size))
-
-
-# (load, keep, *tokens) -> out [H, B]: load(n) is the state of the n-th of H heads, keep(n, state) what it is afterwards
-HeadsRule = Callable[..., jax.Array]
 
 
 def one_token(

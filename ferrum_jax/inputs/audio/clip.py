@@ -12,6 +12,10 @@ import numpy as np
 
 from ferrum_jax.io.ints import ceil_div
 
+_LISTENED_S = 0.1  # a cut is in the middle of the quietest stretch of so long
+_STEP_S = 0.02
+_MOST_S, _SHARE = 2.0, 16  # how far a cut is moved at most, and what part of a window that is at most
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class ProcessedClip:
@@ -57,11 +61,6 @@ def windows(waveform: np.ndarray, rate: int, seconds: float) -> list[tuple[float
     if count < 1:
         raise ValueError(f"a window of {seconds} s has no sample at {rate} a second; make it longer")
     return [(start / rate, waveform[start : start + count]) for start in range(0, len(waveform), count)]
-
-
-_LISTENED_S = 0.1  # a cut is in the middle of the quietest stretch of so long
-_STEP_S = 0.02
-_MOST_S, _SHARE = 2.0, 16  # how far a cut is moved at most, and what part of a window that is at most
 
 
 def quiet_windows(waveform: np.ndarray, rate: int, most: int) -> list[np.ndarray]:

@@ -22,6 +22,13 @@ from ferrum_jax.io.ints import ceil_div
 _BLOCK_FRAMES = 512
 _LINEAR_MELS, _LINEAR_HERTZ = 15.0, 1000.0  # where Slaney's scale turns from linear to logarithmic
 _LOG_STEP = np.log(6.4) / 27.0
+_HIGHEST_HERTZ = 8000.0
+_QUIETEST = 1e-10  # of a band's power
+_RANGE = 8.0  # between the loudest band and what is heard, in powers of ten
+_LEAST_SAMPLES = 8000  # of Qwen's clips; shorter ones are filled with silence
+_FULL_CHUNK_TOKENS = 13  # of Qwen's chunks
+_GEMMA_MULTIPLE = 128  # samples
+_GEMMA_MOST = 480_000  # samples
 
 
 def mel_power(
@@ -87,15 +94,6 @@ def _triangles(edges: np.ndarray, n_fft: int, rate: int) -> np.ndarray:
     rising = (bins - edges[:-2]) / (edges[1:-1] - edges[:-2])
     falling = (edges[2:] - bins) / (edges[2:] - edges[1:-1])
     return np.maximum(0.0, np.minimum(rising, falling))
-
-
-_HIGHEST_HERTZ = 8000.0
-_QUIETEST = 1e-10  # of a band's power
-_RANGE = 8.0  # between the loudest band and what is heard, in powers of ten
-_LEAST_SAMPLES = 8000  # of Qwen's clips; shorter ones are filled with silence
-_FULL_CHUNK_TOKENS = 13  # of Qwen's chunks
-_GEMMA_MULTIPLE = 128  # samples
-_GEMMA_MOST = 480_000  # samples
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

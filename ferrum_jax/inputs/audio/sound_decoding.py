@@ -31,6 +31,16 @@ _BOXES = (b"ftyp", b"moov", b"mdat", b"free", b"skip", b"wide")  # that an MP4 m
 _BLOCK = 1 << 18  # samples of all channels that are decoded at once
 _MOST_SAID = 1 << 10  # bytes of a length
 _OWN_MEMORY = 256 << 20  # bytes that a decoder may take beside the file and what is made of it
+COUNTED = ("WAV", "AIFF", "OGG", "MP3")  # that libsndfile decodes though they are cut off
+_NO_COUNT = 0x7FFF0000  # and more, or 0: sizes that recorders write before they know it
+_OGG_HEADER = 27
+_BEGINS, _ENDS = 2, 4  # flags of an OGG page
+_KBITS = {  # a second of an MP3's frame, by its version
+    True: (0, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320),
+    False: (0, 8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160),
+}
+_RATES, _SLOWER = (44_100, 48_000, 32_000), {3: 1, 2: 2, 0: 4}  # samples a second, and a version's part of them
+_ID3V1 = 128
 
 
 def kind_of(content: bytes) -> str:
@@ -147,18 +157,6 @@ def _answer(
         raise SoundRefused(f"the sound cannot be decoded: {error}") from error
     except ValueError as error:
         raise SoundRefused(str(error)) from error
-
-
-COUNTED = ("WAV", "AIFF", "OGG", "MP3")  # that libsndfile decodes though they are cut off
-_NO_COUNT = 0x7FFF0000  # and more, or 0: sizes that recorders write before they know it
-_OGG_HEADER = 27
-_BEGINS, _ENDS = 2, 4  # flags of an OGG page
-_KBITS = {  # a second of an MP3's frame, by its version
-    True: (0, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320),
-    False: (0, 8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160),
-}
-_RATES, _SLOWER = (44_100, 48_000, 32_000), {3: 1, 2: 2, 0: 4}  # samples a second, and a version's part of them
-_ID3V1 = 128
 
 
 def check_whole(content: bytes, kind: str) -> None:

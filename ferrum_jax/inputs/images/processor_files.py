@@ -74,6 +74,27 @@ _FILTER = FieldKind(
     lambda value: type(value) is int and 0 <= value < 6, "the number of one of Pillow's filters, 0 to 5"
 )
 
+_VIDEO_FILES = ("processor_config.json", "video_preprocessor_config.json")
+_RATE = FieldKind(
+    lambda value: type(value) in (int, float) and 0 < value <= 1000, "a number over 0 and at most 1000, of frames"
+)
+_COUNT = FieldKind(lambda value: type(value) is int and 1 <= value <= 8192, "a whole number, 1 to 8192")
+_VIDEO_FILTER = FieldKind(lambda value: value in FILTERS, "2 for bilinear or 3 for bicubic, as frames are resized here")
+# What changes nothing, of all video processors.
+_HARMLESS_OF_VIDEOS: Mapping[str, tuple[Any, ...]] = {
+    "do_sample_frames": (True,),
+    "return_metadata": (True, False, None),
+    "video_metadata": (None,),
+    "max_image_size": ({"longest_edge": 28 * 28 * 2 * 30000}, None),  # no frame depends on it in the reference
+    "max_duration": (None,),
+    "model_input_names": (
+        None,
+        ["pixel_values_videos", "video_grid_thw"],
+        ["pixel_values_videos", "video_position_ids", "num_frames_per_video"],
+    ),
+}
+_OF_VIDEOS: dict[str, Known | Elsewhere] = {name: Elsewhere(values, "") for name, values in _HARMLESS_OF_VIDEOS.items()}
+
 
 def _fields_with(
     own: Mapping[str, Known | Elsewhere],
@@ -300,27 +321,6 @@ def _size_of(found: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in found["size"].items() if value is not None}
 
 
-_VIDEO_FILES = ("processor_config.json", "video_preprocessor_config.json")
-_RATE = FieldKind(
-    lambda value: type(value) in (int, float) and 0 < value <= 1000, "a number over 0 and at most 1000, of frames"
-)
-_COUNT = FieldKind(lambda value: type(value) is int and 1 <= value <= 8192, "a whole number, 1 to 8192")
-_VIDEO_FILTER = FieldKind(lambda value: value in FILTERS, "2 for bilinear or 3 for bicubic, as frames are resized here")
-
-# What changes nothing, of all video processors.
-_HARMLESS_OF_VIDEOS: Mapping[str, tuple[Any, ...]] = {
-    "do_sample_frames": (True,),
-    "return_metadata": (True, False, None),
-    "video_metadata": (None,),
-    "max_image_size": ({"longest_edge": 28 * 28 * 2 * 30000}, None),  # no frame depends on it in the reference
-    "max_duration": (None,),
-    "model_input_names": (
-        None,
-        ["pixel_values_videos", "video_grid_thw"],
-        ["pixel_values_videos", "video_position_ids", "num_frames_per_video"],
-    ),
-}
-_OF_VIDEOS: dict[str, Known | Elsewhere] = {name: Elsewhere(values, "") for name, values in _HARMLESS_OF_VIDEOS.items()}
 _OF_VIDEOS |= {"video_processor_type": Known(ANY), "resample": Known(_VIDEO_FILTER, _BICUBIC)}
 _QWEN_VIDEOS = _fields_with(
     _OF_VIDEOS

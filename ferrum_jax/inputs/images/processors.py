@@ -27,6 +27,7 @@ from ferrum_jax.inputs.media.kinds import MediaRefused, media_digest
 from ferrum_jax.io.ints import ceil_div
 
 _MAX_ASPECT = 200  # of Qwen's images and videos
+_ROOM_OF_FRAMES = 1.05  # times the least pixels, which a frame has at least where pixels are capped by the frame
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -277,9 +278,6 @@ def _resized(pixels: np.ndarray, height: int, width: int, resample: int) -> np.n
 def _digest(pixels: np.ndarray, grid: tuple[int, int, int], processor: ImageProcessor) -> bytes:
     settings = {"kind": processor.kind, **dataclasses.asdict(processor), "grid": grid, "shape": pixels.shape}
     return media_digest(pixels, settings)
-
-
-_ROOM_OF_FRAMES = 1.05  # times the least pixels, which a frame has at least where pixels are capped by the frame
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -17,6 +17,7 @@ _BY_PROBLEM = {
     "multi_label_classification": "sigmoid",
     "regression": "identity",
 }
+SCORERS = ("sigmoid", "identity")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,9 +65,6 @@ def _names(named: object) -> tuple[str, ...]:
     if not all(isinstance(name, str) for name in names):
         raise ValueError(f"id2label is {str(named)[:100]}; it must have a text for each of 0 to {len(named) - 1}")
     return tuple(map(str, names))
-
-
-SCORERS = ("sigmoid", "identity")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

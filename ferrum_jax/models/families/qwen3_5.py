@@ -43,6 +43,13 @@ _NEXT_DEFAULTS = {
     "moe_intermediate_size": 512,
     "norm_topk_prob": True,
 }
+_TOWER = "model.visual."
+_SECTIONS = ("mrope_section", "mrope_interleaved")
+_OF_IMAGES = (
+    *("vision_config", "image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id"),
+    "language_model_only",
+)
+_DEFAULTS = {key: _NEXT_DEFAULTS[key] for key in ("max_position_embeddings", "head_dim", "partial_rotary_factor")}
 
 
 def _next(reader: ConfigReader) -> ModelSpec:
@@ -87,14 +94,6 @@ def _next_rules(spec: ModelSpec) -> tuple[Rule, ...]:
 def _recurrent_rules(spec: ModelSpec, names: Mapping[str, str]) -> tuple[Rule, ...]:
     """Tensors of Gated DeltaNets that are parameters as they are. names: ours by theirs."""
     return tensors.named_rules("model.layers.{i}.linear_attn.", "layers.{i}.attention.", names, spec.state_layers)
-
-
-_TOWER = "model.visual."
-_SECTIONS = ("mrope_section", "mrope_interleaved")
-_OF_IMAGES = (
-    *("vision_config", "image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id"),
-    "language_model_only",
-)
 
 
 def _without_sections(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -160,7 +159,6 @@ def _seeing(text: Family) -> Family:
     )
 
 
-_DEFAULTS = {key: _NEXT_DEFAULTS[key] for key in ("max_position_embeddings", "head_dim", "partial_rotary_factor")}
 _DENSE = Family(
     read=_spec,
     defaults=_DEFAULTS | {"num_key_value_heads": 4},

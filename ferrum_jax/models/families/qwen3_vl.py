@@ -29,6 +29,7 @@ _OF_IMAGES = (
 _TOWER = "model.visual."
 _SECTIONS = [24, 20, 20]
 _DEEPSTACK = (8, 16, 24)
+_EXPERTS = {"num_local_experts": 60, "num_experts_per_tok": 4, "moe_intermediate_size": 1408}
 
 
 def _spec(text: Family, reader: ConfigReader) -> ModelSpec:
@@ -124,9 +125,6 @@ def over(text: Family, *, models: str, notes: str) -> Family:
         models=models,
         notes=notes,
     )
-
-
-_EXPERTS = {"num_local_experts": 60, "num_experts_per_tok": 4, "moe_intermediate_size": 1408}
 
 
 def _with_experts(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -19,6 +19,8 @@ from ferrum_jax.models.spec.recurrence import RecurrenceSpec
 from ferrum_jax.models.spec.sound import SoundSpec
 from ferrum_jax.models.spec.vision import VisionSpec
 
+NORM_KINDS = ("rms", "layer")
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StreamsSpec:
@@ -34,9 +36,6 @@ class StreamsSpec:
     def __post_init__(self) -> None:
         check_positive(self, "num_streams")
         check_above_zero(self, "magnitude")
-
-
-NORM_KINDS = ("rms", "layer")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

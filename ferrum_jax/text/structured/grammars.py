@@ -34,6 +34,22 @@ _log = logging.getLogger("ferrum_jax.text.structured")  # a warning could be an 
 MOST_GRAMMARS = 512
 _THREADS = 2
 _TRIALS, _TRIED_TOKENS = 4, 24  # texts that are begun when a grammar was compiled
+MAX_STATES = 250_000
+_LIMITS: dict[str, Any] = {
+    "max_items_in_row": 2_000,
+    "initial_lexer_fuel": 1_000_000,
+    "step_lexer_fuel": 200_000,
+    "step_max_items": 50_000,
+    "max_lexer_states": MAX_STATES,
+    "max_grammar_size": 500_000,
+    "verbose_errors": False,
+}
+# \u is not among them: a name that is written with it would pass for another than it is.
+_ESCAPES = '"\\bfnrt'
+_WHITE_SPACE = r"[ \n\r\t]{0,40}"  # bounded: a model that is unsure writes white space without end
+_META = re.compile(r"[\\.+*?()|\[\]{}^$#&\-~]")  # of regular expressions
+_MOST_COMPILED = 1 << 21  # bytes of parts of a schema that are compiled alone to say which one is at fault
+ANY_OBJECT = '{"type":"object"}'
 
 
 class Grammar:
@@ -144,24 +160,6 @@ def _fault(asked: StructuredOutputsParams, error: str) -> str:
         return f"structured_outputs.{asked.kind} does not compile: {shown}"
     place = place_of_fault(str(asked.json), json_options(asked), message)
     return f"the JSON schema does not compile{f', at {place}' if place else ''}: {shown}"
-
-
-MAX_STATES = 250_000
-_LIMITS: dict[str, Any] = {
-    "max_items_in_row": 2_000,
-    "initial_lexer_fuel": 1_000_000,
-    "step_lexer_fuel": 200_000,
-    "step_max_items": 50_000,
-    "max_lexer_states": MAX_STATES,
-    "max_grammar_size": 500_000,
-    "verbose_errors": False,
-}
-# \u is not among them: a name that is written with it would pass for another than it is.
-_ESCAPES = '"\\bfnrt'
-_WHITE_SPACE = r"[ \n\r\t]{0,40}"  # bounded: a model that is unsure writes white space without end
-_META = re.compile(r"[\\.+*?()|\[\]{}^$#&\-~]")  # of regular expressions
-_MOST_COMPILED = 1 << 21  # bytes of parts of a schema that are compiled alone to say which one is at fault
-ANY_OBJECT = '{"type":"object"}'
 
 
 def limits() -> Any:

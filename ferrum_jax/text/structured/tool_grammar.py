@@ -12,6 +12,13 @@ from ferrum_jax.inputs.params.tools import Tool, ToolsAsked
 from ferrum_jax.text.structured.compiled_schema import compiled_schema
 from ferrum_jax.text.structured.forms.tool_forms import ToolForm, written
 
+# Beside what is written here, these say nothing of what is valid, or are read with their schema.
+_READ = {"type", "properties", "required", "items", "minItems", "maxItems", "enum", "const", "anyOf", "oneOf", "$ref"}
+_NOTES = {"title", "description", "default", "examples", "$schema", "$id", "$comment", "deprecated", "readOnly"}
+_NUMBERS = {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"}
+_ANY_TYPES = ("string", "number", "boolean", "null", "array", "object")
+_NUMBER = "/0|[1-9][0-9]{0,2}/"  # of a call
+
 
 class Terms:
     """options: how JSON is written. specials: the tokenizer's special tokens, which are no text."""
@@ -94,12 +101,7 @@ def refuse_bounds(key: str, schema: Mapping[str, Any]) -> None:
         )
 
 
-# Beside what is written here, these say nothing of what is valid, or are read with their schema.
-_READ = {"type", "properties", "required", "items", "minItems", "maxItems", "enum", "const", "anyOf", "oneOf", "$ref"}
 _READ |= {"additionalProperties", "$defs", "definitions", "pattern", "format", "minLength", "maxLength", "nullable"}
-_NOTES = {"title", "description", "default", "examples", "$schema", "$id", "$comment", "deprecated", "readOnly"}
-_NUMBERS = {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"}
-_ANY_TYPES = ("string", "number", "boolean", "null", "array", "object")
 
 
 class QuotedRules:
@@ -218,9 +220,6 @@ class QuotedRules:
         if isinstance(value, dict):
             return f"{{{','.join(f'{key}:{self._written(each)}' for key, each in value.items())}}}"
         return json.dumps(value)
-
-
-_NUMBER = "/0|[1-9][0-9]{0,2}/"  # of a call
 
 
 def tool_calls_grammar(

@@ -21,6 +21,7 @@ _BARE = re.compile(r"[^,{}\[\]]+")
 _KEY = re.compile(r"[^:,{}\[\]]+")
 _CUT_NUMBER = re.compile(r"-?\d+\.")
 _DEEPEST = 64
+Properties = Mapping[str, Mapping[str, Any]]
 
 
 def quoted_value(reader: TextReader, at: int, quote: str) -> Reading[tuple[dict[str, Any], int]]:
@@ -149,9 +150,6 @@ class SpelledValues:
             place = end = place - 1
         self._starts.append(place)
         self._ends.append(end)
-
-
-Properties = Mapping[str, Mapping[str, Any]]
 
 
 class Found(NamedTuple):
