@@ -1,4 +1,4 @@
-"""A checkpoint folder on disk or behind a URL: which kind it is, what it says, and its weights."""
+"""A checkpoint folder on disk or behind a URL: its kind, its configuration and its weights."""
 
 from __future__ import annotations
 
@@ -54,12 +54,12 @@ class Checkpoint:
 
     @functools.cached_property
     def stored_forms(self) -> StoredForms:
-        """What the weights themselves say of their forms."""
+        """The forms that the weights themselves name."""
         return stored_forms(self.path, self.config, self.remote)
 
     @property
     def scheme(self) -> Scheme | None:
-        """What config.json says of quantised tensors; None where it says nothing."""
+        """config.json's scheme of quantised tensors, or None."""
         return scheme_of(self.config, self.stored_forms.scale_dtype)
 
     @property
@@ -95,7 +95,7 @@ class Checkpoint:
 
 
 def stored_forms(folder: Path, config: Mapping[str, Any], remote: RemoteFolder | None = None) -> StoredForms:
-    """What the weights in a folder, or behind the URL that it is a copy of, say of their forms; nothing without any.
+    """The forms that the weights of a folder, or of the URL that it copies, name; empty without weights.
 
     config: its config.json.
     """

@@ -32,7 +32,7 @@ _OWN_DTYPES = ("float32", "bfloat16", "float16")  # weights of these stay as the
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CastError:
-    """What a cast did to the finite weights of one class of parameters, those of all layers together.
+    """Rounding errors of a cast over the finite weights of one class of parameters in all layers.
 
     largest: |written - source|. relative_rms: sqrt(Σ (written - source)² / Σ source²).
     """
@@ -44,7 +44,7 @@ class CastError:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ConvertSummary:
-    """What was written. max_cast_error: largest |written - source| over all finite weights, 0 without a cast.
+    """Sizes and errors of a conversion. max_cast_error: largest |written - source|, 0 without a cast.
 
     cast_errors: of the classes that were cast, the largest relative one first. num_resumed: groups of parameters that
     an interrupted conversion had written.
@@ -138,7 +138,7 @@ def _write(
     wanted: Mapping[str, jax.ShapeDtypeStruct],
     adapter: Adapter | None,
 ) -> tuple[list[CastError], int]:
-    """What rounding cost the parameters of each name, and how many groups were there already."""
+    """Rounding errors of each class of parameters, and the number of groups that were there already."""
     errors: dict[str, list[float]] = collections.defaultdict(lambda: [0.0, 0.0, 0.0])
     resumed = 0
     for group, names in enumerate(writer.groups):

@@ -87,7 +87,7 @@ def to_huggingface(path: str | Path, out_dir: str | Path, *, rules: Sequence[Rul
 
 
 def _dense_tensors(plan: Plan, stacked: set[str], description: Mapping[str, dict], done: Collection[str]) -> Tensors:
-    """(shape, dtype) of every tensor that the dense parameters make. done: parameters that others write."""
+    """(shape, dtype) of every tensor that the dense parameters make. done: parameters in other tensors."""
     known, found = description.get("source_shapes", {}), {}
     parameters = {weight_of(name) for name in description["parameters"]}
     missing = [*(plan.keys() - parameters), *(parameters - plan.keys())]

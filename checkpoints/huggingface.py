@@ -279,7 +279,7 @@ def write_folder(folder: Path, tensors: Mapping[str, tuple[Shape, np.dtype]]) ->
 
 
 def write_tensors(file: Path, tensors: Mapping[str, tuple[Shape, np.dtype]]) -> dict[str, np.ndarray]:
-    """The same for one file. Source: the safetensors format: length of the header, header, data."""
+    """Arrays mapped from a new file of these tensors. Source: the safetensors format: header's length, header, data."""
     spelled = {np.dtype(dtype): name for name, dtype in _DTYPES.items()}
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     offset = 0

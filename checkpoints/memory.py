@@ -44,7 +44,7 @@ def copies_of(
     cast: bool = False,
     partial: bool = False,
 ) -> Copies:
-    """The same, as functions that make one copy each. partial: parameters without an array are left out."""
+    """`take` as functions that each make one copy. partial: parameters without an array are left out."""
     wanted = stored_targets(targets, expansions)
     arrays = _in_forms(arrays, wanted)
     problems = _leaf_problems(arrays, wanted)
@@ -104,7 +104,7 @@ def _refuse(problems: Sequence[str]) -> None:
 
 
 def _leaf_problems(arrays: Mapping[str, Any], wanted: Mapping[str, jax.ShapeDtypeStruct]) -> list[str]:
-    """What is wrong with the values of leaves that were given, and not made here from a dense weight."""
+    """Problems in the values of leaves that were given, not made here from a dense weight."""
     problems = []
     for name, array in arrays.items():
         leaf = weight_of_leaf(name)

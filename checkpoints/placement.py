@@ -92,7 +92,7 @@ def stored_targets(
 
 
 def whole_targets(targets: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str, jax.ShapeDtypeStruct]:
-    """The same targets where those that are leaves of a form are one weight [.., out, in] again, by its name."""
+    """The targets with the leaves of each form put together as one weight [.., out, in], by its name."""
     found = {}
     for name, target in targets.items():
         weight, leaf = weight_of_leaf(name) or (name, None)
@@ -109,7 +109,7 @@ def weight_shapes(targets: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str, tupl
 
 
 def leaves_of(sources: Sequence[Any], name: str) -> list[Any]:
-    """What a parameter is read from, given the sources of its weight: they themselves, or that leaf of each."""
+    """The sources of a parameter, given those of its weight: the same, or one leaf of each."""
     found = weight_of_leaf(name)
     return list(sources) if found is None else [source.leaf(found[1]) for source in sources]
 

@@ -96,9 +96,9 @@ class Rule:
     target: dotted path of our parameter, with {i} when `layers` is given.
     layers: the layers that have it; empty for a tensor outside the layers.
     experts: more than 0 stacks the tensors of experts 0 .. experts - 1: [E, *shape of one].
-    part: the slice of each source; None takes it whole. The parts of a tensor must cover it, each row once.
+    part: the slice of each source, or None for the whole tensor. The parts of a tensor must cover it, each row once.
     shift: by how much the number of a layer is less in the source than in the target.
-    instead: tensors, or parts, that some checkpoints have in its place, such as one that holds all experts.
+    instead: tensors or parts that some checkpoints have in place of `source`, such as one that holds all experts.
 
     Raises ValueError when the placeholders do not fit `layers` and `experts`.
     """
@@ -212,7 +212,7 @@ def as_stored(rules: Sequence[Rule], names: Iterable[str]) -> tuple[Rule, ...]:
 
 
 def in_thinker(name: str) -> str:
-    """What Qwen's own files call a tensor of a model that hears."""
+    """The name in Qwen's own files of a tensor of a model that hears."""
     for theirs, own in _IN_THINKER.items():
         if name.startswith(theirs):
             return THINKER + own + name.removeprefix(theirs)
@@ -220,7 +220,7 @@ def in_thinker(name: str) -> str:
 
 
 def _beside_tower(name: str) -> str:
-    """What the reference calls a tensor of a text part that other checkpoints have under "language_model."."""
+    """The reference's name of a text part's tensor that other checkpoints have under "language_model."."""
     own = name.removeprefix("language_model.")
     return name if own == name else own.replace(BASE, BESIDE_TOWER, 1)
 

@@ -88,7 +88,7 @@ class SentenceLayout:
 
 
 def read_sentence_layout(folder: Path) -> SentenceLayout:
-    """What the folder says. Raises ValueError naming the file and what is not understood."""
+    """The layout of a sentence-transformers folder. Raises ValueError naming the file and the unknown key."""
     steps = sentence_modules(folder)
     if not steps:
         return SentenceLayout()

@@ -37,10 +37,10 @@ class WeightForm:
 
     kind: what a code means, one of KINDS. group: inputs of an output that share a scale; None is all of them.
     has_zeros, has_order: whether there are zero points, and an order of inputs.
-    activations: what x is rounded to before the product, one of ROUNDINGS; None leaves it as it is.
+    activations: what x is rounded to before the product, one of ROUNDINGS, or None.
     activation_group: inputs of a token that share a scale of activations; None is all of them.
-    has_input_scale: that scale is known beforehand; else it is each token's own. has_power_scales: then it is the next
-    power of two (UE8M0).
+    has_input_scale: all tokens share a scale that is known beforehand; else each has its own, and with
+    has_power_scales it is the next power of two (UE8M0).
     """
 
     kind: str
@@ -82,7 +82,7 @@ class WeightForm:
         return found
 
     def problem(self, shape: tuple[int, ...]) -> str | None:
-        """Why no weight of this shape, or part of one, has this form; None where it can."""
+        """Why a weight or part of this shape cannot have this form, or None."""
         num_in, unit = shape[-1], self.unit
         return None if num_in % unit == 0 else f"{num_in} inputs are no multiple of {unit}, which share a scale or byte"
 
@@ -98,7 +98,7 @@ def is_packed(dtype: str) -> bool:
 
 
 def weight_of_leaf(name: str) -> tuple[str, str] | None:
-    """(name of the weight, leaf) of a parameter that is a leaf of a form; None of others."""
+    """(name of the weight, leaf) of a parameter that is a leaf of a form, else None."""
     weight, _, leaf = name.rpartition(".")
     return (weight, leaf) if leaf in LEAVES and weight else None
 
@@ -110,11 +110,11 @@ def weight_of(name: str) -> str:
 
 
 def made_form(text: str) -> WeightForm | None:
-    """The form that weights are quantised to by this name; None of "auto", which leaves them as they are.
+    """The form that weights are quantised to by this name; None for "auto", which quantises nothing.
 
     "int8" and "fp8" have a scale for each output and round activations too, each token by its own scale; "int8-a16" and
     "fp8-a16" leave activations as they are. "int4-g64" has a scale for each 64 inputs; "int4" is "int4-g128".
-    "mxfp4" has one for each 32, a power of two.
+    "mxfp4" has a scale for each 32 inputs, a power of two.
     Raises ValueError for other names.
     """
     if text == "auto":

@@ -24,15 +24,7 @@ import jax
 import numpy as np
 
 from checkpoints.folder import check_space, copy_companions
-from checkpoints.orbax_folder import (
-    DESCRIPTION,
-    FORMAT,
-    PARAMS,
-    check_free,
-    file_sizes,
-    group_folder,
-    save_arrays,
-)
+from checkpoints.orbax_folder import DESCRIPTION, FORMAT, PARAMS, check_free, file_sizes, group_folder, save_arrays
 from checkpoints.stored_weight import weight_of_leaf
 from ferrum_jax.io.files.json_files import read_json
 from ferrum_jax.io.files.whole_files import write_whole
@@ -71,7 +63,7 @@ class Writer:
         self._plan = plan
 
     def record(self, group: int) -> dict[str, Any] | None:
-        """What `write` was given beside a group that is whole; None for one that is not."""
+        """The record that `write` was given with a group, or None where the group is not whole."""
         file = self._done(group)
         return read_json(file) if file.exists() else None
 

@@ -59,12 +59,12 @@ class KVPool:
 
     @property
     def dtype(self) -> jnp.dtype:
-        """What values are: float32, bfloat16, int8 or an fp8."""
+        """The dtype of values: float32, bfloat16, int8 or an fp8."""
         return self.bits_of or self.values.dtype
 
     @property
     def index_dtype(self) -> jnp.dtype:
-        """What an indexer's keys are."""
+        """The dtype of an indexer's keys."""
         return self.dtype if self.dtype.itemsize > 1 else jnp.dtype(jnp.bfloat16)
 
     @property
@@ -219,7 +219,7 @@ def index_bits(keys: jax.Array, pool: KVPool) -> jax.Array:
 
 
 def index_values(kept: jax.Array, pool: KVPool) -> jax.Array:
-    """What the pool's array holds of an indexer's keys, as values."""
+    """An indexer's keys as values, of the bits in the pool's array."""
     return kept if kept.dtype == pool.index_dtype else jax.lax.bitcast_convert_type(kept, pool.index_dtype)
 
 

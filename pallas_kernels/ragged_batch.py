@@ -34,7 +34,7 @@ def oldest_seen(positions: jax.Array, *, window: int | None, chunked: bool) -> j
 
 def write_places(batch: RaggedBatch, *, num_tokens: int, block_size: int) -> tuple[jax.Array, jax.Array]:
     """Block and offset, [T] int32 each, at which each token's K and V are written; block 0 for padding tokens."""
-    rows, done = _rows_of_tokens(batch, num_tokens)
+    rows, done = rows_of_tokens(batch, num_tokens)
     real = (done >= 0) & (done < batch.counts[rows])
     positions = jnp.where(real, batch.starts[rows] + done, 0)
     return jnp.where(real, batch.block_tables[rows, positions // block_size], 0), positions % block_size
@@ -42,11 +42,11 @@ def write_places(batch: RaggedBatch, *, num_tokens: int, block_size: int) -> tup
 
 def is_real(batch: RaggedBatch, *, num_tokens: int) -> jax.Array:  # [T] bool
     """Which tokens belong to a row."""
-    rows, done = _rows_of_tokens(batch, num_tokens)
+    rows, done = rows_of_tokens(batch, num_tokens)
     return (done >= 0) & (done < batch.counts[rows])
 
 
-def _rows_of_tokens(batch: RaggedBatch, num_tokens: int) -> tuple[jax.Array, jax.Array]:  # [T] int32 each
+def rows_of_tokens(batch: RaggedBatch, num_tokens: int) -> tuple[jax.Array, jax.Array]:  # [T] int32 each
     """The row of each token, and how many tokens of it come before; of padding the latter is out of range."""
     t = jnp.arange(num_tokens, dtype=jnp.int32)
     ends = jax.lax.cummax(jnp.where(batch.counts > 0, batch.query_offsets + batch.counts, 0))

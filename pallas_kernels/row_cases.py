@@ -1,4 +1,4 @@
-"""What the named cases of ops over rows with states have in common: rows, their slots, and pools of random states."""
+"""Rows, slots and pools of random states for the named cases of ops over rows with states."""
 
 from __future__ import annotations
 

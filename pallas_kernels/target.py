@@ -97,7 +97,7 @@ class Target:
 
 
 def _memory_bytes(device: Any) -> int | None:
-    """What jax lets programs take; None where it does not say, as of a device of a topology description."""
+    """Bytes that jax lets programs take, or None, as for a device of a topology description."""
     try:
         stats = device.memory_stats()
     except jax.errors.JaxRuntimeError:

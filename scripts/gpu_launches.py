@@ -17,10 +17,9 @@ import jax.numpy as jnp
 from jax.experimental.pallas.ops.gpu import attention_mgpu, hopper_matmul_mgpu
 
 from pallas_kernels.kv_pool import KV_DTYPES
-from pallas_kernels.paged_attention.cases import Case
+from pallas_kernels.paged_attention.cases import Case, Work
 from pallas_kernels.paged_attention.gpu.ceilings import MULTIPROCESSORS
 from pallas_kernels.paged_attention.gpu.config import LANES, Divided, Form
-from pallas_kernels.paged_attention.work import Work
 from scripts.gpu_launch import Launch, Part
 from scripts.gpu_product_launches import product_launches
 from scripts.gpu_static import Compiled

@@ -19,7 +19,7 @@ import numpy as np
 from ferrum_jax.runtime.layout import Layout
 from pallas_kernels.grouped_matmul.tiles_of_experts import TilesOfExperts, tiles_of_experts
 from pallas_kernels.paged_attention.cases import Case
-from pallas_kernels.paged_attention.work import Work as AttentionWork
+from pallas_kernels.paged_attention.cases import Work as AttentionWork
 from pallas_kernels.target import Target
 from scripts import tpu_prefetch
 from scripts.step_ops import Instruction, Work, array_bytes, hbm_array_bytes, sizes_of

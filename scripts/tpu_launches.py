@@ -22,8 +22,7 @@ from checkpoints.stored_weight import WeightForm, made_form
 from pallas_kernels.gated_delta import gated_delta
 from pallas_kernels.grouped_matmul import ExpertStack, expert_mlp
 from pallas_kernels.indexer import choose_keys
-from pallas_kernels.paged_attention.cases import REAL_CASES, Case
-from pallas_kernels.paged_attention.work import Work
+from pallas_kernels.paged_attention.cases import REAL_CASES, Case, Work
 from pallas_kernels.quantized_matmul import QuantizedWeight, quantized_matmul
 from pallas_kernels.row_recurrence import for_kernels
 from pallas_kernels.state_rows import StateRows

@@ -21,10 +21,9 @@ from scripts import tpu_attention  # isort: skip  # before jax: it sets what lib
 import pallas_kernels
 from ferrum_jax.inputs.sizes.tiles import tiles_text
 from pallas_kernels.paged_attention import TpuConfig
-from pallas_kernels.paged_attention.cases import REAL_CASES, Case
+from pallas_kernels.paged_attention.cases import REAL_CASES, Case, Work
 from pallas_kernels.paged_attention.fastest_tiles import fastest
 from pallas_kernels.paged_attention.tpu.decode.config import DecodeConfig
-from pallas_kernels.paged_attention.work import Work
 from pallas_kernels.target import Target
 from scripts import tpu_static
 

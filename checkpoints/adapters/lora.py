@@ -241,7 +241,7 @@ def _digest(parts: Mapping[str, LowRank], head: np.ndarray | None) -> str:
 
 
 def merged(adapter: Adapter, name: str, sources: Sequence[Any]) -> list[Any]:
-    """What a weight is read from, with what the adapter adds to it, in float32."""
+    """The sources of a weight, in float32 with the adapter's product added."""
     if name == HEAD_PART and adapter.head is not None:
         return [adapter.head]
     part = adapter.parts.get(name)

@@ -111,12 +111,12 @@ def _of(module: str, patterns: Mapping[Pattern, Any], other: Any) -> Any:
 
 
 def _of_names(text: str) -> Pattern:
-    """What a key of a field of patterns stands for: a name, or its end behind a dot."""
+    """The pattern that a key of a field of patterns stands for: of a whole name, or of its end behind a dot."""
     return Pattern(rf"(.*\.)?({text})$")
 
 
 def _pattern_problems(key: str, patterns: Any, kind: FieldKind) -> list[str]:
-    """What is wrong within a field of patterns: names, which may be regular expressions, and their numbers."""
+    """The problems of a field of patterns: names, which may be regular expressions, and their numbers."""
     found = []
     for name, value in patterns.items() if _NUMBERS.holds(patterns) else ():
         try:

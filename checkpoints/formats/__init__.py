@@ -51,10 +51,10 @@ _FORMATS: dict[str, Callable[[Settings, str], Scheme]] = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StoredForms:
-    """What weights themselves say of their forms, where config.json leaves it open.
+    """Facts of quantised weights that config.json leaves open.
 
-    scale_dtype: of their scales; None where that is not known. forms: (parameter, form) of those that are not dense,
-    in our own checkpoints; None takes what config.json says.
+    scale_dtype: of scales, None where unknown. forms: (parameter, form) of weights that are not dense, in our own
+    checkpoints; None takes the forms of config.json.
     """
 
     scale_dtype: str | None = None
@@ -62,9 +62,9 @@ class StoredForms:
 
 
 def scheme_of(config: Mapping[str, Any], scale_dtype: str | None = None) -> Scheme | None:
-    """What a config.json says of quantised weights; None where it says nothing.
+    """The scheme of a config.json's quantised weights, or None.
 
-    scale_dtype: of the scales as they are stored; None takes what config.json says. Raises ValueError for a format, or
+    scale_dtype: of the scales as they are stored; None takes that of config.json. Raises ValueError for a format, or
     a kind of one, that is not supported.
     """
     for key, value in said_of_forms(config).items():

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from checkpoints.formats.leaves import check_words, nibble_leaf, scale_leaf, unpacked, whole_leaf
+from checkpoints.formats.leaves import check_shape, check_words, nibble_leaf, scale_leaf, unpacked, whole_leaf, words_of
 from checkpoints.formats.packed import PackedWeight
 from checkpoints.formats.scheme import Module, Scheme, Settings, fields_of, group_size, is_within
 from checkpoints.stored_weight import WeightForm
@@ -54,18 +54,11 @@ def scheme_from(settings: Settings, scale_dtype: str) -> Scheme:
 
 def _pack(module: Module) -> PackedWeight:
     form, tensors, base = module.form, module.tensors, module.name.removesuffix(".weight")
-    if ".weight" in tensors:
-        raise ValueError(f"{base} has .weight and {_QWEIGHT}, a dense weight and a quantised one; keep one of them")
-    words = tensors[_QWEIGHT]
-    if words.dtype != np.int32 or len(words.shape) != 2:
-        raise ValueError(f"{base}{_QWEIGHT} is {words.dtype} {list(words.shape)}; it must be int32 [in, out / 8]")
+    words = words_of(module, _QWEIGHT, "[in, out / 8]")
     shape = (words.shape[1] * 8, words.shape[0])
     groups = shape[1] // (form.group or shape[1])
     for end, size in ((_QZEROS, (groups, words.shape[1])), (_SCALES, (groups, shape[0]))):
-        if tuple(tensors[end].shape) != size:
-            raise ValueError(
-                f"{base}{end} is {list(tensors[end].shape)}; a weight of shape {list(shape)} needs {list(size)}"
-            )
+        check_shape(module, end, size, shape)
     check_words(tensors[_QZEROS], base + _QZEROS)
 
     def codes(outputs: range) -> np.ndarray:

@@ -168,7 +168,7 @@ def _weights(settings: Settings, scale_dtype: str) -> tuple[WeightForm, int]:
 
 
 def _activations(settings: Settings) -> dict[str, Any]:
-    """What a form says of activations."""
+    """The fields of a form that describe activations."""
     said = settings.read(_ACTIVATION_FIELDS)
     strategy, dynamic = said["strategy"], said["dynamic"]
     if (strategy, dynamic) not in (("tensor", False), ("token", True), ("group", True)):
@@ -270,7 +270,7 @@ def _as_stored(words: Any, shape: tuple[int, int], bits: int) -> Leaf:
 
 
 def _in_range(codes: np.ndarray, bits: int, name: str, outputs: range | None = None) -> np.ndarray:
-    """The same codes or zero points, of these outputs. Raises ValueError for one that has more bits."""
+    """The codes or zero points of these outputs, checked. Raises ValueError for one that has more bits."""
     limit = 1 << (bits - 1)
     wrong = np.argwhere((codes < -limit) | (codes >= limit))
     if len(wrong):

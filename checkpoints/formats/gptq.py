@@ -17,12 +17,14 @@ import numpy as np
 
 from checkpoints.formats.leaves import (
     byte_leaf,
+    check_shape,
     check_words,
     nibble_leaf,
     order_of,
     scale_leaf,
     unpacked,
     whole_leaf,
+    words_of,
 )
 from checkpoints.formats.packed import Leaf, PackedWeight, slices
 from checkpoints.formats.scheme import Module, Scheme, Settings, fields_of, group_size
@@ -106,19 +108,11 @@ def _form(settings: Settings, values: Mapping[str, Any], scale_dtype: str) -> We
 
 def _pack(module: Module, is_v1: bool) -> PackedWeight:
     form, tensors, base = module.form, module.tensors, module.name.removesuffix(".weight")
-    if ".weight" in tensors:
-        raise ValueError(f"{base} has .weight and {_QWEIGHT}, a dense weight and a quantised one; keep one of them")
-    bits, words = (4 if form.kind == "int4" else 8), tensors[_QWEIGHT]
-    if words.dtype != np.int32 or len(words.shape) != 2:
-        raise ValueError(f"{base}{_QWEIGHT} is {words.dtype} {list(words.shape)}; it must be int32 [in, out] in words")
+    bits, words = (4 if form.kind == "int4" else 8), words_of(module, _QWEIGHT, "[in, out] in words")
     shape = (words.shape[1], words.shape[0] * 32 // bits)
     groups = shape[1] // (form.group or shape[1])
-    wanted = {_QZEROS: (groups, shape[0] * bits // 32), _SCALES: (groups, shape[0])}
-    for end, size in wanted.items():
-        if tuple(tensors[end].shape) != size:
-            raise ValueError(
-                f"{base}{end} is {list(tensors[end].shape)}; a weight of shape {list(shape)} needs {list(size)}"
-            )
+    check_shape(module, _QZEROS, (groups, shape[0] * bits // 32), shape)
+    check_shape(module, _SCALES, (groups, shape[0]), shape)
     check_words(tensors[_QZEROS], base + _QZEROS)
     order = _order(module, base, shape[1])
 

@@ -96,7 +96,7 @@ def byte_leaf(codes: Callable[[range], np.ndarray], shape: tuple[int, int]) -> L
 
 
 def finite_leaf(leaf: Leaf, name: str) -> Leaf:
-    """The same leaf of float8; reading it raises ValueError for a code that is NaN."""
+    """A leaf of float8 whose reading raises ValueError for a code that is NaN."""
 
     def read(ranges: Ranges) -> np.ndarray:
         found = np.asarray(leaf[slices(ranges)])
@@ -149,6 +149,23 @@ def check_words(stored: Any, name: str) -> None:
     """Raises ValueError for codes that are not in words of 32 bits: read as bytes they would be other codes."""
     if stored.dtype != np.int32:
         raise ValueError(f"{name} is {stored.dtype}; codes are packed in int32: copy the checkpoint again")
+
+
+def check_shape(module: Module, end: str, wanted: tuple[int, ...], shape: tuple[int, ...]) -> None:
+    """Raises ValueError unless a tensor of a module, by the end of its name, has the shape that its weight needs."""
+    found, base = list(module.tensors[end].shape), module.name.removesuffix(".weight")
+    if found != list(wanted):
+        raise ValueError(f"{base}{end} is {found}; a weight of shape {list(shape)} needs {list(wanted)}")
+
+
+def words_of(module: Module, end: str, axes: str) -> Any:
+    """The int32 words of a weight's codes, [in, out] in words as `axes` says. Raises ValueError for what are none."""
+    base, words = module.name.removesuffix(".weight"), module.tensors[end]
+    if ".weight" in module.tensors:
+        raise ValueError(f"{base} has .weight and {end}, a dense weight and a quantised one; keep one of them")
+    if words.dtype != np.int32 or len(words.shape) != 2:
+        raise ValueError(f"{base}{end} is {words.dtype} {list(words.shape)}; it must be int32 {axes}")
+    return words
 
 
 def _refuse_kind(stored: Any, name: str, kind: Any, what: str) -> None:

@@ -17,7 +17,7 @@ Ranges = tuple[range, ...]
 
 
 class Leaf:
-    """An array that is read in parts. read: the elements of these ranges of its axes; ranges: those that it is."""
+    """An array that is read in parts. read: gives the elements of ranges of its axes. ranges: of this part."""
 
     def __init__(self, read: Callable[[Ranges], np.ndarray], shape: tuple[int, ...], dtype: Any) -> None:
         self._read, self.ranges, self.dtype = read, tuple(map(range, shape)), np.dtype(dtype)

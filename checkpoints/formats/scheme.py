@@ -31,10 +31,10 @@ class Module:
 class Scheme:
     """form_of: of a module, by its name in the checkpoint; None where it is dense. pack: its tensors as one weight.
 
-    marks: ends of names that only quantised modules have. others: those that they have besides. stands_for: the end of
-    the name that their weight would have if it were dense. names_all: what the config does not call dense is quantised,
-    routers and gates too; has_head: so is the head. transposed: the rules see its modules as [.., in, out]. targets:
-    modules, classes and patterns that it names.
+    marks: ends of names that only quantised modules have. others: their other ends. stands_for: the end of the name of
+    a dense weight. names_all: modules that the config does not call dense are quantised, routers and gates too;
+    has_head: so is the head. transposed: the rules see its modules as [.., in, out]. targets: modules, classes and
+    patterns that it names.
     """
 
     method: str
@@ -50,9 +50,9 @@ class Scheme:
 
 
 def refusal(key: str, value: Any, why: str | None = None) -> str:
-    """What is wrong with weights in the format that `key` of a config.json describes, and what to do.
+    """An error's text: the format that `key` of a config.json describes is not supported, and what to do.
 
-    Without the key they would be read as what they are not, so it is no advice to remove it.
+    It does not advise to remove the key: the weights would then be misread.
     """
     found = value if isinstance(value, Mapping) else {}
     method = str(found.get("quant_method", found.get("quant_algo", "a format that it does not name")))[:_LONGEST]
@@ -71,7 +71,7 @@ def without_forms(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def said_of_forms(config: Mapping[str, Any]) -> dict[str, Any]:
-    """What a config.json says of quantised weights, by its key. Raises ValueError where two places differ."""
+    """A config.json's descriptions of quantised weights by key. Raises ValueError where two places differ."""
     inner = config.get(_TEXT)
     levels = {"": config, f"{_TEXT}.": inner if isinstance(inner, Mapping) else {}}
     said = {(where, key): level[key] for where, level in levels.items() for key in KEYS if level.get(key)}
@@ -106,7 +106,7 @@ class Settings:
 
 
 def fields_of(*ignored: str, **read: Known) -> Fields:
-    """What a description may say. ignored: how the codes were found, not what they mean."""
+    """The keys of a description. ignored: keys about how codes were found, which do not change their meaning."""
     said = "{name} = {value}"
     return Fields({**{name: Known(ANY) for name in ignored}, **read}, wrong=said, refused=said)
 

@@ -83,7 +83,7 @@ def block_rows(form: WeightForm, scales: np.ndarray) -> int:
 
 
 def quantization_config(modules: Mapping[str, tuple[WeightForm, int]], dense: Collection[str]) -> dict[str, Any]:
-    """What config.json says of these modules: {name: (form, outputs of a block)}. dense: names of the others."""
+    """config.json's description of modules {name: (form, outputs of a block)}. dense: names of other modules."""
     by_form: dict[tuple[WeightForm, int], list[str]] = collections.defaultdict(list)
     for name, own in modules.items():
         by_form[own].append(name)

@@ -1,1 +1,1 @@
-"""What checkpoints name: patterns of modules, and lists of names in errors."""
+"""Names in checkpoints: patterns of modules, and lists of names in errors."""

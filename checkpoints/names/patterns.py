@@ -42,7 +42,7 @@ class Pattern:
         return bool(self._whole(name, {0}))
 
     def _took(self, found: re.Pattern[str]) -> re.Match[str] | None:
-        """What stands next in the pattern, if it is of this kind."""
+        """The next piece of the pattern, if it is of this kind."""
         match = found.match(self._text, self._place)
         self._place = match.end() if match else self._place
         return match

@@ -1,4 +1,4 @@
-"""What is wrong with a checkpoint, in one error of a length that one reads: a damaged file may have many faults."""
+"""A checkpoint's problems as one error of a readable length: a damaged file may have many."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What users give: parameters, prompts, images and sounds, and the sizes of an engine."""
+"""Users' inputs: parameters, prompts, images and sounds, and the sizes of an engine."""

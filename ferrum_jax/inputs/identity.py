@@ -43,9 +43,9 @@ class ModelIdentity:
     weights_once: str | None = dataclasses.field(default=None, compare=False)
 
     def values(self, recorded: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """What is compared, by name, as JSON has it; without what is not known yet, of KNOWN_LATER.
+        """The compared values by name, as JSON; values of KNOWN_LATER only once they are known.
 
-        recorded: the values of a job. Where an earlier version recorded its fingerprint of these weights, it is theirs.
+        recorded: the values of a job. A fingerprint that an earlier version recorded of these weights is kept.
         """
         found = dataclasses.asdict(self)
         del found["environment"]

@@ -1,4 +1,4 @@
-"""What a user may give as a prompt, and what an engine takes from it.
+"""Users' prompts, and the parts of one that an engine reads.
 
 A prompt is a string, token ids, or chat messages; or one of these under its name in a mapping, as in vLLM,
 with what else belongs to it:
@@ -176,12 +176,12 @@ class PlacedImage:
 
     @property
     def rope_shift(self) -> int:
-        """What rotary positions behind the image are more than those before it, beyond its tokens: most often less."""
+        """The change of rotary positions behind the image beyond its number of tokens; mostly below 0."""
         return 0 if self.rope_grid is None else max(self.rope_grid) - self.length
 
 
 def rope_shift(images: Sequence[PlacedImage], position: int) -> int:
-    """What the rotary position of a token of no image is more than its position. images: of its sequence."""
+    """The rotary position of a token outside of images less its position. images: of its sequence."""
     return sum(image.rope_shift for image in images if image.end <= position)
 
 
@@ -219,8 +219,8 @@ def seen_ends(images: Sequence[PlacedImage], start: int, stop: int) -> np.ndarra
 def whole_chunk(images: Sequence[PlacedImage], start: int, count: int, most: int) -> int:
     """How many tokens from `start` on a step computes, so that it ends inside no image that is seen whole.
 
-    count: that it would compute; where that is no more than a part of such an image, all of it are computed if these
-    are at most `most`, else none.
+    count: of tokens without that rule. An image that they would only begin is computed whole if it has at most `most`
+    tokens, else not at all.
     """
     for image in images:
         if image.sees_both_ways and image.start < start + count < image.end:
@@ -251,7 +251,7 @@ class PromptParts:
 
     @property
     def seen(self) -> str:
-        """What of it is seen, for errors: "2 images", "1 videos" or both; "" of a text."""
+        """The numbers of media, for errors: "2 images", "1 videos" or both; "" of a text."""
         counts = (len(self.images), "images"), (len(self.videos), "videos"), (len(self.sounds), "sounds")
         return " and ".join(f"{count} {nouns}" for count, nouns in counts if count)
 
@@ -299,7 +299,7 @@ def take_apart(prompt: Prompt) -> PromptParts:
 
 
 def with_adapter(prompt: Any, name: str | None) -> Any:
-    """The prompt with the adapter that it names; None leaves it as it is."""
+    """The prompt with this adapter, or as it is for None."""
     if name is None:
         return prompt
     if isinstance(prompt, PromptParts):
@@ -311,9 +311,9 @@ def with_adapter(prompt: Any, name: str | None) -> Any:
 
 
 def side_prompts(known: Collection[str]) -> tuple[str | None, str | None]:
-    """Which of a checkpoint's prompts stand before a query and before what is ranked for it; None for none.
+    """Names of a checkpoint's prompts for a query and for the documents that are ranked for it, or None.
 
-    known: their names. They are named as in sentence-transformers.
+    known: names of the checkpoint's prompts, as in sentence-transformers.
     """
     first = "query" if "query" in known else None
     return first, next((name for name in ("document", "passage", "corpus") if name in known), None)
@@ -375,7 +375,7 @@ def media_parts(content: object, noun: str) -> tuple[Mapping[str, Any], ...]:
 
 
 def joined_text(content: object) -> str | None:
-    """A message's text, that of its parts joined by new lines; None where it is none, or has other parts."""
+    """A message's text, or its text parts joined by new lines; None for any other content."""
     if not isinstance(content, list | tuple):
         return content if isinstance(content, str) else None
     texts = [part.get("text") if isinstance(part, Mapping) and part.get("type") == "text" else None for part in content]
@@ -392,12 +392,12 @@ def media_of_part(part: object) -> str | None:
 
 
 def _seen_in(content: object) -> tuple[tuple[Any, ...], ...]:
-    """What chat messages give as images, what as videos, and what as sounds."""
+    """The images, videos and sounds of chat messages."""
     return tuple(tuple(_given_by(part, noun) for part in media_parts(content, noun) if len(part) > 1) for noun in SEEN)
 
 
 def _given_by(part: Mapping[str, Any], noun: str) -> Any:
-    """What a part gives as its image, video or sound. Raises ValueError for a field that is none."""
+    """A part's image, video or sound. Raises ValueError for other fields."""
     kind = part["type"]
     value = part.get(kind)
     if kind == INPUT_AUDIO:

@@ -52,7 +52,7 @@ def require_apart(paths: Sequence[NamedPath]) -> None:
 
 
 def kept_beside(output: str, what: str) -> tuple[NamedPath, NamedPath]:
-    """What a batch job writes beside its output. what: the output's name."""
+    """The files that a batch job writes beside its output. what: the output's name."""
     return (
         NamedPath(what=f"the journal of {what}", path=f"{output}.journal", is_written=True, is_owned=True),
         NamedPath(what=f"the report of {what}", path=f"{output}{_REPORT}", is_written=True),
@@ -78,7 +78,7 @@ def _is_same(one: str, other: str) -> bool:
 
 
 def _resolved(path: str) -> str:
-    """The same text for all ways to write a path or URL, with links followed."""
+    """One text for all spellings of a path or URL, with links followed."""
     scheme, separator, rest = path.partition("://")
     scheme = _ALIASES.get(scheme.lower(), scheme.lower())
     if not separator or scheme == "file":
@@ -96,7 +96,7 @@ def require_folder_of(path: str | os.PathLike[str], what: str) -> None:
 
 
 def make_folder(path: str | os.PathLike[str], what: str) -> None:
-    """Makes the folder where it is not there. Raises ValueError where it cannot be made. what: what belongs in it."""
+    """Makes a missing folder. Raises ValueError where that fails. what: the contents, as an error names them."""
     try:
         os.makedirs(path, exist_ok=True)
     except OSError as error:
@@ -121,7 +121,7 @@ def is_hub_id(model: str) -> bool:
 
 
 def install_command(extra: str, root: Path = _ROOT) -> str:
-    """What to type: the project is on no package index, so it and its extras are installed from the checkout.
+    """The pip command for an extra: the project is on no package index, so the checkout is installed.
 
     root: where the packages lie, which is the checkout unless they were copied out of it.
     """

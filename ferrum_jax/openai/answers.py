@@ -6,13 +6,15 @@ Which fields a body has decides its bytes, so they are made in one order: a fiel
 from __future__ import annotations
 
 import base64
+import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from ferrum_jax.core.outputs import CompletionOutput, RequestOutput
-from ferrum_jax.openai.answer_options import PLAIN, AnswerOptions
+from ferrum_jax.inputs.params.message import AssistantMessage, ToolCall
+from ferrum_jax.openai.asked import PLAIN, AnswerOptions
 from ferrum_jax.openai.logprob_forms import (
     by_token_id,
     chat_logprobs,
@@ -21,7 +23,42 @@ from ferrum_jax.openai.logprob_forms import (
     echo_entries,
     number,
 )
-from ferrum_jax.openai.message_forms import assistant_message, finish_reason_of
+
+_ID_CHARACTERS = 9  # letters and digits, as some families' templates demand of the ids that they are given back
+
+
+def call_id(call: ToolCall, request: str, choice: int, place: int) -> str:
+    """The id of a call: the one that the model gave it, else the same for the same request.
+
+    place: of the call among those of its choice.
+    """
+    return (
+        call.id or hashlib.blake2b(f"{request} {choice} {place}".encode(), digest_size=16).hexdigest()[:_ID_CHARACTERS]
+    )
+
+
+def tool_call(call: ToolCall, call_id: str) -> dict[str, Any]:
+    """One call of a message."""
+    return {"id": call_id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+
+
+def assistant_message(
+    said: AssistantMessage, *, request: str, choice: int, before: str = "", shows_reasoning: bool = True
+) -> dict[str, Any]:
+    """The message of a choice. before: what its content begins with, of a message that was continued."""
+    content = None if said.tool_calls and not said.content else before + said.content
+    found: dict[str, Any] = {"role": "assistant", "content": content}
+    if shows_reasoning and said.reasoning is not None:
+        found["reasoning"] = said.reasoning
+    if said.tool_calls:
+        calls = enumerate(said.tool_calls)
+        found["tool_calls"] = [tool_call(call, call_id(call, request, choice, place)) for place, call in calls]
+    return found
+
+
+def finish_reason_of(finish_reason: str | None, *, has_calls: bool) -> str | None:
+    """OpenAI's word for how a choice ended: a text that ended by itself and calls tools ended for them."""
+    return "tool_calls" if has_calls and finish_reason == "stop" else finish_reason
 
 
 class TextForm(NamedTuple):
@@ -42,7 +79,7 @@ class TextForm(NamedTuple):
 
     @property
     def kind(self) -> str:
-        """What the answer's id begins with."""
+        """The beginning of the answer's id."""
         return "chatcmpl" if self.is_chat else "cmpl"
 
     @property
@@ -108,7 +145,7 @@ def _completion_logprobs(form: TextForm, output: RequestOutput, choice: Completi
 
 
 def _of_prompt(form: TextForm, output: RequestOutput) -> dict[str, Any]:
-    """What is said of a prompt: beside a chat's choices, and in each choice of a completion."""
+    """Fields about a prompt: beside a chat's choices, and in each choice of a completion."""
     found: dict[str, Any] = {}
     if output.prompt_logprobs is not None:
         found["prompt_logprobs"] = [entry and by_token_id(entry) for entry in output.prompt_logprobs]
@@ -137,7 +174,7 @@ def _plain(vector: np.ndarray, *, as_base64: bool) -> Any:
 
 
 def read_usage(num_tokens: int) -> dict[str, int]:
-    """What texts cost that are read, and nothing is generated after."""
+    """The usage of texts that are only read."""
     return {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
 
 

@@ -1,6 +1,6 @@
-"""What is asked for: a text, vectors, or scores of pairs, as `bodies.py` reads it and servers and jobs answer it.
+"""Requests for a text, vectors, or scores of pairs, as `bodies.py` reads them and servers and jobs answer them.
 
-Rows of a job that ask alike share one of these, and have their prompts beside it.
+A job's rows with equal parameters share one request and have their prompts beside it.
 """
 
 from __future__ import annotations
@@ -12,14 +12,37 @@ from typing import Any, NamedTuple
 from ferrum_jax.core.request import FLEX
 from ferrum_jax.inputs.params.transcription_params import TranscriptionParams
 from ferrum_jax.inputs.prompt import side_prompts
-from ferrum_jax.openai.answer_options import PLAIN, AnswerOptions, ReadingForm
 from ferrum_jax.sampling_params import SamplingParams
+
+
+class AnswerOptions(NamedTuple):
+    """ids_as_names: log-probabilities name a token as "token_id:5". shows_reasoning: the message has what it thought.
+
+    num_tops: alternatives at each token of a chat, None where no log-probabilities are asked for.
+    """
+
+    ids_as_names: bool = False
+    shows_reasoning: bool = True
+    num_tops: int | None = None
+
+
+PLAIN = AnswerOptions()
+
+
+class ReadingForm(NamedTuple):
+    """How vectors and scores are written. dimensions: of vectors, None for all. top_n: of a ranking."""
+
+    dimensions: int | None = None
+    as_base64: bool = False
+    top_n: int | None = None
+    shows_documents: bool = True
+
 
 _READ = SamplingParams(max_tokens=1)  # for texts that are read
 
 
 class BodyLimits(NamedTuple):
-    """What one request may ask for at most. ignores_unknown: unknown fields become a warning and no error."""
+    """Limits of one request. ignores_unknown: unknown fields become a warning and no error."""
 
     max_n: int = 128
     max_prompts: int = 2048
@@ -28,8 +51,8 @@ class BodyLimits(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Asked:
-    """What bodies of all kinds ask for. options: what belongs to each prompt, as mappings of `ferrum_jax.inputs.prompt`
-    have it. prompts: one or several; rows of a job have theirs beside this."""
+    """A request of any kind. options: of each prompt, as in mappings of `ferrum_jax.inputs.prompt`. prompts: one or
+    several; empty where a job's rows have them."""
 
     prompts: tuple[Any, ...] = ()
     params: SamplingParams = _READ
@@ -67,7 +90,7 @@ class AskedText(Asked):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AskedSound(Asked):
-    """What is said in a sound, the only one of `prompts`. params: of its windows, but for the rules of a transcript."""
+    """A transcript of a sound, the only one of `prompts`. params: of its windows, without a transcript's rules."""
 
     how: TranscriptionParams
     response_format: str = "json"

@@ -10,26 +10,93 @@ from collections.abc import Mapping
 from typing import Any
 
 from ferrum_jax.core.request import FLEX
+from ferrum_jax.inputs.params.transcription_params import TranscriptionParams
 from ferrum_jax.inputs.prompt import VECTOR_ARGUMENTS, Content, Prompt, joined_text, named_text, take_apart
 from ferrum_jax.io.error_text import quoted
-from ferrum_jax.openai.answer_options import AnswerOptions, ReadingForm
-from ferrum_jax.openai.asked import AskedScores, AskedSound, AskedText, AskedVectors, BodyLimits
-from ferrum_jax.openai.body_fields import PAIRS, SOUNDS, given
+from ferrum_jax.openai.asked import (
+    AnswerOptions,
+    AskedScores,
+    AskedSound,
+    AskedText,
+    AskedVectors,
+    BodyLimits,
+    ReadingForm,
+)
+from ferrum_jax.openai.body_fields import PAIRS, RESPONSE_FORMATS, SOUNDS, given
 from ferrum_jax.openai.body_rules import Rules, rules_of
 from ferrum_jax.openai.contents import prompts_of
 from ferrum_jax.openai.errors import FieldError, naming_fields
 from ferrum_jax.openai.sampling_fields import prompt_options, sampling_values
-from ferrum_jax.openai.sounds import sound_of
 from ferrum_jax.sampling_params import WHOLE_VOCABULARY, SamplingParams
 
+_TIMED = ("srt", "vtt", "verbose_json")  # formats that show times
+_STREAMED = ("json", "verbose_json")
 _STREAM_OPTIONS = ("continuous_usage_stats", "include_usage")
+
+
+def sound_of(body: Mapping[str, Any], *, kind: str) -> AskedSound:
+    """How a body asks, without its file. kind: "transcription" or "translation".
+
+    Raises ValueError for the first thing that is wrong.
+    """
+    answer = body.get("response_format")
+    answer = "json" if answer is None else answer
+    if answer not in RESPONSE_FORMATS:
+        raise ValueError(
+            f"response_format is {quoted(answer)}; it must be one of {', '.join(map(repr, RESPONSE_FORMATS))}"
+        )
+    _check_times(body.get("timestamp_granularities"), answer)
+    streams = body.get("stream") is True
+    if body.get("stream") not in (None, True, False):
+        raise ValueError(f"stream is {quoted(body['stream'])}; it must be true or false")
+    if streams and answer not in _STREAMED:
+        raise ValueError(
+            f"response_format is {answer!r} beside stream, which is one of {' and '.join(map(repr, _STREAMED))}; leave "
+            "one of them out"
+        )
+    temperature = 0.0 if body.get("temperature") is None else body["temperature"]
+    params = TranscriptionParams(
+        language=body.get("language"),
+        task="translate" if kind == "translation" else "transcribe",
+        timestamps="segment" if answer in _TIMED else False,
+        prompt=body.get("prompt") or None,
+        temperature=temperature,
+        seed=body.get("seed"),
+        max_tokens=body.get("max_tokens"),
+        logprobs=answer == "verbose_json",
+    )
+    return AskedSound(
+        params=SamplingParams(temperature=temperature, seed=params.seed, max_tokens=params.max_tokens),
+        how=params,
+        response_format=answer,
+        streams=streams,
+        model=given(body, "model"),
+        priority=given(body, "priority") or 0,
+        timeout_s=given(body, "timeout"),
+    )
+
+
+def _check_times(wanted: object, answer: str) -> None:
+    """Raises ValueError for times that are not made, or that the answer does not show."""
+    if wanted in (None, []):
+        return
+    if not isinstance(wanted, list) or not all(isinstance(each, str) for each in wanted):
+        raise ValueError(f"timestamp_granularities is {quoted(wanted)}; it must be a list such as ['segment']")
+    if "word" in wanted:
+        raise ValueError("timestamp_granularities has 'word'; times of words are not made here: give ['segment']")
+    if set(wanted) != {"segment"}:
+        raise ValueError(f"timestamp_granularities is {quoted(wanted)}; it must be ['segment']")
+    if answer != "verbose_json":
+        raise ValueError(
+            f"timestamp_granularities is given, and response_format is {answer!r}; set that to 'verbose_json'"
+        )
 
 
 # -- over HTTP -------------------------------------------------------------------------------------------
 
 
 def asked_text(body: Mapping[str, Any], limits: BodyLimits, *, is_chat: bool) -> AskedText:
-    """What a body asks for. Raises FieldError for the first thing that is wrong."""
+    """The request of a completion's or a chat's body. Raises FieldError for the first thing that is wrong."""
     body, warnings = known_fields(body, rules_of("chat" if is_chat else "completion", "http"), limits)
     with naming_fields(body):
         how = text_of(body, is_chat=is_chat)
@@ -52,7 +119,7 @@ def asked_text(body: Mapping[str, Any], limits: BodyLimits, *, is_chat: bool) ->
 
 
 def asked_vectors(body: Mapping[str, Any], limits: BodyLimits) -> AskedVectors:
-    """What a body of /v1/embeddings asks for. Raises FieldError for the first thing that is wrong."""
+    """The request of a body of /v1/embeddings. Raises FieldError for the first thing that is wrong."""
     body, warnings = known_fields(body, rules_of("embedding", "http"), limits)
     with naming_fields(body):
         how = vectors_of(body)
@@ -62,7 +129,7 @@ def asked_vectors(body: Mapping[str, Any], limits: BodyLimits) -> AskedVectors:
 
 
 def asked_scores(body: Mapping[str, Any], limits: BodyLimits, *, ranks: bool) -> AskedScores:
-    """What a body of /v1/score or /v1/rerank asks for. Raises FieldError for the first thing that is wrong."""
+    """The request of a body of /v1/score or /v1/rerank. Raises FieldError for the first thing that is wrong."""
     body, warnings = known_fields(body, rules_of("rerank" if ranks else "score", "http"), limits)
     with naming_fields(body):
         left, right = sides_of(body, ranks=ranks, most=limits.max_prompts)
@@ -70,7 +137,7 @@ def asked_scores(body: Mapping[str, Any], limits: BodyLimits, *, ranks: bool) ->
 
 
 def asked_sound(body: Mapping[str, Any], limits: BodyLimits, *, kind: str) -> AskedSound:
-    """What a form asks for. kind: "transcription" or "translation". Raises FieldError for what is wrong first."""
+    """The request of a form. kind: "transcription" or "translation". Raises FieldError for the first wrong field."""
     body, warnings = known_fields(body, rules_of(kind, "http"), limits)
     with naming_fields(body):
         if not isinstance(body.get("file"), bytes):
@@ -105,7 +172,7 @@ def _check_choices(count: int, n: int, limits: BodyLimits) -> None:
 
 
 def _continued(messages: Any) -> str:
-    """What an echo of a chat begins with: the assistant's message that goes on."""
+    """The beginning of a chat's echo: the assistant's message that goes on."""
     return (joined_text(messages[-1]["content"]) or "") if messages[-1]["role"] == "assistant" else ""
 
 

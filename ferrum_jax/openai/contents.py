@@ -1,4 +1,4 @@
-"""What a body asks about: prompts, and the messages of chats as templates read them. All raise ValueError."""
+"""The contents of a body: prompts, and messages of chats as templates read them. All raise ValueError."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _NOTHING = (None, [], {}, "")  # what other servers write into messages where th
 
 
 def prompts_of(field: str, prompts: object, most: int | None = None) -> tuple[Content, ...]:
-    """What a row asks about: one prompt or, where it is a list of texts or of lists of token ids, several.
+    """The prompts of a row: one, or several in a list of texts or of lists of token ids.
 
     most: prompts that are taken; None for any number.
     """
@@ -96,7 +96,7 @@ def _message(name: str, message: object) -> dict[str, Any]:
 
 
 def _earlier_thought(name: str, message: Mapping[str, Any]) -> dict[str, str]:
-    """What an assistant's message thought."""
+    """The reasoning of an assistant's message."""
     field = "reasoning" if message.get("reasoning") is not None else "reasoning_content"
     thought = message.get(field)
     if thought is not None and not isinstance(thought, str):

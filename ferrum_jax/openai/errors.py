@@ -14,7 +14,7 @@ _LONGEST_TYPO = 64  # characters of a name for which a known one is looked for
 
 
 class FieldError(ValueError):
-    """What is wrong with a field; param: its name."""
+    """An error about a field. param: the field's name."""
 
     def __init__(self, message: str, param: str | None) -> None:
         super().__init__(message)

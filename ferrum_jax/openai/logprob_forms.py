@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from ferrum_jax.core.outputs import Logprob, RequestOutput
-from ferrum_jax.openai.answer_options import AnswerOptions
+from ferrum_jax.openai.asked import AnswerOptions
 
 NO_PROBABILITY = -9999.0
 Entry = Mapping[int, Logprob]  # of one place in a text: the token that stands there, and alternatives

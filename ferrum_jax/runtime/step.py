@@ -20,8 +20,7 @@ from jax.sharding import Mesh, PartitionSpec
 from ferrum_jax.inputs.sizes import invariance
 from ferrum_jax.io.ints import ceil_div
 from ferrum_jax.models.families.registry import bind
-from ferrum_jax.models.layers.attention import ForwardContext
-from ferrum_jax.models.layers.image_tokens import ImageTokens
+from ferrum_jax.models.layers.attention import ForwardContext, ImageTokens
 from ferrum_jax.models.sharding import crosses_processes, formats, on_mesh, partition, partitions
 from ferrum_jax.models.sharding.shards import DATA
 from ferrum_jax.models.spec import ModelSpec

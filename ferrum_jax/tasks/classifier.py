@@ -14,7 +14,7 @@ import numpy as np
 from checkpoints import CLASSES as HEAD
 from checkpoints import Checkpoint
 from ferrum_jax.core.outputs import ClassOutput, RequestOutput, RewardOutput
-from ferrum_jax.models.families.labels import Labels, labels_of
+from ferrum_jax.models.families.encoder_spec import Labels, labels_of
 from ferrum_jax.tasks.task import vector_in
 
 ARCHITECTURES = ("ForSequenceClassification", "ForRewardModel")  # how names of those with a head end

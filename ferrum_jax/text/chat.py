@@ -101,7 +101,7 @@ class ChatTemplate:
 
     @classmethod
     def load(cls, folder: str | Path) -> ChatTemplate | None:
-        """The template of a checkpoint folder (a file of its own, or in tokenizer_config.json); None if none.
+        """The template of a checkpoint folder (a file of its own, or in tokenizer_config.json), or None.
 
         Raises ValueError for one that cannot be read.
         """
@@ -307,7 +307,7 @@ class TemplateMessages:
         return all(text in written for text in texts) and not _AS_IT_IS.search(written)
 
     def _look_at_calls(self, content: str | None, before: str = "") -> str | None:
-        """How the template writes arguments of calls beside this content, "object" or "text"; None: it writes none.
+        """How the template writes arguments of calls beside this content: "object", "text", or None for no calls.
 
         before: a text that the assistant says in a message of its own, in a chat that goes on.
         """

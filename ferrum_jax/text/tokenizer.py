@@ -18,8 +18,7 @@ import tokenizers
 
 from ferrum_jax.inputs.identity import digest_of
 from ferrum_jax.io.files.json_files import read_optional_json
-from ferrum_jax.text.byte_alphabet import BYTES
-from ferrum_jax.text.long_texts import LONG, LongTexts, require_whole
+from ferrum_jax.text.long_texts import BYTES, LONG, LongTexts, require_whole
 
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _ADDED = "added_tokens_decoder"  # tokens by id, with what is said of each
@@ -277,7 +276,7 @@ def require_tokenizer(tokenizer: Tokenizer | None, source: str | Path) -> Tokeni
 
 
 def read_tokenizer_config(folder: Path) -> dict[str, Any]:
-    """What special_tokens_map.json and tokenizer_config.json say; the latter wins.
+    """special_tokens_map.json and tokenizer_config.json as one object; the latter wins.
 
     A folder whose tokenizer_config.json lists no added tokens has them in added_tokens.json, by text.
     """
@@ -298,7 +297,7 @@ def special_tokens(config: dict[str, Any]) -> dict[str, str]:
 
 
 def _add_tokens(library: tokenizers.Tokenizer, config: dict[str, Any]) -> list[str]:
-    """Adds the tokens that the configuration alone names, or describes otherwise, as transformers does; what they are.
+    """Adds tokens that only the configuration has, or describes otherwise, as transformers does; returns their names.
 
     Raises ValueError for an entry that is no token, or whose id the library does not give it.
     """

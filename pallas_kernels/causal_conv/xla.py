@@ -44,7 +44,7 @@ def _shifted(x: jax.Array, kept: jax.Array, rows: StateRows, shift: int) -> jax.
 
 
 def _last_inputs(x: jax.Array, kept: jax.Array, rows: StateRows) -> jax.Array:  # [R, W - 1, I]
-    """What each row keeps after the step: its last tokens here, before them what it kept, moved up."""
+    """Each row's last W - 1 inputs after the step; where it has fewer here, its earlier ones moved up."""
     places = rows.counts[:, None] - kept.shape[1] + jnp.arange(kept.shape[1])[None]  # [R, W - 1], of tokens here
     here = x.at[rows.offsets[:, None] + places].get(mode="clip").astype(kept.dtype)
     before = jnp.take_along_axis(kept, jnp.clip(places + kept.shape[1], 0, kept.shape[1] - 1)[..., None], axis=1)

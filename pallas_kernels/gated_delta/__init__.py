@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import jax
 
+from pallas_kernels.gated_delta.delta_tile import one_row
 from pallas_kernels.gated_delta.delta_tile import one_tile as one_tile_on_tpu
-from pallas_kernels.gated_delta.delta_token import one_row
 from pallas_kernels.gated_delta.math import one_tile, one_token
 from pallas_kernels.row_recurrence import RowRecurrence
 from pallas_kernels.row_recurrence.tpu_support import check_states

@@ -7,12 +7,26 @@ from collections.abc import Callable
 import jax
 
 from pallas_kernels.grouped_matmul import xla
-from pallas_kernels.grouped_matmul.config import choose_tile
 from pallas_kernels.grouped_matmul.stack import ExpertAdapters, ExpertStack
 from pallas_kernels.quantized_matmul import QuantizedWeight, implementation_of
 from pallas_kernels.shapes import check_counts, check_shapes
 
+_MIN_ROWS = 8
+_MAX_ROWS = 64
 __all__ = ["ExpertAdapters", "ExpertStack", "choose_tile", "expert_mlp", "swiglu"]
+
+
+def choose_tile(*, num_tokens: int, num_experts_per_token: int, num_experts: int) -> int:
+    """Rows of a tile of one expert: about the tokens that an expert gets when all get the same.
+
+    1 where an expert gets two or fewer: one row needs no copy of an expert's weights (XLA:CPU), more rows do.
+    """
+    check_counts(num_tokens=num_tokens, num_experts_per_token=num_experts_per_token, num_experts=num_experts)
+    pairs = num_tokens * num_experts_per_token
+    if pairs <= 2 * num_experts:
+        return 1
+    share = -(-pairs // num_experts)
+    return min(pairs, _MAX_ROWS, max(_MIN_ROWS, 1 << (share - 1).bit_length()))
 
 
 def swiglu(gate: jax.Array, up: jax.Array) -> jax.Array:

@@ -33,7 +33,7 @@ def expert_mlp(
 ) -> jax.Array:  # [T, D]
     """See the package's expert_mlp. num_experts: of all devices, which says how many pairs one gets.
 
-    sharers: as ProductTiles has them; None leaves them to it.
+    sharers: as in ProductTiles, which chooses them for None.
     """
     rows = choose_rows(expert_ids.size, num_experts)
     tiles = tiles_of_experts(expert_ids, num_here=stacks_of(experts)[0].shape[0], rows=rows)

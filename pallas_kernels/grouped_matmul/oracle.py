@@ -42,7 +42,7 @@ def packed_expert_mlp(
     up: QuantizedWeight,  # [E, F, D]
     down: QuantizedWeight,  # [E, D, F]
 ) -> np.ndarray:  # [T, D] float64
-    """The same of experts that are codes, with activations rounded as their form says; what is between as x."""
+    """expert_mlp of experts that are codes; activations are rounded by their form, and between products as x."""
     stacks = [jax.tree.map(np.asarray, stack) for stack in (gate, up, down)]
     out = np.zeros(x.shape, np.float64)
     for expert in np.unique(expert_ids):

@@ -14,7 +14,7 @@ from pallas_kernels.target import Target
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ExpertAdapters:
-    """What adapters add to each matrix. slots: that the tokens name, 0 for none."""
+    """Low-rank products of adapters beside each matrix. slots: of each token, 0 for none."""
 
     gate: ExpertSlots | None
     up: ExpertSlots

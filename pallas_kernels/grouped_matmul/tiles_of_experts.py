@@ -28,7 +28,7 @@ class TilesOfExperts:
     rows: int
 
     def in_room(self, room: int) -> TilesOfExperts:
-        """The same where no more than so many tiles are run."""
+        """These tiles with arrays of `room` tiles, where no more are run."""
         return dataclasses.replace(self, expert_ids=self.expert_ids[:room], tokens=self.tokens[: room * self.rows])
 
 

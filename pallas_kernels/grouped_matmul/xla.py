@@ -91,7 +91,7 @@ def _add_low_rank(
     expert: jax.Array,
     slot: jax.Array,
 ) -> jax.Array:  # [tile, out] float32
-    """What the adapter in a slot adds for all rows of a tile; slot 0 adds nothing."""
+    """Adds the product of a slot's adapter to all rows of a tile; slot 0 adds nothing."""
     row = jnp.maximum(slot - 1, 0)
     a, b = (array[row, expert] for array in (slots.a, slots.b))
     inner = jnp.einsum("ti,ri->tr", rows, a, preferred_element_type=jnp.float32) * slots.scales[row]

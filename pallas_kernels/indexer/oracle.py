@@ -18,7 +18,7 @@ def choose(
     group: int = 1,
     local: int = 0,
 ) -> list[list[tuple[list[int], float]]]:
-    """What each token that is no padding chooses, and each head of it that chooses for itself, else one for all.
+    """The choice of each real token: one for each head that chooses for itself, else one for all heads.
 
     Positions, ascending, and how far the score of the last group is from the next, infinite where all are chosen.
     """

@@ -91,7 +91,7 @@ def make_arguments(
 
 
 def make_shapes(case: Case, implementation: str = "mosaic_tpu") -> tuple[Any, ...]:
-    """The same as ShapeDtypeStructs."""
+    """`make_arguments` as ShapeDtypeStructs."""
     pool = pool_shape(
         num_blocks=case.num_blocks,
         block_size=case.block_size,

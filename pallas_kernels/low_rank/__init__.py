@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels.low_rank import xla
-from pallas_kernels.low_rank.low_rank_slots import ExpertSlots, LowRankSlots
+from pallas_kernels.low_rank.xla import ExpertSlots, LowRankSlots
 from pallas_kernels.shapes import check_shapes
 
 TILE_TOKENS = 256  # of a pair; a step of fewer is one tile

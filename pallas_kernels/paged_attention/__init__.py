@@ -21,13 +21,12 @@ from pallas_kernels.paged_attention import xla
 from pallas_kernels.paged_attention.gpu import schedule as gpu_schedule
 from pallas_kernels.paged_attention.gpu.config import GpuConfig
 from pallas_kernels.paged_attention.gpu.schedule import GpuSchedule
-from pallas_kernels.paged_attention.schedule import Schedule
+from pallas_kernels.paged_attention.schedule import AttentionConfig, Schedule
 from pallas_kernels.paged_attention.tpu import schedule as tpu_schedule
 from pallas_kernels.paged_attention.tpu.config import TpuConfig
 from pallas_kernels.paged_attention.tpu.latent.config import LatentConfig
 from pallas_kernels.paged_attention.tpu.latent.schedule import LatentSchedule, make_latent_schedule
 from pallas_kernels.paged_attention.tpu.schedule import TpuSchedule
-from pallas_kernels.paged_attention.xla_config import AttentionConfig
 from pallas_kernels.ragged_batch import RaggedBatch
 from pallas_kernels.shapes import check_counts, check_positive, check_shapes
 

@@ -72,7 +72,7 @@ class Case:
 
     @property
     def kept(self) -> dict[str, Any]:
-        """What a pool keeps of a token, as `pool_shape` and `refusals` take it."""
+        """Sizes of a token's vectors in the pool, as `pool_shape` and `refusals` take them."""
         return {
             "head_dim": self.head_dim,
             "v_head_dim": self.rope_dim or self.value_dim,
@@ -422,3 +422,31 @@ def _latents(case: Case, context: np.ndarray, implementation: str) -> KVPool:
         return dataclasses.replace(form, values=values)
     scales = np.stack([np.where(unowned, np.nan, s[..., 0]) for _, s in parts if s is not None], axis=1)
     return dataclasses.replace(form, values=values, scales=on_device(scales, np.float32))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Work:
+    """The work of a case, whatever the kernel."""
+
+    kv_tokens: int  # that a row or, in prefill, a row's chunk must read
+    flops: int  # of visible query-key pairs, but for those that spans add
+    kv_bytes: int  # of these tokens in the pool, as the kernels keep them
+
+    @classmethod
+    def of(cls, case: Case, implementation: str = "mosaic_tpu") -> Work:
+        """Counted from the rows."""
+        pool = make_shapes(case, implementation).pool
+        lanes = pool.values.shape[3]
+        on_tpu = -(-lanes // 128) * 128 if implementation == "mosaic_tpu" else lanes  # a TPU's tiles have 128
+        values = pool.values.size // lanes * on_tpu * pool.values.dtype.itemsize
+        per_token = (values + (0 if pool.scales is None else pool.scales.size * 4)) // pool.values.shape[0]
+        tokens = pairs = 0
+        for start, count in case.rows:
+            last = start + count
+            tokens += last - case.oldest(start)
+            pairs += sum((p + 1 if case.causal else last) - case.oldest(p) for p in range(start, last))
+        return cls(
+            kv_tokens=tokens,
+            flops=2 * pairs * case.num_heads * (case.key_dim + case.value_dim),
+            kv_bytes=tokens * per_token // case.block_size,
+        )

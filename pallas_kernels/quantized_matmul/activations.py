@@ -33,7 +33,7 @@ class Rounded:
 
 
 def rounded(x: jax.Array, weight: QuantizedWeight, scale: jax.Array | None = None) -> Rounded:
-    """x [T, I] as the weight's form rounds it, in float32. scale: as token_scales gives it; None computes it."""
+    """x [T, I] as the weight's form rounds it, in float32. scale: of `token_scales`, which None calls."""
     if weight.activations not in LIMITS:
         raise ValueError(f"activations is {weight.activations!r}; it must be one of {sorted(LIMITS)}, or None")
     x = x.astype(jnp.float32)
@@ -48,9 +48,9 @@ def rounded(x: jax.Array, weight: QuantizedWeight, scale: jax.Array | None = Non
 def given_to_codes(
     x: jax.Array, weight: QuantizedWeight, scales: jax.Array | None
 ) -> tuple[jax.Array, jax.Array | None]:
-    """What the weight, or a stack of them, is multiplied with, and what multiplies the result, [T, 1] or [1, 1].
+    """The left operand of a product with a weight or a stack, and the result's factor, [T, 1] or [1, 1], or None.
 
-    scales: of activations, as token_scales gives them; None computes them.
+    scales: of activations, as token_scales gives them; by default those of x.
     """
     if weight.activations is None:
         return x, None

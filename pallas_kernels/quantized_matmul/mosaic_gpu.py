@@ -24,7 +24,7 @@ def quantized_matmul(
     tiles: ProductTiles | None = None,
     interpret: Any = False,
 ) -> jax.Array:
-    """See the package's quantized_matmul; `product_support.refusals` says what it takes. tiles: None chooses them."""
+    """See the package's quantized_matmul; `product_support.refusals` names other weights. tiles: chosen for None."""
     assert weight.kernels is not None, "what names no GPU is multiplied in XLA"
     if weight.order is not None:
         x = jnp.take(x, weight.order, axis=1)

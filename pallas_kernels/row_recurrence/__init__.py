@@ -79,7 +79,7 @@ class RowRecurrence:
         self, tokens: tuple[jax.Array, ...], num_shared: int, pool: jax.Array, rows: StateRows, tile: int
     ) -> tuple[jax.Array, jax.Array]:
         """Rows of one token on a TPU, and tiles of longer ones where a kernel takes them."""
-        from pallas_kernels.row_recurrence import mosaic_tpu, tpu_tiles  # Pallas takes half a second
+        from pallas_kernels.row_recurrence import mosaic_tpu  # Pallas takes half a second
 
         assert self.heads is not None, "asked before"
         v, how = tokens[num_shared], {"num_shared": num_shared, "interpret": self.interpret}
@@ -88,7 +88,7 @@ class RowRecurrence:
             return out, pool
         if self.heads_tile is not None and takes_tiles(tile, len(v), [x.ndim for x in tokens[num_shared + 1 :]]):
             tiles = rows.tiles or RowTiles.of(rows, len(v), tile)
-            return tpu_tiles.several_tokens(self.heads_tile, tokens, out, pool, tiles, **how)
+            return mosaic_tpu.several_tokens(self.heads_tile, tokens, out, pool, tiles, **how)
         grouped = _grouped((*tokens, out), num_shared)
         out, pool = self._tiles(grouped[:-1], grouped[-1], pool, rows, tile)
         return out.reshape(v.shape), pool
@@ -179,7 +179,7 @@ class RowRecurrence:
 
 
 def _grouped(tokens: tuple[jax.Array, ...], num_shared: int) -> tuple[jax.Array, ...]:
-    """The same with heads [K * G] behind those of groups as [K, G]."""
+    """The tokens with heads as [K, G] in place of [K * G]; those of groups are left."""
     T, K, _ = tokens[0].shape
     of_heads = (x.reshape(T, K, x.shape[1] // K, *x.shape[2:]) for x in tokens[num_shared:])
     return *tokens[:num_shared], *of_heads

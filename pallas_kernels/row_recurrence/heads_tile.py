@@ -1,4 +1,4 @@
-"""What a rule of an op is given of a tile on a TPU, and what rules have in common: pure functions of arrays."""
+"""A tile of tokens as an op's rule reads it on a TPU, with the maths that rules share."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def exact_dot(x: jax.Array, y: jax.Array, axes: tuple[int, int]) -> jax.Array:
 
 
 def close_dot(x: jax.Array, y: jax.Array, axes: tuple[int, int]) -> jax.Array:
-    """The same within 2⁻¹⁶ of its terms, at half the cost: of two parts of each number, bfloat16, three products."""
+    """`exact_dot` within 2⁻¹⁶ of its terms at half the cost: three products of two bfloat16 parts of each number."""
     dimensions = (((axes[0],), (axes[1],)), ((), ()))
 
     def parts(x: jax.Array) -> tuple[jax.Array, jax.Array]:

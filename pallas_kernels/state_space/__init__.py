@@ -9,8 +9,8 @@ from pallas_kernels.row_recurrence.tpu_support import check_states
 from pallas_kernels.shapes import check_counts, check_shapes
 from pallas_kernels.state_rows import StateRows
 from pallas_kernels.state_space.math import one_tile, one_token
+from pallas_kernels.state_space.space_tile import one_row
 from pallas_kernels.state_space.space_tile import one_tile as one_tile_on_tpu
-from pallas_kernels.state_space.space_token import one_row
 
 __all__ = ["state_space"]
 

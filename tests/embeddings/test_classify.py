@@ -13,7 +13,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from ferrum_jax import LLM, EngineConfig
-from ferrum_jax.models.families.labels import labels_of
+from ferrum_jax.models.families.encoder_spec import labels_of
 from scripts.goldens.weights import made
 from tests.support import COMPILED, GOLDENS
 

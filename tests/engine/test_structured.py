@@ -14,7 +14,7 @@ from ferrum_jax.core.request_options import RequestOptions
 from ferrum_jax.inputs.params.message import ToolCall
 from ferrum_jax.inputs.params.structured_outputs import StructuredOutputsParams
 from ferrum_jax.inputs.params.tools import tools_asked
-from ferrum_jax.openai.message_forms import assistant_message
+from ferrum_jax.openai.answers import assistant_message
 from ferrum_jax.sampling_params import SamplingParams
 from ferrum_jax.serve.engine_side import facts_of
 from ferrum_jax.text.structured.reading.message_stream import MessageForms

@@ -84,7 +84,7 @@ HELD = {
     "guides/structured-output.md": [
         (
             "patterns, are refused with their numbers",
-            "text/structured/one_of.py",
+            "text/structured/overlap.py",
             "may both match: give them a required",
         ),
     ],

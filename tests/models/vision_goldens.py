@@ -11,8 +11,7 @@ from checkpoints import open_checkpoint
 from ferrum_jax.inputs.prompt import PlacedImage, rope_positions, seen_ends
 from ferrum_jax.models.families import registry
 from ferrum_jax.models.families.vision_tower import ImagePatches
-from ferrum_jax.models.layers.attention import ForwardContext, causal_attention
-from ferrum_jax.models.layers.image_tokens import ImageTokens
+from ferrum_jax.models.layers.attention import ForwardContext, ImageTokens, causal_attention
 from tests.golden_table import GOLDENS
 from tests.models.test_goldens import parameters_of
 

@@ -16,7 +16,7 @@ from ferrum_jax.core.outputs import NO_STRUCTURE
 from ferrum_jax.core.params_codec import params_of_json
 from ferrum_jax.inputs.params.structured_outputs import StructuredOutputsParams
 from ferrum_jax.inputs.params.tools import tools_asked
-from ferrum_jax.openai.response_input import input_messages
+from ferrum_jax.openai.response_body import input_messages
 from ferrum_jax.serve.http.http_errors import http_error
 from ferrum_jax.serve.http.service import wire_params
 from ferrum_jax.serve.link.engine_client import RequestRefused

@@ -10,11 +10,11 @@ import threading
 
 import pytest
 
-from ferrum_jax.openai import read_body as reading
+from ferrum_jax.openai import json_text as reading
 from ferrum_jax.openai.contents import messages_of
 from ferrum_jax.openai.errors import FieldError
-from ferrum_jax.openai.read_body import num_commas, read_body
-from ferrum_jax.openai.response_input import input_messages
+from ferrum_jax.openai.json_text import num_commas, read_body
+from ferrum_jax.openai.response_body import input_messages
 from ferrum_jax.serve.http import exchange
 from tests.serve.running import running
 

@@ -9,8 +9,7 @@ import json
 import numpy as np
 import pytest
 
-from ferrum_jax.inputs.audio.clip import ProcessedClip, windows
-from ferrum_jax.inputs.audio.cutting import quiet_windows
+from ferrum_jax.inputs.audio.clip import ProcessedClip, quiet_windows, windows
 from ferrum_jax.inputs.audio.features import Gemma4Sounds, QwenSounds, VoxtralSounds, WhisperSounds
 from ferrum_jax.inputs.audio.sound_processor_files import sound_processor_of
 from scripts.goldens.pictures import sampled

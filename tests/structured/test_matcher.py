@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from tokenizers import decoders, models, normalizers
 
 from ferrum_jax.inputs.params.structured_outputs import StructuredOutputsParams
-from ferrum_jax.text.structured.grammar_text import _LIMITS
-from ferrum_jax.text.structured.grammars import Grammars
+from ferrum_jax.text.structured.grammars import _LIMITS, Grammars
 from ferrum_jax.text.structured.matcher import STUCK, Matcher, all_forced, fill_all
 from ferrum_jax.text.structured.vocabulary import Vocabulary
 from ferrum_jax.text.tokenizer import Tokenizer

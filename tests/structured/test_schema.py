@@ -275,7 +275,7 @@ def test_objects_are_closed_where_that_is_asked_for():
 
 def test_the_place_of_a_fault_is_looked_for_in_a_bounded_number_of_bytes(monkeypatch):
     """Each part is compiled with all definitions beside it, so many parts of a long schema would be its square."""
-    from ferrum_jax.text.structured import grammar_text as module
+    from ferrum_jax.text.structured import grammars as module
 
     compiled, matcher = [], module.require_llguidance().LLMatcher
 

@@ -14,8 +14,7 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 from ferrum_jax.text import long_texts
 from ferrum_jax.text import tokenizer as tokenizer_module
 from ferrum_jax.text.cuts import Cuts
-from ferrum_jax.text.fewest_tokens import FewestTokens
-from ferrum_jax.text.long_texts import LongTexts, TextTooLong
+from ferrum_jax.text.long_texts import FewestTokens, LongTexts, TextTooLong
 from ferrum_jax.text.tokenizer import Tokenizer
 from tests.support import GOLDENS, ROOT
 from tests.text.samples import CORPUS, SPECIAL, byte_level, sentencepiece

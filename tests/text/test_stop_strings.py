@@ -7,8 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ferrum_jax.sampling_params import MAX_STOPS, MOST_STOP_CHARACTERS
-from ferrum_jax.text.stop_strings import StopStrings, stop_strings
-from ferrum_jax.text.stream import TextStream
+from ferrum_jax.text.stream import StopStrings, TextStream, stop_strings
 
 PROFILE = settings(max_examples=400)
 LETTERS = st.text("abc", max_size=30)

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from ferrum_jax.inputs.images.films import VideoSources
+from ferrum_jax.inputs.images.processor_files import read_video_processor, video_processor_of
+from ferrum_jax.inputs.images.processors import Gemma4Videos
 from ferrum_jax.inputs.images.resizing import resized_frame
-from ferrum_jax.inputs.images.video_processor_files import read_video_processor, video_processor_of
-from ferrum_jax.inputs.images.video_processors import Gemma4Videos
 from scripts.goldens.pictures import sampled
 from scripts.goldens.video_folder import film
 from tests.support import GOLDENS

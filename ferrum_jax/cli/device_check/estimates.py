@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pallas_kernels
-from pallas_kernels.paged_attention.cases import REAL_CASES
+from pallas_kernels.paged_attention.cases import REAL_CASES, Work
 from pallas_kernels.paged_attention.gpu.ceilings import Ceiling, ceilings
-from pallas_kernels.paged_attention.work import Work
 from pallas_kernels.quantized_matmul.cases import REAL_CASES as PRODUCT_CASES
 from pallas_kernels.target import Target
 

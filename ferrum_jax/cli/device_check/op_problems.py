@@ -33,8 +33,8 @@ from pallas_kernels.kv_write import oracle as write_oracle
 from pallas_kernels.kv_write.runs import find_runs
 from pallas_kernels.paged_attention import LatentConfig, TpuConfig, run_case
 from pallas_kernels.paged_attention import cases as attention_cases
+from pallas_kernels.paged_attention.cases import Work
 from pallas_kernels.paged_attention.support import refusals
-from pallas_kernels.paged_attention.work import Work
 from pallas_kernels.row_recurrence import RowRecurrence
 from pallas_kernels.row_recurrence.tpu_support import state_class
 from pallas_kernels.state_space import ON_TPU as space_on_tpu

@@ -9,9 +9,8 @@ Sounds are read one by one. Before the features of one are made, its tokens are 
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +20,8 @@ from ferrum_jax.inputs.audio.clip import ProcessedClip
 from ferrum_jax.inputs.audio.features import Gemma4Sounds, QwenSounds, VoxtralSounds
 from ferrum_jax.inputs.audio.sound_processor_files import read_sound_processor
 from ferrum_jax.inputs.audio.sound_sources import SoundSources
-from ferrum_jax.inputs.audio.waveform import Look, do_not_look
 from ferrum_jax.inputs.identity import digest_of
+from ferrum_jax.inputs.media.kinds import Look, do_not_look, naming
 from ferrum_jax.inputs.prompt import MediaSpan
 
 _PLACEHOLDERS = {
@@ -65,7 +64,7 @@ class PromptSounds:
 
     @property
     def placeholder(self) -> str:
-        """What stands in a prompt for a sound, and for each of its tokens."""
+        """The text of a sound in a prompt, and of each of its tokens."""
         return _PLACEHOLDERS[self.processor.kind]
 
     def filled(
@@ -106,7 +105,7 @@ class PromptSounds:
         clips, total = [], 0
         for number, sound in enumerate(sounds):
             look()
-            with _naming(number):
+            with naming("sound", number):
                 heard = sound if isinstance(sound, ProcessedClip) else self._waveform(sound, look)
                 total += self.processor.num_tokens(len(heard)) if isinstance(heard, np.ndarray) else heard.num_tokens
             if most is not None and total > most:
@@ -114,7 +113,7 @@ class PromptSounds:
                     f"the first {number + 1} sounds of the prompt have {total:,} tokens, and {most:,} fit, the model's "
                     "max_model_len; give fewer sounds or shorter ones"
                 )
-            with _naming(number):
+            with naming("sound", number):
                 clips.append(self.processor.process(heard, look) if isinstance(heard, np.ndarray) else heard)
         return tuple(clips)
 
@@ -145,12 +144,3 @@ class PromptSounds:
         if len(ids) != 1:
             raise ValueError(f"the tokenizer has no token {token}, which stands for sounds of this model")
         return ids[0]
-
-
-@contextlib.contextmanager
-def _naming(number: int) -> Iterator[None]:
-    """Raises ValueError with the number of a sound."""
-    try:
-        yield
-    except ValueError as error:
-        raise ValueError(f"sound {number}: {error}") from error

@@ -14,22 +14,17 @@ import dataclasses
 import functools
 import importlib
 import math
-from collections.abc import Callable
 from types import ModuleType
 from typing import NamedTuple
 
 import numpy as np
 
+from ferrum_jax.inputs.media.kinds import Look, do_not_look
 from ferrum_jax.io.ints import ceil_div
 from ferrum_jax.io.paths import install_command
 
-Look = Callable[[], None]  # called between steps of long work; what it raises ends that
 _PAIRWISE = 8  # values from which NumPy adds in another order
 _LOUDEST = 2.0**31  # of a sample; whole numbers written as floats are no more
-
-
-def do_not_look() -> None:
-    """Nobody can leave."""
 
 
 class SoundRefused(ValueError):

@@ -16,13 +16,13 @@ import importlib
 import io
 import struct
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ferrum_jax.inputs.media.kinds import MediaRefused
+from ferrum_jax.inputs.media.kinds import Look, MediaRefused, do_not_look
 from ferrum_jax.io.paths import install_command
 
 if TYPE_CHECKING:
@@ -49,13 +49,6 @@ def pillow() -> ModuleType:
     except ImportError as error:
         raise ValueError(f"images need Pillow; {install_command('images')}") from error
     return image
-
-
-Look = Callable[[], None]  # called between steps of long work; what it raises ends that
-
-
-def do_not_look() -> None:
-    """Nobody can leave."""
 
 
 def decoded_image(content: bytes, *, max_pixels: int = MAX_PIXELS, look: Look = do_not_look) -> np.ndarray:

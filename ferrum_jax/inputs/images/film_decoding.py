@@ -112,7 +112,7 @@ def _opened(content: bytes, name: str, max_pixels: int) -> Iterator[tuple[Any, A
 
 
 def _open_nothing(*_: Any) -> Any:
-    """What a film names is not opened."""
+    """Refuses files that a video names."""
     raise MediaRefused("the video names another file")
 
 

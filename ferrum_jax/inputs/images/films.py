@@ -122,7 +122,7 @@ class VideoSources(MediaSources):
         return np.frombuffer(answer, np.uint8).reshape(shape)
 
     def _asked(self, function: str, content: bytes, order: dict[str, Any], answer_bytes: int, look: Look) -> bytes:
-        """What a function of `film_decoding` answers in a child."""
+        """The answer of a function of `film_decoding` in a child."""
         order |= {"format": format_of(content), "max_pixels": self.max_pixels}
         if importlib.util.find_spec("av") is None:
             raise ValueError(f"videos need PyAV; {install_command('video')}")

@@ -1,6 +1,7 @@
-"""A checkpoint's `processor_config.json` or `preprocessor_config.json` as the processor that it describes.
+"""A checkpoint's processor_config.json, preprocessor_config.json and video_preprocessor_config.json, as processors.
 
-Every key has a meaning here, or one of the values that change nothing; any other is an error that names it.
+Every key has a meaning here, or one of the values that change nothing; any other is an error that names it. The
+reference resizes a video's frames by torchvision, so of its filters two are known.
 """
 
 from __future__ import annotations
@@ -13,25 +14,29 @@ from ferrum_jax.inputs.images.image import Normalising
 from ferrum_jax.inputs.images.processors import (
     Gemma3Images,
     Gemma4Images,
+    Gemma4Videos,
     GlmImages,
     ImageProcessor,
     PixtralImages,
     QwenImages,
+    QwenVideos,
+    VideoProcessor,
 )
+from ferrum_jax.inputs.images.resizing import FILTERS
 from ferrum_jax.io.error_text import Elsewhere
 from ferrum_jax.io.error_text.known_fields import ANY, OBJECT, TRUTH, FieldKind, Fields, Known, number, require, whole
 from ferrum_jax.io.files.json_files import read_optional_json
 
 FILES = ("processor_config.json", "preprocessor_config.json")
 _CLIP = [0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.26130258, 0.27577711]
-HALF = [0.5, 0.5, 0.5], [0.5, 0.5, 0.5]
-_BILINEAR, BICUBIC = 2, 3  # Pillow's numbers
-AS_IT_IS = [0.0, 0.0, 0.0], [1.0, 1.0, 1.0]
+_HALF = [0.5, 0.5, 0.5], [0.5, 0.5, 0.5]
+_BILINEAR, _BICUBIC = 2, 3  # Pillow's numbers
+_AS_IT_IS = [0.0, 0.0, 0.0], [1.0, 1.0, 1.0]
 _MOST_OF_CHANNEL = 1e6  # of a mean or a standard deviation; neither infinity nor NaN is less
 _LEAST_STD = 1e-6
-MOST_PIXELS = 1 << 28  # that the smallest image is made larger to
+_MAX_PIXELS = 1 << 28  # that the smallest image is made larger to
 _OF_WHOLE = ("spatial_merge_size",)  # of a tower, and beside its config
-SOFT_TOKENS = (70, 140, 280, 560, 1120)  # of an image, as Gemma 4 was trained
+_SOFT_TOKENS = (70, 140, 280, 560, 1120)  # of an image, as Gemma 4 was trained
 _PIXEL_INPUTS = tuple(["pixel_values", more] for more in ("image_grid_thw", "num_crops", "image_sizes"))
 
 # key -> values that change nothing
@@ -69,8 +74,29 @@ _FILTER = FieldKind(
     lambda value: type(value) is int and 0 <= value < 6, "the number of one of Pillow's filters, 0 to 5"
 )
 
+_VIDEO_FILES = ("processor_config.json", "video_preprocessor_config.json")
+_RATE = FieldKind(
+    lambda value: type(value) in (int, float) and 0 < value <= 1000, "a number over 0 and at most 1000, of frames"
+)
+_COUNT = FieldKind(lambda value: type(value) is int and 1 <= value <= 8192, "a whole number, 1 to 8192")
+_VIDEO_FILTER = FieldKind(lambda value: value in FILTERS, "2 for bilinear or 3 for bicubic, as frames are resized here")
+# What changes nothing, of all video processors.
+_HARMLESS_OF_VIDEOS: Mapping[str, tuple[Any, ...]] = {
+    "do_sample_frames": (True,),
+    "return_metadata": (True, False, None),
+    "video_metadata": (None,),
+    "max_image_size": ({"longest_edge": 28 * 28 * 2 * 30000}, None),  # no frame depends on it in the reference
+    "max_duration": (None,),
+    "model_input_names": (
+        None,
+        ["pixel_values_videos", "video_grid_thw"],
+        ["pixel_values_videos", "video_position_ids", "num_frames_per_video"],
+    ),
+}
+_OF_VIDEOS: dict[str, Known | Elsewhere] = {name: Elsewhere(values, "") for name, values in _HARMLESS_OF_VIDEOS.items()}
 
-def fields_with(
+
+def _fields_with(
     own: Mapping[str, Known | Elsewhere],
     normalising: tuple[list[float], list[float]],
     resample: int,
@@ -94,9 +120,9 @@ _OF_FRAMES = {
     "min_pixels": Known(ANY),
     "max_pixels": Known(ANY),
 }
-_QWEN = fields_with(_OF_FRAMES, _CLIP, BICUBIC, {"shortest_edge": 56 * 56, "longest_edge": 28 * 28 * 1280})
-_GLM = fields_with(_OF_FRAMES, _CLIP, BICUBIC, {"shortest_edge": 112 * 112, "longest_edge": 28 * 28 * 15000})
-_GEMMA3 = fields_with(
+_QWEN = _fields_with(_OF_FRAMES, _CLIP, _BICUBIC, {"shortest_edge": 56 * 56, "longest_edge": 28 * 28 * 1280})
+_GLM = _fields_with(_OF_FRAMES, _CLIP, _BICUBIC, {"shortest_edge": 112 * 112, "longest_edge": 28 * 28 * 15000})
+_GEMMA3 = _fields_with(
     {
         "do_pan_and_scan": Known(TRUTH, False),
         f"{_SCAN}min_crop_size": Known(_WHOLE, 256),
@@ -104,11 +130,11 @@ _GEMMA3 = fields_with(
         f"{_SCAN}min_ratio_to_activate": Known(number(1), 1.2),
         "image_seq_length": Known(_WHOLE, 256),
     },
-    HALF,
+    _HALF,
     _BILINEAR,
     {"height": 224, "width": 224},
 )
-_GEMMA4 = fields_with(
+_GEMMA4 = _fields_with(
     {
         "patch_size": Known(_WHOLE, 16),
         "pooling_kernel_size": Known(_WHOLE, 3),
@@ -116,11 +142,11 @@ _GEMMA4 = fields_with(
         "image_seq_length": Known(ANY),
         "do_normalize": Known(TRUTH, False),
     },
-    AS_IT_IS,
-    BICUBIC,
+    _AS_IT_IS,
+    _BICUBIC,
     {},
 )
-_PIXTRAL = fields_with({"patch_size": Known(ANY), "do_pad": Known(ANY)}, _CLIP, BICUBIC, {"longest_edge": 1024})
+_PIXTRAL = _fields_with({"patch_size": Known(ANY), "do_pad": Known(ANY)}, _CLIP, _BICUBIC, {"longest_edge": 1024})
 
 
 def read_processor(folder: str | Path) -> ImageProcessor | None:
@@ -139,14 +165,14 @@ def read_processor(folder: str | Path) -> ImageProcessor | None:
         if "image_seq_length" in given:
             settings = settings | {"image_seq_length": given["image_seq_length"]}
         try:
-            return processor_of(settings, tower_of(folder))
+            return processor_of(settings, _tower_of(folder))
         except ValueError as error:
             raise ValueError(f"{folder / name}: {error}") from error
     return None
 
 
-def tower_of(folder: Path) -> dict[str, Any]:
-    """What a folder's config.json says of the tower, with what stands beside it."""
+def _tower_of(folder: Path) -> dict[str, Any]:
+    """The tower's part of a folder's config.json, with the tower's keys that stand beside it."""
     config = read_optional_json(folder / "config.json")
     return {key: config[key] for key in _OF_WHOLE if key in config} | (config.get("vision_config") or {})
 
@@ -165,7 +191,7 @@ def processor_of(settings: Mapping[str, Any], tower: Mapping[str, Any]) -> Image
 
 
 def _qwen(found: Mapping[str, Any], tower: Mapping[str, Any]) -> QwenImages:
-    size = size_of(found)
+    size = _size_of(found)
     edges = [size.pop(edge, None) for edge in ("shortest_edge", "longest_edge")]
     least, most = (size.pop(name, edge) for name, edge in zip(("min_pixels", "max_pixels"), edges, strict=True))
     least = least if found["min_pixels"] is None else found["min_pixels"]
@@ -175,14 +201,13 @@ def _qwen(found: Mapping[str, Any], tower: Mapping[str, Any]) -> QwenImages:
             f"size is {found['size']!r}; it must have a shortest_edge and a longest_edge that is no less, both "
             "in pixels of the whole image"
         )
-    if least > MOST_PIXELS:
+    if least > _MAX_PIXELS:
         raise ValueError(
-            f"size.shortest_edge is {least}, and every image would have so many pixels; give {MOST_PIXELS} at most"
+            f"size.shortest_edge is {least}, and every image would have so many pixels; give {_MAX_PIXELS} at most"
         )
-    for key, its_key in (("patch_size",) * 2, ("merge_size", "spatial_merge_size"), ("temporal_patch_size",) * 2):
-        check_tower(key, found[key], tower, its_key)
+    _check_patches(found, tower)
     return QwenImages(
-        normalising=normalising_of(found),
+        normalising=_normalising(found),
         patch_size=found["patch_size"],
         merge_size=found["merge_size"],
         temporal_patch_size=found["temporal_patch_size"],
@@ -200,7 +225,7 @@ def _glm(found: Mapping[str, Any], tower: Mapping[str, Any]) -> GlmImages:
 
 
 def _gemma3(found: Mapping[str, Any], tower: Mapping[str, Any]) -> Gemma3Images:
-    size = size_of(found)
+    size = _size_of(found)
     patch = require("config.json's vision_config.patch_size", tower.get("patch_size", 14), _WHOLE)
     height, width = (require(f"size.{name}", size.pop(name, None), _WHOLE) for name in ("height", "width"))
     if size or height % patch or width % patch:
@@ -209,7 +234,7 @@ def _gemma3(found: Mapping[str, Any], tower: Mapping[str, Any]) -> Gemma3Images:
     if most > least:  # a crop could be empty
         raise ValueError(f"{_SCAN}max_num_crops is {most}, more than {_SCAN}min_crop_size, {least}; make it smaller")
     return Gemma3Images(
-        normalising=normalising_of(found),
+        normalising=_normalising(found),
         patch_size=patch,
         height=height,
         width=width,
@@ -225,13 +250,13 @@ def _gemma3(found: Mapping[str, Any], tower: Mapping[str, Any]) -> Gemma3Images:
 def _gemma4(found: Mapping[str, Any], tower: Mapping[str, Any]) -> Gemma4Images:
     """No image depends on `size` and `image_seq_length`, as in the reference."""
     most = found["max_soft_tokens"]
-    if most not in SOFT_TOKENS:
-        raise ValueError(f"max_soft_tokens is {most}; it must be one of {list(SOFT_TOKENS)}")
+    if most not in _SOFT_TOKENS:
+        raise ValueError(f"max_soft_tokens is {most}; it must be one of {list(_SOFT_TOKENS)}")
     for key in ("patch_size", "pooling_kernel_size"):
-        check_tower(key, found[key], tower, key)
-    mean, std = AS_IT_IS
+        _check_tower(key, found[key], tower, key)
+    mean, std = _AS_IT_IS
     return Gemma4Images(
-        normalising=normalising_of(found if found["do_normalize"] else {**found, "image_mean": mean, "image_std": std}),
+        normalising=_normalising(found if found["do_normalize"] else {**found, "image_mean": mean, "image_std": std}),
         patch_size=found["patch_size"],
         pooling=found["pooling_kernel_size"],
         max_tokens=most,
@@ -241,7 +266,7 @@ def _gemma4(found: Mapping[str, Any], tower: Mapping[str, Any]) -> Gemma4Images:
 
 def _pixtral(found: Mapping[str, Any], tower: Mapping[str, Any]) -> PixtralImages:
     """No image depends on `patch_size` and `do_pad`, as in the reference: the tower says the size of its patches."""
-    size = size_of(found)
+    size = _size_of(found)
     longest = require("size.longest_edge", size.pop("longest_edge", None), _WHOLE)
     if size:
         raise ValueError(f"size is {found['size']!r}; it must have a longest_edge alone, in pixels of a side")
@@ -250,7 +275,7 @@ def _pixtral(found: Mapping[str, Any], tower: Mapping[str, Any]) -> PixtralImage
         for key, default in (("patch_size", 16), ("spatial_merge_size", 2))
     )
     return PixtralImages(
-        normalising=normalising_of(found),
+        normalising=_normalising(found),
         patch_size=patch,
         merge_size=merge,
         longest_edge=longest,
@@ -258,7 +283,12 @@ def _pixtral(found: Mapping[str, Any], tower: Mapping[str, Any]) -> PixtralImage
     )
 
 
-def check_tower(key: str, value: int, tower: Mapping[str, Any], its_key: str) -> None:
+def _check_patches(found: Mapping[str, Any], tower: Mapping[str, Any]) -> None:
+    for key, its_key in (("patch_size",) * 2, ("merge_size", "spatial_merge_size"), ("temporal_patch_size",) * 2):
+        _check_tower(key, found[key], tower, its_key)
+
+
+def _check_tower(key: str, value: int, tower: Mapping[str, Any], its_key: str) -> None:
     """Raises ValueError where the tower's config has another value, which would see patches that are not there."""
     if tower.get(its_key, value) != value:
         raise ValueError(
@@ -277,7 +307,7 @@ _KINDS: Mapping[str, tuple[_Make, Fields]] = {
 }
 
 
-def normalising_of(found: Mapping[str, Any]) -> Normalising:
+def _normalising(found: Mapping[str, Any]) -> Normalising:
     std = found["image_std"]
     if min(std) < _LEAST_STD:
         raise ValueError(
@@ -287,5 +317,109 @@ def normalising_of(found: Mapping[str, Any]) -> Normalising:
     return Normalising(scale=float(found["rescale_factor"]), mean=mean, std=std)  # type: ignore[arg-type]
 
 
-def size_of(found: Mapping[str, Any]) -> dict[str, Any]:
+def _size_of(found: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in found["size"].items() if value is not None}
+
+
+_OF_VIDEOS |= {"video_processor_type": Known(ANY), "resample": Known(_VIDEO_FILTER, _BICUBIC)}
+_QWEN_VIDEOS = _fields_with(
+    _OF_VIDEOS
+    | {
+        "patch_size": Known(_WHOLE, 16),
+        "temporal_patch_size": Known(_WHOLE, 2),
+        "merge_size": Known(_WHOLE, 2),
+        "fps": Known(_RATE, 2),
+        "num_frames": Elsewhere((None,), ""),
+        "min_frames": Known(_COUNT, 4),
+        "max_frames": Known(_COUNT, 768),
+        "cap_pixels_per_frame": Known(TRUTH, False),
+        "max_video_tokens": Known(_WHOLE, 768),
+    },
+    _HALF,
+    _BICUBIC,
+    {"shortest_edge": 128 * 32 * 32, "longest_edge": 32 * 32 * 768},
+    "video",
+)
+_GEMMA4_VIDEOS = _fields_with(
+    _OF_VIDEOS
+    | {
+        "patch_size": Known(_WHOLE, 16),
+        "pooling_kernel_size": Known(_WHOLE, 3),
+        "max_soft_tokens": Known(_WHOLE, 70),
+        "num_frames": Known(_COUNT, 32),
+        "fps": Elsewhere((None,), ""),
+        "do_normalize": Known(TRUTH, True),
+    },
+    _AS_IT_IS,
+    _BICUBIC,
+    {},
+    "video",
+)
+
+
+def read_video_processor(folder: str | Path) -> VideoProcessor | None:
+    """The video processor of a checkpoint's folder; None where it has no file of one, or one that is not known here.
+
+    Raises ValueError naming the file and all that is wrong with it.
+    """
+    folder = Path(folder)
+    for name in _VIDEO_FILES:
+        given = read_optional_json(folder / name)
+        settings = given.get("video_processor") if name == _VIDEO_FILES[0] else given
+        if not settings:
+            continue
+        if not isinstance(settings, dict):
+            raise ValueError(f"{folder / name}: video_processor is {settings!r}; it must be an object")
+        if settings.get("video_processor_type") not in _VIDEO_KINDS:
+            return None  # of a family whose videos are not taken
+        try:
+            return video_processor_of(settings, _tower_of(folder))
+        except ValueError as error:
+            raise ValueError(f"{folder / name}: {error}") from error
+    return None
+
+
+def video_processor_of(settings: Mapping[str, Any], tower: Mapping[str, Any]) -> VideoProcessor:
+    """The processor that a file's object describes. tower: the model's `vision_config`, with its patches' size.
+
+    Raises ValueError for all keys that have no meaning here at once.
+    """
+    make, fields = _VIDEO_KINDS[settings["video_processor_type"]]
+    return make(fields.read(settings), tower)
+
+
+def _qwen_videos(found: Mapping[str, Any], tower: Mapping[str, Any]) -> QwenVideos:
+    size = _size_of(found)
+    least, most = (require(f"size.{edge}", size.pop(edge, None), _WHOLE) for edge in ("shortest_edge", "longest_edge"))
+    if size or least > most or least > _MAX_PIXELS:
+        raise ValueError(
+            f"size is {found['size']!r}; it must have a shortest_edge of at most {_MAX_PIXELS} and a longest_edge that "
+            "is no less, both in pixels of all frames"
+        )
+    if found["min_frames"] > found["max_frames"]:
+        raise ValueError(f"min_frames is {found['min_frames']}, more than max_frames, {found['max_frames']}")
+    _check_patches(found, tower)
+    return QwenVideos(
+        normalising=_normalising(found),
+        patch_size=found["patch_size"],
+        merge_size=found["merge_size"],
+        temporal_patch_size=found["temporal_patch_size"],
+        min_pixels=least,
+        max_pixels=most,
+        resample=found["resample"],
+        fps=float(found["fps"]),
+        min_frames=found["min_frames"],
+        max_frames=found["max_frames"],
+        tokens_of_frame=found["max_video_tokens"] if found["cap_pixels_per_frame"] else None,
+    )
+
+
+def _gemma4_videos(found: Mapping[str, Any], tower: Mapping[str, Any]) -> Gemma4Videos:
+    """No frame depends on `size`, as in the reference."""
+    return Gemma4Videos(frame=_gemma4(found, tower), num_frames=found["num_frames"])
+
+
+_VIDEO_KINDS: Mapping[str, tuple[Callable[[Mapping[str, Any], Mapping[str, Any]], VideoProcessor], Any]] = {
+    "Qwen3VLVideoProcessor": (_qwen_videos, _QWEN_VIDEOS),
+    "Gemma4VideoProcessor": (_gemma4_videos, _GEMMA4_VIDEOS),
+}

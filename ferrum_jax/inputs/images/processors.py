@@ -5,51 +5,109 @@
 
 Scaling and normalising are one table of 256 values a channel, computed in the reference's order of operations, so its
 bits are the reference's. Every key of the file is honoured or refused by name.
+
+    film  ->  indices of frames, and the size that all are resized to  ->  frames uint8 [N, H, W, 3]
+          ->  groups of frames, each an image to the tower: two frames for Qwen, one for Gemma 4
+
+A group's digest is of its pixels and the processor's settings, not of its place in time: a longer cut of the same film
+shares what is equal in both.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
-from collections.abc import Sequence
-from hashlib import blake2b
 from typing import ClassVar
 
 import numpy as np
 
 from ferrum_jax.inputs.images.decoding import pillow
-from ferrum_jax.inputs.images.image import Normalising, ProcessedImage
-from ferrum_jax.inputs.media.kinds import MediaRefused
+from ferrum_jax.inputs.images.image import Normalising, ProcessedImage, ProcessedVideo
+from ferrum_jax.inputs.media.kinds import MediaRefused, media_digest
 from ferrum_jax.io.ints import ceil_div
 
-DIGEST_BYTES = 32
-MOST_ASPECT = 200  # of Qwen's images
+_MAX_ASPECT = 200  # of Qwen's images and videos
+_ROOM_OF_FRAMES = 1.05  # times the least pixels, which a frame has at least where pixels are capped by the frame
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class QwenImages:
-    """Images of any size for Qwen2-VL's towers and later ones: the next multiple of a merged patch, between bounds.
+class ResizedImages:
+    """Images of any size, resized to whole squares of patches; a token stands for a square.
 
-    min_pixels, max_pixels: between which the resized image lies. resample: Pillow's number of the filter.
+    resample: Pillow's number of the filter. Each kind says the size after resizing and the patches of a square's side.
     """
 
     normalising: Normalising
     patch_size: int
+    resample: int
+
+    kind: ClassVar[str]
+
+    @property
+    def side(self) -> int:
+        """Patches of a square's side."""
+        raise NotImplementedError
+
+    @property
+    def temporal(self) -> int:
+        """How often a patch has each channel's values."""
+        return 1
+
+    def size(self, height: int, width: int) -> tuple[int, int]:
+        """Height and width after resizing, in pixels. Raises ValueError for an image that is too narrow."""
+        raise NotImplementedError
+
+    def num_tokens(self, height: int, width: int) -> int:
+        """Placeholder tokens of an image of this size, from its header alone. Raises ValueError as `size` does."""
+        return self._tokens_of(*self._squares(*self.size(height, width)))
+
+    def process(self, pixels: np.ndarray) -> ProcessedImage:
+        """pixels: uint8 [H, W, 3]. Raises ValueError as `size` does."""
+        height, width = self.size(*pixels.shape[:2])
+        rows, columns = self._squares(height, width)
+        grid = 1, rows * self.side, columns * self.side
+        return ProcessedImage(
+            pixels=squares(_resized(pixels, height, width, self.resample), self.patch_size, self.side),
+            normalising=self.normalising,
+            temporal=self.temporal,
+            grid=grid,
+            num_tokens=self._tokens_of(rows, columns),
+            token_rows=self._token_rows(rows),
+            digest=_digest(pixels, grid, self),
+        )
+
+    def _squares(self, height: int, width: int) -> tuple[int, int]:
+        unit = self.patch_size * self.side
+        return height // unit, width // unit
+
+    def _tokens_of(self, rows: int, columns: int) -> int:
+        return rows * columns
+
+    def _token_rows(self, rows: int) -> int:
+        return 1
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class QwenImages(ResizedImages):
+    """Images for Qwen2-VL's towers and later ones: sides are rounded, and pixels kept between bounds."""
+
     merge_size: int
     temporal_patch_size: int
     min_pixels: int
     max_pixels: int
-    resample: int
 
     kind: ClassVar[str] = "qwen"
 
+    @property
+    def side(self) -> int:
+        return self.merge_size
+
+    @property
+    def temporal(self) -> int:
+        return self.temporal_patch_size
+
     def size(self, height: int, width: int) -> tuple[int, int]:
-        """Height and width after resizing. Raises ValueError for an image that is too narrow."""
-        if max(height, width) > MOST_ASPECT * min(height, width):
-            raise MediaRefused(
-                f"the image is {width} x {height}; its longer side may be {MOST_ASPECT} times the shorter at most"
-            )
+        check_aspect("image", height, width)
         unit = self.patch_size * self.merge_size
         rounded = round(height / unit) * unit, round(width / unit) * unit
         if rounded[0] * rounded[1] > self.max_pixels:
@@ -60,43 +118,15 @@ class QwenImages:
             return tuple(math.ceil(side * grow / unit) * unit for side in (height, width))  # type: ignore[return-value]
         return rounded
 
-    def grid(self, height: int, width: int) -> tuple[int, int, int]:
-        """(t, h, w) in patches of an image of this size. Raises ValueError as `size` does."""
-        resized = self.size(height, width)
-        return 1, resized[0] // self.patch_size, resized[1] // self.patch_size
-
-    def num_tokens(self, height: int, width: int) -> int:
-        """Placeholder tokens of an image of this size, from its header alone."""
-        return math.prod(self.grid(height, width)) // self.merge_size**2
-
-    def process(self, pixels: np.ndarray) -> ProcessedImage:
-        """pixels: uint8 [H, W, 3]. Raises ValueError as `size` does."""
-        grid = self.grid(*pixels.shape[:2])
-        _, rows, columns = grid
-        patch, merge = self.patch_size, self.merge_size
-        return ProcessedImage(
-            pixels=squares(_resized(pixels, rows * patch, columns * patch, self.resample), patch, merge),
-            normalising=self.normalising,
-            temporal=self.temporal_patch_size,
-            grid=grid,
-            num_tokens=rows * columns // merge**2,
-            digest=_digest(pixels, grid, self),
-        )
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GlmImages(QwenImages):
-    """As Qwen's, but that an image with a side shorter than a merged patch grows to one first."""
+    """Images as Qwen's; a side shorter than a square grows to one first."""
 
     kind: ClassVar[str] = "glm"
 
     def size(self, height: int, width: int) -> tuple[int, int]:
-        """Height and width after resizing. Raises ValueError for an image that is too narrow."""
-        unit = self.patch_size * self.merge_size
-        if min(height, width) < unit:
-            scale = max(unit / height, unit / width)
-            height, width = int(height * scale), int(width * scale)
-        return super().size(height, width)
+        return super().size(*grown(height, width, self.patch_size * self.merge_size))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -153,22 +183,22 @@ class Gemma3Images:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Gemma4Images:
-    """Images of any size for Gemma 4's tower: the most pixels of the same shape that some soft tokens have.
+class Gemma4Images(ResizedImages):
+    """Images for Gemma 4's tower: the largest of their shape that 1 to max_tokens soft tokens stand for.
 
-    pooling: patches of a side of a soft token. max_tokens: soft tokens of an image.
+    pooling: patches of a side of a soft token.
     """
 
-    normalising: Normalising
-    patch_size: int
     pooling: int
     max_tokens: int
-    resample: int
 
     kind: ClassVar[str] = "gemma4"
 
+    @property
+    def side(self) -> int:
+        return self.pooling
+
     def size(self, height: int, width: int) -> tuple[int, int]:
-        """Height and width after resizing, multiples of a soft token's; max_tokens of them at most, one at least."""
         unit = self.patch_size * self.pooling
         most = self.max_tokens * unit**2  # pixels
         factor = math.sqrt(most / (height * width))
@@ -179,45 +209,24 @@ class Gemma4Images:
             rows, columns = min(height // width, self.max_tokens), 1
         return rows * unit, columns * unit
 
-    def grid(self, height: int, width: int) -> tuple[int, int, int]:
-        """(1, h, w) in patches of an image of this size."""
-        resized = self.size(height, width)
-        return 1, resized[0] // self.patch_size, resized[1] // self.patch_size
-
-    def num_tokens(self, height: int, width: int) -> int:
-        """Placeholder tokens of an image of this size, from its header alone."""
-        return math.prod(self.grid(height, width)) // self.pooling**2
-
-    def process(self, pixels: np.ndarray) -> ProcessedImage:
-        """pixels: uint8 [H, W, 3]."""
-        height, width = self.size(*pixels.shape[:2])
-        grid = 1, height // self.patch_size, width // self.patch_size
-        return ProcessedImage(
-            pixels=squares(_resized(pixels, height, width, self.resample), self.patch_size, self.pooling),
-            normalising=self.normalising,
-            grid=grid,
-            num_tokens=math.prod(grid) // self.pooling**2,
-            digest=_digest(pixels, grid, self),
-        )
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class PixtralImages:
-    """Images of any size for Mistral 3's tower: the next multiple of a merged patch, longest_edge of a side at most.
+class PixtralImages(ResizedImages):
+    """Images for Mistral 3's tower: sides grow to the next whole square, longest_edge pixels at most.
 
     An image's tokens stand in rows, with a token between two.
     """
 
-    normalising: Normalising
-    patch_size: int
     merge_size: int
     longest_edge: int
-    resample: int
 
     kind: ClassVar[str] = "pixtral"
 
+    @property
+    def side(self) -> int:
+        return self.merge_size
+
     def size(self, height: int, width: int) -> tuple[int, int]:
-        """Height and width after resizing. Raises ValueError for an image that is too narrow."""
         unit, shrink = self.patch_size * self.merge_size, max(height / self.longest_edge, width / self.longest_edge)
         shrunk = [math.floor(side / shrink) if shrink > 1 else side for side in (height, width)]
         if not min(shrunk):
@@ -227,35 +236,28 @@ class PixtralImages:
         rows, columns = (ceil_div(side, unit) for side in shrunk)
         return rows * unit, columns * unit
 
-    def grid(self, height: int, width: int) -> tuple[int, int, int]:
-        """(1, h, w) in patches of an image of this size. Raises ValueError as `size` does."""
-        resized = self.size(height, width)
-        return 1, resized[0] // self.patch_size, resized[1] // self.patch_size
+    def _tokens_of(self, rows: int, columns: int) -> int:
+        return rows * (columns + 1) - 1
 
-    def num_tokens(self, height: int, width: int) -> int:
-        """Placeholder tokens of an image of this size, with those between rows, from its header alone."""
-        _, rows, columns = self.grid(height, width)
-        return self._tokens_of(rows, columns)
+    def _token_rows(self, rows: int) -> int:
+        return rows
 
-    def process(self, pixels: np.ndarray) -> ProcessedImage:
-        """pixels: uint8 [H, W, 3]. Raises ValueError as `size` does."""
-        grid = self.grid(*pixels.shape[:2])
-        _, rows, columns = grid
-        patch, merge = self.patch_size, self.merge_size
-        return ProcessedImage(
-            pixels=squares(_resized(pixels, rows * patch, columns * patch, self.resample), patch, merge),
-            normalising=self.normalising,
-            grid=grid,
-            num_tokens=self._tokens_of(rows, columns),
-            token_rows=rows // merge,
-            digest=_digest(pixels, grid, self),
+
+ImageProcessor = ResizedImages | Gemma3Images
+
+
+def check_aspect(noun: str, height: int, width: int) -> None:
+    """Raises ValueError for an image or video that is too narrow for Qwen's towers."""
+    if max(height, width) > _MAX_ASPECT * min(height, width):
+        raise MediaRefused(
+            f"the {noun} is {width} x {height}; its longer side may be {_MAX_ASPECT} times the shorter at most"
         )
 
-    def _tokens_of(self, rows: int, columns: int) -> int:
-        return rows // self.merge_size * (columns // self.merge_size + 1) - 1
 
-
-ImageProcessor = QwenImages | Gemma3Images | Gemma4Images | PixtralImages
+def grown(height: int, width: int, unit: int) -> tuple[int, int]:
+    """Height and width, of the same shape, with no side shorter than a unit."""
+    scale = max(1, unit / height, unit / width)
+    return int(height * scale), int(width * scale)
 
 
 def squares(pixels: np.ndarray, patch: int, merge: int) -> np.ndarray:
@@ -273,8 +275,136 @@ def _resized(pixels: np.ndarray, height: int, width: int, resample: int) -> np.n
     return np.asarray(image.resize((width, height), resample=resample))
 
 
-def _digest(pixels: np.ndarray, grid: Sequence[int], processor: ImageProcessor) -> bytes:
+def _digest(pixels: np.ndarray, grid: tuple[int, int, int], processor: ImageProcessor) -> bytes:
     settings = {"kind": processor.kind, **dataclasses.asdict(processor), "grid": grid, "shape": pixels.shape}
-    digest = blake2b(json.dumps(settings, sort_keys=True).encode(), digest_size=DIGEST_BYTES)
-    digest.update(np.ascontiguousarray(pixels).data)
-    return digest.digest()
+    return media_digest(pixels, settings)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class QwenVideos:
+    """Videos for Qwen3-VL's tower, two frames to a patch: sampled by the second, all pixels between bounds.
+
+    fps: frames of a second. min_frames, max_frames: between which their number lies. min_pixels, max_pixels: of all
+    frames together, likewise. tokens_of_frame: the most that one may have, where pixels are capped by the frame.
+    """
+
+    normalising: Normalising
+    patch_size: int
+    merge_size: int
+    temporal_patch_size: int
+    min_pixels: int
+    max_pixels: int
+    resample: int
+    fps: float
+    min_frames: int
+    max_frames: int
+    tokens_of_frame: int | None
+
+    kind: ClassVar[str] = "qwen"
+
+    def indices(self, count: int, fps: float) -> np.ndarray:
+        """Which frames are taken of a film of `count`, `fps` to a second: from the first to the last, evenly."""
+        wanted = min(max(int(count / fps * self.fps), self.min_frames), self.max_frames, count)
+        return np.linspace(0, count - 1, wanted).round().astype(np.int64)
+
+    def size(self, count: int, height: int, width: int) -> tuple[int, int]:
+        """Height and width of `count` frames after resizing. Raises ValueError for too few, and for narrow ones."""
+        frames, unit = self.temporal_patch_size, self.patch_size * self.merge_size
+        if count < frames:
+            raise MediaRefused(f"the video has {count} frame{'s' * (count != 1)}; this model takes {frames} or more")
+        height, width = grown(height, width, unit)
+        check_aspect("video", height, width)
+        rows, columns = round(height / unit) * unit, round(width / unit) * unit
+        pixels, most = round(count / frames) * frames * rows * columns, self._max_pixels(count, unit)
+        if pixels > most:
+            shrink = math.sqrt(count * height * width / most)
+            rows, columns = (max(unit, math.floor(side / shrink / unit) * unit) for side in (height, width))
+        elif pixels < self.min_pixels:
+            grow = math.sqrt(self.min_pixels / (count * height * width))
+            rows, columns = (math.ceil(side * grow / unit) * unit for side in (height, width))
+        return rows, columns
+
+    def _max_pixels(self, count: int, unit: int) -> int:
+        if self.tokens_of_frame is None:
+            return self.max_pixels
+        most = min(self.tokens_of_frame * unit**2, self.max_pixels // count)
+        return max(most, int(self.min_pixels * _ROOM_OF_FRAMES)) * count
+
+    def num_tokens(self, count: int, height: int, width: int) -> int:
+        """Placeholder tokens of `count` frames of this size before resizing. Raises ValueError as `size`."""
+        rows, columns = self.size(count, height, width)
+        return math.ceil(count / self.temporal_patch_size) * rows * columns // (self.patch_size * self.merge_size) ** 2
+
+    def process(self, frames: np.ndarray, indices: np.ndarray, fps: float) -> ProcessedVideo:
+        """frames: uint8 [N, H, W, 3], those of `indices`, resized. The last stands twice where their number is odd."""
+        each = self.temporal_patch_size
+        places = [*range(len(frames)), *[len(frames) - 1] * (-len(frames) % each)]
+        times = [int(indices[place]) / fps for place in places]
+        starts = range(0, len(places), each)
+        groups = (frames[places[start : start + each]] for start in starts)
+        return ProcessedVideo(
+            groups=tuple(_group(self, group, self.normalising, self.patch_size, self.merge_size) for group in groups),
+            seconds=tuple((times[start] + times[start + each - 1]) / 2 for start in starts),
+        )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Gemma4Videos:
+    """Videos for Gemma 4's tower: frames as images of fewer soft tokens.
+
+    frame: how each is processed. num_frames: that are taken of a film; of one that has fewer, where the reference has
+    no answer, all are.
+    """
+
+    frame: Gemma4Images
+    num_frames: int
+
+    kind: ClassVar[str] = "gemma4"
+
+    @property
+    def resample(self) -> int:
+        return self.frame.resample
+
+    def indices(self, count: int, fps: float) -> np.ndarray:
+        """Which frames are taken of a film of `count`, `fps` to a second: each the first of an equal part."""
+        wanted = min(self.num_frames, count)
+        return np.arange(wanted) * count // wanted
+
+    def size(self, count: int, height: int, width: int) -> tuple[int, int]:
+        """Height and width of frames after resizing."""
+        return self.frame.size(height, width)
+
+    def num_tokens(self, count: int, height: int, width: int) -> int:
+        """Placeholder tokens of `count` frames of this size before resizing."""
+        return count * self.frame.num_tokens(height, width)
+
+    def process(self, frames: np.ndarray, indices: np.ndarray, fps: float) -> ProcessedVideo:
+        """frames: uint8 [N, H, W, 3], those of `indices`, resized."""
+        own = self.frame
+        return ProcessedVideo(
+            groups=tuple(_group(self, frame, own.normalising, own.patch_size, own.pooling) for frame in frames),
+            seconds=tuple(int(index) / fps for index in indices),
+        )
+
+
+VideoProcessor = QwenVideos | Gemma4Videos
+
+
+def _group(
+    processor: VideoProcessor, frames: np.ndarray, normalising: Normalising, patch: int, side: int
+) -> ProcessedImage:
+    """An image to the tower, of frames uint8 [n, H, W, 3] or of one [H, W, 3]. side: of a square, in patches."""
+    is_single = frames.ndim == 3
+    rows, columns = (length // patch for length in frames.shape[-3:-1])
+    settings = {"kind": processor.kind, "patch": patch, "merge": side, "frames": frames.shape}
+    return ProcessedImage(
+        pixels=squares(frames, patch, side)
+        if is_single
+        else np.stack([squares(frame, patch, side) for frame in frames], axis=2),
+        normalising=normalising,
+        temporal=1 if is_single else len(frames),
+        grid=(1, rows, columns),
+        num_tokens=rows * columns // side**2,
+        digest=media_digest(frames, settings | dataclasses.asdict(normalising)),
+        kind="video",
+    )

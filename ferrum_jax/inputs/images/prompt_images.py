@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from ferrum_jax.inputs.identity import digest_of
-from ferrum_jax.inputs.images.decoding import Look, do_not_look
 from ferrum_jax.inputs.images.films import Film, VideoSources
 from ferrum_jax.inputs.images.image import ProcessedVideo
 from ferrum_jax.inputs.images.placeholders import PLACEHOLDERS, ExpandedPrompt, expand_ids, expand_text
-from ferrum_jax.inputs.images.processor_files import read_processor
-from ferrum_jax.inputs.images.processors import ImageProcessor
+from ferrum_jax.inputs.images.processor_files import read_processor, read_video_processor
+from ferrum_jax.inputs.images.processors import ImageProcessor, VideoProcessor
 from ferrum_jax.inputs.images.sources import ImageSources
-from ferrum_jax.inputs.images.video_processor_files import read_video_processor
-from ferrum_jax.inputs.images.video_processors import VideoProcessor
+from ferrum_jax.inputs.media.kinds import Look, do_not_look, naming
 
 Encode = Callable[[str, bool], Sequence[int]]  # a text to ids, with special tokens or without
 
@@ -38,7 +35,7 @@ class PromptImages:
 
     @classmethod
     def of_folder(cls, folder: str | Path, sources: ImageSources) -> PromptImages | None:
-        """The processor that a checkpoint's folder names; None without one. Raises ValueError for unknown settings."""
+        """The processor that a checkpoint's folder names, or None. Raises ValueError for unknown settings."""
         processor = read_processor(folder)
         if processor is None:
             return None
@@ -84,12 +81,12 @@ class PromptImages:
         films = self._counted_films(videos, num_tokens, most, look)
         processed, shown = [], []
         for number in range(len(found)):
-            with _naming(number):
+            with naming("image", number):
                 processed.append(self.processor.process(self.sources.pixels(found[number], look)))
             found[number] = None  # its file is not needed any more
             look()
         for number, film in enumerate(films):
-            with _naming(number, "video"):
+            with naming("video", number):
                 shown.append(self._processed(film, look))
 
         def to_ids(text: str) -> Sequence[int]:
@@ -116,7 +113,7 @@ class PromptImages:
         found, num_bytes, sources = [], 0, self.video_sources
         for number, video in enumerate(videos):
             look()
-            with _naming(number, "video"):
+            with naming("video", number):
                 film = sources.found(video, look)
                 assert self.videos is not None
                 count = len(self.videos.indices(film.count, film.fps))
@@ -137,7 +134,7 @@ class PromptImages:
         num_bytes = num_pixels = num_tokens = 0
         for number, image in enumerate(images):
             look()
-            with _naming(number):
+            with naming("image", number):
                 found.append(sources.found(image))
                 width, height = sources.size(found[-1])
                 num_tokens += self.processor.num_tokens(height, width)
@@ -148,15 +145,6 @@ class PromptImages:
             if most is not None:
                 _check("tokens", num_tokens, most, number + 1, "fit, the model's max_model_len")
         return found, num_tokens
-
-
-@contextlib.contextmanager
-def _naming(number: int, noun: str = "image") -> Iterator[None]:
-    """Raises ValueError with the number of an image or video."""
-    try:
-        yield
-    except ValueError as error:
-        raise ValueError(f"{noun} {number}: {error}") from error
 
 
 def _check(what: str, count: int, most: int, number: int, why: str, nouns: str = "images") -> None:

@@ -40,7 +40,7 @@ class MediaSources:
     """Where media of a kind may come from, and how large their files may be.
 
     hosts: names whose http and https URLs are fetched, as `example.com` or `example.com:8080`; "*" is every host.
-    Private addresses are never connected to. root: the folder whose files `file:` URLs name; None is none. Symbolic
+    Private addresses are never connected to. root: the folder whose files `file:` URLs name, or None. Symbolic
     links in it are not followed.
     max_bytes: of a file. max_prompt_bytes: of all files of a prompt together. timeout_s: of one fetch, redirects
     included.
@@ -80,7 +80,7 @@ class MediaSources:
         return cls(hosts=hosts, root=root)
 
     def content(self, given: Any) -> bytes | None:
-        """The bytes that are given, or those of the file that a path or URL names; None for what is none of these.
+        """The bytes given, or of the file that a path or URL names; None for any other value.
 
         Raises ValueError saying why they are not taken.
         """

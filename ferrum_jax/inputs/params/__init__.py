@@ -1,1 +1,1 @@
-"""What a user asks for of a text's structure, checked when it is made. Standard library only."""
+"""Users' requests for a text's structure, checked when they are made. Standard library only."""

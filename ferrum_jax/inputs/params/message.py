@@ -1,4 +1,4 @@
-"""What an assistant said, taken apart: its answer, what it thought before, and the tools that it calls."""
+"""An assistant's message: its answer, its reasoning, and its tool calls."""
 
 from __future__ import annotations
 

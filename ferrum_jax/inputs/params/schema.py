@@ -140,7 +140,7 @@ def _targets(root: object, named: list[tuple[str, Any]], reference: str) -> list
 
 
 def pointed(root: object, pointer: str) -> tuple[Any] | None:
-    """What a JSON pointer leads to, in a tuple of one; None where it leads nowhere."""
+    """The value at a JSON pointer, in a tuple of one; None where there is no such place."""
     found: Any = root
     for name in urllib.parse.unquote(pointer).split("/")[1:]:
         name = name.replace("~1", "/").replace("~0", "~")

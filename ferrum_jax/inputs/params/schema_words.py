@@ -1,4 +1,4 @@
-"""What the words of a JSON schema say: enforced, nothing of what is valid, or an assertion that no grammar enforces.
+"""Keywords of a JSON schema: enforced ones, those without an effect, and assertions that no grammar enforces.
 
 Any other word is an annotation (JSON Schema 2020-12, Core 6.5): it is taken with a warning. One that nearly is a known
 assertion is refused, since a text could break what its writer meant.

@@ -78,7 +78,7 @@ class StructuredOutputsParams:
 
     @functools.cached_property
     def warnings(self) -> tuple[str, ...]:
-        """What is taken and enforces nothing: words of its schemas that are unknown."""
+        """Warnings about unknown keywords of schemas, which enforce nothing."""
         if self.json is not None:
             return check_schema(json.loads(str(self.json)))
         found: list[str] = []
@@ -147,7 +147,7 @@ def compact(value: object) -> str:
 
 
 def _checked(schema_text: str) -> str:
-    """The same text. Raises ValueError for a schema that holds what is not enforced."""
+    """The text of a schema. Raises ValueError for keywords that are not enforced."""
     check_schema(json.loads(schema_text))
     return schema_text
 

@@ -1,4 +1,4 @@
-"""What OpenAI's requests say of structure: `response_format`, `tools`, `tool_choice`, `parallel_tool_calls`.
+"""Structure in OpenAI's requests: `response_format`, `tools`, `tool_choice`, `parallel_tool_calls`.
 
 Checked here, with the place of what is wrong; nothing knows the model yet. A choice that leaves the model free (none,
 auto) asks for no grammar; "required" or a name does, in the model's own form.

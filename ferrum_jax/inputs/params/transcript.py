@@ -15,10 +15,10 @@ _LISTS = ("languages", "then", "suppressed", "suppressed_first")
 class Transcript:
     """Which tokens a transcript may have, and where; of `SamplingParams.transcript`.
 
-    languages: what the first token may be; () where the prompt says the language. then: tokens that follow it, one
-    after the other. Text begins behind these. suppressed: ids that no token of text is. suppressed_first: what the
-    first is not. end_id: of the end; ids below it are words. stamps_from: the id of the time 0, whose higher ones are
-    later times, in equal steps; None of a text without times. most_first_stamp: steps that the first is at most.
+    languages: ids of the first token; () where the prompt says the language. then: the tokens behind it, in order; text
+    follows. suppressed: ids that no token of text has. suppressed_first: ids that the first token of text does not
+    have. end_id: of the end; ids below it are words. stamps_from: the id of the time 0, whose higher ones are later
+    times, in equal steps; None of a text without times. most_first_stamp: steps that the first is at most.
 
     Times come in pairs, the end of a stretch and the beginning of the next, and never go back. One is drawn wherever
     all times together are more likely than each word.

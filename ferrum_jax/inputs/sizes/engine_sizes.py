@@ -1,4 +1,4 @@
-"""What a config came to, in numbers that the host counts with (EngineSizes), and what requests reach of it (Reach)."""
+"""Sizes of an engine, with which the host counts (EngineSizes), and bounds of a set of requests (Reach)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Reach:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EngineSizes:
-    """What each of an engine's `num_shards` data shards has room for. Null ids are not counted.
+    """Room in each of an engine's `num_shards` data shards. Null ids are not counted.
 
     group_blocks, windows: for each cache group, its blocks, and how many positions a query sees, None for all.
     block_bytes, host_block_bytes: for each group, bytes of a block in all its layers, for the metrics; may be empty.

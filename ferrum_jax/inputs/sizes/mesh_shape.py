@@ -70,7 +70,7 @@ def ids_of(devices: Any) -> Any:
 
 
 def wrong_ids(ids: Sequence[Any]) -> str | None:
-    """What ids of devices must be, where they are something else."""
+    """How to correct ids of devices, or None where they are correct."""
     if ids and all(isinstance(one, numbers.Integral) and not isinstance(one, bool) for one in ids):
         return None
     return "name device ids, such as (4, 5, 6, 7)"

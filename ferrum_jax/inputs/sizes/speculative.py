@@ -35,7 +35,7 @@ SPECULATIVE_ELSEWHERE: Mapping[str, Elsewhere] = {
 
 
 class _Key(NamedTuple):
-    """A key with vLLM's name. methods: those that read it. kind: of its values, where it is given."""
+    """A key with vLLM's name. methods: of drafting that read the key. kind: of the key's values."""
 
     methods: tuple[str, ...]
     kind: FieldKind

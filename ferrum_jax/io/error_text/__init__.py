@@ -1,4 +1,4 @@
-"""What errors say of what others wrote: values, names and sentences of a bounded length, and what to use instead.
+"""Other people's values, names and sentences in errors, cut to a bounded length, and what to use instead.
 
 Bodies and rows have megabytes, and an error goes into an answer, a line of output, a log and a page. So `quoted` reads
 no more of a value than it shows, and `bounded` is what every error passes before it leaves.

@@ -16,7 +16,7 @@ from ferrum_jax.io.error_text import Elsewhere, is_harmless, quoted
 
 
 class FieldKind(NamedTuple):
-    """What a value must be. words: the same, after "it must be"."""
+    """The condition on a value. words: the condition in words, after "it must be"."""
 
     holds: Callable[[Any], bool]
     words: str
@@ -98,7 +98,7 @@ class Fields:
         return self.values(given)
 
     def values(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """The same of an object without problems."""
+        """The fields' values in an object without problems."""
         return {name: _value(given, name, field) for name, field in self.table.items() if isinstance(field, Known)}
 
 

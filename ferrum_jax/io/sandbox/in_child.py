@@ -31,7 +31,7 @@ _MOST_TEXT = 1 << 16  # bytes of a message
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ChildBounds:
-    """What a child may take. memory_bytes: beyond what it has when it starts. answer_bytes: of its answer."""
+    """Limits of a child process. memory_bytes: beyond its memory at the start. answer_bytes: of its answer."""
 
     seconds: float
     memory_bytes: int
@@ -39,7 +39,7 @@ class ChildBounds:
 
 
 class NoAnswer(Exception):
-    """What a child that gave none raises here. Its text is a clause: why."""
+    """A child ended without an answer. The text is a clause that says why."""
 
 
 def in_child(

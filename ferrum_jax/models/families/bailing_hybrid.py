@@ -88,7 +88,7 @@ def _spec(reader: ConfigReader) -> ModelSpec:
 
 
 def _kinds(reader: ConfigReader, num_layers: int) -> list[str]:
-    """What each layer is; raises ValueError where implementations do not agree."""
+    """The kind of each layer. Raises ValueError where implementations do not agree."""
     size = reader.get("layer_group_size", 6)
     if num_layers % size and reader.said("layer_types") is None:
         raise ValueError(

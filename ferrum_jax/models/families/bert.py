@@ -20,9 +20,8 @@ from flax import nnx
 from checkpoints.rules import Rule
 from ferrum_jax.models.families import tensors
 from ferrum_jax.models.families.config_reader import ConfigReader, stored_dtype
-from ferrum_jax.models.families.encoder_spec import SCORERS, EncoderSpec
+from ferrum_jax.models.families.encoder_spec import SCORERS, EncoderSpec, labels_of
 from ferrum_jax.models.families.family import EncoderFamily
-from ferrum_jax.models.families.labels import labels_of
 from ferrum_jax.models.layers.embedding import Embedding
 from ferrum_jax.models.layers.linear import Linear
 from ferrum_jax.models.layers.norm import LayerNorm
@@ -184,9 +183,9 @@ def _spec(config: Mapping[str, Any]) -> BertSpec:
 
 
 def scorer_from(reader: ConfigReader) -> str:
-    """What a cross-encoder takes of its logit, as sentence-transformers writes it; "sigmoid" where nothing is said.
+    """A cross-encoder's activation, as sentence-transformers writes it; by default "sigmoid".
 
-    Raises ValueError for any other.
+    Raises ValueError for an unsupported one.
     """
     own = reader.get("sentence_transformers", None) or {}
     named = own.get("activation_fn") if isinstance(own, Mapping) else None

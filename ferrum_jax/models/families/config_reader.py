@@ -179,11 +179,16 @@ def cache_groups(
     return (*groups, CacheGroup(kind="window", layers=windowed, window=window, chunked=chunked)) if windowed else groups
 
 
+def part_reader(config: object, key: str) -> ConfigReader:
+    """The reader of a part of a config.json, under this key. Raises ValueError for what is no object."""
+    if not isinstance(config, Mapping):
+        raise ValueError(f"{key} is {shown(config)}; it must be an object")
+    return ConfigReader(config)
+
+
 def axial_tower_readers(config: object) -> tuple[ConfigReader, ConfigReader]:
     """Readers of a `vision_config` and of its rope_parameters. Raises ValueError for a rotation that is not axial."""
-    if not isinstance(config, Mapping):
-        raise ValueError(f"vision_config is {shown(config)}; it must be an object")
-    reader = ConfigReader(config)
+    reader = part_reader(config, "vision_config")
     rope = ConfigReader(reader.get("rope_parameters", {}))
     if rope.get("rope_type", "axial") != "axial":
         raise ValueError(f"vision_config's rope_type is {shown(rope.get('rope_type', 'axial'))}; it must be 'axial'")

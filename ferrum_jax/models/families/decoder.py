@@ -20,7 +20,6 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from ferrum_jax.models.families.cross_attention import CrossAttention
 from ferrum_jax.models.families.mtp import MtpEnds
 from ferrum_jax.models.families.recurrent import Mixer, recurrent_layer
 from ferrum_jax.models.layers.attention import (
@@ -41,6 +40,29 @@ from ferrum_jax.models.layers.moe import MoE, NormedMoE
 from ferrum_jax.models.layers.norm import GatedNorm, norm_of
 from ferrum_jax.models.layers.rope import Rotation, rotation_of
 from ferrum_jax.models.spec import ModelSpec
+
+
+class CrossAttention(nnx.Module):
+    """Attention to the states of an encoder, whose keys and values are made once for a clip; a device has some heads.
+
+    Source: Vaswani et al. 2017, section 3.2.3.
+    """
+
+    def __init__(self, spec: ModelSpec, layer: int, *, dtype: jnp.dtype, rngs: nnx.Rngs | None) -> None:
+        own, D = spec.attention_of(layer), spec.hidden_size
+        width = own.num_attention_heads * own.head_dim
+        self.head_dim, self.scale = own.head_dim, own.scale
+        self.q = Linear(D, width, bias=own.bias, dtype=dtype, rngs=rngs)
+        self.o = Linear(width, D, bias=own.output_bias, dtype=dtype, rngs=rngs)
+
+    def __call__(
+        self,
+        x: jax.Array,  # [T, D]
+        rotation: Rotation,  # whose positions say nothing about a clip's
+        context: LayerContext,
+    ) -> jax.Array:  # [T, D]
+        q = self.q(x).reshape(len(x), -1, self.head_dim)
+        return self.o(context.across(q, scale=self.scale).reshape(len(x), -1), context.shards)
 
 
 class DecoderLayer(nnx.Module):
@@ -122,7 +144,7 @@ class SideBySide(nnx.Module):
 
 
 def _mixer_of(spec: ModelSpec, layer: int, dtype: jnp.dtype, rngs: nnx.Rngs | None) -> Mixer | None:
-    """What joins a token with others: attention to those before it, a recurrent state, both, a clip, or nothing."""
+    """The mixer of a layer: attention, a recurrent state, both, attention to a clip, or None."""
     attention = recurrence = None
     if layer in spec.cross_layers:
         return CrossAttention(spec, layer, dtype=dtype, rngs=rngs)
@@ -216,7 +238,7 @@ class Decoder(nnx.Module):
     ) -> jax.Array:  # [T, D], after the norm of its own
         """Hidden states whose `logits` are of the token after each of these, by the layer behind the last, or a later.
 
-        depth: which of them; a later one is given what the one before it gave, and tokens one further on. The KV of a
+        depth: of the layer; a later one is given the output of the layer before, and tokens one further on. The KV of a
         hidden state are of its token and the next one.
         """
         run = context.run or _one_by_one(self.spec, context)

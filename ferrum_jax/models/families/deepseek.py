@@ -1,11 +1,12 @@
-"""DeepseekV2ForCausalLM, DeepseekV3ForCausalLM (V3, R1, Kimi-K2), DeepseekV32ForCausalLM (V3.2).
+"""DeepseekV2ForCausalLM, DeepseekV3ForCausalLM (V3, R1, Kimi-K2), DeepseekV32ForCausalLM (V3.2), and
+KimiK25ForConditionalGeneration, whose text part is a V3.
 
 Latent attention, and experts behind the first layers: of the best groups, the best experts, and one that all tokens go
 to. V2 scores them by softmax and groups by their best expert; V3 by sigmoid and a correction, groups by their best two.
 YaRN's mscale is a factor of the logits besides. Layers behind the last predict one token
 more, for drafts. V3.2 is V3 with an indexer in each layer, whose pairs that turn are halves.
 Source: DeepSeek-AI 2024 (DeepSeek-V2, section 2; DeepSeek-V3, sections 2.1 and 2.2), 2025 (DeepSeek-V3.2, section 2.1);
-keys as in Hugging Face's configs.
+Moonshot AI 2026 (Kimi K2.5); keys as in Hugging Face's configs.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from ferrum_jax.models.families.family import ONE_TOKEN, Family
 from ferrum_jax.models.families.mtp import MtpLayers, copies_in_layers, rules_in_layers
 from ferrum_jax.models.families.plain import sparse_layers, spec_from
 from ferrum_jax.models.families.rope_reader import mapping, rope_from
+from ferrum_jax.models.families.text_part import text_part_of
 from ferrum_jax.models.spec import AttentionSpec, ExpertsSpec, IndexerSpec, LatentSpec, ModelSpec, RopeSpec
 
 LATENT = (
@@ -29,10 +31,16 @@ LATENT = (
     "[on XLA](../decisions/0092-latents-on-hopper.md); on TPUs prompts too have a kernel"
 )
 LEFT_TO_XLA = "../decisions/0106-more-shapes-on-tpus.md"
-
 CHOSEN = (
     "latent attention to keys that an indexer chooses: on TPUs kernels decode, prompts beyond those keys are "
     f"[on XLA]({LEFT_TO_XLA})"
+)
+
+# Keys of Kimi-K2.5 that concern images and videos alone.
+_OF_IMAGES = (
+    *("vision_config", "projection_hidden_size", "projection_layer_norm_eps", "image_token_id", "video_token_id"),
+    *("vision_start_token_id", "vision_end_token_id", "media_placeholder_token_id", "ignore_index"),
+    *("use_unified_vision_chunk", "video_placeholder"),
 )
 
 
@@ -110,7 +118,7 @@ def latent_attention_from(reader: ConfigReader, *, rope: RopeSpec | None = None,
 
 
 def _mscale(reader: ConfigReader) -> float:
-    """What YaRN multiplies q and k by, each, beyond cos and sin."""
+    """YaRN's factor of q and of k, beside that of cos and sin."""
     values = mapping(reader, "rope_scaling") or mapping(reader, "rope_parameters")
     scale, factor = values.get("mscale_all_dim") or 0.0, values.get("factor") or 1.0
     return 0.1 * scale * math.log(factor) + 1.0 if scale and factor > 1 else 1.0
@@ -225,3 +233,9 @@ FAMILIES = {
         notes=f"{CHOSEN}; {ONE_TOKEN}",
     ),
 }
+FAMILIES["KimiK25ForConditionalGeneration"] = text_part_of(
+    FAMILIES["DeepseekV3ForCausalLM"],
+    _OF_IMAGES,
+    models="Kimi-K2.5",
+    notes=f"its text part; images are refused; {LATENT}",
+)

@@ -68,7 +68,7 @@ def _kinds(reader: ConfigReader) -> list[str]:
 
 
 def _attention(reader: ConfigReader) -> tuple[AttentionSpec, AttentionSpec]:
-    """That of layers with an indexer, and that of those with a window."""
+    """Attention of layers with an indexer, and of layers with a window."""
     turning, width = reader.get("qk_rope_head_dim", 64), reader.get("index_head_dim", 128)
     if turning > width:
         raise ValueError(f"qk_rope_head_dim is {turning} and index_head_dim {width}; the former must fit into it")
@@ -131,7 +131,7 @@ def _with_one_spelling(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _of_windowed(by_layer: Any, config: Mapping[str, Any]) -> dict[str, Any]:
-    """What per_layer_config says of each layer with a window, and the config of all."""
+    """Sizes of attention in layers with a window, of per_layer_config and of the config."""
     kinds = config.get("layer_types")
     windowed = [
         i for i, kind in enumerate(kinds if isinstance(kinds, list | tuple) else ()) if kind == "sliding_attention"

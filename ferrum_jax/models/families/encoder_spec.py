@@ -1,22 +1,78 @@
-"""EncoderSpec: what every encoder says of itself, whatever its layers are."""
+"""The spec that all encoders share, and the labels of classifiers."""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
-from ferrum_jax.models.families.labels import Labels
+import numpy as np
+
 from ferrum_jax.models.spec.digest_text import encoder_text
 
+MOST_LABELS = 1 << 16
+ACTIVATIONS = ("softmax", "sigmoid", "identity")
+_BY_PROBLEM = {
+    "single_label_classification": "softmax",
+    "multi_label_classification": "sigmoid",
+    "regression": "identity",
+}
 SCORERS = ("sigmoid", "identity")
+
+
+@dataclasses.dataclass(frozen=True)
+class Labels:
+    """names: of the classes, in the order of the logits. activation: what makes of these logits probabilities."""
+
+    names: tuple[str, ...]
+    activation: str
+
+    def probabilities(self, logits: np.ndarray) -> np.ndarray:  # [n] -> [n] float32
+        wide = logits.astype(np.float64)
+        if self.activation == "sigmoid":
+            wide = 0.5 * (1 + np.tanh(0.5 * wide))
+        elif self.activation == "softmax":
+            powers = np.exp(wide - wide.max())
+            wide = powers / powers.sum()
+        return wide.astype(np.float32)
+
+
+def labels_of(config: Mapping[str, Any]) -> Labels:
+    """The labels of a config.json, which are LABEL_0, LABEL_1 and so on where it does not name them.
+
+    Probabilities are by its problem_type; without one, of several labels together, and of a single one by itself.
+    Raises ValueError for what is none.
+    """
+    named, count = config.get("id2label"), config.get("num_labels", 2)
+    if named is None:
+        if type(count) is not int or not 1 <= count <= MOST_LABELS:
+            raise ValueError(f"num_labels is {str(count)[:100]}; it must be between 1 and {MOST_LABELS:,}")
+        names = tuple(f"LABEL_{index}" for index in range(count))
+    else:
+        names = _names(named)
+    problem = config.get("problem_type")
+    if problem is not None and problem not in _BY_PROBLEM:
+        raise ValueError(f"problem_type is {str(problem)[:100]!r}; supported are {sorted(_BY_PROBLEM)}")
+    activation = _BY_PROBLEM[problem] if problem else "softmax"
+    return Labels(names, "sigmoid" if activation == "softmax" and len(names) == 1 else activation)
+
+
+def _names(named: object) -> tuple[str, ...]:
+    if not isinstance(named, Mapping) or not 1 <= len(named) <= MOST_LABELS:
+        raise ValueError(f"id2label is {str(named)[:100]}; it must name 1 to {MOST_LABELS:,} labels by their number")
+    by_number = {str(number): name for number, name in named.items()}
+    names = [by_number.get(str(index)) for index in range(len(named))]
+    if not all(isinstance(name, str) for name in names):
+        raise ValueError(f"id2label is {str(named)[:100]}; it must have a text for each of 0 to {len(named) - 1}")
+    return tuple(map(str, names))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EncoderSpec:
-    """What decides an encoder's vectors, or its scores.
+    """The facts that decide an encoder's vectors or scores.
 
-    max_position_embeddings: most tokens of a text. labels: of one that classifies; None of one that makes vectors.
-    scorer: of a cross-encoder, what is taken of its one logit, "sigmoid" or "identity"; "" of any other.
+    max_position_embeddings: most tokens of a text. labels: of a classifier; None where vectors are made. scorer: a
+    cross-encoder's activation of its one logit, "sigmoid" or "identity"; else "".
     """
 
     architecture: str

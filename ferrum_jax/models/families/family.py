@@ -1,4 +1,4 @@
-"""What a family's file declares of each architecture: how its config.json is read and its model built."""
+"""A family's declaration of each architecture: how its config.json is read and its model built."""
 
 from __future__ import annotations
 
@@ -78,5 +78,5 @@ class EncoderFamily:
 
 
 def with_unserved(*patterns: str) -> Callable[[ModelSpec], tuple[str, ...]]:
-    """What a decoder may leave over, and tensors of parts that are not served, such as more than one next token."""
+    """The tensors that a decoder may leave over, and those of unserved parts, such as more than one next token."""
     return lambda spec: (*tensors.harmless_tensors(spec), *(() if spec.num_mtp_layers else patterns))

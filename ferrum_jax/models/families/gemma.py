@@ -59,7 +59,7 @@ def _spec(
     local_rope: RopeSpec | None = None,
     **family: Any,
 ) -> ModelSpec:
-    """What the families read alike.
+    """The spec with the keys that all Gemma families share.
 
     full_every: where layer_types is absent, one layer in this many attends to all. local_rope: of layers with a window.
     """

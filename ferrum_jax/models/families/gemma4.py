@@ -118,7 +118,7 @@ def _attention(reader: ConfigReader, full_layers: Sequence[int]) -> tuple[Attent
 
 
 def _heads_of_full(reader: ConfigReader, full_layers: Sequence[int]) -> dict[str, int]:
-    """What per_layer_config says of full layers, all alike: the newer spelling of their heads."""
+    """Heads of full layers, all alike, as per_layer_config spells them in newer files."""
     by_layer = mapping(reader, "per_layer_config")
     if not by_layer:
         return {}
@@ -182,7 +182,7 @@ def _expert_rules(spec: ModelSpec) -> tuple[Rule, ...]:
 
 
 def _input_rules(spec: ModelSpec) -> tuple[Rule, ...]:
-    """What makes the inputs of layers, and what each does with its own."""
+    """Weights that make the layers' inputs, and each layer's weights for its own."""
     if spec.layer_inputs is None:
         return ()
     of_model = {

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +23,7 @@ from flax import nnx
 from checkpoints.rules import Rule
 from ferrum_jax.models.families import tensors
 from ferrum_jax.models.families.bounds import shown
-from ferrum_jax.models.families.config_reader import ConfigReader
+from ferrum_jax.models.families.config_reader import part_reader
 from ferrum_jax.models.families.gemma4_vision import BOUNDS, ClippedLinear, norm_of_tower
 from ferrum_jax.models.families.qwen3_asr import HalvingConvolution, sines
 from ferrum_jax.models.families.whisper import PREFIX
@@ -185,7 +184,7 @@ class ConformerEncoder(nnx.Module):
         return found.reshape(-1, found.shape[-1])[:T]
 
     def _start(self, frames: jax.Array, segments: jax.Array) -> jax.Array:  # [4 + 4t, mels], [4 + 4t] -> [t, D]
-        """What is no clip's is silent for the second convolution too."""
+        """Frames outside of clips are silent for the second convolution too."""
         x = frames[None, None]
         for convolution, norm in zip(self.convolutions, self.convolution_norms, strict=True):
             x = jnp.where((segments > 0)[None, None, :, None], x, 0)
@@ -210,9 +209,7 @@ def _with_end(x: jax.Array, count: int) -> jax.Array:  # [tiles, t, ...] -> [til
 
 def sound_spec_from(config: object, width: int) -> SoundSpec:
     """SoundSpec of an `audio_config`. width: of the text model. Raises ValueError naming what is not understood."""
-    if not isinstance(config, Mapping):
-        raise ValueError(f"audio_config is {shown(config)}; it must be an object")
-    reader = ConfigReader(config)
+    reader = part_reader(config, "audio_config")
     reader.only(rms_norm_eps=_EPS, conv_kernel_size=_TAPS, residual_weight=0.5, gradient_clipping=_LARGEST)
     reader.only(attention_chunk_size=_WINDOW, attention_context_left=_WINDOW + 1, attention_context_right=0)
     reader.only(attention_logit_cap=_CAP, attention_invalid_logits_value=-1e9)

@@ -13,8 +13,6 @@ Source: Gemma Team 2026 (Gemma 4).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -23,7 +21,7 @@ from flax import nnx
 from checkpoints.rules import Rule
 from ferrum_jax.models.families import tensors
 from ferrum_jax.models.families.bounds import shown
-from ferrum_jax.models.families.config_reader import ConfigReader
+from ferrum_jax.models.families.config_reader import ConfigReader, part_reader
 from ferrum_jax.models.families.vision_tower import PREFIX, ImagePatches
 from ferrum_jax.models.layers.linear import Linear
 from ferrum_jax.models.layers.mlp import activation_of
@@ -144,9 +142,7 @@ def vision_spec_from(config: object, width: int, *, windows_see_whole: bool) -> 
 
     Raises ValueError naming what is missing or not understood.
     """
-    if not isinstance(config, Mapping):
-        raise ValueError(f"vision_config is {shown(config)}; it must be an object")
-    reader = ConfigReader(config)
+    reader = part_reader(config, "vision_config")
     rope = ConfigReader(reader.get("rope_parameters", {}))
     reader.only(rms_norm_eps=_EPS, attention_bias=False)
     if rope.get("rope_type", "axial") not in ("axial", "default"):  # the older spelling of the same

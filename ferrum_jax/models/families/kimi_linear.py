@@ -67,7 +67,7 @@ def _spec(reader: ConfigReader) -> ModelSpec:
 
 
 def _kinds(own: ConfigReader, num_layers: int) -> list[str]:
-    """What each layer is, by the two lists that count from one; without them every fourth layer attends."""
+    """The kind of each layer, by two lists that count from one; without them every fourth layer attends."""
     attending, recurrent = own.get("full_attn_layers", []), own.get("kda_layers", [])
     both = [*attending, *recurrent]
     if not both:

@@ -47,7 +47,7 @@ def _spec(reader: ConfigReader) -> ModelSpec:
 
 
 def _attention(reader: ConfigReader) -> tuple[AttentionSpec, AttentionSpec]:
-    """That of layers that attend to all, and that of those with a window."""
+    """Attention of layers that attend to all, and of layers with a window."""
     rope, near_rope = ropes_by_kind(reader, local_theta=1e4, default_partial=_TURNING, local_partial=_TURNING)
     far = attention_from(
         reader,

@@ -19,7 +19,7 @@ from ferrum_jax.models.families.text_part import IMAGES, in_language_model, seei
 from ferrum_jax.models.spec import ModelSpec, RopeSpec, Temperature
 
 # Keys of Mistral3ForConditionalGeneration that concern images alone; those that its tower needs are read for it.
-_OF_IMAGES = (
+OF_IMAGES = (
     *("vision_config", "image_token_index", "image_token_id", "multimodal_projector_bias", "projector_hidden_act"),
     *("spatial_merge_size", "vision_feature_layer"),
 )
@@ -65,7 +65,7 @@ def _text(reader: ConfigReader) -> ModelSpec:
 
 def _whole(reader: ConfigReader) -> ModelSpec:
     """A Mistral 3 that sees images; without a `vision_config` its text part alone."""
-    return pixtral.with_tower(text_part_from(reader, _OF_IMAGES, _EITHER, may_tie=True), reader.config)
+    return pixtral.with_tower(text_part_from(reader, OF_IMAGES, _EITHER, may_tie=True), reader.config)
 
 
 _MINISTRAL3 = Family(

@@ -18,15 +18,12 @@ from ferrum_jax.models.families.bounds import shown
 from ferrum_jax.models.families.config_reader import ConfigReader
 from ferrum_jax.models.families.family import ONE_TOKEN, Family
 from ferrum_jax.models.families.glm5 import shared_from
+from ferrum_jax.models.families.ministral3 import OF_IMAGES
 from ferrum_jax.models.families.plain import layers_that_turn, layers_where, spec_from
 from ferrum_jax.models.families.rope_reader import mapping, rope_from
 from ferrum_jax.models.families.text_part import text_part_from
 from ferrum_jax.models.spec import AttentionSpec, CacheGroup, ModelSpec
 
-_OF_IMAGES = (
-    *("vision_config", "image_token_index", "image_token_id", "multimodal_projector_bias", "projector_hidden_act"),
-    *("spatial_merge_size", "vision_feature_layer"),
-)
 _ROPE = {
     "rope_type": "yarn",
     "rope_theta": 10000.0,
@@ -82,7 +79,7 @@ def _spec(reader: ConfigReader) -> ModelSpec:
 
 
 def _attention(reader: ConfigReader) -> AttentionSpec:
-    """That of a layer that knows positions and has an indexer."""
+    """Attention of a layer that knows positions and has an indexer."""
     said = mapping(reader, "rope_parameters") or _ROPE
     rope = rope_from(ConfigReader({"rope_parameters": said}), reader.require("max_position_embeddings"))
     own = deepseek.latent_attention_from(
@@ -197,7 +194,7 @@ FAMILIES = {
     "MistralLarge4TextForCausalLM": _TEXT,
     "MistralLarge4ForConditionalGeneration": dataclasses.replace(
         _TEXT,
-        read=lambda reader: text_part_from(reader, _OF_IMAGES, _TEXT),
+        read=lambda reader: text_part_from(reader, OF_IMAGES, _TEXT),
         defaults={},
         models="Mistral Large 4",
         notes=f"its text part; images are refused; {_NOTES}",

@@ -39,7 +39,7 @@ _ABOVE = {
 
 
 class MtpEnds(nnx.Module):
-    """What stands before and behind a layer that predicts one token more. join [D, 2 D], whole on every device."""
+    """Norms and the join around a layer that predicts one token more. join [D, 2 D], whole on every device."""
 
     def __init__(self, spec: ModelSpec, *, dtype: jnp.dtype, rngs: nnx.Rngs | None) -> None:
         D = spec.hidden_size
@@ -49,7 +49,7 @@ class MtpEnds(nnx.Module):
         self.norm = norm_of(spec.norm, D, dtype=dtype)
 
     def __call__(self, embedded: jax.Array, hidden: jax.Array) -> jax.Array:  # [T, D], [T, D] -> [T, D]
-        """What the layer is given."""
+        """The layer's input."""
         return self.join(jnp.concatenate((self.embed_norm(embedded), self.hidden_norm(hidden)), axis=-1))
 
 

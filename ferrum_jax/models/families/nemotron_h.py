@@ -69,7 +69,7 @@ def _with_number_of_layers(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _kinds(reader: ConfigReader) -> list[str]:
-    """What each layer is, said by name or by letter."""
+    """The kind of each layer, given by name or by letter."""
     pattern = reader.get("hybrid_override_pattern", "")
     if any(letter not in _LETTERS for letter in pattern):
         raise ValueError(f"hybrid_override_pattern is {shown(pattern, repr)}; its letters are {''.join(_LETTERS)}")

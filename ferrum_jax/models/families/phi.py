@@ -1,10 +1,13 @@
-"""Phi3ForCausalLM: Phi-3, Phi-3.5 and Phi-4. Llama's decoder with fused projections, and long contexts by longrope.
+"""Phi3ForCausalLM (Phi-3 to Phi-4) and PhimoeForCausalLM (Phi-3.5-MoE): Llama's decoder, and long contexts by longrope.
 
 longrope divides frequencies by one list of factors in contexts up to the original length and by another in longer
 ones. The reference implementation changes lists when a sequence outgrows the original length, and computes all of
 it anew. Keys in a cache cannot follow, so an engine takes one list for its life: the long one if max_model_len is
 beyond the original length (`ModelSpec.fitted`).
-Source: Abdin et al. 2024 (Phi-3); Ding et al. 2024 (LongRoPE); keys as in Hugging Face's Phi3Config.
+Phi-3's projections are fused. Phi-3.5-MoE has LayerNorms, biases, the head's too, experts that are weighed among their
+rivals, and one mscale for cos and sin.
+Source: Abdin et al. 2024 (Phi-3); Ding et al. 2024 (LongRoPE); Liu et al. 2024 (GRIN);
+keys as in Hugging Face's Phi3Config and PhimoeConfig, and as published.
 """
 
 from __future__ import annotations
@@ -15,9 +18,10 @@ from typing import Any
 
 from checkpoints.rules import Rule, TensorSlice
 from ferrum_jax.models.families import tensors
+from ferrum_jax.models.families.bounds import shown
 from ferrum_jax.models.families.config_reader import ConfigReader, window_within
 from ferrum_jax.models.families.family import Family
-from ferrum_jax.models.families.plain import all_windowed, spec_from
+from ferrum_jax.models.families.plain import all_windowed, attention_from, experts_from, norm_from, spec_from
 from ferrum_jax.models.spec import ModelSpec
 
 LONGROPE = "longrope's factors follow `max_model_len`"
@@ -64,6 +68,34 @@ def _rules(spec: ModelSpec) -> tuple[Rule, ...]:
     )
 
 
+def _moe(reader: ConfigReader) -> ModelSpec:
+    reader.only(num_experts_per_tok=2)
+    reader.leave("input_jitter_noise", "hidden_dropout")  # of training
+    within = 2 * reader.get("router_jitter_noise", 0.01)
+    return spec_from(
+        reader,
+        attention=attention_from(reader, biases="attention_bias"),
+        experts=experts_from(reader, reader.get("num_local_experts", 16), rivals_within=within),
+        norm=norm_from(reader, kind="layer", bias=True),
+        head_bias=reader.flag("lm_head_bias"),
+        cache_groups=all_windowed(reader, window_within(reader)),
+    )
+
+
+def _moe_rope(rope: dict[str, Any], original: int) -> Mapping[str, Any]:
+    """The original length and the factor of cos and sin are longrope's own keys."""
+    kind = rope.pop("type", "default")
+    if rope.setdefault("rope_type", kind) != "longrope":
+        return rope
+    short, long = rope.pop("short_mscale", None), rope.pop("long_mscale", None)
+    if short is None or short != long:
+        raise ValueError(
+            f"short_mscale is {shown(short)} and long_mscale {shown(long)} of the rope; they must be one "
+            "number, for keys in a cache cannot follow a change from one to the other"
+        )
+    return {"original_max_position_embeddings": original} | rope | {"attention_factor": short}
+
+
 FAMILIES = {
     "Phi3ForCausalLM": Family(
         read=_spec,
@@ -72,5 +104,14 @@ FAMILIES = {
         weight_rules=_rules,
         models="Phi-3, Phi-3.5, Phi-4, Phi-4-mini",
         notes=LONGROPE,
-    )
+    ),
+    "PhimoeForCausalLM": Family(
+        read=_moe,
+        defaults={"max_position_embeddings": 131072, "rope_theta": 1e6, "rms_norm_eps": 1e-5},
+        respell=functools.partial(with_ropes, respell=_moe_rope),
+        weight_rules=functools.partial(tensors.weight_rules, experts=tensors.MIXTRALS_EXPERTS),
+        also=("PhiMoEForCausalLM",),
+        models="Phi-3.5-MoE",
+        notes=LONGROPE,
+    ),
 }

@@ -25,11 +25,12 @@ from ferrum_jax.models.families import tensors
 from ferrum_jax.models.families.bounds import shown
 from ferrum_jax.models.families.config_reader import ConfigReader, axial_tower_readers
 from ferrum_jax.models.families.vision_tower import PREFIX, ImagePatches, PatchProjection
+from ferrum_jax.models.layers.bidirectional_layer import heads_first, in_real_tiles
 from ferrum_jax.models.layers.linear import Linear
 from ferrum_jax.models.layers.mlp import activation_of
 from ferrum_jax.models.layers.norm import RMSNorm
 from ferrum_jax.models.layers.rope import rotate
-from ferrum_jax.models.layers.segment_attention import attention_of_tiles, in_tiles, map_tiles, num_real_tiles, tile_of
+from ferrum_jax.models.layers.segment_attention import in_tiles, map_tiles, num_real_tiles, tile_of
 from ferrum_jax.models.spec import ModelSpec, VisionSpec
 
 EPS = 1e-5
@@ -59,14 +60,12 @@ class GatedTowerLayer(nnx.Module):
         sin: jax.Array,  # [tiles, t, 1, H/2]
         segments: jax.Array,  # [tiles, t]
     ) -> jax.Array:  # [tiles, t, D]
-        count = num_real_tiles(segments)
-        q, k, v = map_tiles(self._heads, count, x, cos, sin)
-        return map_tiles(self._mixed, count, x, attention_of_tiles(q, k, v, segments))
+        return in_real_tiles(self._heads, self._mixed, x, segments, cos, sin)
 
     def _heads(self, x: jax.Array, cos: jax.Array, sin: jax.Array) -> tuple[jax.Array, ...]:  # q, k, v [N, t, H]
         normed = self.attention_norm(x)
         q, k, v = (part(normed).reshape(len(x), self.num_heads, -1) for part in (self.q, self.k, self.v))
-        return tuple(jnp.swapaxes(a, 0, 1) for a in (rotate(q, cos, sin), rotate(k, cos, sin), v))
+        return heads_first((rotate(q, cos, sin), rotate(k, cos, sin), v))
 
     def _mixed(self, x: jax.Array, attended: jax.Array) -> jax.Array:  # [t, D], [t, N, H] -> [t, D]
         x = x + self.o(attended.reshape(x.shape))
@@ -81,7 +80,7 @@ def through_layers(
     layers: Iterable[Callable[..., jax.Array]],
     end: Callable[[jax.Array], jax.Array],
 ) -> jax.Array:  # [T / per_token, out]
-    """What a tower gives of patches, tile by tile: start gives x, cos and sin, and end merges per_token neighbours."""
+    """A tower's output, tile by tile: start gives x, cos and sin, and end merges per_token neighbours."""
     T = len(patches.segments)
     tile = tile_of(T, per_token)  # what is merged lies in one tile
     tiles = jax.tree.map(lambda x: in_tiles(x, tile), patches)

@@ -1,6 +1,6 @@
-"""What the config.json of most decoders says alike, so that a family's file holds only what is its own.
+"""Keys that most decoders' config.json share, so that a family's file holds only its own.
 
-A family calls `spec_from` with what differs: its keyword arguments take the place of what is read here.
+A family calls `spec_from` with keyword arguments, which take the place of the values that are read here.
 """
 
 from __future__ import annotations

@@ -1,8 +1,11 @@
-"""Qwen3.5 and Qwen3.6, dense and of experts: Qwen3-Next's decoder, with a projection for each part of a Gated DeltaNet.
+"""Qwen3-Next, Qwen3.5 and Qwen3.6, dense and of experts: decoders in which most layers have a Gated DeltaNet.
 
-Their folders hold models that see images: Qwen3-VL's tower without deepstack, and its rotary positions. A text model
-that was trained on has neither. A layer predicts one token more, for drafts.
-Source: the model cards of Qwen3.5 (Qwen, 2026); keys as in Hugging Face's Qwen3_5TextConfig, Qwen3_5MoeTextConfig.
+Attention has an output gate and turns a quarter of each head; layers with experts have one more that every token goes
+to, behind a gate. Norms are 1 + w, but for the one inside the Gated DeltaNet. A layer predicts one token more, for
+drafts. Qwen3.5 has a projection for each part of a Gated DeltaNet. Its folders hold models that see images: Qwen3-VL's
+tower without deepstack, and its rotary positions. A text model that was trained on has neither.
+Source: the model cards of Qwen3-Next-80B-A3B (Qwen, 2025) and Qwen3.5 (Qwen, 2026); keys as in Hugging Face's
+Qwen3NextConfig, Qwen3_5TextConfig and Qwen3_5MoeTextConfig.
 """
 
 from __future__ import annotations
@@ -13,23 +16,84 @@ from collections.abc import Mapping
 from typing import Any
 
 from checkpoints.rules import Rule, TensorSlice
-from ferrum_jax.models.families import qwen3_next, tensors
+from ferrum_jax.models.families import tensors
 from ferrum_jax.models.families.config_reader import ConfigReader
-from ferrum_jax.models.families.family import ONE_TOKEN, Family, with_unserved
+from ferrum_jax.models.families.family import IN_KERNELS, ONE_TOKEN, Family, with_unserved
 from ferrum_jax.models.families.mtp import MtpLayers, rules_above
-from ferrum_jax.models.families.plain import experts_from, mlp_from
+from ferrum_jax.models.families.plain import attention_from, experts_from, hybrid_groups, mlp_from, norm_from, spec_from
+from ferrum_jax.models.families.qwen import experts_of
 from ferrum_jax.models.families.qwen3_vl import with_sections, with_tower
 from ferrum_jax.models.families.rope_reader import mapping
 from ferrum_jax.models.families.text_part import seeing, text_part_from
 from ferrum_jax.models.families.vision_tower import tower_rules
-from ferrum_jax.models.spec import GatedDeltaSpec, ModelSpec
+from ferrum_jax.models.spec import GatedDeltaSpec, ModelSpec, QkNorm
 
+# What Gated DeltaNets of all projections have, ours by the checkpoint's name.
+_RECURRENT = {
+    "conv1d.weight": "conv",
+    "A_log": "a_log",
+    "dt_bias": "dt_bias",
+    "norm.weight": "norm.weight",
+    "out_proj.weight": "o.weight",
+}
+_NEXT_DEFAULTS = {
+    "max_position_embeddings": 32768,
+    "head_dim": 256,
+    "partial_rotary_factor": 0.25,
+    "moe_intermediate_size": 512,
+    "norm_topk_prob": True,
+}
 _TOWER = "model.visual."
 _SECTIONS = ("mrope_section", "mrope_interleaved")
 _OF_IMAGES = (
     *("vision_config", "image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id"),
     "language_model_only",
 )
+_DEFAULTS = {key: _NEXT_DEFAULTS[key] for key in ("max_position_embeddings", "head_dim", "partial_rotary_factor")}
+
+
+def _next(reader: ConfigReader) -> ModelSpec:
+    if reader.flag("use_sliding_window"):
+        raise ValueError("use_sliding_window is true; this architecture has no layers with a window")
+    shared = reader.get("shared_expert_intermediate_size", 512)
+    experts = experts_of(reader, other_count="", shared_intermediate_size=shared)
+    return _hybrid(reader, experts=experts, recurrence=_recurrence(reader))
+
+
+def _hybrid(reader: ConfigReader, **family: Any) -> ModelSpec:
+    """Gated attention in the last of every full_attention_interval layers, if layer_types does not say otherwise."""
+    layers = range(reader.require("num_hidden_layers"))
+    interval = reader.get("full_attention_interval", 4)
+    kinds = ["linear_attention" if (i + 1) % interval else "full_attention" for i in layers]
+    return spec_from(
+        reader,
+        attention=attention_from(reader, biases="attention_bias", gate=True, qk_norm=QkNorm()),
+        norm=norm_from(reader, zero_centred=True),
+        cache_groups=hybrid_groups(reader.get("layer_types", kinds), len(layers)),
+        **family,
+    )
+
+
+def _recurrence(reader: ConfigReader, **family: Any) -> GatedDeltaSpec:
+    """The sizes of Gated DeltaNets."""
+    return GatedDeltaSpec(
+        num_key_heads=reader.get("linear_num_key_heads", 16),
+        num_value_heads=reader.get("linear_num_value_heads", 32),
+        key_head_dim=reader.get("linear_key_head_dim", 128),
+        value_head_dim=reader.get("linear_value_head_dim", 128),
+        conv_kernel_dim=reader.get("linear_conv_kernel_dim", 4),
+        **family,
+    )
+
+
+def _next_rules(spec: ModelSpec) -> tuple[Rule, ...]:
+    names = _RECURRENT | {"in_proj_qkvz.weight": "qkvz.weight", "in_proj_ba.weight": "ba.weight"}
+    return rules_above((*tensors.weight_rules(spec), *_recurrent_rules(spec, names)), spec)
+
+
+def _recurrent_rules(spec: ModelSpec, names: Mapping[str, str]) -> tuple[Rule, ...]:
+    """Tensors of Gated DeltaNets that are parameters as they are. names: ours by theirs."""
+    return tensors.named_rules("model.layers.{i}.linear_attn.", "layers.{i}.attention.", names, spec.state_layers)
 
 
 def _without_sections(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -42,8 +106,8 @@ def _spec(reader: ConfigReader, **family: Any) -> ModelSpec:
     reader.only(attn_output_gate=True, output_gate_type="swish", mamba_ssm_dtype="float32")
     # layers that predict one token more are counted by `Family.mtp`; no layer of this family is dense
     reader.leave("mtp_num_hidden_layers", "mtp_use_dedicated_embeddings", "mlp_only_layers")
-    recurrence = qwen3_next.recurrence_from(reader, grouped=False)
-    return qwen3_next.hybrid_spec(reader, recurrence=recurrence, **family)
+    recurrence = _recurrence(reader, grouped=False)
+    return _hybrid(reader, recurrence=recurrence, **family)
 
 
 def _moe(reader: ConfigReader) -> ModelSpec:
@@ -78,7 +142,7 @@ def _rules(spec: ModelSpec) -> tuple[Rule, ...]:
     alone = {f"in_proj_{part}.weight": f"{part}_heads.weight" for part in "zba"}
     rules = (
         *tensors.joined(tensors.weight_rules(spec), spec),
-        *qwen3_next.recurrent_rules(spec, qwen3_next.RECURRENT | alone),
+        *_recurrent_rules(spec, _RECURRENT | alone),
         *tensors.parts_per_layer("linear_attn.in_proj_qkv.weight", "attention.{part}_heads.weight", layers, parts),
     )
     return rules_above(rules, spec)
@@ -95,7 +159,6 @@ def _seeing(text: Family) -> Family:
     )
 
 
-_DEFAULTS = {key: qwen3_next.DEFAULTS[key] for key in ("max_position_embeddings", "head_dim", "partial_rotary_factor")}
 _DENSE = Family(
     read=_spec,
     defaults=_DEFAULTS | {"num_key_value_heads": 4},
@@ -113,6 +176,15 @@ _EXPERTS = dataclasses.replace(
     models="Qwen3.5, Qwen3.6 with experts, text saved alone",
 )
 FAMILIES = {
+    "Qwen3NextForCausalLM": Family(
+        read=_next,
+        defaults=_NEXT_DEFAULTS | {"num_key_value_heads": 2, "num_experts": 512, "num_experts_per_tok": 10},
+        weight_rules=_next_rules,
+        harmless=with_unserved("mtp.*"),
+        mtp=MtpLayers(default=1, most=1),  # whose published config counts none
+        models="Qwen3-Next",
+        notes=f"Gated DeltaNet layers, {IN_KERNELS}; {ONE_TOKEN}",
+    ),
     "Qwen3_5ForCausalLM": _DENSE,
     "Qwen3_5ForConditionalGeneration": _seeing(_DENSE),
     "Qwen3_5MoeForCausalLM": _EXPERTS,

@@ -23,15 +23,15 @@ from flax import nnx
 from checkpoints.rules import Rule, in_thinker
 from ferrum_jax.io.ints import ceil_div
 from ferrum_jax.models.families import qwen, tensors
-from ferrum_jax.models.families.bounds import shown
-from ferrum_jax.models.families.config_reader import ConfigReader
+from ferrum_jax.models.families.config_reader import ConfigReader, part_reader
 from ferrum_jax.models.families.family import Family
 from ferrum_jax.models.families.text_part import beside_a_tower, text_part_from
 from ferrum_jax.models.families.whisper import PREFIX
+from ferrum_jax.models.layers.bidirectional_layer import BidirectionalLayer, heads_first, in_real_tiles
 from ferrum_jax.models.layers.linear import Linear
 from ferrum_jax.models.layers.mlp import activation_of
 from ferrum_jax.models.layers.norm import LayerNorm
-from ferrum_jax.models.layers.segment_attention import attention_of_tiles, in_tiles, map_tiles, num_real_tiles, tile_of
+from ferrum_jax.models.layers.segment_attention import in_tiles, map_tiles, num_real_tiles, tile_of
 from ferrum_jax.models.spec import ModelSpec, SoundSpec
 
 _EPS = 1e-5
@@ -64,35 +64,11 @@ class HalvingConvolution(nnx.Module):
         return y.astype(weight.dtype)
 
 
-class AudioLayer(nnx.Module):
-    """Attention both ways and an MLP, each before a residual; all of its products have a bias."""
-
-    def __init__(self, spec: SoundSpec, *, dtype: jnp.dtype) -> None:
-        D = spec.hidden_size
-        self.num_heads = spec.num_heads
-        self.act = activation_of(spec.hidden_act)
-        self.attention_norm = LayerNorm(D, eps=_EPS, dtype=dtype)
-        self.q = Linear(D, D, bias=True, dtype=dtype, rngs=None)
-        self.k = Linear(D, D, bias=True, dtype=dtype, rngs=None)
-        self.v = Linear(D, D, bias=True, dtype=dtype, rngs=None)
-        self.o = Linear(D, D, bias=True, dtype=dtype, rngs=None)
-        self.mlp_norm = LayerNorm(D, eps=_EPS, dtype=dtype)
-        self.up = Linear(D, spec.intermediate_size, bias=True, dtype=dtype, rngs=None)
-        self.down = Linear(spec.intermediate_size, D, bias=True, dtype=dtype, rngs=None)
+class AudioLayer(BidirectionalLayer):
+    """A layer whose positions attend to those of their window."""
 
     def __call__(self, x: jax.Array, segments: jax.Array) -> jax.Array:  # [tiles, t, D], [tiles, t] -> [tiles, t, D]
-        count = num_real_tiles(segments)
-        q, k, v = map_tiles(self._heads, count, x)
-        return map_tiles(self._mixed, count, x, attention_of_tiles(q, k, v, segments))
-
-    def _heads(self, x: jax.Array) -> tuple[jax.Array, ...]:  # q, k, v [N, t, H]
-        normed = self.attention_norm(x)
-        heads = (part(normed).reshape(len(x), self.num_heads, -1) for part in (self.q, self.k, self.v))
-        return tuple(jnp.swapaxes(a, 0, 1) for a in heads)
-
-    def _mixed(self, x: jax.Array, attended: jax.Array) -> jax.Array:  # [t, D], [t, N, H] -> [t, D]
-        x = x + self.o(attended.reshape(x.shape))
-        return x + self.down(self.act(self.up(self.mlp_norm(x))))
+        return in_real_tiles(lambda x: heads_first(self.heads(x)), self.mixed, x, segments)
 
 
 class ChunkedEncoder(nnx.Module):
@@ -103,7 +79,7 @@ class ChunkedEncoder(nnx.Module):
         self.spec, self.act = spec, activation_of(spec.hidden_act)
         self.convolutions = nnx.List([HalvingConvolution(num_in, C, dtype=dtype) for num_in in (1, C, C)])
         self.convolved = Linear(C * _halved(spec.num_mels), D, dtype=dtype, rngs=None)
-        self.layers = nnx.List([AudioLayer(spec, dtype=dtype) for _ in range(spec.num_layers)])
+        self.layers = nnx.List([AudioLayer(spec, eps=_EPS, dtype=dtype) for _ in range(spec.num_layers)])
         self.norm = LayerNorm(D, eps=_EPS, dtype=dtype)
         self.up = Linear(D, D, bias=True, dtype=dtype, rngs=None)
         self.down = Linear(D, spec.out_size, bias=True, dtype=dtype, rngs=None)
@@ -139,7 +115,7 @@ class ChunkedEncoder(nnx.Module):
 
 
 def _halved(count: int) -> int:
-    """What three convolutions leave of so many mels or frames."""
+    """The number of mels or frames after three halving convolutions."""
     return ceil_div(count, 8)
 
 
@@ -178,9 +154,7 @@ def _spec(reader: ConfigReader) -> ModelSpec:
 
 def _sound_spec(config: object, width: int) -> SoundSpec:
     """SoundSpec of an `audio_config`. width: of the text model. Raises ValueError naming what is not understood."""
-    if not isinstance(config, Mapping):
-        raise ValueError(f"audio_config is {shown(config)}; it must be an object")
-    reader = ConfigReader(config)
+    reader = part_reader(config, "audio_config")
     reader.leave("dropout", "activation_dropout", "conv_chunksize", "max_source_positions", "max_position_embeddings")
     reader.leave("num_hidden_layers")
     reader.only(n_window=50, scale_embedding=False)

@@ -1,7 +1,7 @@
-"""Qwen3VLForConditionalGeneration: Qwen3's decoder, rotary positions by time, row and column, and a vision tower.
+"""Qwen3VLForConditionalGeneration, Qwen3VLMoeForConditionalGeneration: Qwen3's decoders, seeing by a vision tower.
 
-Tokens of an image have the tower's embeddings, and what deepstack adds to the outputs of the first layers. They attend
-to the past alone, as text does.
+Rotary positions turn by time, row and column. Tokens of an image have the tower's embeddings, and what deepstack adds
+to the outputs of the first layers. They attend to the past alone, as text does.
 Source: Bai et al. 2025 (Qwen3-VL); keys and defaults as in Hugging Face's configs.
 """
 
@@ -12,7 +12,8 @@ import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ferrum_jax.models.families import qwen
+from checkpoints.rules import Rule
+from ferrum_jax.models.families import qwen, tensors
 from ferrum_jax.models.families.bounds import shown
 from ferrum_jax.models.families.config_reader import ConfigReader, axial_tower_readers
 from ferrum_jax.models.families.family import Family
@@ -28,6 +29,7 @@ _OF_IMAGES = (
 _TOWER = "model.visual."
 _SECTIONS = [24, 20, 20]
 _DEEPSTACK = (8, 16, 24)
+_EXPERTS = {"num_local_experts": 60, "num_experts_per_tok": 4, "moe_intermediate_size": 1408}
 
 
 def _spec(text: Family, reader: ConfigReader) -> ModelSpec:
@@ -125,8 +127,22 @@ def over(text: Family, *, models: str, notes: str) -> Family:
     )
 
 
+def _with_experts(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The config of Qwen3's with experts, whose weights always add up to 1."""
+    return {**_EXPERTS, **config, "norm_topk_prob": True}
+
+
+def _expert_rules(spec: ModelSpec) -> tuple[Rule, ...]:
+    return tensors.joined(tensors.weight_rules(spec), spec, transposed=True)
+
+
 FAMILIES = {
     "Qwen3VLForConditionalGeneration": over(
         qwen.QWEN3, models="Qwen3-VL 2B to 32B", notes="[with images and videos](../guides/images.md)"
-    )
+    ),
+    "Qwen3VLMoeForConditionalGeneration": over(
+        dataclasses.replace(qwen.QWEN3_MOE, respell=_with_experts, weight_rules=_expert_rules),
+        models="Qwen3-VL 30B-A3B, 235B-A22B",
+        notes="[with images and videos](../guides/images.md); experts as published, `[in, out]`",
+    ),
 }

@@ -35,5 +35,5 @@ def recurrent_layer(spec: ModelSpec, layer: int, *, dtype: jnp.dtype, rngs: nnx.
 
 
 def state_arrays(spec: ModelSpec, dtype: jnp.dtype) -> Any:
-    """What a recurrent layer keeps of a row, a tree of `StateArray`; dtype: of activations."""
+    """The state of one row in a recurrent layer, a tree of `StateArray`. dtype: of activations."""
     return _KINDS[type(spec.recurrence)].state_arrays(spec, dtype)

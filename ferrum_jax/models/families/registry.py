@@ -43,15 +43,15 @@ _FAMILIES = """
     deepseek dots3
     ernie exaone4
     falcon_h1
-    gemma gemma4 glm4 glm4v glm5 gpt_oss granite granite_hybrid
+    gemma gemma4 glm4 glm4v glm5 gpt_oss granite
     hunyuan hy_v4
-    kimi kimi_linear
+    kimi_linear
     lfm2 llama llama4
-    mimo_v2_flash minimax_m2 minimax_m3 ministral3 mistral mistral4 mistral_large4 mixtral
+    mimo_v2_flash minimax_m2 minimax_m3 ministral3 mistral mistral4 mistral_large4
     nemotron nemotron_h
     olmo
-    phi phimoe
-    qwen qwen3_5 qwen3_asr qwen3_next qwen3_vl qwen3_vl_moe
+    phi
+    qwen qwen3_5 qwen3_asr qwen3_vl
     seed_oss smollm3 starcoder2
     voxtral whisper
 """.split()  # noqa: SIM905
@@ -227,7 +227,7 @@ def _abstract_tower(tower: VisionSpec | SoundSpec, dtype: jnp.dtype) -> tuple[nn
 
 
 def prefix_of(tower: VisionSpec | SoundSpec) -> str:
-    """What stands before the names of a tower's parameters among those of its model."""
+    """The prefix of a tower's parameters among those of its model."""
     return vision_tower.PREFIX if isinstance(tower, VisionSpec) else whisper.PREFIX
 
 

@@ -9,8 +9,6 @@ Source: Zhai et al. 2023 (SigLIP); Gemma Team 2025 (Gemma 3).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -18,12 +16,11 @@ from flax import nnx
 from checkpoints.rules import TOWER as _ENCODER
 from checkpoints.rules import Rule, TensorSlice
 from ferrum_jax.models.families import tensors
-from ferrum_jax.models.families.bounds import shown
-from ferrum_jax.models.families.config_reader import ConfigReader
+from ferrum_jax.models.families.config_reader import part_reader
 from ferrum_jax.models.families.vision_tower import PREFIX, ImagePatches, PatchProjection
+from ferrum_jax.models.layers.bidirectional_layer import BidirectionalLayer
 from ferrum_jax.models.layers.embedding import Embedding
 from ferrum_jax.models.layers.linear import Linear
-from ferrum_jax.models.layers.mlp import activation_of
 from ferrum_jax.models.layers.norm import LayerNorm, RMSNorm
 from ferrum_jax.models.layers.segment_attention import segment_attention
 from ferrum_jax.models.spec import VisionSpec
@@ -33,27 +30,12 @@ _PROJECTOR = "multi_modal_projector."
 HARMLESS = ("vision_tower.*head.*", "vision_tower.*position_ids")  # of SigLIP's own pooling, which nobody calls
 
 
-class SiglipLayer(nnx.Module):
-    """Attention both ways and an MLP, each before a residual; all of its products have a bias."""
-
-    def __init__(self, spec: VisionSpec, *, dtype: jnp.dtype) -> None:
-        D = spec.hidden_size
-        self.num_heads = spec.num_heads
-        self.act = activation_of(spec.hidden_act)
-        self.attention_norm = LayerNorm(D, eps=_EPS, dtype=dtype)
-        self.q = Linear(D, D, bias=True, dtype=dtype, rngs=None)
-        self.k = Linear(D, D, bias=True, dtype=dtype, rngs=None)
-        self.v = Linear(D, D, bias=True, dtype=dtype, rngs=None)
-        self.o = Linear(D, D, bias=True, dtype=dtype, rngs=None)
-        self.mlp_norm = LayerNorm(D, eps=_EPS, dtype=dtype)
-        self.up = Linear(D, spec.intermediate_size, bias=True, dtype=dtype, rngs=None)
-        self.down = Linear(spec.intermediate_size, D, bias=True, dtype=dtype, rngs=None)
+class SiglipLayer(BidirectionalLayer):
+    """A layer whose patches attend to those of their image."""
 
     def __call__(self, x: jax.Array, segments: jax.Array) -> jax.Array:  # [T, D], [T] -> [T, D]
-        normed = self.attention_norm(x)
-        q, k, v = (part(normed).reshape(len(x), self.num_heads, -1) for part in (self.q, self.k, self.v))
-        x = x + self.o(segment_attention(q, k, v, segments).reshape(x.shape))
-        return x + self.down(self.act(self.up(self.mlp_norm(x))))
+        q, k, v = self.heads(x)
+        return self.mixed(x, segment_attention(q, k, v, segments))
 
 
 class SiglipTower(nnx.Module):
@@ -64,7 +46,7 @@ class SiglipTower(nnx.Module):
         self.spec = spec
         self.convolution = PatchProjection(spec, dtype=dtype)
         self.positions = Embedding(spec.num_positions, spec.hidden_size, dtype=dtype, rngs=None)
-        self.layers = nnx.List([SiglipLayer(spec, dtype=dtype) for _ in range(spec.num_layers)])
+        self.layers = nnx.List([SiglipLayer(spec, eps=_EPS, dtype=dtype) for _ in range(spec.num_layers)])
         self.norm = LayerNorm(spec.hidden_size, eps=_EPS, dtype=dtype)
         self.pooled_norm = RMSNorm(spec.hidden_size, eps=_EPS, zero_centred=True, dtype=dtype)
         self.projection = Linear(spec.hidden_size, spec.out_size, dtype=dtype, rngs=None)
@@ -88,9 +70,7 @@ def vision_spec_from(config: object, width: int, tokens: int) -> VisionSpec:
 
     Raises ValueError naming what is missing or not understood.
     """
-    if not isinstance(config, Mapping):
-        raise ValueError(f"vision_config is {shown(config)}; it must be an object")
-    reader = ConfigReader(config)
+    reader = part_reader(config, "vision_config")
     image, patch = reader.alike("image_size", 224), reader.alike("patch_size", 16)
     reader.get("vision_use_head", True)  # which Gemma 3 never calls
     side, token_side = image // patch, round(tokens**0.5)

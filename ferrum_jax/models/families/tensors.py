@@ -225,5 +225,5 @@ def linear(source: str, target: str, layers: tuple[int, ...], bias: bool) -> tup
 
 
 def parts_of(bias: bool) -> tuple[str, ...]:
-    """What a module has."""
+    """The parameters of a linear module."""
     return WEIGHT_AND_BIAS if bias else WEIGHT

@@ -19,12 +19,12 @@ from flax import nnx
 
 from checkpoints.rules import Rule
 from ferrum_jax.models.families import tensors
+from ferrum_jax.models.layers.bidirectional_layer import BidirectionalLayer, heads_first, in_real_tiles
 from ferrum_jax.models.layers.embedding import Embedding
 from ferrum_jax.models.layers.linear import Linear
-from ferrum_jax.models.layers.mlp import activation_of
 from ferrum_jax.models.layers.norm import LayerNorm
 from ferrum_jax.models.layers.rope import rotate
-from ferrum_jax.models.layers.segment_attention import attention_of_tiles, in_tiles, map_tiles, num_real_tiles, tile_of
+from ferrum_jax.models.layers.segment_attention import in_tiles, map_tiles, num_real_tiles, tile_of
 from ferrum_jax.models.spec import VisionSpec
 
 PREFIX = "vision."  # of the tower's parameters among those of its model
@@ -44,19 +44,8 @@ class ImagePatches:
     segments: jax.Array  # [T] int32, 0 for padding
 
 
-class TowerLayer(nnx.Module):
-    """Attention both ways and an MLP, each before a residual."""
-
-    def __init__(self, spec: VisionSpec, *, dtype: jnp.dtype) -> None:
-        D = spec.hidden_size
-        self.num_heads = spec.num_heads
-        self.act = activation_of(spec.hidden_act)
-        self.attention_norm = LayerNorm(D, eps=_EPS, dtype=dtype)
-        self.qkv = Linear(D, 3 * D, bias=True, dtype=dtype, rngs=None)
-        self.o = Linear(D, D, bias=True, dtype=dtype, rngs=None)
-        self.mlp_norm = LayerNorm(D, eps=_EPS, dtype=dtype)
-        self.up = Linear(D, spec.intermediate_size, bias=True, dtype=dtype, rngs=None)
-        self.down = Linear(spec.intermediate_size, D, bias=True, dtype=dtype, rngs=None)
+class TowerLayer(BidirectionalLayer):
+    """A layer whose queries and keys turn by their place."""
 
     def __call__(
         self,
@@ -65,17 +54,11 @@ class TowerLayer(nnx.Module):
         sin: jax.Array,  # [tiles, t, 1, H/2]
         segments: jax.Array,  # [tiles, t]
     ) -> jax.Array:  # [tiles, t, D]
-        count = num_real_tiles(segments)
-        q, k, v = map_tiles(self._heads, count, x, cos, sin)
-        return map_tiles(self._mixed, count, x, attention_of_tiles(q, k, v, segments))
+        return in_real_tiles(self._turned, self.mixed, x, segments, cos, sin)
 
-    def _heads(self, x: jax.Array, cos: jax.Array, sin: jax.Array) -> tuple[jax.Array, ...]:  # q, k, v [N, t, H]
-        q, k, v = (a.reshape(len(x), self.num_heads, -1) for a in jnp.split(self.qkv(self.attention_norm(x)), 3, -1))
-        return tuple(jnp.swapaxes(a, 0, 1) for a in (rotate(q, cos, sin), rotate(k, cos, sin), v))
-
-    def _mixed(self, x: jax.Array, attended: jax.Array) -> jax.Array:  # [t, D], [t, N, H] -> [t, D]
-        x = x + self.o(attended.reshape(x.shape))
-        return x + self.down(self.act(self.up(self.mlp_norm(x))))
+    def _turned(self, x: jax.Array, cos: jax.Array, sin: jax.Array) -> tuple[jax.Array, ...]:  # q, k, v [N, t, H]
+        q, k, v = self.heads(x)
+        return heads_first((rotate(q, cos, sin), rotate(k, cos, sin), v))
 
 
 class PatchMerger(nnx.Module):
@@ -114,7 +97,7 @@ class VisionTower(nnx.Module):
         self.spec = spec
         self.patch = PatchProjection(spec, dtype=dtype)
         self.positions = Embedding(spec.num_positions, spec.hidden_size, dtype=dtype, rngs=None)
-        self.layers = nnx.List([TowerLayer(spec, dtype=dtype) for _ in range(spec.num_layers)])
+        self.layers = nnx.List([TowerLayer(spec, eps=_EPS, fused=True, dtype=dtype) for _ in range(spec.num_layers)])
         self.merger = PatchMerger(spec, norms_whole=False, dtype=dtype)
         self.deep = nnx.List([PatchMerger(spec, norms_whole=True, dtype=dtype) for _ in spec.deepstack])
 

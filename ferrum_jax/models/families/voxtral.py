@@ -9,15 +9,13 @@ Source: Liu et al. 2025 (Voxtral); keys and defaults as in Hugging Face's Voxtra
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 
 import jax
 import jax.numpy as jnp
 
 from checkpoints.rules import Rule
 from ferrum_jax.models.families import llama, tensors
-from ferrum_jax.models.families.bounds import shown
-from ferrum_jax.models.families.config_reader import ConfigReader
+from ferrum_jax.models.families.config_reader import ConfigReader, part_reader
 from ferrum_jax.models.families.family import Family
 from ferrum_jax.models.families.text_part import in_language_model, text_part_from
 from ferrum_jax.models.families.whisper import PREFIX, WhisperEncoder, encoder_rules
@@ -76,9 +74,7 @@ def _spec(reader: ConfigReader) -> ModelSpec:
 
 def _sound_spec(config: object, width: int) -> SoundSpec:
     """SoundSpec of an `audio_config`. width: of the text model. Raises ValueError naming what is not understood."""
-    if not isinstance(config, Mapping):
-        raise ValueError(f"audio_config is {shown(config)}; it must be an object")
-    reader = ConfigReader(config)
+    reader = part_reader(config, "audio_config")
     reader.leave("vocab_size", "dropout", "layerdrop", "activation_dropout")
     reader.only(scale_embedding=False, activation_function="gelu")
     hidden, inner = reader.get("hidden_size", 1280), reader.get("intermediate_size", 5120)

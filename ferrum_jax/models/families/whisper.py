@@ -20,6 +20,7 @@ from checkpoints.rules import Rule
 from ferrum_jax.models.families import tensors
 from ferrum_jax.models.families.config_reader import ConfigReader, stored_dtype
 from ferrum_jax.models.families.family import Family
+from ferrum_jax.models.layers.bidirectional_layer import BidirectionalLayer
 from ferrum_jax.models.layers.embedding import Embedding
 from ferrum_jax.models.layers.linear import Linear
 from ferrum_jax.models.layers.mlp import activation_of
@@ -56,27 +57,14 @@ class FrameConvolution(nnx.Module):
         return (y + self.bias[...].astype(jnp.float32)[None]).astype(weight.dtype)
 
 
-class EncoderLayer(nnx.Module):
-    """Attention both ways and an MLP, each before a residual; all of its products but that of keys have a bias."""
+class EncoderLayer(BidirectionalLayer):
+    """A layer whose positions attend to all of a window."""
 
     def __init__(self, spec: SoundSpec, *, dtype: jnp.dtype) -> None:
-        D = spec.hidden_size
-        self.num_heads = spec.num_heads
-        self.act = activation_of(spec.hidden_act)
-        self.attention_norm = LayerNorm(D, eps=_EPS, dtype=dtype)
-        self.q = Linear(D, D, bias=True, dtype=dtype, rngs=None)
-        self.k = Linear(D, D, dtype=dtype, rngs=None)
-        self.v = Linear(D, D, bias=True, dtype=dtype, rngs=None)
-        self.o = Linear(D, D, bias=True, dtype=dtype, rngs=None)
-        self.mlp_norm = LayerNorm(D, eps=_EPS, dtype=dtype)
-        self.up = Linear(D, spec.intermediate_size, bias=True, dtype=dtype, rngs=None)
-        self.down = Linear(spec.intermediate_size, D, bias=True, dtype=dtype, rngs=None)
+        super().__init__(spec, eps=_EPS, key_bias=False, dtype=dtype)
 
     def __call__(self, x: jax.Array) -> jax.Array:  # [T, D] -> [T, D]
-        normed = self.attention_norm(x)
-        q, k, v = (part(normed).reshape(len(x), self.num_heads, -1) for part in (self.q, self.k, self.v))
-        x = x + self.o(_attention(q, k, v).reshape(x.shape))
-        return x + self.down(self.act(self.up(self.mlp_norm(x))))
+        return self.mixed(x, _attention(*self.heads(x)))
 
 
 def _attention(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:  # [T, N, H] each -> [T, N, H], q's dtype
@@ -126,7 +114,7 @@ class WhisperEncoder(nnx.Module):
         return self.norm(x)
 
     def keys_and_values(self, states: jax.Array, layer: int) -> tuple[jax.Array, jax.Array]:  # [positions, out] each
-        """What the layer'th reader makes of the states of a window."""
+        """Keys and values of a window's states, by the reader of a layer."""
         return self.readers[layer].k(states), self.readers[layer].v(states)
 
 

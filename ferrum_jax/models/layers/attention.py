@@ -16,7 +16,6 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from ferrum_jax.models.layers.image_tokens import ImageTokens
 from ferrum_jax.models.layers.linear import Linear
 from ferrum_jax.models.layers.norm import RMSNorm, rms_norm_of, unit_rms
 from ferrum_jax.models.layers.rope import Rotation
@@ -24,6 +23,30 @@ from ferrum_jax.models.sharding.shards import WHOLE, Shards
 from ferrum_jax.models.spec import ModelSpec
 from pallas_kernels.chosen_keys import Chosen, ChosenKeys
 from pallas_kernels.state_rows import StateRows
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ImageTokens:
+    """Embeddings of the tokens of a step that are of images, and what deepstack adds to the first layers' outputs.
+
+    Source: Meng et al. 2024 (DeepStack).
+    """
+
+    are_here: jax.Array  # [T] bool
+    embeddings: jax.Array  # [T, (1 + deepstack) * D], zeros where a token is of no image
+
+    def in_place_of(self, x: jax.Array) -> jax.Array:  # [T, D] -> the same
+        """Embeddings of a step's tokens, with those of images where tokens are of one."""
+        return jnp.where(self.are_here[:, None], self._part(0, x), x)
+
+    def added(self, x: jax.Array, layer: int) -> jax.Array | None:  # [T, D]
+        """Deepstack's addend of a layer's output, in the shape of x, or None."""
+        is_there = (layer + 2) * x.shape[1] <= self.embeddings.shape[1]
+        return self._part(1 + layer, x) if is_there else None
+
+    def _part(self, index: int, x: jax.Array) -> jax.Array:
+        D = x.shape[1]
+        return self.embeddings[:, index * D : (index + 1) * D].astype(x.dtype)
 
 
 class Attend(Protocol):
@@ -218,8 +241,7 @@ class RunLayer(Protocol):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LayerArguments:
-    """What a layer takes beside the residual, where it has such: the rotation of its heads, an input of its own, and
-    what images add to its output."""
+    """Arguments of a layer beside the residual: the rotation of its heads, its own input, and deepstack's addend."""
 
     rotation: Rotation
     own_input: jax.Array | None = None  # [T, P]

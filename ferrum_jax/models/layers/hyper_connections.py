@@ -53,7 +53,7 @@ class HyperConnection(StreamSum):
     num_kinds = 2
 
     def given(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:  # [T, S, D] -> [T, D], [T, S]
-        """What the half is given, and the weights with which the streams take what it gives."""
+        """The half's input, and the weights with which the streams take its output."""
         shares = self.shares(x)
         return self.summed(x, shares[:, 0]), self.own.magnitude * shares[:, 1] + self.own.eps
 

@@ -102,7 +102,7 @@ class LatentAttention(nnx.Module):
         return self.o(out.reshape(T, -1), context.shards)
 
     def _queries(self, x: jax.Array, rotation: Rotation) -> tuple[jax.Array, jax.Array]:
-        """What queries are made of, and they, with their gates: [T, N, A + H] or [T, N, A + H + V]."""
+        """The input of queries, and the queries with their gates: [T, N, A + H] or [T, N, A + H + V]."""
         made_of = x
         if self.has_query_latent:
             raw = self.q_a(x)
@@ -126,7 +126,7 @@ class LatentAttention(nnx.Module):
         return kept
 
     def _shared_part(self, x: jax.Array, turned: Callable[[jax.Array], jax.Array]) -> jax.Array:  # [T, heads, H]
-        """What all heads share, or zeros where they share nothing."""
+        """The part of keys that all heads share, or zeros."""
         return turned(x) if self.turning_dim else jnp.zeros((*x.shape[:2], self.shared_dim), x.dtype)
 
     def _absorbed(self, dtype: jnp.dtype) -> tuple[jax.Array, jax.Array]:

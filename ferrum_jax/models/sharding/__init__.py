@@ -98,7 +98,7 @@ def apart(mesh: Mesh, size: int, dtype: Any) -> jax.ShapeDtypeStruct:
 
 
 def local_shape(mesh: Mesh, shape: tuple[int, ...], *axes: str | None) -> tuple[int, ...]:
-    """What one device has of an array of the whole mesh."""
+    """The shape of one device's part of an array of the whole mesh."""
     return tuple(
         n // (1 if axis is None else mesh.shape[axis]) for n, axis in zip(shape, partition(*axes), strict=True)
     )
@@ -167,7 +167,7 @@ def local_bytes(array: jax.ShapeDtypeStruct) -> int:
 
 
 class HasHeads(Protocol):
-    """What a decoder's attention and an encoder's spec both say."""
+    """Counts of heads, of a decoder's attention or an encoder's spec."""
 
     @property
     def num_key_value_heads(self) -> int: ...

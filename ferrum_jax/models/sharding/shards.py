@@ -20,7 +20,7 @@ class Shards:
     size: int = 1
 
     def index(self) -> jax.Array:
-        """[] int32: which of them this device is."""
+        """[] int32: this device's place among the shards."""
         return jax.numpy.int32(0) if self.axis is None else jax.lax.axis_index(self.axis)
 
     def sum(self, x: jax.Array) -> jax.Array:

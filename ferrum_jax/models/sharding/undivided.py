@@ -16,7 +16,7 @@ def refusals(spec: ModelSpec, shape: MeshShape) -> list[str]:
 
 
 def encoder_refusals(num_attention_heads: int, intermediate_size: int, shape: MeshShape) -> list[str]:
-    """The same of an encoder."""
+    """Reasons why a mesh cannot divide an encoder."""
 
     def undivided(mesh: MeshShape) -> list[str]:
         return no_multiples(mesh.tp, num_attention_heads=num_attention_heads, intermediate_size=intermediate_size)

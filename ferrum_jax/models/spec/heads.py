@@ -87,10 +87,9 @@ class IndexerSpec:
 
 
 class Kept(NamedTuple):
-    """What a cache keeps of a token: of each KV head two vectors, K and V.
+    """Sizes of a token in a cache: two vectors of each KV head, K and V.
 
-    is_latent: a latent, which is V and the first part of K, and the rest of K. index_dim: of an indexer's key, 0
-    without.
+    is_latent: a latent, which is V and the first part of K, and the rest of K. index_dim: of an indexer's key, or 0.
     """
 
     num_kv_heads: int
@@ -168,7 +167,7 @@ class AttentionSpec:
 
     @property
     def kept(self) -> Kept:
-        """What a cache keeps of a token."""
+        """Sizes of a token in a cache."""
         own = self.indexer
         index_dim = 0 if own is None or own.shared else own.head_dim
         if self.latent is not None:
@@ -177,13 +176,13 @@ class AttentionSpec:
 
     @property
     def dot_sizes(self) -> tuple[int, int]:
-        """What a query is multiplied with, and what attention sums, of each head."""
+        """Sizes of the vectors of a head that a query is multiplied with, and that attention sums."""
         kept = self.kept
         return (kept.head_dim + kept.v_head_dim, kept.head_dim) if kept.is_latent else (kept.head_dim, kept.v_head_dim)
 
     @property
     def scale(self) -> float:
-        """What q k is multiplied by before the softmax."""
+        """The factor of q k before the softmax."""
         return (self.query_pre_attn_scalar or self.head_dim) ** -0.5
 
     def fitted(self, max_model_len: int) -> AttentionSpec:

@@ -17,10 +17,25 @@ from ferrum_jax.models.spec.feed_forward import ExpertsSpec, MlpSpec
 from ferrum_jax.models.spec.heads import AttentionSpec, IndexerSpec
 from ferrum_jax.models.spec.recurrence import RecurrenceSpec
 from ferrum_jax.models.spec.sound import SoundSpec
-from ferrum_jax.models.spec.streams import StreamsSpec
 from ferrum_jax.models.spec.vision import VisionSpec
 
 NORM_KINDS = ("rms", "layer")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StreamsSpec:
+    """Hyper-connections: each token has num_streams residuals, which a half of a layer reads and adds to by weights.
+
+    magnitude: what a half gives is added with up to this weight. eps: of each weight beside its sigmoid.
+    """
+
+    num_streams: int
+    magnitude: float
+    eps: float
+
+    def __post_init__(self) -> None:
+        check_positive(self, "num_streams")
+        check_above_zero(self, "magnitude")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -71,9 +86,9 @@ class NormSpec:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LayerInputSpec:
-    """What each layer is given beside the residual: some values of a token and layer, which a gate of the layer weighs.
+    """An input of each layer beside the residual: values of a token and layer, which a gate of the layer weighs.
 
-    size: values of a token and layer. hidden_act: of the gate. image_id: the token whose values those of images have.
+    size: values of a token and layer. hidden_act: of the gate. image_id: the token whose values stand for images.
     """
 
     size: int
@@ -92,10 +107,9 @@ class ModelSpec:
     mlp: of all layers but those of other_mlp, which are pairs (layers, their MLP).
     experts: None where every layer has an MLP. recurrence: of the layers of the group "state".
     without_mlp: layers that have neither MLP nor experts.
-    vision: the tower of a model that sees images; None of one that reads text alone. sound: that of one that hears;
-    where it has both, both make embeddings of one width.
+    vision, sound: the encoders of images and of sounds, or None; two make embeddings of one width.
     learned_positions: each position has a vector, which is added to the embedding of its token.
-    borrowed: pairs (layer, an earlier layer to whose keys and values it attends); it has none of its own.
+    borrowed: pairs (layer without own keys and values, the earlier layer to whose keys and values it attends).
     layer_inputs: None where layers are given the residual alone. layer_scales: what a layer gives is multiplied by a
     weight, one number. hyper_connections: None where a token has one residual.
     parallel: attention and MLP are given the same norm's output. embedding_scale,
@@ -231,7 +245,7 @@ class ModelSpec:
 
     @property
     def towers(self) -> tuple[VisionSpec | SoundSpec, ...]:
-        """What turns pictures and sounds into what the text model reads; nothing of one that reads text alone."""
+        """The encoders of images and of sounds; empty for a model that reads text alone."""
         return tuple(tower for tower in (self.vision, self.sound) if tower is not None)
 
     @property
@@ -290,7 +304,7 @@ class ModelSpec:
         return next((own for layers, own in self.other_attention if layer in layers), self.attention)
 
     def indexer_of(self, layer: int) -> IndexerSpec | None:
-        """What chooses the keys that a layer attends to; None where it attends to all."""
+        """The indexer that chooses a layer's keys; None where the layer attends to all."""
         return self.attention_of(layer).indexer
 
     @property

@@ -45,11 +45,11 @@ class GatedDeltaSpec:
 
     @property
     def output_size(self) -> int:
-        """What the output projection is given."""
+        """Inputs of the output projection."""
         return self.num_value_heads * self.value_head_dim
 
     def undivided(self, tp: int) -> list[str]:
-        """What this many devices cannot share, with its size."""
+        """Sizes that this many devices cannot divide."""
         return no_multiples(tp, linear_num_key_heads=self.num_key_heads)
 
 
@@ -90,11 +90,11 @@ class KimiDeltaSpec:
 
     @property
     def output_size(self) -> int:
-        """What the output projection is given."""
+        """Inputs of the output projection."""
         return self.num_heads * self.head_dim
 
     def undivided(self, tp: int) -> list[str]:
-        """What this many devices cannot share, with its size."""
+        """Sizes that this many devices cannot divide."""
         return no_multiples(tp, linear_num_heads=self.num_heads)
 
 
@@ -115,11 +115,11 @@ class ShortConvSpec:
 
     @property
     def output_size(self) -> int:
-        """What the output projection is given."""
+        """Inputs of the output projection."""
         return self.conv_channels
 
     def undivided(self, tp: int) -> list[str]:
-        """What this many devices cannot share, with its size."""
+        """Sizes that this many devices cannot divide."""
         return no_multiples(tp, hidden_size=self.conv_channels)
 
 
@@ -127,10 +127,10 @@ class ShortConvSpec:
 class Mamba2Spec:
     """Mamba2's state spaces, in the layers of the cache group "state".
 
-    num_groups: heads of a group share what writes and what reads their states, of state_dim values. conv_kernel_dim:
-    taps of the convolution; conv_bias: it adds one. norm: outputs are normed by group, after their gate. step_limit:
-    the least and the largest step of time. multipliers: of each that MULTIPLIED names.
-    output_multiplier: of what the layer gives.
+    num_groups: heads of a group share the vectors that write and read their states, of state_dim values.
+    conv_kernel_dim: taps of the convolution. conv_bias: whether it has a bias. norm: outputs are normed by group, after
+    their gate. step_limit: the least and the largest step of time. multipliers: factors of the arrays in MULTIPLIED.
+    output_multiplier: of the layer's output.
 
     Raises ValueError naming the field whose value cannot be.
     """
@@ -157,7 +157,7 @@ class Mamba2Spec:
 
     @property
     def output_size(self) -> int:
-        """What the output projection is given."""
+        """Inputs of the output projection."""
         return self.num_heads * self.head_dim
 
     @property
@@ -167,11 +167,11 @@ class Mamba2Spec:
 
     @property
     def group_size(self) -> int:
-        """What writes, and what reads, the states of all groups."""
+        """Values that write the states of all groups, and as many that read them."""
         return self.num_groups * self.state_dim
 
     def undivided(self, tp: int) -> list[str]:
-        """What this many devices cannot share, with its size. A device has whole groups, or a part of the only one."""
+        """Sizes that this many devices cannot divide. A device has whole groups, or a part of the only one."""
         reasons = no_multiples(tp, mamba_n_heads=self.num_heads)
         parted = self.num_groups % tp and (self.norm or tp % self.num_groups)
         return reasons + (no_multiples(tp, mamba_n_groups=self.num_groups) if parted and self.num_groups > 1 else [])

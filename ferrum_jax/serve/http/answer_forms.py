@@ -13,10 +13,9 @@ from typing import Any
 
 from ferrum_jax.core.outputs import RequestOutput
 from ferrum_jax.inputs.params.message import ToolCall
-from ferrum_jax.openai.answers import TextForm, text_answer
+from ferrum_jax.openai.answers import TextForm, call_id, finish_reason_of, text_answer, tool_call
 from ferrum_jax.openai.asked import AskedText
 from ferrum_jax.openai.logprob_forms import chat_logprobs, choice_entries, completion_logprobs
-from ferrum_jax.openai.message_forms import call_id, finish_reason_of, tool_call
 from ferrum_jax.text.output_processor.choice_text import NewText
 
 _json = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode

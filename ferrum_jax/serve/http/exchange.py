@@ -18,7 +18,7 @@ from ferrum_jax.io.error_text import quoted
 from ferrum_jax.openai.asked import BodyLimits
 from ferrum_jax.openai.body_fields import REQUEST_ID, BodyField, is_like
 from ferrum_jax.openai.form_body import read_form, typed
-from ferrum_jax.openai.read_body import read_body
+from ferrum_jax.openai.json_text import read_body
 from ferrum_jax.serve.http.api_keys import OPEN, ApiKey
 from ferrum_jax.serve.http.http_errors import HttpError
 from ferrum_jax.serve.http.service import Service

@@ -12,8 +12,8 @@ from typing import Any
 from ferrum_jax.core.outputs import ABORTED
 from ferrum_jax.inputs.params.message import AssistantMessage, ToolCall
 from ferrum_jax.io.error_text import bounded
+from ferrum_jax.openai.answers import call_id
 from ferrum_jax.openai.logprob_forms import chat_logprobs
-from ferrum_jax.openai.message_forms import call_id
 from ferrum_jax.openai.response_body import AskedResponse
 from ferrum_jax.text.output_processor.choice_text import NewText
 from ferrum_jax.text.output_processor.collect import Collected

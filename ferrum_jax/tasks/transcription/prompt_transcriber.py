@@ -17,7 +17,7 @@ from typing import ClassVar
 import numpy as np
 
 from ferrum_jax.core.outputs import CompletionOutput
-from ferrum_jax.inputs.audio.cutting import num_quiet_windows, quiet_windows
+from ferrum_jax.inputs.audio.clip import num_quiet_windows, quiet_windows
 from ferrum_jax.inputs.audio.features import QwenSounds, VoxtralSounds
 from ferrum_jax.inputs.identity import digest_of
 from ferrum_jax.inputs.params.transcription_params import TranscriptionParams

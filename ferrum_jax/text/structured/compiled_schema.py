@@ -15,8 +15,7 @@ from ferrum_jax.inputs.params.schema import EXACT, MAX_WHOLE, is_kept, says_no_f
 from ferrum_jax.inputs.params.schema_words import says_nothing
 from ferrum_jax.inputs.params.structured_outputs import compact
 from ferrum_jax.io.error_text import quoted
-from ferrum_jax.text.structured.one_of import CannotTellApartError, narrowed
-from ferrum_jax.text.structured.overlap import Overlap
+from ferrum_jax.text.structured.overlap import CannotTellApartError, Overlap, narrowed
 
 _NOT_TAKEN = ("$dynamicAnchor", "$recursiveAnchor", "$vocabulary", "$schema")  # by the compiler, or of older drafts
 NO_NUMBERS = "NaN, infinities and numbers beyond 64 bits are no JSON numbers"

@@ -32,7 +32,7 @@ _MARK = re.compile(r"\n?<(state|non-verbose)")  # what follows is the compiler's
 class Matcher:
     """The state of one row in its grammar.
 
-    error: why the row can go no further; None while it can.
+    error: why the row can go no further, or None.
     """
 
     def __init__(

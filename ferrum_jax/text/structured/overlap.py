@@ -54,9 +54,9 @@ class Overlap:
         )
 
     def parts(self, side: Side, depth: int = 0) -> list[Mapping[str, Any]] | None:
-        """What must match, without references and allOf; None where nothing can.
+        """The schemas of a side without references and allOf; None where no value can match.
 
-        What stands beside a reference is left out: older drafts pass over it.
+        Keywords beside a reference are left out: older drafts pass over them.
         """
         found: list[Mapping[str, Any]] = []
         for schema in side:
@@ -110,7 +110,7 @@ class Overlap:
         return True
 
     def listed(self, parts: Side) -> list[Any] | None:
-        """The values that are in each const and enum; None without one."""
+        """The values that each const and enum has, or None without any."""
         lists = [[part["const"]] for part in parts if "const" in part]
         lists += [part["enum"] for part in parts if "enum" in part]
         self._steps += sum(map(len, lists))
@@ -204,3 +204,60 @@ def _is_empty(kind: str, parts: Side) -> bool:
 
 def _numbers(parts: Side, key: str) -> list[float]:
     return [part[key] for part in parts if isinstance(part.get(key), int | float) and not isinstance(part[key], bool)]
+
+
+class CannotTellApartError(ValueError):
+    """Two branches may both match, and neither can be narrowed."""
+
+
+def narrowed(beside: Mapping[str, Any], branches: Sequence[Any], overlap: Overlap) -> dict[int, list[Any]]:
+    """The branches of a oneOf whose union is written, with schemas that narrow each. beside: the rest of their schema.
+
+    A value that two branches match is invalid, and no grammar looks back. So a branch that may overlap another is
+    narrowed: an optional property that the other requires is left out, or one that tells them apart is demanded. All
+    that is written is valid; some valid values are not written. Raises CannotTellApartError naming two branches.
+    """
+    found: dict[int, list[Any]] = {}
+    for at, branch in enumerate(branches):
+        others = {
+            place: other
+            for place, other in enumerate(branches)
+            if place != at and not overlap.is_impossible([beside, branch, other])
+        }
+        more: list[Any] = []
+        for place, other in others.items():
+            mine = [beside, branch, *more]
+            if overlap.is_impossible([*mine, other]):
+                continue
+            step = next((each for each in _steps(overlap, mine, other) if _tells(each, overlap, mine, other)), None)
+            if step is None and overlap.is_exhausted:
+                raise CannotTellApartError("it has too many branches to be told apart: say fewer, or use anyOf")
+            if step is None:
+                raise CannotTellApartError(
+                    f"branches {min(at, place)} and {max(at, place)} may both match: give them a required property "
+                    "with another const in each, or use anyOf"
+                )
+            more.append(step)
+        found[at] = more
+    return found
+
+
+def _tells(step: Any, overlap: Overlap, mine: list[Any], other: Any) -> bool:
+    """Whether some value may match `mine` with the step, and none may match the other branch too."""
+    return not overlap.is_impossible([*mine, step]) and overlap.is_impossible([*mine, step, other])
+
+
+def _steps(overlap: Overlap, mine: list[Any], other: Any) -> Iterator[Any]:
+    """Schemas that narrow one branch so that it no longer overlaps another."""
+    parts, others = overlap.parts(mine) or [], overlap.parts([mine[0], other]) or []
+    own = _declared(overlap.parts(mine[1:]) or [])
+    is_object = {"type": "object"} if "object" in typed(parts) else {}  # properties say nothing of other types
+    for name in sorted(required(others) - required(parts), key=lambda name: (name in own, name)):
+        yield {**is_object, "properties": {name: False}}
+    yield from ({**is_object, "required": [name]} for name in _declared(parts) if name not in required(parts))
+    if (values := overlap.listed(parts)) is not None:
+        yield {"enum": [value for value in values if not overlap.may_match(value, others)]}
+
+
+def _declared(parts: Sequence[Mapping[str, Any]]) -> dict[str, None]:
+    return {name: None for part in parts for name in part.get("properties", ())}

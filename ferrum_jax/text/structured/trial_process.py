@@ -46,7 +46,7 @@ class TrialProcess:
         self._start()
 
     def fault(self, trial: Trial, asked: Any, text: str) -> str | None:
-        """What `trial(vocabulary, asked, text)` returns there: the fault of a grammar, or None. One at a time.
+        """The result of `trial(vocabulary, asked, text)` in the process: a grammar's fault, or None. One at a time.
 
         A trial that ends its process is a fault too; one whose process was killed from outside is tried once more.
         """

@@ -62,7 +62,7 @@ class Vocabulary:
             raise ValueError(f"structured output cannot use this tokenizer: {error}") from error
 
     def __getstate__(self) -> tuple[int, int, frozenset[int], str]:
-        """What a trial process makes its own of."""
+        """The values that a trial process makes its own vocabulary from."""
         return self.size, self.words, self.end_ids, self._tokenizer.to_json()
 
     def __setstate__(self, state: tuple[int, int, frozenset[int], str]) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -14,8 +12,8 @@ from jax.experimental.pallas import tpu as pltpu
 
 from pallas_kernels.indexer.tpu.search import GROUP
 from pallas_kernels.paged_attention.tpu.decode.config import LANES
-from pallas_kernels.paged_attention.tpu.decode.ring import Stream
 from pallas_kernels.paged_attention.tpu.latent.config import LatentConfig
+from pallas_kernels.paged_attention.tpu.latent.latent_movement import BlockMovement
 from pallas_kernels.paged_attention.tpu.latent.schedule import LatentSchedule
 
 BATCH = 8  # rows that are searched together, at most
@@ -83,30 +81,18 @@ def scratch_shapes(q: Any, keys: Any, schedule: LatentSchedule, batch: int) -> t
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class IndexMovement:
-    """References of one launch and its transfers; t: a step of the schedule, s: an item of it."""
+class IndexMovement(BlockMovement):
+    """All transfers of a launch. pool: of keys."""
 
-    stream: Stream
     q: Any  # [T, J, I] in HBM
     weights: Any  # [T, J, 128] float32 in HBM
-    keys: Any  # [P, C, I] in HBM
     limits: Any  # [items, X / 128, 128] int32 in HBM, the bits of `TileLimits`
     scratch: IndexScratch
-    config: LatentConfig
-
-    def is_last(self, t: Any, s: int) -> Any:
-        """Whether the item has its row's new token."""
-        at = self.stream.place(t, s)
-        return (at >= 0) & (at < self.config.decode.tile_kv)
 
     def slot(self, t: Any, s: int) -> Any:
         """Where the row's query is; where the item is idle, the place of none."""
         slots = slots_of(self.config)
         return jnp.where(self.stream.place(t, s) >= 0, self.stream.token(t, s) & (slots - 1), slots)
-
-    def buffer(self, t: Any) -> Any:
-        """Where step t's blocks are."""
-        return jax.lax.rem(t + self.config.decode.buffers, self.config.decode.buffers)
 
     def ask(self, t: Any) -> None:
         """Starts the DMAs of the queries of rows that begin in step t. It branches, and so parts straight code."""
@@ -117,27 +103,9 @@ class IndexMovement:
                 for copy in self._query(t, s):
                     copy.start()
 
-    def fetch(self, t: Any) -> list[Callable[[], None]]:
-        """Starts of the DMAs of step t's blocks, one function a block."""
-        buffer, C, x = self.buffer(t), self.config.block_size, self.scratch
-        blocks = self.config.decode.tile_kv // C
-        items = range(self.config.decode.items)
-        rows = [(self.stream.place(t, s), self.stream.first_block(t, s)) for s in items]
-
-        def start(s: int, b: int) -> None:
-            at, first_block = rows[s]
-
-            @pl.when(at >= b * C)
-            def _() -> None:
-                to = x.tiles.at[buffer, s * blocks + b]
-                pltpu.make_async_copy(self.keys.at[self.stream.ring[first_block + b]], to, x.fetched.at[buffer]).start()
-
-        return [functools.partial(start, s, b) for s in items for b in range(blocks)]
-
     def arrive(self, t: Any, num_blocks: Any) -> None:
         """Waits for step t's blocks, whose number the schedule knows, and for the queries of rows that begin."""
-        blocks, fetched = self.scratch.tiles.at[self.buffer(t), pl.ds(0, num_blocks)], self.scratch.fetched
-        pltpu.make_async_copy(blocks, blocks, fetched.at[self.buffer(t)]).wait()
+        self.arrive_blocks(t, num_blocks)
         for s in range(self.config.decode.items):
 
             @pl.when(self._brings_query(t, s))

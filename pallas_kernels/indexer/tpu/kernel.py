@@ -23,7 +23,7 @@ from pallas_kernels.indexer.tpu.index_movement import BATCH, IndexMovement, Inde
 from pallas_kernels.indexer.tpu.search import GROUP, LOWEST, ScoredRow, limit_to_best, ordered
 from pallas_kernels.kv_pool import KVPool
 from pallas_kernels.paged_attention.tpu.decode.config import LANES
-from pallas_kernels.paged_attention.tpu.decode.ring import Stream
+from pallas_kernels.paged_attention.tpu.decode.ring import Stream, dot
 from pallas_kernels.paged_attention.tpu.decode.scratch import named
 from pallas_kernels.paged_attention.tpu.latent.config import LatentConfig
 from pallas_kernels.paged_attention.tpu.latent.latent_movement import as_dtype
@@ -83,7 +83,7 @@ def _kernel(sizes, ring, *refs, config: LatentConfig, top_k: int, key_dtype: jnp
         stream=dataclasses.replace(stream, fetched=scratch.scalars),
         q=q,
         weights=weights,
-        keys=keys,
+        pool=keys,
         limits=limits,
         scratch=scratch,
         config=config,
@@ -111,21 +111,17 @@ def _run(steps, moves: IndexMovement, work: _IndexStages):
         moves.ask(t + ahead)
         items, state = work.places(t - 1, state)
         work.weigh(t - 1, items)
-        work.multiply(t, moves.fetch(t + ahead))
+        work.multiply(t, moves.fetch_blocks(t + ahead))
         stream.fetch(t + ahead)
         return work.choose(t - 1, items, state, least=jnp.where(t == steps, 1, work.batch))
 
-    def begin(t, _):
-        stream.fetch(t)
+    def begin(t):
         moves.ask(t)
-        for start in moves.fetch(t):
-            start()
-        return 0
+        return moves.fetch_blocks(t)
 
-    jax.lax.fori_loop(0, ahead, begin, 0)
+    stream.begin(begin, ahead)
     jax.lax.fori_loop(0, steps + 1, step, (0, 0, 0))
-    for t in range(ahead):
-        stream.arrive(steps + 1 + t)
+    stream.end(steps + 1, ahead)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -145,7 +141,7 @@ class _IndexStages:
         many = -(-len(starts) // S)
         for s in range(S):
             q = x.queries[self.moves.slot(t, s)].astype(self.compute_dtype)
-            x.dots[s] = _dot(q, self._keys(t, s))
+            x.dots[s] = dot(q, self._keys(t, s), 1)
             for start in starts[s * many : (s + 1) * many]:
                 start()
 
@@ -208,11 +204,3 @@ class _IndexStages:
         X, C = self.moves.config.decode.tile_kv, self.moves.config.block_size
         found = self.scratch.tiles[self.moves.buffer(t), pl.ds(s * (X // C), X // C)]
         return as_dtype(found.reshape(X, -1), self.key_dtype).astype(self.compute_dtype)
-
-
-def _dot(q: jax.Array, keys: jax.Array) -> jax.Array:
-    """Products of vectors [J, I] and [X, I], summed in float32; those of float32 in full precision."""
-    precision = jax.lax.Precision.HIGHEST if q.dtype == jnp.float32 else None
-    return jax.lax.dot_general(
-        q, keys, (((1,), (1,)), ((), ())), precision=precision, preferred_element_type=jnp.float32
-    )

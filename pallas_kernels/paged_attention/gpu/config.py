@@ -33,10 +33,10 @@ _LATENT_SPARE = 2048 + 256  # what warpgroups tell each other of lanes, the comp
 
 
 class Divided(enum.Enum):
-    """What consumers divide among them: an item's lanes, 64 for each; or with the same 64 lanes columns of V, or tiles.
+    """How consumers share an item: by its lanes, 64 each; or, with the same 64 lanes, by columns of V or by tiles.
 
     Where they divide V, a stage comes in halves, K and then V, because two whole ones do not fit. Where they divide
-    tiles, one has the even and one the odd ones, each with stages of its own, and their results are splits.
+    tiles, one consumer has the even tiles and one the odd, each with its own stages, and results are splits.
     """
 
     LANES = enum.auto()

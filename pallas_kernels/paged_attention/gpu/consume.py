@@ -210,7 +210,7 @@ def _free(shape: Shape, s: dict[str, Any], stage: jax.Array, half: int) -> None:
 
 
 def _nothing() -> None:
-    """What happens between two products where consumers do not alternate."""
+    """Runs between two products where consumers do not alternate."""
 
 
 def _take_turn(s: dict[str, Any]) -> None:

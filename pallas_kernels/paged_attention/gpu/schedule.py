@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 from pallas_kernels.paged_attention.gpu.config import Form, GpuConfig
 from pallas_kernels.ragged import static
-from pallas_kernels.ragged_batch import RaggedBatch, oldest_seen, write_places
+from pallas_kernels.ragged_batch import RaggedBatch, oldest_seen, rows_of_tokens, write_places
 
 
 class Field(enum.IntEnum):
@@ -196,8 +196,5 @@ def _which(ends: jax.Array, counts: jax.Array, capacity: int) -> tuple[jax.Array
 
 def _tokens(batch: RaggedBatch, counts: jax.Array, num_tokens: int) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Row of each flat token, its place among the row's queries, and whether it is one of `counts`."""
-    t = jnp.arange(num_tokens, dtype=jnp.int32)
-    ends = jax.lax.cummax(jnp.where(batch.counts > 0, batch.query_offsets + batch.counts, 0))
-    rows = jnp.minimum(jnp.searchsorted(ends, t, side="right", method="compare_all"), len(ends) - 1).astype(jnp.int32)
-    done = t - batch.query_offsets[rows]
+    rows, done = rows_of_tokens(batch, num_tokens)
     return rows, jnp.maximum(done, 0), (done >= 0) & (done < counts[rows])

@@ -67,7 +67,7 @@ class CodesForm:
 
     @property
     def unit(self) -> float:
-        """What the sums are multiplied with: bits that begin far below the value end 2^-64 below, within any scale."""
+        """The factor of sums: decoded bits lie 2^-64 below the value, within the range of any scale."""
         return 1.0 if self.kind == "int8" else 2.0**64
 
 

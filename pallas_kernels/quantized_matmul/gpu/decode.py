@@ -105,7 +105,7 @@ def put_aside(total: Any, ref: Any) -> None:
 
 
 def take_back(ref: Any) -> Any:
-    """What the same threads of another warpgroup have put aside."""
+    """The sums that the same threads of another warpgroup have put aside."""
     layout, (rows, columns) = mgpu.WGMMA_LAYOUT, ir.MemRefType(ref.type).shape
     pair = ir.VectorType.get((2,), ir.F32Type.get())
     count = int(np.prod(layout.registers_shape((rows, columns))))
@@ -128,7 +128,7 @@ def _in_pairs(total: Any) -> Iterator[list[Any]]:
 
 
 def _decoded(form: CodesForm, words: list[Any], scale: Any, zero: Any) -> Iterator[Any]:
-    """What a row's words hold, two bfloat16 a word."""
+    """A row's codes as bfloat16, two a word."""
     if form.kind == "int4":
         yield from _int4(words, scale, zero)
         return
@@ -195,7 +195,7 @@ def _e4m3(word: Any) -> Iterator[Any]:
 
 
 def _exponent(form: CodesForm) -> float:
-    """What the bits of a code are multiplied with to be its value over the form's unit."""
+    """The factor that makes a code's bits, as bfloat16, its value over the form's unit."""
     return {"int4": 2.0**133, "mxfp4": 2.0**126, "fp8_e4m3": 2.0**120, "int8": 1.0}[form.kind] / form.unit
 
 

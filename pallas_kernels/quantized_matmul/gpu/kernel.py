@@ -50,7 +50,7 @@ class ProductShape:
 
 
 class ProductRefs(NamedTuple):
-    """In global memory. zeros: none or one. experts: of tiles; num_tiles: [1]."""
+    """Arrays in global memory. zeros: empty without zero points. experts: of each tile. num_tiles: [1]."""
 
     x: Any
     codes: Any
@@ -62,7 +62,7 @@ class ProductRefs(NamedTuple):
 
 
 class StepsOfTile(NamedTuple):
-    """What a program multiplies of a tile without a break: the steps first .. end - 1."""
+    """Steps first .. end - 1 of a tile, which a program multiplies without a break."""
 
     expert: Any
     rows: Any
@@ -259,7 +259,7 @@ def _consume(shape: ProductShape, consumer: Consumer, place: StepsOfTile, i: Any
         return pl.ds(place.outputs + first_output + part * PART, PART)
 
     def factors_of(step: Any) -> tuple[jax.Array, ...]:
-        """What multiplies a step's codes; it is on its way while the step before is multiplied."""
+        """Scales and zero points of a step's codes, loaded while the step before is multiplied."""
         if not form.has_scales and not form.has_zeros:
             return ()
         found = []

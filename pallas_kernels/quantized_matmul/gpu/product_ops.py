@@ -1,4 +1,4 @@
-"""What the kernel does in registers, and what the interpreter computes in its place.
+"""The kernel's work in registers, with the same in JAX for the interpreter.
 
 A wgmma's left operand lies over four threads a row. Each loads 16 neighbouring bytes of a row of codes, and its
 inputs keep the order in which they fall out of these bytes: x is put in the same order (`in_order`), so no thread
@@ -121,7 +121,7 @@ class ProductOps:
         inline(lambda context, total, ref: put_aside(total, ref))(total, ref)
 
     def take_back(self, ref: Any) -> jax.Array:
-        """What was put aside."""
+        """The sums that were put aside."""
         if self.is_interpreted:
             return ref[...]
         result = plgpu.ShapeDtypeStruct(ref.shape, jnp.float32, layout=MATRIX)

@@ -29,7 +29,7 @@ def in_chunks(x: jax.Array, inputs: int, form: ProductForm) -> jax.Array:  # [T,
 
 
 def in_order(x: jax.Array, inputs: int | None) -> jax.Array:
-    """x [T, I] with each chunk of so many inputs in the order evens, odds; None leaves it."""
+    """x [T, I] with each chunk of so many inputs in the order evens, odds; x itself for None."""
     return x if inputs is None else x.reshape(x.shape[0], -1, inputs // 2, 2).swapaxes(2, 3).reshape(x.shape)
 
 

@@ -134,7 +134,7 @@ class GatedDeltaNet(nnx.Module):
         return mixed, z, b.reshape(len(x), -1), a.reshape(len(x), -1)
 
     def _one_by_one(self, x: jax.Array) -> tuple[jax.Array, ...]:
-        """The same, of projections that stand alone."""
+        """q, k and v side by side, z, b and a, of projections that stand alone."""
         q, k = (part(x).reshape(len(x), -1, self.key_dim) for part in (self.q_heads, self.k_heads))
         v = self.v_heads(x).reshape(*q.shape[:2], -1)
         return jnp.concatenate([q, k, v], axis=-1), self.z_heads(x), self.b_heads(x), self.a_heads(x)

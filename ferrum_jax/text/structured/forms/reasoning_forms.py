@@ -93,7 +93,7 @@ REASONING_FORMS = (
 
 
 def reasoning_form(template: str | None) -> ReasoningForm | None:
-    """The form of a chat template's reasoning; None where it shows none."""
+    """The form of a chat template's reasoning, or None."""
     return next((form for form in REASONING_FORMS if template and shows(template, form.marks)), None)
 
 

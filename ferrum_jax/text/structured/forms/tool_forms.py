@@ -65,7 +65,7 @@ class ToolForm:
 
     @property
     def stop_lines(self) -> tuple[str, str]:
-        """What no line of an argument without quotes begins with: the next argument, the end of the call."""
+        """Beginnings that no line of an argument without quotes has: of the next argument, of the call's end."""
         return self.argument[0], written(self.end).split()[0]
 
 
@@ -351,7 +351,7 @@ TOOL_FORMS = (
 
 
 def tool_form(template: str | None) -> ToolForm | None:
-    """The form of a chat template's calls; None where it shows none."""
+    """The form of a chat template's calls, or None."""
     return next((form for form in TOOL_FORMS if template and shows(template, form.marks)), None)
 
 

@@ -16,12 +16,15 @@ from ferrum_jax.inputs.params.message import AssistantMessage, ToolCall
 from ferrum_jax.inputs.params.tools import Tool
 from ferrum_jax.text.structured.forms.reasoning_forms import ReasoningForm, reasoning_form, reasoning_form_named
 from ferrum_jax.text.structured.forms.tool_forms import ToolForm, tool_form, tool_form_named, written
-from ferrum_jax.text.structured.reading.framed_answer import FramedAnswer
 from ferrum_jax.text.structured.reading.harmony import HarmonyMessages
-from ferrum_jax.text.structured.reading.reasoning_parser import ReasoningParser, is_open_after
+from ferrum_jax.text.structured.reading.reasoning_parser import (
+    FramedAnswer,
+    ReasoningParser,
+    UnclosedThought,
+    is_open_after,
+)
 from ferrum_jax.text.structured.reading.text_reader import Marks
 from ferrum_jax.text.structured.reading.tool_parser import ToolParser
-from ferrum_jax.text.structured.reading.unclosed_thought import UnclosedThought
 
 PROMPT_END_TOKENS = 32  # of a prompt, that show whether it ends within the model's thinking
 _Think = Callable[[str], None]
@@ -157,7 +160,7 @@ class _Thinking:
             self._read(answer if self._frame is None else self._frame.push(answer))
 
     def _note(self, thought: str) -> None:
-        """What was thought."""
+        """Adds reasoning, without the new lines around it."""
         certain = thought if self._has_thought else thought.lstrip("\n")
         thought, certain = certain, certain.rstrip("\n")
         if not certain:

@@ -57,7 +57,7 @@ class ToolParser:
         return _joined(self.placed("", is_last=True))
 
     def placed(self, text: str, *, is_last: bool = False) -> list[ReadPiece]:
-        """What has become certain, with its places. is_last: no more text will come."""
+        """The pieces that have become certain, with their places. is_last: no more text will come."""
         self.reader.grow(text)
         self.reader.is_last = is_last
         return list(itertools.takewhile(lambda piece: piece is not None, self._pieces))  # type: ignore[arg-type]

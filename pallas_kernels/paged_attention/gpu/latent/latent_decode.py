@@ -1,23 +1,125 @@
-"""Decode attention over latents: the heads of a row in groups of lanes, and the merge of its splits."""
+"""Decode attention over latents: the heads of a row in groups of lanes, and the merge of its splits.
+
+One vector of a token is the key of every head, and its first values are every head's value: a stage is fetched once
+and multiplied twice. One warpgroup fetches blocks, one or two compute, as `few_heads` or `many_heads`:
+
+    fetch      q  kv kv kv kv kv  q ...      as far ahead as there are stages, also into the next item
+    consume         s w v  s w v  ...        scores, weights, values of one stage after the other
+
+Blocks outside an item's context are never fetched; stages at its ends are masked and their values cleared.
+"""
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_kernels.kv_pool import KVPool
+from pallas_kernels.kv_pool import KVPool, from_bits
 from pallas_kernels.kv_write import kv_write
 from pallas_kernels.logits import Logits
 from pallas_kernels.paged_attention.gpu import math as m
 from pallas_kernels.paged_attention.gpu import merge_splits
 from pallas_kernels.paged_attention.gpu.config import LANES
-from pallas_kernels.paged_attention.gpu.latent import kernel
+from pallas_kernels.paged_attention.gpu.latent import few_heads, many_heads
+from pallas_kernels.paged_attention.gpu.latent.latent_shape import LatentShape
 from pallas_kernels.paged_attention.gpu.ops import Ops
-from pallas_kernels.paged_attention.gpu.schedule import GpuSchedule
-from pallas_kernels.paged_attention.gpu.shape import Common
+from pallas_kernels.paged_attention.gpu.schedule import Field, GpuSchedule
+from pallas_kernels.paged_attention.gpu.shape import Common, Refs, Task
+
+_FETCHER_REGISTERS, _CONSUMER_REGISTERS = 40, 232  # per thread, if three warpgroups share a multiprocessor
+
+
+def attend(
+    queries: jax.Array,  # [T, groups, loaded, V + rope] bfloat16
+    pool: KVPool,
+    schedule: GpuSchedule,
+    common: Common,
+    *,
+    rows: int,
+) -> tuple[jax.Array, jax.Array]:
+    """Results of the splits in float32, each with weights that sum to 1, and the base-2 logarithms of their sums.
+
+    As `results_of` of the form has them, for `rows` rows: those of the schedule, and others where nothing is stored.
+    """
+    (P, C, _, lanes), V = pool.values.shape, pool.value_dim
+    work, form = schedule.decode, schedule.config.decode
+    heads = few_heads if form.consumers == 1 else many_heads
+    shape = LatentShape(
+        form=form,
+        programs=schedule.config.programs,
+        groups=queries.shape[1],
+        value_dim=V,
+        rope_dim=lanes - V,
+        block_size=C,
+        rows=min(C, form.tile_kv // form.consumers),
+        scale=common.scale,
+        soft_cap=common.soft_cap,
+        window=schedule.window,
+        ops=common.ops,
+    )
+    inputs = [
+        work.num_items,
+        work.items,
+        schedule.block_tables,
+        work.tokens[:, 0],
+        queries,
+        from_bits(pool.values, pool).reshape(P * C // shape.rows, shape.rows, lanes),
+    ]
+    launch = plgpu.kernel(
+        lambda *refs: _body(shape, heads, Refs(refs[: len(inputs)], refs[len(inputs) : -1], refs[-1])),
+        out_type=heads.results_of(shape, work.max_splits, rows),
+        scratch_types=[heads.scratch_of(shape)],
+        grid=(shape.programs,),
+        grid_names=("program",),
+        num_threads=form.consumers + 1,
+        thread_name="warpgroup",
+        compiler_params=plgpu.CompilerParams(approx_math=True, reduction_scratch_bytes=heads.REDUCTION_BYTES),
+        interpret=common.interpret,
+    )
+    return launch(*inputs)
+
+
+def _body(shape: LatentShape, heads: Any, refs: Refs) -> None:
+    num_items, items = refs.inputs[:2]
+    form, warpgroup, program = shape.form, lax.axis_index("warpgroup"), lax.axis_index("program")
+    work = num_items[0] * shape.groups
+    rounds, rest = lax.div(work, shape.programs), lax.rem(work, shape.programs)
+
+    def turn_of(i: jax.Array) -> jax.Array:
+        """The place of this program in a round; every other round goes backwards."""
+        return jnp.where(lax.rem(i, 2) == 0, program, shape.programs - 1 - program)
+
+    mine = rounds + jnp.where(turn_of(rounds) < rest, 1, 0)
+
+    def task_of(i: jax.Array) -> Task:
+        """The i-th item of this program; the groups of an item run side by side, so that one finds its blocks in L2."""
+        place = turn_of(i) + i * shape.programs
+        fields = shape.ops.scalars(items, lax.div(place, shape.groups), len(Field))
+        return Task(i, lax.rem(place, shape.groups), dict(zip(Field, fields, strict=True)))
+
+    @pl.when(warpgroup == form.consumers)
+    def _() -> None:
+        if form.consumers > 1:
+            plgpu.set_max_registers(_FETCHER_REGISTERS, action="decrease")
+        n = lax.fori_loop(0, mine, lambda i, n: heads.fetch(shape, refs, task_of(i), n), jnp.int32(0))
+        for used, name, slots in heads.slots_of(shape, mine, n):
+            for slot in range(slots):
+                pl.when(used > slot)(functools.partial(plgpu.barrier_wait, refs.scratch[name].at[slot]))
+
+    for w in range(form.consumers):  # each has code of its own
+
+        @pl.when(warpgroup == w)
+        def _(w: int = w) -> None:
+            if form.consumers > 1:
+                plgpu.set_max_registers(_CONSUMER_REGISTERS, action="increase")
+            lax.fori_loop(0, mine, lambda i, n: heads.consume(shape, refs, w, task_of(i), n), jnp.int32(0))
 
 
 def latent_attention(
@@ -55,7 +157,7 @@ def _decode(
     step = LANES // math.gcd(LANES, groups * loaded)  # rows whose heads fill groups of lanes in the merge
     rows, pad = -(-R // step) * step, groups * loaded - N
     queries = jnp.pad(q, ((0, 0), (0, pad), (0, 0))).reshape(T, groups, loaded, lanes)
-    results, sums = kernel.attend(queries, pool, schedule, common, rows=rows)
+    results, sums = attend(queries, pool, schedule, common, rows=rows)
     splits, *of_lanes, width = results.shape  # rows, groups, halves of the values if they are apart, lanes
     spread, wide = [1] * (len(of_lanes) - 3), of_lanes[-1] - loaded
     num_splits = jnp.pad(work.num_splits, (0, rows - R)).reshape(rows, *[1] * (len(of_lanes) - 1))

@@ -32,7 +32,7 @@ REDUCTION_BYTES = 128  # the compiler's own, the least that it takes: no reducti
 
 
 class PerLane(enum.IntEnum):
-    """What a warpgroup has in shared memory for each lane; in one buffer, because each is padded to 1 KiB."""
+    """Values of each lane that a warpgroup keeps in one shared buffer, because each buffer is padded to 1 KiB."""
 
     HIGHEST = 0  # logit up to its share of a stage; at a split's end, the base-2 logarithm of all weights
     TOTAL = 1  # of its shares' weights

@@ -150,18 +150,11 @@ def _run(steps, moves: Movement, stages: Stages):
         stages.weigh(t - 1)
         return 0
 
-    def begin(t, _):
-        stream.fetch(t)
-        for start in moves.fetch(t):
-            start()
-        return 0
-
-    jax.lax.fori_loop(0, ahead, begin, 0)
+    stream.begin(moves.fetch, ahead)
     number_columns(stages.scratch.columns, stages.shape)
     jax.lax.fori_loop(0, steps, step, 0)
     stages.merge(steps - 2)
     stages.softmax(steps - 1)
     stages.weigh(steps - 1)
     stages.merge(steps - 1)
-    for t in range(ahead):
-        stream.arrive(steps + t)
+    stream.end(steps, ahead)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from pallas_kernels.paged_attention.tpu.decode.config import RING
 from pallas_kernels.paged_attention.tpu.decode.records import CHUNKS, LOOK_BACK, Records
 from pallas_kernels.table_lines import LINE
 
@@ -56,6 +59,22 @@ class Stream:
         """The first token of the item that its query sees, where `low_bits` have room for it."""
         return jnp.maximum(self._mark(t, s) - 1, 0)
 
+    def begin(self, bring: Callable[[Any], list[Callable[[], None]]], ahead: int) -> None:
+        """Starts what the first `ahead` steps wait for. bring: starts of a step's other transfers."""
+
+        def step(t: Any, _: int) -> int:
+            self.fetch(t)
+            for start in bring(t):
+                start()
+            return 0
+
+        jax.lax.fori_loop(0, ahead, step, 0)
+
+    def end(self, steps: Any, ahead: int) -> None:
+        """Waits for what was started for `ahead` steps behind the last."""
+        for t in range(ahead):
+            self.arrive(steps + t)
+
     def fetch(self, t: Any) -> None:
         """Starts the transfers that step t waits for: lines of the items of step t + ahead, and a chunk of records."""
         if self.shape.is_resident:
@@ -95,3 +114,20 @@ class Stream:
 
     def _of_item(self, t: Any, s: int, field: int) -> Any:
         return self.ring[self._record(t) + (1 + field * self.shape.items + s)]
+
+
+def ring_place(t: Any) -> Any:
+    """Where score leaves the states of step t."""
+    return t & RING - 1
+
+
+def parity(t: Any) -> Any:
+    """Where softmax of step t leaves its sums, which merge reads after the next step's softmax."""
+    return t & 1
+
+
+def dot(a: jax.Array, b: jax.Array, contracted: int) -> jax.Array:
+    """a and this dimension of b multiplied, summed in float32; float32 operands in full precision."""
+    precision = jax.lax.Precision.HIGHEST if a.dtype == jnp.float32 else None
+    dimensions = (((1,), (contracted,)), ((), ()))
+    return jax.lax.dot_general(a, b, dimensions, precision=precision, preferred_element_type=jnp.float32)

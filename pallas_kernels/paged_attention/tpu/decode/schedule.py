@@ -43,8 +43,8 @@ def decode_schedule(
 ) -> DecodeSchedule:
     """The items of all rows that have one query. An idle item fetches nothing and its result is dropped.
 
-    window, chunked: as the package's make_schedule has them. owners: [R] int32, whose block table each row reads;
-    None is its own.
+    window, chunked: as in the package's make_schedule. owners: [R] int32, the row whose block table each row reads;
+    None: each row reads its own table.
     """
     R, M = len(batch.counts), batch.block_tables.shape[1]
     C, S, tile = block_size, config.items, config.tile_kv

@@ -15,7 +15,7 @@ from pallas_kernels.paged_attention.tpu.decode.config import LANES, RING, Decode
 class Scratch:
     """References of one launch. S: items of a step. X: columns of an item's scores.
 
-    Hp: lanes of a vector. Vp: of these, those that values have.
+    Hp: lanes of a vector. Vp: lanes of a value.
     """
 
     tiles: Any  # [buffers, S * tile_kv + 1, vectors, Hp] of the pool's dtype; the last token takes what has no place

@@ -16,18 +16,13 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from pallas_kernels.chosen_keys import HIDDEN
 from pallas_kernels.paged_attention.tpu.decode.columns import column_scales, load_vectors, tokens_of, words_of
-from pallas_kernels.paged_attention.tpu.decode.config import (
-    LANES,
-    RING,
-    DecodeConfig,
-    DecodeShape,
-    DotColumns,
-)
+from pallas_kernels.paged_attention.tpu.decode.config import LANES, DecodeConfig, DecodeShape, DotColumns
 from pallas_kernels.paged_attention.tpu.decode.movement import Movement
+from pallas_kernels.paged_attention.tpu.decode.ring import dot, parity, ring_place
 from pallas_kernels.paged_attention.tpu.decode.scratch import ScaleScratch, Scratch
 
-_HIDDEN = -1e30  # finite: the difference of two is 0, not NaN
 _LOG2_E = math.log2(math.e)
 # DMA starts after each of a step's first dots, of one item or of several; more where there are not enough dots. Keys
 # are loaded before the starts that follow their dot: the fewer dots have starts, the fewer keys the compiler loads
@@ -87,7 +82,7 @@ class Stages:
         # Scores take the place of those of the step before, which softmax loads in pairs: in the same order here, for
         # else it loads some early, to make room, and these wait for the others of their pairs.
         order = [n for first in range(self.pairs) for n in range(first, len(chunks), self.pairs)]
-        state = x.states[self._ring(t - 1), S - 1]
+        state = x.states[ring_place(t - 1), S - 1]
         for s in range(S):
             at, low = moves.stream.place(t, s), moves.low(t, s)
             q = self.q[jnp.minimum(moves.stream.token(t, s), self.q.shape[0] - 1)].astype(self.shape.compute_dtype)
@@ -95,11 +90,9 @@ class Stages:
                 buffer = t & self.config.buffers - 1
                 for b in range(self.config.tile_kv // C):
                     xs.tile[:, pl.ds(b * C, C)] = xs.blocks[buffer, s * (self.config.tile_kv // C) + b]
-            top = jnp.full((N, LANES), _HIDDEN)
+            top = jnp.full((N, LANES), HIDDEN)
             for i, n in enumerate(order, s * len(chunks)):
-                raw = self._dot(
-                    q, self._load(t, s, chunks[n], chunks[n].key)[:, : self.shape.key_lanes], 1
-                )  # [N, width]
+                raw = dot(q, self._load(t, s, chunks[n], chunks[n].key)[:, : self.shape.key_lanes], 1)  # [N, width]
                 for start in starts[i * many : (i + 1) * many]:
                     start()
                 ys = []
@@ -108,9 +101,9 @@ class Stages:
                     x.scores[s, :, pl.ds(n * self.config.chunk + lane, LANES)] = y
                     ys.append(y)
                 top = jnp.maximum(top, functools.reduce(jnp.maximum, ys))
-            state = jnp.where(self.moves.stream.is_first(t, s), _HIDDEN, state)
+            state = jnp.where(self.moves.stream.is_first(t, s), HIDDEN, state)
             state = jnp.maximum(state, jnp.max(top, axis=1, keepdims=True))
-            x.states[self._ring(t), s] = state
+            x.states[ring_place(t), s] = state
 
     def _visible(
         self, y: jax.Array, seen: tuple[Any, Any], s: int, chunk: DotColumns, n: int, lane: int
@@ -133,14 +126,14 @@ class Stages:
         visible = token <= high - before
         if low is not None:
             visible &= token >= low - before
-        return jnp.where(visible, y, _HIDDEN)
+        return jnp.where(visible, y, HIDDEN)
 
     def softmax(self, t: Any) -> None:
         """Weights of step t, and their sums."""
         x, xs, unit, half = self.scratch, self.scales, self.unit, self.half
         columns = half * self.num_halves
         for s in range(self.config.items):
-            state = x.states[self._ring(t), s]
+            state = x.states[ring_place(t), s]
             for c in range(0, columns, LANES):  # through scratch: weights that wait to be added and packed would spill
                 x.scores[s, :, pl.ds(c, LANES)] = jnp.exp2((x.scores[s, :, pl.ds(c, LANES)] - state) * unit)
             sums = [jnp.zeros((self.shape.num_heads, LANES))] * self.num_halves
@@ -154,7 +147,7 @@ class Stages:
             added = sum(sums[1:], sums[0])
             if not self.has_one_item:
                 added = jnp.broadcast_to(jnp.sum(added, axis=1, keepdims=True), added.shape)
-            x.added[self._parity(t), s] = added
+            x.added[parity(t), s] = added
 
     def weigh(self, t: Any) -> None:
         """PV of step t."""
@@ -168,18 +161,18 @@ class Stages:
                 weights = x.weights[s, :, pl.ds(n * width, width)]
                 if weights.dtype == jnp.uint32:
                     weights = pltpu.bitcast(weights, shape.compute_dtype)
-                acc += self._dot(weights, v, 0)
+                acc += dot(weights, v, 0)
             x.sums[s] = acc[:N, :lanes] + acc[N:, lanes:] if shape.halves else acc
 
     def merge(self, t: Any) -> None:
         """Adds step t to the rows' sums and stores their results as they stand."""
         x, unit = self.scratch, self.unit
-        acc, total, before = x.sum[...], x.total[...], x.states[self._ring(t - 1), self.config.items - 1]
+        acc, total, before = x.sum[...], x.total[...], x.states[ring_place(t - 1), self.config.items - 1]
         for s in range(self.config.items):
             is_first, state, added = (
                 self.moves.stream.is_first(t, s),
-                x.states[self._ring(t), s],
-                x.added[self._parity(t), s],
+                x.states[ring_place(t), s],
+                x.added[parity(t), s],
             )
             if self.has_one_item:
                 added = jnp.sum(added, axis=1, keepdims=True)
@@ -205,14 +198,6 @@ class Stages:
         lanes = self.shape.value_lanes
         return jnp.concatenate([y] * -(-lanes // LANES), axis=1)[:, :lanes]
 
-    def _ring(self, t: Any) -> Any:
-        """Where score leaves the states of step t."""
-        return t & RING - 1
-
-    def _parity(self, t: Any) -> Any:
-        """Where softmax of step t leaves its sums, which merge reads after the next step's softmax."""
-        return t & 1
-
     def _load(self, t: Any, s: int, chunk: DotColumns, vector: int) -> jax.Array:
         """Keys or values of a chunk: [width, Hp]."""
         words = None if self.interpret else words_of(self.scratch.tiles, self.shape)
@@ -229,9 +214,3 @@ class Stages:
             widens_words=self.config.widens_words,
         )
         return vectors.astype(self.shape.compute_dtype)
-
-    def _dot(self, a: jax.Array, b: jax.Array, contracted: int) -> jax.Array:
-        """a and this dimension of b multiplied, summed in float32; float32 operands in full precision."""
-        precision = jax.lax.Precision.HIGHEST if self.shape.compute_dtype == jnp.float32 else None
-        dimensions = (((1,), (contracted,)), ((), ()))
-        return jax.lax.dot_general(a, b, dimensions, precision=precision, preferred_element_type=jnp.float32)

@@ -33,8 +33,8 @@ from pallas_kernels.logits import Logits
 from pallas_kernels.paged_attention.tpu.decode.ring import Stream
 from pallas_kernels.paged_attention.tpu.decode.scratch import named
 from pallas_kernels.paged_attention.tpu.latent.config import LatentConfig
-from pallas_kernels.paged_attention.tpu.latent.latent_movement import LatentMovement
-from pallas_kernels.paged_attention.tpu.latent.latent_scratch import (
+from pallas_kernels.paged_attention.tpu.latent.latent_movement import (
+    LatentMovement,
     LatentScratch,
     LimitScratch,
     latent_scratch_shapes,
@@ -186,13 +186,7 @@ def _run(steps, moves: LatentMovement, stages: LatentStages):
         stages.finish(t - 2)
         return 0
 
-    def begin(t, _):
-        stream.fetch(t)
-        for start in moves.fetch(t):
-            start()
-        return 0
-
-    jax.lax.fori_loop(0, ahead, begin, 0)
+    stream.begin(moves.fetch, ahead)
     jax.lax.fori_loop(0, steps, step, 0)
     stages.merge(steps - 2)
     stages.finish(steps - 2)
@@ -202,5 +196,4 @@ def _run(steps, moves: LatentMovement, stages: LatentStages):
     stages.finish(steps - 1)
     moves.release(steps - 2)
     moves.release(steps - 1)
-    for t in range(ahead):
-        stream.arrive(steps + t)
+    stream.end(steps, ahead)

@@ -12,30 +12,128 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from pallas_kernels.paged_attention.tpu.decode.config import LANES, RING
 from pallas_kernels.paged_attention.tpu.decode.ring import Stream
 from pallas_kernels.paged_attention.tpu.latent.config import QUERY_TILE_WORDS, LatentConfig
-from pallas_kernels.paged_attention.tpu.latent.latent_scratch import LatentScratch, LimitScratch
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class LatentMovement:
-    """References of one launch and its transfers; t: a step of the schedule, s: an item of it."""
+class LatentScratch:
+    """References of one launch. S: items of a step. X: tokens of an item. L: lanes of a latent. V: of its value.
+
+    Q: tokens of a query tile. N: heads; but for queries and outs, those of all of its tokens.
+    """
+
+    tiles: Any  # [buffers, S * X / C, C, L] of the pool's dtype
+    queries: Any  # [slots, Q, N, L]
+    outs: Any  # [slots, Q, N, V]
+    scores: Any  # [S, N, X] float32, hidden where the query may not see
+    weights: Any  # [S, N, X] of the dtype that products have
+    sums: Any  # [S, N, V] float32: weights times values
+    states: Any  # [RING, S, N, 128] float32, of the last steps: the row's highest score up to the item
+    added: Any  # [2, S, N, 128] float32, of even and odd steps: sums of weights
+    results: Any  # [S, N, V] float32: the row's sums up to the item of weights times values
+    totals: Any  # [S, N, 128] float32: and of weights
+    fetched: Any  # DMA semaphore of each buffer
+    written: Any  # DMA semaphore of each buffer
+    asked: Any  # DMA semaphore of each slot
+    stored: Any  # DMA semaphore of each slot
+    scalars: Any  # DMA semaphores of `Stream`
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LimitScratch:
+    """Further scratch where keys are chosen."""
+
+    limits: Any  # [buffers, S, X / 128, 128] float32, of `TileLimits`
+    arrived: Any  # DMA semaphore of each buffer
+
+
+def limit_scratch_shapes(config: LatentConfig) -> tuple[Any, ...]:
+    """In the order of LimitScratch."""
+    tiles = config.decode
+    return (
+        pltpu.VMEM((tiles.buffers, tiles.items, tiles.tile_kv // LANES, LANES), jnp.float32),
+        pltpu.SemaphoreType.DMA((tiles.buffers,)),
+    )
+
+
+def latent_scratch_shapes(dtype: jnp.dtype, pool_dtype: jnp.dtype, config: LatentConfig) -> tuple[Any, ...]:
+    """In the order of LatentScratch. dtype: of queries. pool_dtype: of the pool's array."""
+    tiles, N, V, f32 = config.decode, config.queries, config.value_dim, jnp.float32
+    S, X, C = tiles.items, tiles.tile_kv, config.block_size
+    return (
+        pltpu.VMEM((tiles.buffers, S * (X // C), C, config.lanes), pool_dtype),
+        pltpu.VMEM((config.slots, config.tile_q, config.num_heads, config.lanes), dtype),
+        pltpu.VMEM((config.slots, config.tile_q, config.num_heads, V), dtype),
+        pltpu.VMEM((S, N, X), f32),
+        pltpu.VMEM((S, N, X), config.compute_dtype),
+        pltpu.VMEM((S, N, V), f32),
+        pltpu.VMEM((RING, S, N, LANES), f32),
+        pltpu.VMEM((2, S, N, LANES), f32),
+        pltpu.VMEM((S, N, V), f32),
+        pltpu.VMEM((S, N, LANES), f32),
+        pltpu.SemaphoreType.DMA((tiles.buffers,)),
+        pltpu.SemaphoreType.DMA((tiles.buffers,)),
+        pltpu.SemaphoreType.DMA((config.slots,)),
+        pltpu.SemaphoreType.DMA((config.slots,)),
+        pltpu.SemaphoreType.DMA((tiles.records(C).buffers,)),
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BlockMovement:
+    """References of one launch and the transfers of its blocks; t: a step of the schedule, s: an item of it."""
 
     stream: Stream
+    pool: Any  # [P, C, L] in HBM
+    scratch: Any  # whose `tiles` blocks go to, with semaphores `fetched`
+    config: LatentConfig
+
+    def is_last(self, t: Any, s: int) -> Any:
+        """Whether the item has the last token of its row or query tile."""
+        at = self.stream.place(t, s)
+        return (at >= 0) & (at < self.config.decode.tile_kv)
+
+    def buffer(self, t: Any) -> Any:
+        """Where step t's blocks are."""
+        return jax.lax.rem(t + self.config.decode.buffers, self.config.decode.buffers)
+
+    def fetch_blocks(self, t: Any) -> list[Callable[[], None]]:
+        """Starts of the DMAs of step t's blocks, one function a block."""
+        buffer, C, x = self.buffer(t), self.config.block_size, self.scratch
+        blocks = self.config.decode.tile_kv // C
+        items = range(self.config.decode.items)
+        rows = [(self.stream.place(t, s), self.stream.first_block(t, s)) for s in items]  # read once for all blocks
+
+        def start(s: int, b: int) -> None:
+            at, first_block = rows[s]
+
+            @pl.when(at >= b * C)
+            def _() -> None:
+                to = x.tiles.at[buffer, s * blocks + b]
+                pltpu.make_async_copy(self.pool.at[self.stream.ring[first_block + b]], to, x.fetched.at[buffer]).start()
+
+        return [functools.partial(start, s, b) for s in items for b in range(blocks)]
+
+    def arrive_blocks(self, t: Any, num_blocks: Any) -> None:
+        """Waits for step t's blocks, whose number the schedule knows."""
+        buffer, x = self.buffer(t), self.scratch
+        blocks = x.tiles.at[buffer, pl.ds(0, num_blocks)]
+        pltpu.make_async_copy(blocks, blocks, x.fetched.at[buffer]).wait()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LatentMovement(BlockMovement):
+    """All transfers of a launch."""
+
     new: Any  # [T, L] float32, the tokens' latents; None where the pool has them
     q: Any  # [T, N, L] in HBM
     out: Any  # [T, N, V] in HBM
-    pool: Any  # [P, C, L] in HBM
     scratch: LatentScratch
-    config: LatentConfig
     query_tiles: Any = None  # of `LatentTiles`, in scalar memory; None where each token is one
     limits: Any = None  # of `TileLimits`, in HBM; None where all keys are read
     limited: LimitScratch | None = None
-
-    def is_last(self, t: Any, s: int) -> Any:
-        """Whether the item has the last token of its query tile."""
-        at = self.stream.place(t, s)
-        return (at >= 0) & (at < self.config.decode.tile_kv)
 
     def last_lane(self, t: Any, s: int) -> Any:
         """Where the query tile has its last token."""
@@ -45,26 +143,9 @@ class LatentMovement:
         """Where the query tile's queries and their results are."""
         return self.stream.token(t, s) & (self.config.slots - 1)
 
-    def buffer(self, t: Any) -> Any:
-        """Where step t's blocks are."""
-        return jax.lax.rem(t + self.config.decode.buffers, self.config.decode.buffers)
-
     def fetch(self, t: Any) -> list[Any]:
         """Starts of the DMAs of step t, one function a block and one a query."""
-        buffer, C, x = self.buffer(t), self.config.block_size, self.scratch
-        blocks = self.config.decode.tile_kv // C
         items = range(self.config.decode.items)
-        rows = [
-            (self.stream.place(t, s), self.stream.first_block(t, s)) for s in items
-        ]  # read once, not for each block
-
-        def start(s: int, b: int) -> None:
-            at, first_block = rows[s]
-
-            @pl.when(at >= b * C)
-            def _() -> None:
-                to = x.tiles.at[buffer, s * blocks + b]
-                pltpu.make_async_copy(self.pool.at[self.stream.ring[first_block + b]], to, x.fetched.at[buffer]).start()
 
         def query(s: int) -> None:
             pl.when(self._brings_query(t, s))(lambda: self._query(t, s).start())
@@ -75,14 +156,12 @@ class LatentMovement:
         return [
             *(() if self.limited is None else (limit,)),
             *(functools.partial(query, s) for s in items),
-            *(functools.partial(start, s, b) for s in items for b in range(blocks)),
+            *self.fetch_blocks(t),
         ]
 
     def arrive(self, t: Any, num_blocks: Any) -> None:
         """Waits for step t's blocks, whose number the schedule knows, and for the queries of rows that begin."""
-        buffer, x = self.buffer(t), self.scratch
-        blocks = x.tiles.at[buffer, pl.ds(0, num_blocks)]
-        pltpu.make_async_copy(blocks, blocks, x.fetched.at[buffer]).wait()
+        self.arrive_blocks(t, num_blocks)
         for s in range(self.config.decode.items):
             pl.when(self._brings_query(t, s))(self._query(t, s).wait)
         if self.limited is not None:
@@ -196,5 +275,5 @@ class LatentMovement:
 
 
 def as_dtype(values: jax.Array, dtype: jnp.dtype) -> jax.Array:
-    """The same bits as another dtype of their size, for a pool keeps those of some floats as integers."""
+    """Values with their bits read as another dtype of this size: a pool keeps some floats as integers."""
     return values if values.dtype == dtype else jax.lax.bitcast_convert_type(values, dtype)

@@ -16,10 +16,10 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
 from pallas_kernels.chosen_keys import HIDDEN
-from pallas_kernels.paged_attention.tpu.decode.config import LANES, RING
+from pallas_kernels.paged_attention.tpu.decode.config import LANES
+from pallas_kernels.paged_attention.tpu.decode.ring import dot, parity, ring_place
 from pallas_kernels.paged_attention.tpu.latent.config import LatentConfig
-from pallas_kernels.paged_attention.tpu.latent.latent_movement import LatentMovement, as_dtype
-from pallas_kernels.paged_attention.tpu.latent.latent_scratch import LatentScratch
+from pallas_kernels.paged_attention.tpu.latent.latent_movement import LatentMovement, LatentScratch, as_dtype
 
 _LOG2_E = math.log2(math.e)
 _VALUE_LANES = 256  # of one dot's result, which then fits the registers
@@ -45,13 +45,13 @@ class LatentStages:
         S, N, tiles = self.config.decode.items, self.config.queries, self.config.decode
         x, dots = self.scratch, self.config.decode.tile_kv // self.config.decode.chunk
         many = -(-len(starts) // (S * dots))
-        state = x.states[_ring(t - 1), S - 1]
+        state = x.states[ring_place(t - 1), S - 1]
         for s in range(S):
             at = self.moves.stream.place(t, s) - self.moves.last_lane(t, s)  # of lane 0
             q = x.queries[self.moves.slot(t, s)].reshape(N, self.config.lanes).astype(self.config.compute_dtype)
             tops = []
             for n in range(dots):
-                raw = _dot(q, self._latents(t, s, n * tiles.chunk), 1)  # [N, chunk]
+                raw = dot(q, self._latents(t, s, n * tiles.chunk), 1)  # [N, chunk]
                 for start in starts[(s * dots + n) * many : (s * dots + n + 1) * many]:
                     start()
                 if self.soft_cap is not None:
@@ -61,7 +61,7 @@ class LatentStages:
                 tops += [raw[:, lane : lane + LANES] for lane in range(0, tiles.chunk, LANES)]
             top = jnp.max(functools.reduce(jnp.maximum, tops), axis=1, keepdims=True)
             state = jnp.maximum(jnp.where(self.moves.stream.is_first(t, s), HIDDEN, state), top)
-            x.states[_ring(t), s] = jnp.broadcast_to(state, (N, LANES))
+            x.states[ring_place(t), s] = jnp.broadcast_to(state, (N, LANES))
 
     def _seen(self, at: Any, raw: jax.Array, n: int) -> jax.Array:
         """Scores of dot n, hidden where a key is behind the query; at: the last key that the first token sees."""
@@ -87,12 +87,12 @@ class LatentStages:
         """Weights of step t, and their sums."""
         x, tile = self.scratch, self.config.decode.tile_kv
         for s in range(self.config.decode.items):
-            state, added = x.states[_ring(t), s], jnp.zeros((self.config.queries, LANES))
+            state, added = x.states[ring_place(t), s], jnp.zeros((self.config.queries, LANES))
             for lane in range(0, tile, LANES):
                 weights = jnp.exp2((x.scores[s, :, pl.ds(lane, LANES)] - state) * self.unit)
                 x.weights[s, :, pl.ds(lane, LANES)] = weights.astype(x.weights.dtype)
                 added += weights
-            x.added[_parity(t), s] = added
+            x.added[parity(t), s] = added
 
     def weigh(self, t: Any) -> None:
         """PV of step t."""
@@ -103,18 +103,18 @@ class LatentStages:
                 acc = jnp.zeros((self.config.queries, lanes))
                 for first in range(0, self.config.decode.tile_kv, chunk):
                     values = self._latents(t, s, first, lane, lanes)
-                    acc += _dot(x.weights[s, :, pl.ds(first, chunk)], values, 0)
+                    acc += dot(x.weights[s, :, pl.ds(first, chunk)], values, 0)
                 x.sums[s, :, pl.ds(lane, lanes)] = acc
 
     def merge(self, t: Any) -> None:
         """Adds step t to the rows' sums. Before the first item of a row these are another row's, or nothing: NaN."""
         x, last = self.scratch, self.config.decode.items - 1
-        before = x.states[_ring(t - 1), last]
+        before = x.states[ring_place(t - 1), last]
         for s in range(self.config.decode.items):
-            state, earlier = x.states[_ring(t), s], s - 1 if s else last
+            state, earlier = x.states[ring_place(t), s], s - 1 if s else last
             is_first = self.moves.stream.is_first(t, s)
             decay = jnp.exp2((before - state) * self.unit)  # what a new highest score leaves of the sums before it
-            added = jnp.broadcast_to(jnp.sum(x.added[_parity(t), s], axis=1, keepdims=True), decay.shape)
+            added = jnp.broadcast_to(jnp.sum(x.added[parity(t), s], axis=1, keepdims=True), decay.shape)
             x.totals[s] = jnp.where(is_first, 0.0, x.totals[earlier] * decay) + added
             for lane in range(0, self.config.value_dim, LANES):
                 lanes = pl.ds(lane, LANES)
@@ -146,20 +146,3 @@ class LatentStages:
         lanes = self.config.lanes if lanes is None else lanes
         found = self.scratch.tiles[self.moves.buffer(t), pl.ds(first // C, many), within, pl.ds(lane, lanes)]
         return as_dtype(found.reshape(chunk, lanes), self.config.pool_dtype).astype(self.config.compute_dtype)
-
-
-def _ring(t: Any) -> Any:
-    """Where score leaves the states of step t."""
-    return t & RING - 1
-
-
-def _parity(t: Any) -> Any:
-    """Where softmax of step t leaves its sums."""
-    return t & 1
-
-
-def _dot(a: jax.Array, b: jax.Array, contracted: int) -> jax.Array:
-    """a and this dimension of b multiplied, summed in float32; float32 operands in full precision."""
-    precision = jax.lax.Precision.HIGHEST if a.dtype == jnp.float32 else None
-    dimensions = (((1,), (contracted,)), ((), ()))
-    return jax.lax.dot_general(a, b, dimensions, precision=precision, preferred_element_type=jnp.float32)
