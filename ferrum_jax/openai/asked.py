@@ -67,10 +67,14 @@ class AskedText(Asked):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AskedSound(Asked):
-    """What is said in a sound, the only one of `prompts`. params: of its windows, but for the rules of a transcript."""
+    """What is said in a sound, the only one of `prompts`. params: of its windows, but for the rules of a transcript.
+
+    heard: the HeardSound, once a job has read it.
+    """
 
     how: TranscriptionParams
     response_format: str = "json"
+    heard: Any = None
     streams: bool = False
     request_id: str | None = None
 
@@ -80,6 +84,16 @@ class AskedVectors(Asked):
     """Vectors of texts. options: how they are made, and the salt."""
 
     form: ReadingForm
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AskedClasses(Asked):
+    """Classes of texts. options: whether they are cut, and the salt."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AskedRewards(Asked):
+    """Rewards of texts. options: as of classes."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -20,7 +20,7 @@ class _CountedLLM:
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._llm, name)
-        return (lambda *given, **how: self._counted(found(*given, **how))) if name.endswith("as_completed") else found
+        return (lambda *given, **how: self._counted(found(*given, **how))) if name == "run" else found
 
     def _counted(self, answers: Generator[tuple[int, Any], None, None]) -> Generator[tuple[int, Any], None, None]:
         try:
