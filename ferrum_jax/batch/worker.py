@@ -189,8 +189,9 @@ class Worker:
         Raises ValueError for a sound that cannot be read, and for what the model cannot do.
         """
         for each in (index, *(following for following, _ in islice(self._queue, READ_AHEAD))):
-            named = row if each == index else self._rows.read(each)
-            if isinstance(named, Row) and named.kind == TRANSCRIBES:
+            if self._rows.kinds[each] != TRANSCRIBES:
+                continue
+            if isinstance(named := row if each == index else self._rows.read(each), Row):
                 self._sounds.begin(each, functools.partial(llm.hear, named.prompts[0], named.how.how))
         return row.with_windows(self._sounds.take(index).result())
 
