@@ -39,11 +39,11 @@ SHORTEST = 16  # tokens of the shortest bucket's texts
 FEWEST_TOKENS = 128
 _INVARIANT_TEXTS = 2  # XLA:CPU takes other dots for the attention of one
 _TOKENS_ON_CPU = 512  # of a step: a token of a larger one takes as long, and the last step of a length is emptier
-# What an encoder reads of EngineConfig; it has no KV, no sampling and no requests that run on. Drafts change no answer:
-# a job names them whatever its model is.
+# What an encoder reads of EngineConfig; it has no KV, no sampling and no requests that run on. Drafts and the defaults
+# of sampling change no vector: jobs and `verify` name them whatever the model is.
 _USED = (
     *("dtype", "max_model_len", "max_num_seqs", "max_num_batched_tokens"),
-    *("invariant", "mesh", "compilation_cache_dir", "ready", "speculative_config"),
+    *("invariant", "mesh", "compilation_cache_dir", "ready", "speculative_config", "generation_config"),
 )
 
 

@@ -25,7 +25,6 @@ import sys
 import tempfile
 import time
 import traceback
-from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -35,6 +34,7 @@ from ferrum_jax.batch.job import EXIT_PREEMPTED, JobOptions, JobSettings, run_ba
 from ferrum_jax.batch.journal.leases import Leases
 from ferrum_jax.batch.journal.parts import JobParts
 from tests.batch.fake_llm import FakeLLM
+from tests.batch.running import num_lines, row_records
 
 NUM_ROWS = 40
 _LOST = EXIT_PREEMPTED  # exit code of a worker that was taken for dead
@@ -113,12 +113,8 @@ class Arena:
     def prove(self, *, once: bool = True) -> None:
         """The output is that of an uninterrupted job. once: no line was written twice, not even into the journal."""
         assert self.output.read_bytes() == self.expected, "the bytes differ"
-        lines: Counter[bytes] = Counter()
-        for path in Path(f"{self.output}.journal/segments").glob("[!.]*"):
-            kinds = [record.split(b" ", 4)[1:4:2] for record in path.read_bytes().splitlines()]
-            lines.update(digest for kind, digest in kinds if kind in (b"ok", b"failed"))
-            self.num_resumed += sum(kind == b"partial" for kind, _ in kinds)
-        assert not once or set(lines.values()) == {1}, "a row has two lines"
+        assert not once or set(num_lines(self.output).values()) == {1}, "a row has two lines"
+        self.num_resumed += sum(kind == b"partial" for kind, _ in row_records(self.output))
         self.forget()
 
 

@@ -20,7 +20,6 @@ import re
 import sys
 import tempfile
 import time
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +32,7 @@ from ferrum_jax.batch.job_plan import outlook_rows, paced_outlook
 from ferrum_jax.io.files.store import open_store
 from tests.batch.fake_llm import json_lines
 from tests.batch.machine import Machine
+from tests.batch.running import num_lines
 
 PACES = (1, 2, 4, 8)
 _EARLIER_S = 15.0  # of the other job on each machine, or a tenth of this one
@@ -139,15 +139,11 @@ class Hundred:
         assert alone.wait() == EXIT_OK
         assert self.output.exists(), f"rows are left; the workers ended with {[each.code for each in self.machines]}"
         assert self.output.read_bytes() == (self.folder / "alone.jsonl").read_bytes(), "the bytes differ"
-        lines, segments = Counter[bytes](), Path(f"{self.output}.journal/segments")
-        for path in segments.glob("[!.]*"):
-            kinds = [record.split(b" ", 4)[1:4:2] for record in path.read_bytes().splitlines()]
-            lines.update(digest for kind, digest in kinds if kind == b"ok")
         workers = {path.name for path in Path(f"{self.output}.journal/workers").iterdir()}
         silent = [name for name in workers if name.endswith(".beat") and f"{name[:-5]}.dead" not in workers]
         return {
             "rows": self.output.read_bytes().count(b"\n"),
-            "most_lines_of_a_row": max(lines.values()),
+            "most_lines_of_a_row": max(num_lines(self.output).values()),
             "partial_output": Path(f"{self.output}.journal/partial.out.jsonl").exists(),
             "torn_files": len(list(self.folder.glob(".*"))),  # beside the output
             "torn_files_in_journal": sum(1 for path in Path(f"{self.output}.journal").rglob(".*")),

@@ -24,7 +24,7 @@ from rich.console import Console
 from ferrum_jax.batch.job import JobSettings, run_batch
 from ferrum_jax.batch.notice import EXIT_PREEMPTED, Notice
 from ferrum_jax.batch.ray import run_batch_on_ray
-from tests.batch.fake_llm import FakeLLM
+from tests.batch.fake_llm import FakeLLM, json_lines
 from tests.support import ROOT
 
 NUM_ROWS, POISON = 60, "poison"
@@ -40,7 +40,7 @@ def write_rows(path: Path) -> None:
     rows[20]["prompt"] = POISON
     rows[30]["colour"] = "red"
     rows += [{"custom_id": f"vector-{i}", "input": f"text {i}"} for i in range(8)]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    path.write_bytes(json_lines(rows))
 
 
 def burn(llm: FakeLLM) -> None:

@@ -1,21 +1,15 @@
 """Killed anywhere and started again, a job has the bytes of one that was never killed, and each row has one line."""
 
-import json
-import subprocess
-import sys
-
 import pytest
 
 from tests.batch.kill_demo import kill
+from tests.batch.running import run_program
+from tests.batch.unlike_program import NUM_ROWS
 from tests.histories import seeded
-from tests.support import ROOT
 
 
 def run(*arguments: str) -> dict:
-    command = [sys.executable, "-W", "error", "-m", "tests.batch.crash_program", *arguments]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    return run_program("tests.batch.crash_program", *arguments)[0]
 
 
 @pytest.mark.parametrize(
@@ -41,6 +35,13 @@ def test_two_workers_that_share_a_job_and_are_killed_in_turn(kills):
 @pytest.mark.parametrize("kills", [2, pytest.param(30, marks=pytest.mark.slow)])
 def test_unlike_workers_of_which_one_is_killed_as_it_takes_or_gives_rows(kills):
     assert run("unlike", "--kills", str(kills))["kills"] == kills
+
+
+def test_a_slow_worker_hands_over_its_last_rows_with_their_tokens_and_ends():
+    """Where fast ones have room for all that are left."""
+    found, _ = run_program("tests.batch.unlike_program")
+    assert found["codes"] == [0, 0] and found["lines"] == NUM_ROWS and found["most_lines_of_a_row"] == 1
+    assert found["ended_early"] and found["partials"] > 0
 
 
 @pytest.mark.parametrize("stops", [2, pytest.param(8, marks=pytest.mark.slow)])

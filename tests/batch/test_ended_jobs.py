@@ -8,16 +8,16 @@ import time
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
 from ferrum_jax.batch.ending.end_terms import EndTerms
 from ferrum_jax.batch.ending.ending import Ending, WorkerPace
 from ferrum_jax.batch.ending.row_meter import TokenPace
-from ferrum_jax.batch.job import EXIT_OK, EXIT_PREEMPTED, JobOptions, JobSettings, run_batch
+from ferrum_jax.batch.job import EXIT_OK, EXIT_PREEMPTED, JobOptions
 from ferrum_jax.batch.notice import Notice
 from ferrum_jax.batch.paces import Paces, earlier_paces
 from ferrum_jax.io.files.store import LocalStore
 from tests.batch.fake_llm import FakeLLM, json_lines
+from tests.batch.running import run_rows
 from tests.support import INVARIANT, small_llm
 
 NUM_ROWS = 200
@@ -39,15 +39,8 @@ class EndedJob:
         within_s = terms.pop("within_s", None)
         deadline = None if within_s is None else time.time() + within_s
         shown = io.StringIO()
-        code = run_batch(
-            self._model,
-            self.folder / "in.jsonl",
-            self.folder / output,
-            model="tiny",
-            console=Console(file=shown, width=200),
-            options=JobOptions(terms=EndTerms(deadline=deadline, **terms)),
-            settings=JobSettings(now=lambda: 1000.0),
-        )
+        options = JobOptions(terms=EndTerms(deadline=deadline, **terms))
+        code = run_rows(self.folder, self._model, output, shown=shown, options=options)
         self.shown = " ".join(shown.getvalue().split())
         return code
 
@@ -197,15 +190,7 @@ def test_an_engine_stopped_at_a_deadline_goes_on_to_the_bytes_of_one_that_was_no
 
     def run(name: str, within_s: float | None) -> int:
         deadline = None if within_s is None else time.time() + within_s
-        return run_batch(
-            lambda start: llm,
-            tmp_path / "in.jsonl",
-            tmp_path / name,
-            model="tiny",
-            console=Console(file=io.StringIO()),
-            options=JobOptions(terms=EndTerms(deadline=deadline)),
-            settings=JobSettings(now=lambda: 1000.0),
-        )
+        return run_rows(tmp_path, lambda start: llm, name, options=JobOptions(terms=EndTerms(deadline=deadline)))
 
     assert run("whole.jsonl", None) == EXIT_OK
     whole_s = json.loads((tmp_path / "whole.jsonl.report.json").read_bytes())["wall_s"]

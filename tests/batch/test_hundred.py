@@ -1,24 +1,16 @@
 """Four unlike workers, killed and started again, end a job; one that cannot end in time says so and stops in order."""
 
-import json
-import subprocess
-import sys
+import functools
 
 import pytest
 
+from tests.batch.running import run_program
 from tests.histories import seeded
-from tests.support import ROOT
 
 pytestmark = pytest.mark.slow
 
 
-def run(*arguments: str) -> tuple[dict, str]:
-    """What was found, and what was said before it."""
-    command = [sys.executable, "-W", "error", "-m", "tests.batch.hundred_program", *arguments]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    said, _, found = done.stdout.rstrip().rpartition("\n")
-    return json.loads(found), said
+run = functools.partial(run_program, "tests.batch.hundred_program")
 
 
 @pytest.mark.parametrize(

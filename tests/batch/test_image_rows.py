@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 from PIL import Image
-from rich.console import Console
 
 from ferrum_jax import LLM
-from ferrum_jax.batch.job import EXIT_OK, EXIT_PREEMPTED, JobSettings, run_batch
+from ferrum_jax.batch.job import EXIT_OK, EXIT_PREEMPTED
 from ferrum_jax.batch.journal.partials import decode_partial, encode_partial
 from ferrum_jax.batch.notice import Notice
 from ferrum_jax.core.outputs import CompletionOutput
+from tests.batch.running import run_rows
 from tests.batch.stopping import num_starts, stopping
 from tests.batch.verify.planted import verified
 from tests.engine.golden_media import CONFIG
@@ -74,15 +74,7 @@ class Job:
         self.llm = LLM(str(model), dataclasses.replace(CONFIG, image_root=str(folder), max_num_seqs=2))
 
     def run(self, notice: Notice | None = None, output: str = "out.jsonl") -> int:
-        return run_batch(
-            lambda start: self.llm,
-            self.folder / "in.jsonl",
-            self.folder / output,
-            model="tiny",
-            console=Console(file=self.said, width=400),
-            notice=notice,
-            settings=JobSettings(now=lambda: 1000.0),
-        )
+        return run_rows(self.folder, lambda start: self.llm, output, notice=notice, shown=self.said)
 
     def lines(self, output: str = "out.jsonl") -> dict[str, list[str]]:
         found = [json.loads(line) for line in (self.folder / output).read_bytes().splitlines()]

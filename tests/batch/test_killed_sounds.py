@@ -12,7 +12,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,6 +19,7 @@ import pytest
 
 from ferrum_jax import LLM
 from scripts.goldens.sounds import sound
+from tests.batch.running import num_lines
 from tests.histories import seeded
 from tests.support import COMPILED, GOLDENS, ROOT
 from tests.transcribing.heard import CONFIG, NAME, RATE
@@ -90,14 +90,6 @@ class ClipJob:
         assert process.returncode in (1, -signal.SIGKILL), said  # the damaged clip is an error line
         return process.returncode
 
-    def lines_of_rows(self) -> Counter[bytes]:
-        """How many lines the journal has of each row that has ended, by the row's digest."""
-        lines: Counter[bytes] = Counter()
-        for path in Path(f"{self.output}.journal/segments").glob("[!.]*"):
-            kinds = [record.split(b" ", 4)[1:4:2] for record in path.read_bytes().splitlines()]
-            lines.update(digest for kind, digest in kinds if kind in (b"ok", b"failed"))
-        return lines
-
     def forget(self) -> None:
         self.output.unlink(missing_ok=True)
         shutil.rmtree(f"{self.output}.journal")
@@ -121,13 +113,14 @@ def test_two_hundred_clips_killed_ten_times_have_the_bytes_of_an_unkilled_job(
         left = killed < KILLS
         if job.run(moments.uniform(0.1, 0.45) * whole_s if left else None) == 1:
             assert job.output.read_bytes() == expected
-            assert len(job.lines_of_rows()) == NUM_CLIPS and set(job.lines_of_rows().values()) == {1}
+            assert list(num_lines(job.output).values()) == [1] * NUM_CLIPS
             ended += 1
             job.forget()
             continue
         killed += 1
-        assert not job.output.exists() and set(job.lines_of_rows().values()) <= {1}
-        grown += 0 < len(job.lines_of_rows()) < NUM_CLIPS
+        lines = num_lines(job.output)
+        assert not job.output.exists() and set(lines.values()) <= {1}
+        grown += 0 < len(lines) < NUM_CLIPS
     assert grown > 1, "kills came in the midst of the rows"
 
 

@@ -14,25 +14,12 @@ from ferrum_jax.batch.job import EXIT_PREEMPTED, EXIT_ROWS_FAILED
 from ferrum_jax.batch.journal.journal import FAILED, OK, PARTIAL, Journal
 from ferrum_jax.batch.journal.responses import JobLabel, answered_line, texts_of
 from ferrum_jax.core.outputs import EmbeddingOutput, ScoreOutput
-from ferrum_jax.io.files.store import LocalStore, Store, open_store
+from ferrum_jax.io.files.store import Store
+from tests.batch.conftest import NAMES
 from tests.batch.fake_llm import FakeLLM, answer, json_lines
-from tests.batch.test_job import BAD_LINES, GOOD_INPUT, Job
+from tests.batch.job import BAD_LINES, GOOD_INPUT, Job
 
 LABEL = JobLabel(model="tiny", created=1_700_000_000, fingerprint="fp_0")
-NAMES = ("a", "b", "c")
-
-
-@pytest.fixture(params=["local", "memory"])
-def store(request, tmp_path) -> Store:
-    return LocalStore(tmp_path / "j") if request.param == "local" else open_store(f"memory://{tmp_path}/j")
-
-
-@pytest.fixture
-def rows(tmp_path):
-    path = tmp_path / "in.jsonl"
-    path.write_bytes(json_lines({"custom_id": name, "prompt": "x", "n": 2} for name in NAMES))
-    with open(path, "rb") as file:
-        yield Rows(file)
 
 
 def row(**fields) -> Row:

@@ -1,18 +1,17 @@
 """A job over the engine itself, with a tiny model: interrupted, its device failing, its output stays the same."""
 
 import dataclasses
-import io
 import json
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
 from ferrum_jax import LLM
-from ferrum_jax.batch.job import EXIT_OK, EXIT_PREEMPTED, EXIT_ROWS_FAILED, JobSettings, run_batch
+from ferrum_jax.batch.job import EXIT_OK, EXIT_PREEMPTED, EXIT_ROWS_FAILED
 from ferrum_jax.batch.notice import Notice
 from ferrum_jax.runtime.runner import Runner
 from ferrum_jax.sampling_params import SamplingParams
+from tests.batch.running import run_rows
 from tests.batch.stopping import num_starts, stopping
 from tests.support import GOLDENS, INVARIANT, small_llm
 
@@ -33,15 +32,7 @@ def write_rows(path: Path) -> None:
 
 
 def run(folder: Path, notice: Notice | None = None, llm: LLM | None = None) -> int:
-    return run_batch(
-        lambda rows: llm or small_llm("qwen3", INVARIANT),
-        folder / "in.jsonl",
-        folder / "out.jsonl",
-        model="tiny",
-        console=Console(file=io.StringIO()),
-        notice=notice,
-        settings=JobSettings(now=lambda: 1000.0),
-    )
+    return run_rows(folder, lambda rows: llm or small_llm("qwen3", INVARIANT), notice=notice)
 
 
 @pytest.fixture
@@ -128,12 +119,10 @@ def test_a_job_with_adapters_that_is_stopped_gives_each_row_what_its_adapter_say
     asked = [{}, {"model": "poet"}, {"adapter": "clerk"}, {"model": "llama", "adapter": "poet"}] * 2
     rows = [{"custom_id": str(i), "prompt_token_ids": [7, 8, 9 + i], **fields} for i, fields in enumerate(asked)]
     (tmp_path / "in.jsonl").write_text("".join(json.dumps({**row, "max_tokens": 12}) + "\n" for row in rows))
-    settings = JobSettings(names=["llama"], adapters=tuple(folders), now=lambda: 1000.0, defaults={"temperature": 0})
+    settings = {"names": ["llama"], "adapters": tuple(folders), "defaults": {"temperature": 0}}
 
     def run(llm: LLM, notice: Notice | None = None, output: str = "out.jsonl") -> int:
-        paths = tmp_path / "in.jsonl", tmp_path / output
-        console = Console(file=io.StringIO())
-        return run_batch(lambda start: llm, *paths, model="tiny", console=console, settings=settings, notice=notice)
+        return run_rows(tmp_path, lambda start: llm, output, notice=notice, **settings)
 
     assert run(llm, output="whole.jsonl") == EXIT_OK
     notices = stopping(monkeypatch, 5)

@@ -4,23 +4,22 @@ tokens."""
 from __future__ import annotations
 
 import dataclasses
-import io
 import time
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
 from ferrum_jax.batch.ending.ending import WorkerPace
 from ferrum_jax.batch.ending.row_meter import TokenPace
 from ferrum_jax.batch.input.rows import Rows
-from ferrum_jax.batch.job import EXIT_OK, JobOptions, JobSettings, run_batch
+from ferrum_jax.batch.job import EXIT_OK, JobOptions
 from ferrum_jax.batch.journal.journal import OK, PARTIAL, Journal
 from ferrum_jax.batch.journal.leases import Leases
 from ferrum_jax.batch.paces import Paces
 from ferrum_jax.io.files.store import LocalStore
 from ferrum_jax.runtime.runner import Runner
 from tests.batch.fake_llm import json_lines
+from tests.batch.running import run_rows
 from tests.support import INVARIANT, small_llm
 
 pytestmark = pytest.mark.slow
@@ -49,16 +48,8 @@ class SlowWorker:
 
 
 def run(folder: Path) -> None:
-    code = run_batch(
-        lambda start: small_llm("qwen3", INVARIANT),
-        folder / "in.jsonl",
-        folder / "out.jsonl",
-        model="tiny",
-        console=Console(file=io.StringIO()),
-        options=JobOptions(share_s=0.01, poll_s=0.01),
-        settings=JobSettings(now=lambda: 1000.0),
-    )
-    assert code == EXIT_OK
+    options = JobOptions(share_s=0.01, poll_s=0.01)
+    assert run_rows(folder, lambda start: small_llm("qwen3", INVARIANT), options=options) == EXIT_OK
 
 
 def write_rows(path: Path) -> None:

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import base64
 import dataclasses
-import io
 import json
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from rich.console import Console
 
 from ferrum_jax import LLM
 from ferrum_jax.batch.input.formats import TRANSCRIBES, BadRow, Row, parse_line
 from ferrum_jax.batch.input.sound_folder import rows_of_folder
-from ferrum_jax.batch.job import EXIT_OK, EXIT_PREEMPTED, EXIT_ROWS_FAILED, JobSettings, run_batch
+from ferrum_jax.batch.job import EXIT_OK, EXIT_PREEMPTED, EXIT_ROWS_FAILED
 from ferrum_jax.batch.notice import Notice
 from ferrum_jax.tasks.transcription.forms import as_json, as_text, as_verbose_json
 from scripts.goldens.sounds import wav
+from tests.batch.running import run_rows
 from tests.batch.stopping import stopping
 from tests.support import GOLDENS
 from tests.transcribing.heard import CONFIG, NAME, RATE
@@ -101,15 +100,7 @@ class Job:
         self.llm = LLM(str(GOLDENS / NAME), config)
 
     def run(self, notice: Notice | None = None, output: str = "out.jsonl") -> int:
-        return run_batch(
-            lambda start: self.llm,
-            self.folder / "in.jsonl",
-            self.folder / output,
-            model="tiny",
-            console=Console(file=io.StringIO()),
-            notice=notice,
-            settings=JobSettings(now=lambda: 1000.0),
-        )
+        return run_rows(self.folder, lambda start: self.llm, output, notice=notice)
 
 
 def test_rows_get_what_a_program_gets_and_a_stopped_job_has_the_same_bytes(tmp_path, monkeypatch):

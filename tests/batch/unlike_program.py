@@ -13,13 +13,13 @@ import json
 import os
 import tempfile
 import time
-from collections import Counter
 from pathlib import Path
 
 from rich.console import Console
 
 from ferrum_jax.batch.job import JobOptions, JobSettings, run_batch
 from tests.batch.fake_llm import FakeLLM, json_lines
+from tests.batch.running import num_lines, row_records
 
 NUM_ROWS = 160
 SLOW_S = 0.3  # of a step; a busy machine slows the fast worker, whose steps take 5 ms, and must not make them alike
@@ -52,17 +52,12 @@ def main() -> None:
         (folder / "in.jsonl").write_bytes(json_lines(rows))
         pids = [work(folder, step_s) for step_s in (SLOW_S, 0.005)]
         codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
-        kinds, lines = Counter[bytes](), Counter[bytes]()
-        for path in (folder / "out.jsonl.journal/segments").glob("[!.]*"):
-            for record in path.read_bytes().splitlines():
-                _, kind, _, digest, _ = record.split(b" ", 4)
-                kinds[kind] += 1
-                lines[digest] += kind == b"ok"
+        kinds = [kind for kind, _ in row_records(folder / "out.jsonl")]
         found = {
             "codes": codes,
             "lines": (folder / "out.jsonl").read_bytes().count(b"\n"),
-            "most_lines_of_a_row": max(lines.values()),
-            "partials": kinds[b"partial"],
+            "most_lines_of_a_row": max(num_lines(folder / "out.jsonl").values()),
+            "partials": kinds.count(b"partial"),
             "ended_early": "Ended early: other workers run" in (folder / f"shown-{SLOW_S}").read_text(),
         }
     print(json.dumps(found))

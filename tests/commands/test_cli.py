@@ -49,23 +49,10 @@ class CommandLLM(FakeLLM):
     blocks = GroupBlocks(num_blocks=9, block_bytes=1000)
     ledger = Ledger(weights_bytes=1, slots_bytes=1, prompts_bytes=1, groups=(blocks,), block_size=16)
 
-    def __init__(
-        self,
-        model,
-        config,
-        *,
-        revision,
-        tokenizer,
-        bundle,
-        require_bundle,
-        reach,
-        on_progress,
-        on_problem,
-        on_identity,
-        begun_with,
-    ):
+    def __init__(self, model, config, *, tokenizer, reach, on_progress, on_identity, **others):
         super().__init__()
-        assert (revision, bundle, require_bundle) == (None, None, False)
+        assert others.keys() == {"revision", "bundle", "require_bundle", "on_problem", "begun_with"}
+        assert (others["revision"], others["bundle"], others["require_bundle"]) == (None, None, False)
         if "missing" in model:
             raise ValueError(f"{model} has no config.json")
         on_progress("compiling", 1, 2)
@@ -435,10 +422,7 @@ def test_batch_exits_1_when_a_row_failed_and_130_when_it_was_interrupted(llms, t
         ("batch --model m --input {tmp}/in --output {tmp}/no/o", "no, where the output belongs, is not a folder"),
         ("batch --model m --input {tmp}/in --output o --report {tmp}/no/r", "no, where the report's page belongs, is"),
         ("batch --model m --input {tmp}/in --output o --save-prefixes-at-notice {tmp}", "is not an empty folder"),
-        (
-            "generate --model m p --load-prefix-cache {tmp}/in",
-            "in is not a folder; name one that `ferrum-jax cache save`",
-        ),
+        ("generate --model m p --load-prefix-cache {tmp}/in", "in is not a folder; name one that `ferrum-jax cache"),
         ("generate --model m p --profile {tmp}/in", "in: File exists"),
         ("cache save {tmp} --model m --prompt p", "is not an empty folder"),
         ("cache simulate --request-log {tmp}/in --plot {tmp}/no/r.png", "no, where the plot belongs, is not a folder"),

@@ -148,14 +148,18 @@ def test_a_checkout_without_history_takes_the_first_sixth_and_says_so(checkout, 
         assert (found.sixth, found.changed) == (0, []) and "has no history" in found.said
 
 
+def run(checkout: Path, *arguments: object) -> subprocess.CompletedProcess:
+    """pytest in the checkout, in none of this one's processes."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    command = [sys.executable, "-m", "pytest", *map(str, arguments)]
+    environment["PYTHONPATH"] = str(ROOT)
+    return subprocess.run(command, cwd=checkout, env=environment, capture_output=True, text=True)
+
+
 @pytest.mark.parametrize("num_processes", [0, 2])
 def test_a_run_prints_what_it_selects_and_how_a_failure_runs_alone(checkout, num_processes):
     git(checkout, "tag", "v1", "HEAD~1")
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
-    command = [sys.executable, "-m", "pytest", "-n", str(num_processes), "-m", "slow", "--sixth", "auto", "--seed", "7"]
-    done = subprocess.run(
-        command, cwd=checkout, env=environment | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True
-    )
+    done = run(checkout, "-n", num_processes, "-m", "slow", "--sixth", "auto", "--seed", 7)
     assert "1 failed, 15 passed" in done.stdout, done.stdout + done.stderr
     assert (
         done.stderr.count("runs sixth 3: 16 of 36 tests\nand 10 of tests/test_c.py because of tests/test_c.py\n") == 1
@@ -166,17 +170,10 @@ def test_a_run_prints_what_it_selects_and_how_a_failure_runs_alone(checkout, num
 
 @pytest.mark.parametrize("num_processes", [0, 2])
 def test_no_test_begins_after_the_time_of_until_and_the_summary_counts_them(checkout, num_processes):
-    command = [sys.executable, "-m", "pytest", "-n", str(num_processes), "--until", "1", "tests/test_a.py"]
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
-    done = subprocess.run(
-        command, cwd=checkout, env=environment | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True
-    )
+    done = run(checkout, "-n", num_processes, "--until", 1, "tests/test_a.py")
     assert "12 skipped" in done.stdout and "\n12 of tests/test_a.py\n" in done.stdout, done.stdout + done.stderr
 
 
 def test_a_path_that_is_not_there_is_named_by_several_processes_too(checkout):
-    command = [sys.executable, "-m", "pytest", "-n", "2", "tests/test_a.py", "tests/nope.py::test"]
-    done = subprocess.run(
-        command, cwd=checkout, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True
-    )
+    done = run(checkout, "-n", 2, "tests/test_a.py", "tests/nope.py::test")
     assert done.returncode == 4 and "ERROR: file or directory not found: tests/nope.py::test\n" in done.stderr

@@ -106,25 +106,8 @@ def clone(parent: Path) -> Path:
     return folder
 
 
-def assert_found_beside(folder: Path, site: Path) -> None:
-    """Whether a script beside the clone and beside a user's own checkpoints/ finds the packages by `site`."""
-    (folder.parent / "checkpoints").mkdir()
-    (folder.parent / "script.py").write_text(f"import site; site.addsitedir({str(site)!r})\n{SCRIPT}")
-    run = [sys.executable, "-S", "script.py"]
-    done = subprocess.run(run, cwd=folder.parent, capture_output=True, text=True, env={"PYTHONPATH": ""})
-    assert done.stdout == "found checkpoints\n", done.stderr
-
-
-def test_the_project_asks_for_an_editable_install_that_puts_the_checkout_on_the_path(tmp_path):
-    """As setuptools installs a project whose root package has a folder: by a line in a .pth file."""
-    folder, site = clone(tmp_path), tmp_path / "site"
-    site.mkdir()
-    root = PROJECT["tool"]["setuptools"]["package-dir"][""]
-    (site / "__editable__.pth").write_text(f"{folder / root}\n")
-    assert_found_beside(folder, site)
-
-
 def test_an_editable_install_wins_over_the_clone_that_a_script_stands_beside(tmp_path):
+    """And over the user's own checkpoints/."""
     pytest.importorskip("setuptools", minversion="77", reason="an older one cannot build what pip installs")
     folder, site = clone(tmp_path), tmp_path / "site"
     site.mkdir()
@@ -133,7 +116,11 @@ def test_an_editable_install_wins_over_the_clone_that_a_script_stands_beside(tmp
     assert done.returncode == 0, done.stderr
     with zipfile.ZipFile(site / done.stdout.splitlines()[-1]) as wheel:
         wheel.extractall(site)
-    assert_found_beside(folder, site)
+    (folder.parent / "checkpoints").mkdir()
+    (folder.parent / "script.py").write_text(f"import site; site.addsitedir({str(site)!r})\n{SCRIPT}")
+    run = [sys.executable, "-S", "script.py"]
+    done = subprocess.run(run, cwd=folder.parent, capture_output=True, text=True, env={"PYTHONPATH": ""})
+    assert done.stdout == "found checkpoints\n", done.stderr
 
 
 @pytest.mark.parametrize("extra", ["aot", "tpu", "gpu", "store", "columns", "ray", "plot", "structured", "server"])

@@ -43,28 +43,20 @@ def test_blocks_behind_a_window_go_back_while_the_request_runs(enabled: bool) ->
     engine.drain()
 
 
-def test_a_hit_needs_only_the_blocks_of_the_window() -> None:
+@pytest.mark.parametrize(
+    ("length", "lost", "hit"),
+    [
+        (20, (0, 1), 20),  # only the blocks of the window are needed
+        (28, (5,), 20),  # blocks 5 and 6 need block 5, the first five do not
+        (16, (0, 2), 0),  # blocks 1 and 3 are there, and the window reaches behind each
+    ],
+)
+def test_a_hit_ends_where_the_blocks_of_the_window_are_whole(length: int, lost: tuple[int, ...], hit: int) -> None:
     engine = _engine(None, 6)
-    prompt = [i % 5 for i in range(20)]
+    prompt = [i % 5 for i in range(length)]
     engine.hit(prompt, 1)
-    _lose(engine, 1, prompt, 0, 1)
-    assert engine.hit([*prompt, 3], 1) == 20
-
-
-def test_a_rolled_over_window_is_skipped_for_a_shorter_valid_prefix() -> None:
-    engine = _engine(None, 6)
-    prompt = [i % 5 for i in range(28)]
-    engine.hit(prompt, 1)
-    _lose(engine, 1, prompt, 5)
-    assert engine.hit([*prompt, 3], 1) == 20, "blocks 5 and 6 need block 5, the first five do not"
-
-
-def test_where_no_window_is_whole_nothing_is_hit() -> None:
-    engine = _engine(None, 6)
-    prompt = [i % 5 for i in range(16)]
-    engine.hit(prompt, 1)
-    _lose(engine, 1, prompt, 0, 2)
-    assert engine.hit([*prompt, 3], 1) == 0, "blocks 1 and 3 are there, and the window reaches behind each"
+    _lose(engine, 1, prompt, *lost)
+    assert engine.hit([*prompt, 3], 1) == hit
 
 
 def test_a_rolled_over_prefix_may_be_extended_or_rewound_within_the_window() -> None:

@@ -203,7 +203,17 @@ def _experts_of(tokens: np.ndarray, start: int, end: int) -> np.ndarray:
     return np.stack([tokens[start:end], np.arange(start, end)], axis=1).astype(np.int16)
 
 
-class KnownDrafts:
+class FakeDrafts:
+    """Drafts that learn nothing."""
+
+    bytes = 0
+
+    def forget(self, request: Request) -> None: ...
+
+    def learn(self, token_ids: Sequence[int], num_prompt_tokens: int, salt: bytes) -> None: ...
+
+
+class KnownDrafts(FakeDrafts):
     """Drafts that are known to come true, or not to.
 
     kind: "right"; "wrong", where none does; "mixed", where one in four is wrong.
@@ -211,7 +221,6 @@ class KnownDrafts:
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
-        self.bytes = 0
 
     def propose(self, request: Request, most: int) -> Draft:
         ids = request.token_ids.tolist()
@@ -220,10 +229,6 @@ class KnownDrafts:
             ids.append((next_token(ids) + is_wrong) % VOCABULARY)
         found = ids[len(request.token_ids) :]
         return Draft(token_ids=found, confidences=[1.0] * len(found))
-
-    def forget(self, request: Request) -> None: ...
-
-    def learn(self, token_ids: Sequence[int], num_prompt_tokens: int, salt: bytes) -> None: ...
 
 
 def drafting_of(source: Drafts, *, num_tokens: int, num_places: int, most: int = 6) -> Drafting:

@@ -10,26 +10,21 @@ import pytest
 from ferrum_jax.core.drafts.drafts import Draft
 from ferrum_jax.core.request import Request
 from ferrum_jax.core.scheduler.drafting import Drafting, OpenRow, OpenShard, StepCosts
-from tests.scheduling.fake_device import KnownDrafts, expected_tokens, next_token
+from tests.scheduling.fake_device import FakeDrafts, KnownDrafts, expected_tokens, next_token
 
 FREE = [StepCosts(num_rows=1, bare=1.0, sizes=((4, 1.0), (8, 1.0), (16, 1.0)))]
 DEAR = [StepCosts(num_rows=1, bare=1.0, sizes=((4, 4.0), (8, 8.0), (16, 16.0)))]
 
 
-class Sure:
+class Sure(FakeDrafts):
     """Drafts the same tokens for every row, sure of each by so much."""
 
     def __init__(self, confidences: Sequence[float]) -> None:
         self.confidences = confidences
-        self.bytes = 0
 
     def propose(self, request: Request, most: int) -> Draft:
         found = list(self.confidences[:most])
         return Draft(token_ids=[9] * len(found), confidences=found)
-
-    def forget(self, request: Request) -> None: ...
-
-    def learn(self, token_ids: Sequence[int], num_prompt_tokens: int, salt: bytes) -> None: ...
 
 
 def request_of(id: int, num_tokens: int = 4, **more) -> Request:

@@ -12,7 +12,7 @@ from ferrum_jax.core.drafts.drafts import Draft
 from ferrum_jax.core.request import Request
 from ferrum_jax.core.scheduler.drafting import StepCosts
 from tests.histories import seeded
-from tests.scheduling.fake_device import VOCABULARY, Engine, next_token, prompt_of
+from tests.scheduling.fake_device import VOCABULARY, Engine, FakeDrafts, next_token, prompt_of
 
 _MAX_TOTAL = 36
 
@@ -47,12 +47,11 @@ def grown(ids: list[int], request: Request) -> str | None:
     return None
 
 
-class TextDrafts:
+class TextDrafts(FakeDrafts):
     """Drafts of the tokens that a row will have, drawn and forced. kind: as of `KnownDrafts`."""
 
     def __init__(self, kind: str) -> None:
         self._kind = kind
-        self.bytes = 0
 
     def propose(self, request: Request, most: int) -> Draft:
         ids, found = request.token_ids.tolist(), []
@@ -62,10 +61,6 @@ class TextDrafts:
             is_wrong = self._kind == "wrong" or (self._kind == "mixed" and place % 4 == 3)
             found.append((ids[place] + is_wrong) % VOCABULARY)
         return Draft(token_ids=found, confidences=[1.0] * len(found))
-
-    def forget(self, request: Request) -> None: ...
-
-    def learn(self, token_ids: Sequence[int], num_prompt_tokens: int, salt: bytes) -> None: ...
 
 
 class TextEngine(Engine):

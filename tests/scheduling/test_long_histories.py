@@ -1,13 +1,18 @@
-"""200,000 random operations of the scheduler over all cache groups and tiers, the books proved after each of them.
+"""Random operations of the scheduler over all cache groups and tiers, the books proved after each of them.
 
-Seeded histories without hypothesis, which spends longer on its own books than all of this takes: the rules are those
-of `test_scheduler_machine.py`, and pins and resets besides.
+Every request ends as it does alone, whatever ran beside it. Seeded histories without hypothesis, which spends longer on
+its own books than all of this takes. Hosts with the same requests make the same plans, whatever seeds their processes
+have.
 """
 
 from __future__ import annotations
 
+import hashlib
+import os
 import random
 import re
+import subprocess
+import sys
 from collections import Counter
 
 import pytest
@@ -17,8 +22,8 @@ from ferrum_jax.inputs.prompt import MediaSpan
 from ferrum_jax.io.ints import most_held
 from tests.histories import seeded
 from tests.scheduling.fake_device import VOCABULARY, Engine
+from tests.support import ROOT
 
-OPERATIONS = 50_000  # of each of four parts
 _STEMS = tuple([(stem * 7 + i * i) % VOCABULARY for i in range(24)] for stem in range(2))
 _IMAGE = MediaSpan(kind="image", digest=b"a", start=2, length=3)
 
@@ -26,7 +31,7 @@ _IMAGE = MediaSpan(kind="image", digest=b"a", start=2, length=3)
 class History:
     """One engine of random size, and operations upon it in any order."""
 
-    def __init__(self, rng: random.Random) -> None:
+    def __init__(self, rng: random.Random, drafts: str | None = None) -> None:
         choice = self._choice = rng.choice
         self._rng = rng
         self.num_operations = 0
@@ -49,11 +54,17 @@ class History:
             num_host_blocks=choice([0, 1, 3, 12]),
             enabled=rng.random() < 0.9,
             num_shards=choice([1, 1, 2, 3]),
+            drafts=drafts,
         )
+        self._budget = budget
+        self._is_plain = windows == (None,) and self.engine.cache.states is None and drafts is None
 
     def run(self, num_operations: int) -> None:
         """So many operations, and then what it takes to end every request."""
-        rules, weights = (self.add, self.dispatch, self.commit, self.end, self.pin), (6, 12, 12, 1, 1)
+        rules, weights = (
+            (self.add, self.dispatch, self.commit, self.end, self.pin, self.renew),
+            (60, 120, 120, 10, 10, 1),
+        )
         while self.num_operations < num_operations:
             (rule,) = self._rng.choices(rules, weights)
             self.num_operations += rule()
@@ -62,8 +73,10 @@ class History:
             self.commit()
         self.num_operations += self.engine.drain()
         if self.engine.cache.enabled and self._rng.random() < 0.1:
-            for cache in self.engine.caches:
-                cache.reset()
+            self.engine.scheduler.reset()
+            assert not any(
+                pool.num_keyed or pool.num_live for cache in self.engine.caches for pool in cache.all_pools()
+            )
             self.checked()
 
     def checked(self) -> bool:
@@ -100,12 +113,25 @@ class History:
 
     def dispatch(self) -> bool:
         """As the engine does: one step ahead, and where nothing could be planned a commit comes first."""
-        before = self.engine.num_in_flight
+        before, running = self.engine.num_in_flight, self.engine.scheduler.running()
         if before > 1 or self._waits_for_commit:
             return False
+        preemptions = running[0].num_preemptions if running else 0
         self.engine.dispatch()
         self._waits_for_commit = bool(before) and self.engine.num_in_flight == before
+        assert not running or running[0].num_preemptions == preemptions, "the oldest row was preempted"
+        if self._is_plain and self.engine.num_in_flight > before:
+            self._check_budgets()
+        if self._rng.random() < 0.02:
+            self.engine.damage(self._rng.randrange)
         return True
+
+    def _check_budgets(self) -> None:
+        """Where blocks never lack and chunks end anywhere, a step is full while a row has tokens left to prefill."""
+        for index, shard in enumerate(self.engine.plans[-1].shards):
+            rows = [request for request in self.engine.scheduler.running() if request.shard == index]
+            if any(request.num_computed < len(request.token_ids) - 1 for request in rows):
+                assert shard.num_tokens == self._budget, "tokens of the budget are left while a row wants them"
 
     def commit(self) -> bool:
         """And sometimes a stop string in what it brought."""
@@ -121,7 +147,17 @@ class History:
         unfinished = self.unfinished()
         if not unfinished:
             return False
-        self.engine.scheduler.abort(self._choice(unfinished).id)
+        aborted = self.engine.scheduler.abort(self._choice(unfinished).id)
+        assert aborted is not None and aborted.finish_reason == "abort"
+        return self.checked()
+
+    def renew(self) -> bool:
+        """Other weights: rows keep their blocks, which nobody shares; the host tier is emptied with the rest."""
+        while self.engine.num_in_flight:
+            self.commit()
+        self.engine.scheduler.renew(self._rng.randbytes(4))
+        metrics = self.engine.scheduler.metrics()
+        assert not metrics.entries and not metrics.host_entries
         return self.checked()
 
     def pin(self) -> bool:
@@ -142,18 +178,57 @@ class History:
         return self.checked()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("part", range(4))
-def test_the_books_are_right_after_each_of_200_000_operations(part: int) -> None:
-    rng, num_operations, seen = random.Random(seeded(part)), 0, Counter()
-    while num_operations < OPERATIONS:
-        history = History(rng)
-        history.run(250)
-        num_operations += history.num_operations
+def _counted(rng: random.Random, num_operations: int, length: int, drafts: str | None = None) -> Counter[str]:
+    """What the engines of so many operations counted, in histories of this length."""
+    done, seen = 0, Counter[str]()
+    while done < num_operations:
+        history = History(rng, drafts)
+        history.run(length)
+        done += history.num_operations
         seen.update({k: v for k, v in history.engine.scheduler.metrics().snapshot().items() if isinstance(v, int)})
+    return seen
+
+
+@pytest.mark.parametrize("drafts", [None, "mixed", "right", "wrong"])
+@pytest.mark.parametrize(
+    ("num_operations", "least"),
+    [pytest.param(2500, 0, id="few"), pytest.param(50_000, 100, id="many", marks=pytest.mark.slow)],
+)
+def test_the_books_are_right_after_each_of_many_operations(num_operations: int, least: int, drafts: str | None) -> None:
+    seen = _counted(random.Random(seeded(1)), num_operations, 250, drafts)
     for name in (
         *("evictions", "revivals", "preemptions", "refusals", "twins_merged", "prompt_hits"),
         *("prompt_evictions", "copied_blocks", "left_behind_blocks", "snapshot_evictions"),
         *("spilled_blocks", "loaded_blocks", "host_hits", "host_evictions"),
     ):
-        assert seen[name] > 100, f"{name} is {seen[name]}"
+        assert seen[name] > least, f"{name} is {seen[name]}"
+
+
+def plans_of(seed: int) -> str:
+    """A digest of all plans and tables of random histories."""
+    rng, state = random.Random(seed), hashlib.blake2b(digest_size=16)
+    for _ in range(6):
+        history = History(rng)
+        history.run(60)
+        for plan in history.engine.plans:
+            state.update(repr((plan.step, plan.admitted)).encode())
+            for shard in plan.shards:
+                tables = [table.tolist() for table in shard.block_tables]
+                rows = [a.tolist() for a in (shard.slots, shard.starts, shard.counts, shard.samples, shard.state_slots)]
+                slots = [shard.source_slots.tolist(), shard.target_slots.tolist()]
+                copies = [shard.spills, shard.loads, shard.copies_before, shard.copies_after]
+                state.update(repr((rows, slots, tables, copies)).encode())
+    return state.hexdigest()
+
+
+def test_one_process_and_n_processes_have_equal_tables_and_plans() -> None:
+    seed = seeded(5)
+    program = f"from tests.scheduling.test_long_histories import plans_of; print(plans_of({seed}))"
+    found = set()
+    for hash_seed in ("1", "2"):
+        environment = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONHASHSEED": hash_seed}
+        run = subprocess.run(
+            [sys.executable, "-c", program], env=environment, check=True, capture_output=True, text=True
+        )
+        found.add(run.stdout.strip())
+    assert found == {plans_of(seed)}

@@ -15,13 +15,6 @@ def _rows(plan: StepPlan) -> list[tuple[int, int, int, int]]:
     return list(zip(*(a.tolist() for a in (shard.slots, shard.starts, shard.counts, shard.samples)), strict=True))
 
 
-def test_a_request_runs_to_its_length() -> None:
-    engine = Engine()
-    request = engine.add(prompt_of(6), 5)
-    engine.drain()
-    assert (request.finish_reason, request.stop_reason, len(request.token_ids)) == ("length", None, 11)
-
-
 def test_the_next_step_is_planned_before_the_token_of_the_last_is_known() -> None:
     engine = Engine()
     request = engine.add(prompt_of(6), 5)
@@ -422,30 +415,6 @@ def test_a_request_that_takes_no_hits_computes_everything_and_publishes() -> Non
     follower = engine.add(prompt_of(14), 2)
     engine.drain()
     assert follower.num_cached_tokens == 12
-
-
-def test_tenants_with_other_salts_share_nothing() -> None:
-    engine = Engine()
-    for salt in (b"", b"a", b"b"):
-        assert engine.add(prompt_of(10), 2, salt=salt).num_cached_tokens == 0
-        engine.drain()
-    again = engine.add(prompt_of(10), 2, salt=b"a")
-    engine.drain()
-    assert engine.cache.counters.hits == 1 and again.num_cached_tokens == 8
-
-
-def test_without_the_cache_hits_are_0_and_the_tokens_are_the_same() -> None:
-    outputs = []
-    for enabled in (True, False):
-        engine = Engine(enabled=enabled)
-        requests = []
-        for _ in range(2):
-            requests.append(engine.add(prompt_of(17), 6))
-            engine.drain()
-        outputs.append([request.token_ids for request in requests])
-        assert bool(engine.scheduler.metrics().hits) == enabled
-        assert engine.scheduler.metrics().lookups == (2 if enabled else 0)
-    assert outputs[0] == outputs[1]
 
 
 def test_an_idle_engine_keeps_its_cache() -> None:

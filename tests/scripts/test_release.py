@@ -12,7 +12,6 @@ import re
 import shutil
 import subprocess
 import sys
-import tomllib
 import zipfile
 from pathlib import Path
 
@@ -98,12 +97,6 @@ def test_the_readme_that_an_index_shows_has_no_relative_link():
     assert len(links) > 10 and all(link.startswith("https://") for link in links)
     (picture,) = re.findall(r"!\[[^\]]*\]\(([^)]+)\)", shown)
     assert picture.startswith(f"{repository(ROOT)}/raw/main/docs/pictures/")
-
-
-def test_what_an_index_shows_of_the_project_is_said():
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert project["authors"] and {"Repository", "Documentation", "Changelog"} <= project["urls"].keys()
-    assert "Programming Language :: Python :: 3.11" in project["classifiers"]
 
 
 def test_a_commit_and_changes_to_it_are_told(tmp_path):

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import io
 import json
 import time
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
-from ferrum_jax.batch.job import EXIT_OK, JobSettings, run_batch
+from ferrum_jax.batch.job import EXIT_OK
+from tests.batch.fake_llm import json_lines
+from tests.batch.running import run_rows
 
 CHAT = "/v1/chat/completions"
 
@@ -50,8 +49,6 @@ def lines_of(client: Any, file_id: str | None) -> list[dict]:
 
 def bodies_of_job(llm: Any, folder: Path, *rows: dict[str, Any]) -> list[dict[str, Any]]:
     """The bodies that a job over these rows answers, in their order."""
-    paths = folder / "in.jsonl", folder / "out.jsonl"
-    paths[0].write_text("".join(json.dumps(row) + "\n" for row in rows))
-    console = Console(file=io.StringIO())
-    assert run_batch(lambda start: llm, *paths, model="tiny", settings=JobSettings(), console=console) == EXIT_OK
-    return [json.loads(line)["response"]["body"] for line in paths[1].read_text().splitlines()]
+    (folder / "in.jsonl").write_bytes(json_lines(rows))
+    assert run_rows(folder, lambda start: llm) == EXIT_OK
+    return [json.loads(line)["response"]["body"] for line in (folder / "out.jsonl").read_text().splitlines()]

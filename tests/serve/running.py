@@ -17,8 +17,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from ferrum_jax.async_llm import AsyncLLM
 from ferrum_jax.config import EngineConfig
+from ferrum_jax.runtime.runner import Runner
 from ferrum_jax.serve.app.uvicorn_server import uvicorn_server
 from ferrum_jax.serve.http.settings import ServerSettings
 from ferrum_jax.serve.local_app import make_app
@@ -142,6 +145,19 @@ class Running:
         engine = self.llm.llm.engine
         engine.scheduler.check_invariants()
         assert not engine.has_unfinished and not engine.scheduler.metrics().live
+
+
+def failing(monkeypatch: pytest.MonkeyPatch, times: int) -> None:
+    """The next `times` steps fail on the device."""
+    dispatch, left = Runner.dispatch, [times]
+
+    def fail(self, plan):
+        if left[0]:
+            left[0] -= 1
+            raise RuntimeError("injected")
+        return dispatch(self, plan)
+
+    monkeypatch.setattr(Runner, "dispatch", fail)
 
 
 def request(path: str, content: bytes, method: str = "POST", **headers: str) -> bytes:

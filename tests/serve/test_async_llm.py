@@ -19,6 +19,7 @@ from ferrum_jax.core.request_options import RequestOptions
 from ferrum_jax.engine.engine_thread import MOST_FAILURES, EngineFailed, Ticket
 from ferrum_jax.inputs.images.decoding import Stopped
 from ferrum_jax.tasks.task_maker import TaskMaker
+from tests.serve.running import failing
 from tests.support import GOLDENS, SMALL, small_llm
 from tests.transcribing.heard import CASES, how_of, sound_of, text_of, whisper_llm
 
@@ -162,23 +163,8 @@ def test_a_drained_engine_ends_what_runs_and_takes_nothing_new(llm):
     assert asyncio.run(run()).finished
 
 
-def failing(monkeypatch, runner_of, times: int):
-    """The next `times` steps fail on the device."""
-    from ferrum_jax.runtime.runner import Runner
-
-    dispatch, left = Runner.dispatch, [times]
-
-    def fail(self, plan):
-        if left[0]:
-            left[0] -= 1
-            raise RuntimeError("injected")
-        return dispatch(self, plan)
-
-    monkeypatch.setattr(Runner, "dispatch", fail)
-
-
 def test_a_step_that_fails_ends_what_ran_and_a_fresh_engine_goes_on(llm, monkeypatch):
-    failing(monkeypatch, llm, 1)
+    failing(monkeypatch, 1)
 
     async def run():
         with pytest.raises(EngineFailed, match="injected") as failed:
@@ -206,7 +192,7 @@ def test_a_sink_that_fails_ends_the_engine_and_leaves_nobody_waiting(llm):
 
 
 def test_an_engine_that_fails_again_and_again_is_given_up(llm, monkeypatch):
-    failing(monkeypatch, llm, 100)
+    failing(monkeypatch, 100)
 
     async def run():
         for index in range(MOST_FAILURES):

@@ -6,7 +6,6 @@ import json
 import urllib.request
 import warnings
 
-import openai
 import pytest
 
 from ferrum_jax.serve.http.settings import ServerSettings
@@ -27,12 +26,6 @@ def content() -> bytes:
 @pytest.fixture(scope="module")
 def server():
     with running(ServerSettings(names=("whisper",)), inner=whisper_llm()) as found:
-        yield found
-
-
-@pytest.fixture(scope="module")
-def client(server):
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as found:
         yield found
 
 

@@ -20,7 +20,7 @@ from ferrum_jax.serve.http.settings import ServerSettings
 from ferrum_jax.serve.link import engine_client
 from tests.histories import seeded
 from tests.serve.own_link import got
-from tests.serve.running import request, running
+from tests.serve.running import failing, request, running
 
 LONG = {"prompt": "x", "max_tokens": 200, "temperature": 0, "ignore_eos": True}
 SHORT = {"prompt": "x", "max_tokens": 3, "temperature": 0}
@@ -271,15 +271,7 @@ def test_health_fails_while_a_step_hangs_and_is_well_again_after(monkeypatch):
 
 
 def test_a_step_that_fails_is_a_500_and_the_next_request_is_answered(monkeypatch, server):
-    dispatch, left = Runner.dispatch, [1]
-
-    def fail(self, plan):
-        left[0] -= 1
-        if left[0] >= 0:
-            raise RuntimeError("injected")
-        return dispatch(self, plan)
-
-    monkeypatch.setattr(Runner, "dispatch", fail)
+    failing(monkeypatch, 1)
     status, _, found = server.ask("/v1/completions", SHORT)
     assert status == 500 and "injected" in found["error"]["message"]
     assert server.ask("/v1/completions", SHORT)[0] == 200

@@ -1,9 +1,13 @@
-"""A checkpoint's chat template: rendered as it was written for, sandboxed, refused with reasons."""
+"""A checkpoint's chat template: rendered as it was written for, sandboxed, refused with reasons.
+
+Templates of the families give the reference's texts.
+"""
 
 from __future__ import annotations
 
 import datetime
 import json
+from pathlib import Path
 
 import pytest
 
@@ -329,3 +333,22 @@ def test_chats_with_tools_take_the_template_for_them(where, tmp_path):
     tools = [{"type": "function", "function": {"name": "f"}}]
     assert prompts.render_chat(TURNS, tools=tools) == json.dumps(tools) + prompts.render_chat(TURNS, tools=[])
     assert prompts.chat.digest != ChatTemplate(CHATML).digest and "tool_use.jinja" in str(COMPANIONS)
+
+
+FOLDER = Path(__file__).parent / "templates"
+RECORDED = json.loads((FOLDER / "recorded.json").read_text(encoding="utf-8"))
+NAMES = sorted(path.stem for path in FOLDER.glob("*.jinja"))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_familys_template_gives_the_reference_text_or_refuses(name: str):
+    template = ChatTemplate((FOLDER / f"{name}.jinja").read_text(encoding="utf-8"), RECORDED["tokens"])
+    assert set(RECORDED["texts"][name]) == set(RECORDED["conversations"])
+    for conversation, expected in RECORDED["texts"][name].items():
+        options = {"date_string": "2 Feb 2022", **RECORDED["conversations"][conversation]}
+        messages = options.pop("messages")
+        if expected is None:
+            with pytest.raises(ValueError, match="the chat template refuses these messages"):
+                template.render(messages, **options)
+        else:
+            assert template.render(messages, **options) == expected, conversation

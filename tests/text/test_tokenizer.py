@@ -149,10 +149,7 @@ def test_an_older_folder_has_added_tokens_in_a_file_of_their_own(tmp_path):
 @pytest.mark.parametrize(
     ("named", "message"),
     [
-        (
-            {"9000": added("<|turn|>")},
-            r"has '<\|turn\|>' at 9000 of added_tokens_decoder, and behind .* correct its id",
-        ),
+        ({"9000": added("<|turn|>")}, r"has '<\|turn\|>' at 9000 of added_tokens_decoder, and behind .* its id"),
         ({"x": added("<|turn|>")}, "in added_tokens_decoder; it must be an object that has, for each id"),
         ({"332": {"content": ""}}, "in added_tokens_decoder; it must be"),
         ({"332": {"content": "a", "special": 1}}, "in added_tokens_decoder; it must be"),

@@ -1,4 +1,7 @@
-"""LLM.transcribe: what transformers writes down of the same sounds, and errors that say what is wrong."""
+"""LLM.transcribe: what transformers writes down of the same sounds, and errors that say what is wrong.
+
+The model that is shipped reads the sound that is shipped.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +11,11 @@ import types
 import numpy as np
 import pytest
 
+from ferrum_jax import LLM, EngineConfig
 from ferrum_jax.inputs.params.transcription_params import TranscriptionParams
 from ferrum_jax.tasks.transcription.transcriber import SoundWindow
 from scripts.goldens.sounds import wav
-from tests.support import SMALL, small_llm
+from tests.support import COMPILED, ROOT, SMALL, small_llm
 from tests.transcribing.heard import CASES, RATE, how_of, name_of, sound_of, text_of
 
 
@@ -132,3 +136,21 @@ def test_a_model_that_hears_nothing_says_so():
 
 class _Window:
     patches = np.zeros((2, 2), np.float32)
+
+
+SOUND = ROOT / "scripts/demo_sounds/call.flac"
+SAID = "Please call 020 7946 0958."
+
+
+def test_the_shipped_model_reads_the_shipped_sound_and_again_from_what_it_keeps():
+    config = EngineConfig(dtype="float32", max_num_seqs=4, compilation_cache_dir=str(COMPILED))
+    llm = LLM(str(ROOT / "checkpoints/demo_digits"), config)
+    for _ in range(2):
+        (found,) = llm.transcribe(SOUND)
+        assert (found.text, found.language) == (SAID, "en")
+    (timed,) = llm.transcribe(SOUND, timestamps="segment")
+    (segment,) = timed.segments
+    assert segment.text.strip() == SAID
+    assert 0 <= segment.start_s < segment.end_s <= timed.duration_s + 0.1
+    (told,) = llm.transcribe(SOUND, language="en", prompt="seven " * 200)
+    assert told.duration_s == timed.duration_s, "of a long text before, half of what the decoder reads is left"

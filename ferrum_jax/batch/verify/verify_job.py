@@ -252,7 +252,7 @@ class _Again:
         identity = llm.identity
         assert identity is not None, "a model that is loaded is known"
         self._check(identity)
-        self._same_model = identity.values(self._said.model) == dict(self._said.model or {})
+        self._same_model = identity.values() == dict(self._said.model or {})
         self._found.promise = promise_of(self._said, identity, self._options.margin)
 
     def _compare(self, pairs: Iterable[tuple[int, Line]]) -> None:

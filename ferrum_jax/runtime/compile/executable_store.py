@@ -37,6 +37,7 @@ from ferrum_jax.runtime.compile.pieces import CallPlan, LoweredPieces, PiecedExe
 from ferrum_jax.runtime.compile.remote_folder import local_folder, remote_of
 
 MAX_BYTES = 8 << 30
+_PICKLED = 2  # another number where a class that executables hold moves to another module
 write_beside = functools.partial(write_whole, lasts=False, mode=0o600)
 _CHECK_BYTES = 32
 _SUFFIX = ".executable"
@@ -70,7 +71,7 @@ class ExecutableStore:
         self._devices = list(devices or jax.devices()[:1])
         environment = Environment.of_device(self._devices[0])
         self._tracing = repr(dataclasses.astuple(environment))
-        self._compiling = repr(dataclasses.astuple(dataclasses.replace(environment, sources="")))
+        self._compiling = repr((_PICKLED, *dataclasses.astuple(dataclasses.replace(environment, sources=""))))
         self._max_bytes = max_bytes
         self._remote = remote_of(folder)
         self._folder = local_folder(folder)

@@ -22,7 +22,7 @@ from ferrum_jax.inputs.identity import ModelIdentity
 from ferrum_jax.io.files.store import LocalStore, open_store
 from ferrum_jax.text.chat import ChatTemplate
 from tests.batch.fake_llm import IDENTITY, FakeLLM, json_lines
-from tests.batch.test_job import GOOD_INPUT, Job
+from tests.batch.job import GOOD_INPUT, Job
 
 
 def other(**changes: object) -> ModelIdentity:

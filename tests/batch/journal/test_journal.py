@@ -16,22 +16,8 @@ from ferrum_jax.batch.journal.journal import CRASH, FAILED, OK, PARTIAL, Journal
 from ferrum_jax.batch.journal.partials import decode_partial, encode_partial
 from ferrum_jax.io.files.store import LocalStore, Store, UrlStore, open_local, open_store, split
 from ferrum_jax.io.paths import install_command
+from tests.batch.conftest import NAMES
 from tests.batch.fake_llm import answer
-
-NAMES = ("a", "b", "c")
-
-
-@pytest.fixture(params=["local", "memory"])
-def store(request, tmp_path) -> Store:
-    return LocalStore(tmp_path / "j") if request.param == "local" else open_store(f"memory://{tmp_path}/j")
-
-
-@pytest.fixture
-def rows(tmp_path):
-    path = tmp_path / "in.jsonl"
-    path.write_text("".join(json.dumps({"custom_id": name, "prompt": "x", "n": 2}) + "\n" for name in NAMES))
-    with open(path, "rb") as file:
-        yield Rows(file)
 
 
 def line(name: str, text: str = "") -> bytes:

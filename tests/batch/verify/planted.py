@@ -9,11 +9,9 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from ferrum_jax.batch.batch_llm import BatchLLM
 from ferrum_jax.batch.input.formats import Row, parse_line
-from ferrum_jax.batch.job import JobOptions, JobSettings, JobStart, run_batch
+from ferrum_jax.batch.job import JobOptions, JobStart
 from ferrum_jax.batch.journal.job_identity import fingerprint_of
 from ferrum_jax.batch.journal.job_record import sealed
 from ferrum_jax.batch.journal.line_record import OutputDigest, json_of, line_digest
@@ -21,6 +19,7 @@ from ferrum_jax.batch.verify.findings import Findings
 from ferrum_jax.batch.verify.output_lines import line_in
 from ferrum_jax.batch.verify.verify_job import Options, Verified, read_said, verify_job
 from tests.batch.fake_llm import json_lines
+from tests.batch.running import run_rows
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -115,15 +114,7 @@ def write_job(
     **settings: Any,
 ) -> int:
     (folder / "in.jsonl").write_bytes(json_lines(rows))
-    return run_batch(
-        make,
-        folder / "in.jsonl",
-        folder / output,
-        model="tiny",
-        console=Console(file=io.StringIO()),
-        settings=JobSettings(now=lambda: 1000.0, **settings),
-        options=options,
-    )
+    return run_rows(folder, make, output, options=options, **settings)
 
 
 def verified(
