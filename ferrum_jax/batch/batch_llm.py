@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Generator, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from ferrum_jax.core.outputs import CompletionOutput, RequestOutput
+from ferrum_jax.core.outputs import CompletionOutput
 from ferrum_jax.inputs.identity import ModelIdentity
 from ferrum_jax.inputs.params.transcription_params import TranscriptionParams
 from ferrum_jax.sampling_params import SamplingParams
@@ -91,10 +91,3 @@ class BatchLLM(Protocol):
         ...
 
     def stats(self) -> dict[str, Any]: ...
-
-
-def begun(key: int) -> RequestOutput:
-    """The output of a request that runs elsewhere, whose tokens are not known here."""
-    return RequestOutput(
-        request_id=key, prompt=None, prompt_token_ids=(), outputs=(), num_cached_tokens=0, finished=False
-    )

@@ -18,13 +18,14 @@ import threading
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ferrum_jax.batch.batch_llm import BatchLLM, RowCrash, RowRequest, begun, run_rows
+from ferrum_jax.batch.batch_llm import BatchLLM, RowCrash, RowRequest, run_rows
 from ferrum_jax.batch.input.formats import GENERATES
 from ferrum_jax.batch.job import JobStart, run_batch
 from ferrum_jax.inputs.identity import ModelIdentity
 from ferrum_jax.inputs.params.transcription_params import TranscriptionParams
 from ferrum_jax.io.ints import ceil_div
 from ferrum_jax.io.paths import install_command
+from ferrum_jax.tasks.task import NOT_BEGUN
 
 if TYPE_CHECKING:
     from ferrum_jax.tasks.transcription.heard_sound import HeardSound
@@ -142,7 +143,7 @@ class RayLLM:
         try:
             while waiting:
                 if wants_partials():
-                    yield from [(key, begun(key)) for key in sorted(waiting)]
+                    yield from [(key, NOT_BEGUN) for key in sorted(waiting)]
                 try:
                     key, answer = answers.get(timeout=_MOST_WAIT_S)
                 except queue.Empty:

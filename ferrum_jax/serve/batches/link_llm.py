@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ferrum_jax.batch.batch_llm import RowAborted, RowRequest, begun
+from ferrum_jax.batch.batch_llm import RowAborted, RowRequest
 from ferrum_jax.batch.input.formats import EMBEDS, GENERATES
 from ferrum_jax.batch.journal.job_identity import JobRefused
 from ferrum_jax.core.delta import Delta
@@ -35,6 +35,7 @@ from ferrum_jax.serve.http.service import wire_params
 from ferrum_jax.serve.link.engine_client import EngineLost
 from ferrum_jax.serve.link.wire import Message, received, send
 from ferrum_jax.serve.link.wire_images import wire_images
+from ferrum_jax.tasks.task import NOT_BEGUN
 from ferrum_jax.text.output_processor.choice_text import TokenTexts
 from ferrum_jax.text.output_processor.collect import Collected, Collector, failure_of
 from ferrum_jax.text.prompts import PromptEncoder
@@ -149,7 +150,7 @@ class LinkLLM:
                         continue
                     running[request_id] = key, take
                 if wants_partials():
-                    yield from [(key, begun(key)) for key, _ in running.values()]
+                    yield from [(key, NOT_BEGUN) for key, _ in running.values()]
                 if is_dry and not running:
                     return
                 for request_id, message in self._next():
