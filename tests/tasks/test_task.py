@@ -120,7 +120,7 @@ def test_an_answer_that_cannot_be_made_is_the_tasks_error(ends):
     assert key == "a" and str(error) == "not finite" and aborted == ([] if ends else [one])
 
 
-def test_an_engine_runs_a_tasks_requests_side_by_side_and_drops_those_of_a_refused_one():
+def test_an_engine_runs_the_requests_of_a_task_and_drops_those_of_a_refused_one():
     llm, greedy = small_llm("qwen3"), SamplingParams(max_tokens=3, temperature=0.0)
     one, two = (EngineRequest(ids, greedy, NO_OPTIONS) for ids in ([5, 6, 7], [8, 9]))
     too_long = EngineRequest([5] * 10_000, greedy, NO_OPTIONS)
