@@ -140,10 +140,6 @@ class AsyncLLM:
         """The vector of a text; the rest is as in `LLM.embed`."""
         llm = self.llm
         params = llm.model.embedder.params(prompt_name=None, pooling=pooling, normalize=normalize, truncate=truncate)
-        if llm.model.is_encoder:
-            self._refuse_at_end()
-            call = self.thread.call(lambda: llm.embed(prompt, pooling=pooling, normalize=normalize, truncate=truncate))
-            return (await asyncio.wrap_future(call))[0]
         task = await asyncio.to_thread(llm.model.embedder.task, prompt, params)
         with self._mailbox(None, *task.requests[0]) as mailbox:
             return task.finish([await mailbox.whole()])
@@ -320,10 +316,4 @@ class _Mailbox:
 
 def live_stats(llm: LLM) -> dict[str, Any]:
     """What `LLM.stats` gives, with `num_running` rows and `num_waiting` requests."""
-    scheduler = None if llm.model.is_encoder else llm.engine.scheduler
-    return {
-        **llm.stats(),
-        "num_running": 0 if scheduler is None else scheduler.num_running,
-        "num_waiting": 0 if scheduler is None else scheduler.num_waiting,
-        "recent_steps": [] if scheduler is None else list(llm.engine.runner.recent_steps),
-    }
+    return {**llm.stats(), **llm.calls.engine.live()}

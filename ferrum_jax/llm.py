@@ -245,7 +245,7 @@ class LLM:
 
     @property
     def loaded(self) -> Loaded:
-        """Weights and executables of a model that generates. Raises ValueError for an encoder."""
+        """Weights and executables of a model that reads token by token. Raises ValueError for an encoder."""
         return self.model.loaded
 
     @property
@@ -255,13 +255,13 @@ class LLM:
 
     @property
     def calls(self) -> SharedEngine:
-        """The engine with the calls that share it. Raises ValueError for an encoder, which has none."""
+        """The engine with the calls that share it."""
         return self.model.calls
 
     @property
     def engine(self) -> Engine:
-        """The engine; a fresh one with empty caches if the last one was interrupted in the middle of a step."""
-        return self.calls.engine
+        """The engine, a fresh one if the last was interrupted in a step. Raises ValueError for an encoder's."""
+        return self.model.engine
 
     def load_adapter(self, name: str, path: str | os.PathLike[str]) -> None:
         """Loads the LoRA in a folder that PEFT saved, or behind its URL, for requests that name it.

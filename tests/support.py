@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import fcntl
 import functools
+import math
 import os
 import pathlib
 import weakref
@@ -63,20 +64,50 @@ def small_llm(family: str, config: EngineConfig = SMALL):
         return LLM(str(GOLDENS / family), config)
 
 
-def run(llm, prompts, params, *, fill: float = 0.0, max_steps: int = 100_000, **overrides):
-    """Outputs of a fresh engine (empty pools, filled with `fill`), in the order of the prompts.
+def fresh_engine(llm, *, fill: float = math.nan, adapters=None, forms=None, **overrides):
+    """An engine of its own over an llm's weights, with empty pools and books; what nobody wrote holds `fill`.
 
-    overrides: of the llm's config; the books are proven after every step.
+    adapters, forms: see `build_engine`. overrides: of the llm's config.
     """
     from ferrum_jax.engine.startup.build_engine import build_engine
 
-    config = dataclasses.replace(llm.config, **overrides)
-    engine = build_engine(llm.loaded, config, llm.tokenizer, fill=fill)
+    config, more = dataclasses.replace(llm.config, **overrides), {} if forms is None else {"forms": forms}
+    return build_engine(llm.loaded, config, llm.tokenizer, adapters=adapters, fill=fill, **more)
+
+
+def requests_of(prompts, params) -> list[tuple]:
+    """Arguments of `Engine.add`, each prompt with a key of its own. params: of each, or of all."""
     params = params if isinstance(params, list) else [params] * len(prompts)
     named = [RequestOptions(key=str(i)) for i in range(len(prompts))]
-    ids = [engine.add(*request) for request in zip(prompts, params, named, strict=True)]
+    return list(zip(prompts, params, named, strict=True))
+
+
+def answers(engine, requests, *, max_steps: int = 100_000) -> list:
+    """Outputs of requests (the arguments of `Engine.add`) that run together, in their order."""
+    ids = [engine.add(*request) for request in requests]
     outputs = finish(engine, max_steps=max_steps)
-    return [outputs[i] for i in ids]
+    return [outputs[id] for id in ids]
+
+
+def run(llm, prompts, params, *, max_steps: int = 100_000, **overrides):
+    """Outputs of a fresh engine, in the order of the prompts; the books are proven after every step.
+
+    overrides: see `fresh_engine`.
+    """
+    return answers(fresh_engine(llm, **overrides), requests_of(prompts, params), max_steps=max_steps)
+
+
+def told(outputs) -> list:
+    """All that outputs say of their tokens: what they are, with which log-probabilities, and why they ended."""
+    return [
+        ([(c.token_ids, c.logprobs, c.finish_reason, c.stop_reason) for c in output.outputs], output.prompt_logprobs)
+        for output in outputs
+    ]
+
+
+def logprobs_of(output) -> list[dict[int, float]]:
+    """Token id to log-probability, exactly, for each generated token."""
+    return [{token: entry.logprob for token, entry in row.items()} for row in output.outputs[0].logprobs]
 
 
 _COLLECTED = weakref.WeakKeyDictionary()  # by engine: what has come of its submissions, by their ids

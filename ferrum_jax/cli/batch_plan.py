@@ -32,13 +32,12 @@ def show_plan(args: argparse.Namespace, config: EngineConfig, terms: EndTerms, k
     from ferrum_jax.batch.reach import as_logged, reach_of
     from ferrum_jax.engine.startup.open import Opening
     from ferrum_jax.io.files.store import open_local, open_store
-    from ferrum_jax.models.families.encoder_spec import EncoderSpec
     from ferrum_jax.planning.offline.padding import expected_padding
 
     journal = open_store(f"{args.output}.journal")
     commit = begun_with(journal, args.model, args.revision)
     order = Opening.of_checkpoint(args.model, config, revision=commit or args.revision, tokenizer=args.tokenizer)
-    if isinstance(order.source.spec, EncoderSpec):
+    if order.source.reads_whole:
         raise ValueError(
             f"{args.model} is an encoder, and has none of the pools that would be planned; leave --plan out"
         )

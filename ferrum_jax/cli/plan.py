@@ -14,9 +14,9 @@ from ferrum_jax.cli.parsers import new_command
 
 if TYPE_CHECKING:
     from ferrum_jax.planning.meshes.choices import MeshFit
-    from ferrum_jax.planning.meshes.encoder_forecast import EncoderForecast
-    from ferrum_jax.planning.meshes.forecast import Forecast, Lengths
-    from ferrum_jax.planning.meshes.on_paper import Encoding, Generating
+    from ferrum_jax.planning.meshes.encoder_forecast import AnyForecast
+    from ferrum_jax.planning.meshes.forecast import Lengths
+    from ferrum_jax.planning.meshes.on_paper import OnPaper
     from ferrum_jax.planning.offline.bundle_order import BundleOrder
     from ferrum_jax.runtime.layout import Layout
 
@@ -78,11 +78,11 @@ def _run(args: argparse.Namespace) -> int:
 
 def _refuse(args: argparse.Namespace, order: BundleOrder, lengths: Lengths) -> None:
     """Raises ValueError for what the model has no room for or has not, before minutes of compiling."""
-    from ferrum_jax.models.families.encoder_spec import EncoderSpec
+    from ferrum_jax.models.spec import ModelSpec
     from ferrum_jax.planning.meshes.forecast import refuse_length
 
     spec = order.subject.spec
-    if not isinstance(spec, EncoderSpec):
+    if isinstance(spec, ModelSpec):
         most = order.config.max_model_len or spec.max_position_embeddings
         refuse_length(*lengths.within(most), most)
     elif lengths.tokens_out is not None:
@@ -102,7 +102,7 @@ def _draw(args: argparse.Namespace, order: BundleOrder, meshes: list[MeshFit]) -
     draw_meshes(args.plot, meshes, f"{Path(order.model).name} on {order.target}")
 
 
-def _laid_out(order: BundleOrder, *, compiles: bool) -> Generating | Encoding:
+def _laid_out(order: BundleOrder, *, compiles: bool) -> OnPaper:
     """With what the largest steps need beside weights and pools: by shapes, or by the compiler."""
     from ferrum_jax.core.progress import plain_console, status
     from ferrum_jax.planning.meshes.on_paper import Generating
@@ -127,13 +127,12 @@ def _laid_out(order: BundleOrder, *, compiles: bool) -> Generating | Encoding:
 
 def _as_json(
     order: BundleOrder,
-    model: Generating | Encoding,
+    model: OnPaper,
     meshes: list[MeshFit],
-    found: Forecast | EncoderForecast,
+    found: AnyForecast,
     *,
     is_compiled: bool,
 ) -> dict[str, Any]:
-    from ferrum_jax.planning.meshes.encoder_forecast import EncoderForecast
     from ferrum_jax.runtime.layout import Layout
     from ferrum_jax.runtime.placing.fit import scalar_bytes
 
@@ -141,9 +140,8 @@ def _as_json(
     named = {"target": order.target, "mesh": order.config.mesh}
     every_mesh = [dataclasses.asdict(mesh) for mesh in meshes]
     if not isinstance(layout, Layout):
-        assert isinstance(found, EncoderForecast)
         shown = {"weights_bytes": layout.ledger.weights_bytes, "executables": len(layout.buckets)}
-        return named | shown | {"forecast": speed | {"texts_per_s": found.texts_per_s}, "meshes": every_mesh}
+        return named | shown | {"forecast": speed | {"texts_per_s": found.rate}, "meshes": every_mesh}
     return named | {
         "ledger": dataclasses.asdict(layout.ledger),
         "kv_tokens": layout.ledger.kv_tokens,

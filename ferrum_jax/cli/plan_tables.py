@@ -11,9 +11,9 @@ from rich.table import Table
 from checkpoints.stored_weight import weight_of
 from ferrum_jax.models.sharding import local_bytes
 from ferrum_jax.planning.meshes.choices import MeshFit
-from ferrum_jax.planning.meshes.encoder_forecast import EncoderForecast
+from ferrum_jax.planning.meshes.encoder_forecast import AnyForecast, EncoderForecast, Encoding
 from ferrum_jax.planning.meshes.forecast import Forecast, StepTime
-from ferrum_jax.planning.meshes.on_paper import Encoding, Generating
+from ferrum_jax.planning.meshes.on_paper import Generating, OnPaper
 from ferrum_jax.planning.meshes.settle import by_problem
 from ferrum_jax.planning.offline.bundle_order import BundleOrder
 from ferrum_jax.runtime.block_copies import BlockCopies
@@ -42,8 +42,8 @@ _LIMITS = {  # what Forecast.limited_by means
 def print_model(
     console: Console,
     order: BundleOrder,
-    model: Generating | Encoding,
-    found: Forecast | EncoderForecast,
+    model: OnPaper,
+    found: AnyForecast,
     *,
     is_compiled: bool,
 ) -> None:

@@ -35,6 +35,8 @@ class RequestOptions:
     second: where the second text of a pair begins, for an encoder that tells the two apart.
     resume: choices that `Engine.peek` gave in an earlier process; they continue after their tokens, to the same end as
     if they had never stopped. With prompt_logprobs they begin anew, and where the prompt's images are others.
+    pooling: "mean", "cls" or "last", which of the states of an embedded text its vector is made of. second: where the
+    second text of an embedded pair begins, in models that tell them apart.
     scores: which of the prompt's tokens are scored; what is drawn beside them is of no use.
     is_chat: the text is a whole message of an assistant, and is taken apart by the forms of the model's chat template.
     tools: that the template was given; None leaves calls in the text.

@@ -210,14 +210,23 @@ class Engine:
         self.weights_version = version
 
     def counts(self) -> dict[str, Any]:
-        """What was counted of grammars and masks, adapters, images and drafts."""
+        """What was counted of reuse, grammars and masks, adapters, images and drafts."""
         parts = (self._constraints.counts(), self._adapters.counts(), self.scheduler.images.counts())
         counts = {name: value for part in parts for name, value in dataclasses.asdict(part).items()}
         drafting = self.scheduler.drafting
         of_drafts = {} if drafting is None else drafting.counts.snapshot() | {"drafts_bytes": drafting.source.bytes}
         kept = self.kept_experts
         of_experts = {} if kept is None else {"experts_bytes": kept.bytes}
-        return {**counts, "encoder_calls": self.runner.num_encoder_calls, **of_experts, **of_drafts}
+        reuse = self.scheduler.metrics().snapshot()
+        return {**reuse, **counts, "encoder_calls": self.runner.num_encoder_calls, **of_experts, **of_drafts}
+
+    def live(self) -> dict[str, Any]:
+        """How many rows run and requests wait, and the last steps."""
+        return {
+            "num_running": self.scheduler.num_running,
+            "num_waiting": self.scheduler.num_waiting,
+            "recent_steps": list(self.runner.recent_steps),
+        }
 
     def close(self) -> None:
         """Frees the pools; the engine serves no more. For one whose step was broken off."""

@@ -78,9 +78,6 @@ class _Steps(Protocol):
     """The engine of an `LLM`, as a thread needs it."""
 
     @property
-    def model(self) -> Any: ...
-
-    @property
     def calls(self) -> Any: ...
 
     @property
@@ -189,8 +186,7 @@ class EngineThread:
             self._failed = EngineFailed(f"the engine's thread failed: {_words(error)}", is_final=True)
             self._failed.__cause__ = error
             with contextlib.suppress(BaseException):  # those who wait hear of it whatever the engine has come to
-                if not self._llm.model.is_encoder:
-                    self._llm.calls.drop()
+                self._llm.calls.drop()
             self._end(self._failed)
         return True
 
@@ -232,9 +228,8 @@ class EngineThread:
         return bool(self._tickets) and (self._pause is None or self._pause.requests != "keep")
 
     def _begin_pause(self, requests: str, paused: concurrent.futures.Future[None]) -> None:
-        calls = self._llm.calls  # an encoder has none, and says so
         if requests == "abort" and self._tickets:
-            self._guarded(lambda: calls.quiet("abort"))
+            self._guarded(lambda: self._llm.calls.quiet("abort"))
         self._pause = _Pause(requests, [*(self._pause.futures if self._pause else ()), paused])
 
     def _end_pause(self) -> None:

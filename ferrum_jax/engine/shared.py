@@ -18,7 +18,7 @@ import jax
 
 from ferrum_jax.core.delta import Delta
 from ferrum_jax.core.request_options import NO_OPTIONS, RequestOptions
-from ferrum_jax.engine.engine import Engine
+from ferrum_jax.engine.core import EngineCore
 from ferrum_jax.runtime.compile.compile import CompileCounter
 from ferrum_jax.sampling_params import SamplingParams
 from ferrum_jax.tasks.task import Answer, MakeTask, RunningRequest, RunningTasks
@@ -36,8 +36,8 @@ class SharedEngine:
 
     def __init__(
         self,
-        engine: Engine,
-        make: Callable[[], Engine],
+        engine: EngineCore,
+        make: Callable[[], EngineCore],
         *,
         collector: Collector,
         counter: CompileCounter,
@@ -46,7 +46,7 @@ class SharedEngine:
         """make: a fresh engine with empty caches, after `engine` was dropped. on_recompile: see EngineConfig."""
         self.collector = collector
         self._make = make
-        self._engine: Engine | None = engine
+        self._engine: EngineCore | None = engine
         self._inboxes: dict[int, Inbox] = {}  # by unfinished submission
         self._counter = counter
         self._on_recompile = on_recompile
@@ -56,7 +56,7 @@ class SharedEngine:
         self.num_compiles = 0  # of steps, which call executables and compile nothing
 
     @property
-    def engine(self) -> Engine:
+    def engine(self) -> EngineCore:
         """The engine; a fresh one with empty caches after one was dropped. Raises ValueError while it sleeps."""
         if self.asleep:
             raise ValueError(f"{' and '.join(self.asleep)} sleep, so nothing runs; call wake_up() first")

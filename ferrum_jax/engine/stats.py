@@ -1,13 +1,10 @@
-"""What an engine or an encoder has counted and where its memory goes, as one JSON-ready snapshot."""
+"""What a runner has counted and where the memory of its model goes, as one JSON-ready snapshot."""
 
 from __future__ import annotations
 
 from typing import Any, Protocol
 
-from ferrum_jax.core.metrics import ReuseMetrics
 from ferrum_jax.runtime.pools.budget import Ledger
-
-_NO_REUSE = ReuseMetrics(enabled=False, block_size=0, kv_dtype="none")
 
 
 class StepCounts(Protocol):
@@ -30,13 +27,9 @@ class StepCounts(Protocol):
     def compiled(self) -> list[dict[str, Any]]: ...
 
 
-def snapshot(runner: StepCounts, ledger: Ledger, reuse: ReuseMetrics | None) -> dict[str, Any]:
-    """Counts are of all data shards; bytes of weights and of what is in the pools are those of one device.
-
-    reuse: None of an encoder, which reuses nothing.
-    """
+def snapshot(runner: StepCounts, ledger: Ledger) -> dict[str, Any]:
+    """Counts are of all data shards; bytes of weights and of what is in the pools are those of one device."""
     return {
-        **(reuse or _NO_REUSE).snapshot(),
         "steps": runner.num_steps,
         "computed_tokens": runner.num_tokens,
         "padded_tokens": runner.num_padded_tokens,

@@ -20,7 +20,6 @@ from ferrum_jax.config import EngineConfig
 from ferrum_jax.inputs.sizes.engine_sizes import EngineSizes, Reach
 from ferrum_jax.io.ints import ceil_div, pool_blocks
 from ferrum_jax.models.families import registry
-from ferrum_jax.models.families.encoder_spec import EncoderSpec
 from ferrum_jax.models.layers.formed_weight import give_kernels
 from ferrum_jax.models.layers.moe import give_kernels_to_experts
 from ferrum_jax.models.sharding import ShardedModel, head_copies, local_bytes, shard_model
@@ -50,9 +49,9 @@ from pallas_kernels.target import Target
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ModelLayout:
-    """A model on a mesh, whether it generates or encodes. max_num_seqs: rows of a data shard."""
+    """A model on a mesh, of whatever kind. max_num_seqs: rows of a data shard."""
 
-    spec: ModelSpec | EncoderSpec
+    spec: registry.AnySpec
     dtype: jnp.dtype
     max_model_len: int
     max_num_seqs: int

@@ -1,7 +1,6 @@
 """EngineSide: what of a server runs beside the engine. It takes messages of `wire.py` and sends others back.
 
-Requests of texts to embed are tokenised here, where the checkpoint's own rules for them are; an encoder takes all that
-wait at once, so that texts of several requests share its steps.
+Requests of texts to embed are tokenised here, where the checkpoint's own rules for them are.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ import numpy as np
 
 from ferrum_jax.async_llm import live_stats
 from ferrum_jax.core.delta import Delta
-from ferrum_jax.core.outputs import ABORTED, RequestOutput, unit_length
+from ferrum_jax.core.outputs import ABORTED, unit_length
 from ferrum_jax.core.params_codec import params_of_json
 from ferrum_jax.core.request_options import RequestOptions
 from ferrum_jax.engine.engine_thread import Answer, EngineThread, Ticket
@@ -34,7 +33,7 @@ from ferrum_jax.serve.link.wire import Message
 from ferrum_jax.serve.link.wire_images import with_images
 from ferrum_jax.tasks.embedder import UNTRAINED
 from ferrum_jax.tasks.score import TOLD
-from ferrum_jax.tasks.task import EngineRequest, Task, vector_in
+from ferrum_jax.tasks.task import EngineRequest
 from ferrum_jax.tasks.transcription.whisper_transcriber import WhisperTranscriber
 
 _BEAT_S = 0.25
@@ -70,7 +69,6 @@ class EngineSide:
         self._ids: dict[Ticket, int] = {}
         self._tickets: dict[int, Ticket] = {}
         self._texts: dict[Ticket, _AskedVector] = {}
-        self._waiting: list[int] = []  # texts for an encoder
         self._stats_asked = False
         self._told_version = 0  # of the weights
         self.opened = threading.Event()  # HTTP takes requests
@@ -226,16 +224,11 @@ class EngineSide:
         except Exception as error:
             self._answer([(ticket, error)])
             return
-        text = asked.text
         self._texts[ticket] = asked
         if ticket not in self._ids:
             del self._texts[ticket]
             return
-        if self._llm.model.is_encoder:
-            self._waiting.append(request_id)
-            self.thread.call(self._encode)
-            return
-        self.thread.add(ticket, *text)
+        self.thread.add(ticket, *asked.text)
 
     def _to_embed(self, prompt: str | list[int], options: Mapping[str, Any]) -> _AskedVector:
         how = {name: options[name] for name in VECTOR_ARGUMENTS if name in options}
@@ -254,20 +247,6 @@ class EngineSide:
         text = scorer.request(pair, truncate=truncate, instruction=instruction)
         text = text._replace(options=dataclasses.replace(text.options, cache_salt=options.get("cache_salt") or ""))
         return _AskedVector(text, lambda state: np.asarray([scorer.score(state)], np.float32))
-
-    def _encode(self) -> None:
-        """On the engine's thread: all texts that wait."""
-        waiting, self._waiting = self._waiting, []
-        found = {each: (ticket, self._texts.pop(ticket)) for each in waiting if (ticket := self._tickets.get(each))}
-        try:
-            tasks = [(each, lambda text=asked.text: Task([text], _state)) for each, (_, asked) in found.items()]
-            for each, vector in self._llm.run(tasks):
-                ticket, asked = found.pop(each)
-                if (request_id := self._forget(ticket)) is not None:
-                    self._send([_vector(request_id, vector, asked, 0)])  # type: ignore[arg-type]  # an encoder refuses nothing
-        except Exception as error:
-            for ticket, _ in found.values():
-                self._answer([(ticket, RuntimeError(f"the encoder failed: {type(error).__name__}: {error}"))])
 
     # -- how it goes -----------------------------------------------------------------------------------
 
@@ -303,10 +282,6 @@ def _vector(request_id: int, state: np.ndarray, asked: _AskedVector, num_cached:
     return ["vector", request_id, content, len(asked.text.token_ids), num_cached]
 
 
-def _state(outputs: Sequence[RequestOutput]) -> np.ndarray:
-    return vector_in(outputs[0])
-
-
 def _cut_vector(state: np.ndarray, *, normalize: bool, dimensions: int | None) -> np.ndarray:
     """The beginning of a vector. Cut first, so that what is left has length 1 where it is to."""
     if (dimensions or 0) > len(state):
@@ -322,7 +297,7 @@ def _read_from(folder: Path, sources: Any) -> dict[str, Any]:
 def facts_of(llm: LLM) -> dict[str, Any]:
     """What HTTP has to know of a model."""
     model, transcriber = llm.model, llm.model.opened.texts.transcriber
-    images, sounds = (None, None) if model.is_encoder else (model.prompts.images, model.prompts.sounds)
+    images, sounds = model.prompts.images, model.prompts.sounds
     heard = sounds and {**_read_from(sounds.folder, sounds.sources), "max_frames": sounds.max_frames}
     by_whisper = isinstance(transcriber, WhisperTranscriber)
     return {
@@ -331,7 +306,7 @@ def facts_of(llm: LLM) -> dict[str, Any]:
         "heard": heard,
         "sounds": _read_from(transcriber.folder, transcriber.sources) if by_whisper else None,
         "max_model_len": llm.max_model_len,
-        "num_rows": 0 if model.is_encoder else llm.config.num_rows * llm.ledger.num_shards,
+        "num_rows": llm.config.num_rows * llm.ledger.num_shards,
         "generates": model.generates,
         "vocab_size": llm.spec.vocab_size,
         "startup_s": llm.startup_s,

@@ -26,7 +26,8 @@ Answer = TypeVar("Answer")
 NOT_BEGUN = RequestOutput(
     request_id=0, prompt=None, prompt_token_ids=(), outputs=(), num_cached_tokens=0, finished=False
 )
-ONE_TOKEN = SamplingParams(max_tokens=1, temperature=0.0)  # computes a prompt: its last state is a text's vector
+# Computes a prompt, whose last state is a text's vector; the token that is drawn is of no use, and has no text.
+ONE_TOKEN = SamplingParams(max_tokens=1, temperature=0.0, detokenize=False)
 
 
 class EngineRequest(NamedTuple):
@@ -81,6 +82,14 @@ def _only(outputs: Sequence[RequestOutput]) -> RequestOutput:
 
 def _succeeded(outputs: Sequence[RequestOutput]) -> RequestOutput:
     return succeeded(outputs[0])
+
+
+def generates_nothing(name: str, why: str) -> str:
+    """The refusal of a request for text by a model that has none. name: of its architecture."""
+    return (
+        f"{name} {why} and generates nothing; ask it for vectors: LLM.embed, `ferrum-jax embed`, "
+        "or rows of a batch with `input`"
+    )
 
 
 class RunningRequest:

@@ -18,7 +18,7 @@ from ferrum_jax.tasks.embedder import Embedder, EmbeddingParams
 from ferrum_jax.tasks.logprobs import Completion, completion_ids, completions_for, logprobs_task
 from ferrum_jax.tasks.score import PairTasks
 from ferrum_jax.tasks.scorer import Scorer
-from ferrum_jax.tasks.task import Answer, EngineRequest, Task, completion
+from ferrum_jax.tasks.task import Answer, EngineRequest, Task, completion, generates_nothing
 from ferrum_jax.tasks.transcription.heard_sound import HeardSound
 from ferrum_jax.text.prompts import PromptEncoder
 
@@ -29,7 +29,7 @@ MakeOfPrompt = Callable[[Prompt, str], Task[Answer]]  # of a text and the key of
 class TaskMaker:
     """Makes the tasks of one model; any thread may ask. Each method raises ValueError for what cannot be served.
 
-    why_vectors: the reason why a model generates nothing, and makes vectors. name: its architecture.
+    why_vectors: the reason why a model generates nothing, "" where it does. name: its architecture.
     """
 
     prompts: PromptEncoder
@@ -39,16 +39,12 @@ class TaskMaker:
     max_model_len: int
     vocab_size: int
     name: str
-    why_vectors: str | None = None
-    is_decoder: bool = True
+    why_vectors: str = ""
 
     @property
     def refusal(self) -> str:
-        """What is said where a model that generates nothing is asked for tokens."""
-        return (
-            f"{self.name} {self.why_vectors} and generates nothing; ask it for vectors: LLM.embed, `ferrum-jax embed`, "
-            "or rows of a batch with `input`"
-        )
+        """The reason against asking a model for tokens that generates nothing."""
+        return generates_nothing(self.name, self.why_vectors)
 
     def request(
         self,
@@ -73,7 +69,7 @@ class TaskMaker:
         )
 
     def _require_tokens(self, options: RequestOptions) -> None:
-        if self.why_vectors and not (options.embeds and self.is_decoder):
+        if self.why_vectors and not options.embeds:
             raise ValueError(self.refusal)
 
     def completion(

@@ -21,7 +21,7 @@ from ferrum_jax.text.prompts import PromptEncoder
 class Texts:
     """prompts: to token ids. sentence: what the checkpoint says of vectors. poolings: those that the model can do.
 
-    score_tokens: see EngineConfig. headless: the model has no head, so that it embeds and nothing else.
+    score_tokens: see EngineConfig. vectors_only: why the model generates nothing; "" where it does.
     transcriber: of a model that writes down sounds. classifier: of a decoder with a head for classes.
     generation: how requests are sampled that say nothing of it.
     """
@@ -31,7 +31,7 @@ class Texts:
     poolings: Sequence[str]
     vocab_size: int
     score_tokens: str | None = None
-    headless: bool = False
+    vectors_only: str = ""
     transcriber: Transcriber | None = None
     classifier: Classifier | None = None
     generation: Mapping[str, Any] = dataclasses.field(default_factory=dict)

@@ -1,16 +1,11 @@
-"""Cases of paged attention compiled for a TPU that is not here: what each program contains.
-
-By hand: python -m tests.aot.case_program GENERATION CASE...
-"""
+"""Cases of paged attention compiled for a TPU that is not here: what each program contains."""
 
 from __future__ import annotations
 
 from scripts import tpu_static  # isort: skip  # before jax: it sets what libtpu reads
 
-import json
 import math
 import re
-import sys
 import time
 from typing import Any
 
@@ -22,6 +17,7 @@ from pallas_kernels.paged_attention.cases import CASES, LONG_CASES, WIDE_CASES, 
 from pallas_kernels.paged_attention.tpu.prefill.config import PrefillShape
 from pallas_kernels.target import Target
 from scripts.tpu_attention import choose_config
+from tests.aot.described import or_error
 
 _LARGE_OPS = re.compile(
     r"^\s*(?:ROOT )?(%\S+) = \w+\[([\d,]*)\]\S* (copy|transpose|convert|reshape|pad)\(", re.MULTILINE
@@ -83,17 +79,6 @@ def _size(dims: str) -> int:
 
 
 def main(generation: str, names: list[str]) -> dict[str, dict[str, Any]]:
-    """By name; a case that does not compile has its error instead."""
-    found = {}
+    """By name."""
     by_name = {case.name: case for case in (*CASES, *WIDE_CASES, *LONG_CASES)}
-    for name in names:
-        try:
-            found[name] = describe(by_name[name], generation)
-        except Exception as error:  # whatever the compiler raises is what the test reports
-            found[name] = {"error": f"{type(error).__name__}: {str(error)[:2000]}"}
-    return found
-
-
-if __name__ == "__main__":
-    for name, said in main(sys.argv[1], sys.argv[2:]).items():
-        print(json.dumps({"name": name, **said}))
+    return {name: or_error(describe, by_name[name], generation) for name in names}

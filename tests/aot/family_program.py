@@ -1,9 +1,4 @@
-"""Every bucket of a tiny model or encoder, compiled for a device that is not here, and what its programs contain.
-
-python -m tests.aot.family_program TARGET GOLDEN...   prints a line of JSON for each golden folder
-
-Run as a process of its own, because compilers want their environment before jax.
-"""
+"""Every bucket of a tiny model or encoder, compiled for a device that is not here, and what its programs contain."""
 
 from __future__ import annotations
 
@@ -11,8 +6,6 @@ from tests.aot import step_program  # isort: skip  # before jax: it sets what li
 
 import dataclasses
 import itertools
-import json
-import sys
 import time
 from typing import Any
 
@@ -25,6 +18,7 @@ from ferrum_jax.models.spec import AttentionSpec, GatedDeltaSpec, KimiDeltaSpec,
 from ferrum_jax.runtime.compile.topology import target_devices
 from ferrum_jax.runtime.encoder_runtime import encoder_programs, lay_out_encoder
 from ferrum_jax.runtime.layout import lay_out
+from tests.aot.described import or_error
 from tests.aot.program_text import large_constants, ops_of, wide_weights
 from tests.support import GOLDENS
 
@@ -95,14 +89,6 @@ def _with_wider_heads(spec: ModelSpec) -> ModelSpec:
 
 
 def main(target: str, golden: str) -> dict[str, Any]:
-    """A family that does not compile has its error instead."""
-    try:
-        describe_golden = describe_encoder if golden.startswith(ENCODERS) else describe_family
-        return {"golden": golden, "buckets": describe_golden(target, golden)}
-    except Exception as error:  # whatever the compiler raises is what the test reports
-        return {"golden": golden, "error": f"{type(error).__name__}: {str(error)[:2000]}"}
-
-
-if __name__ == "__main__":
-    for golden in sys.argv[2:]:
-        print(json.dumps(main(sys.argv[1], golden)), flush=True)
+    """What each bucket of a golden's programs contains, or the error of a family that does not compile."""
+    describe = describe_encoder if golden.startswith(ENCODERS) else describe_family
+    return or_error(lambda: {"buckets": describe(target, golden)})

@@ -1,14 +1,9 @@
-"""The TPU's indexer, and attention to what it chose, compiled for a TPU that is not here: what each program contains.
-
-By hand: python -m tests.aot.indexer_program GENERATION BLOCK_SIZE...
-"""
+"""The TPU's indexer, and attention to what it chose, compiled for a TPU that is not here: what programs contain."""
 
 from __future__ import annotations
 
 from scripts import tpu_indexer  # isort: skip  # before jax: it sets what libtpu reads
 
-import json
-import sys
 from typing import Any
 
 import jax
@@ -37,7 +32,3 @@ def describe(generation: str, block_size: int, num_heads: int) -> dict[str, Any]
 def main(generation: str, block_sizes: list[int]) -> dict[str, dict[str, Any]]:
     """By block size and heads of attention: of many and of few."""
     return {f"C={C} N={N}": describe(generation, C, N) for C in block_sizes for N in (128, 16)}
-
-
-if __name__ == "__main__":
-    print(json.dumps(main(sys.argv[1], [int(size) for size in sys.argv[2:]])))

@@ -1,15 +1,10 @@
-"""Products with weights in a form, compiled for a TPU that is not here.
-
-By hand: python -m tests.aot.product_program GENERATION CASE...
-"""
+"""Products with weights in a form, compiled for a TPU that is not here."""
 
 from __future__ import annotations
 
 from scripts import tpu_static  # isort: skip  # before jax: it sets what libtpu reads
 
 import dataclasses
-import json
-import sys
 from typing import Any
 
 import jax
@@ -19,6 +14,7 @@ from pallas_kernels.grouped_matmul import expert_mlp
 from pallas_kernels.quantized_matmul import quantized_matmul, refusals
 from pallas_kernels.quantized_matmul.cases import TPU_CASES, make_arguments
 from pallas_kernels.target import Target
+from tests.aot.described import or_error
 
 _MANY = 130
 
@@ -53,20 +49,11 @@ def describe_experts(name: str, num_tokens: int, generation: str) -> dict[str, A
 
 
 def main(generation: str, names: list[str]) -> dict[str, dict[str, Any]]:
-    """By name; a case that does not compile has its error instead. Names of experts begin with "experts "."""
+    """By name and number of rows. Names of experts begin with "experts "."""
     found = {}
     for name in names:
-        is_experts = name.startswith("experts ")
+        describe_case = describe_experts if name.startswith("experts ") else describe
         for num_rows in (16, _MANY):
-            try:
-                of = describe_experts if is_experts else describe
-                said = of(name.removeprefix("experts "), num_rows, generation)
-            except Exception as error:  # whatever the compiler raises is what the test reports
-                said = {"error": f"{type(error).__name__}: {str(error)[:2000]}"}
+            said = or_error(describe_case, name.removeprefix("experts "), num_rows, generation)
             found[f"{name}, {num_rows} rows"] = said
     return found
-
-
-if __name__ == "__main__":
-    for name, said in main(sys.argv[1], sys.argv[2:]).items():
-        print(json.dumps({"name": name, **said}))

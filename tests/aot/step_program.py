@@ -1,8 +1,6 @@
 """The compiled halves of a step of a published model on a mesh of TPUs that are not here, and what they contain.
 
-python -m tests.aot.step_program '{"model": "Llama-3-8B", "topology": "v6e:2x2", "mesh": "tp=4", ...}'...   prints JSON
-
-Fields of `Case`; run as a process of its own, because the TPU's compiler wants its environment before jax.
+By hand: python -m tests.aot.described step_program '{"model": "Llama-3-8B", ...}', with the fields of `Case`.
 """
 
 from __future__ import annotations
@@ -18,9 +16,7 @@ os.environ |= {
 }
 
 import dataclasses
-import json
 import math
-import sys
 import time
 from typing import Any
 
@@ -164,22 +160,14 @@ def _donated_bytes(layout: Layout, part: Part) -> int:
     return local_bytes(pools.masks) if part == "write_masks" else 0
 
 
-def run(case: Case) -> list[dict[str, Any]]:
+def main(fields: dict[str, Any]) -> list[dict[str, Any]]:
     """The description of each bucket of a case, of what samples all rows, of the write of masks, and of prompt scores.
 
     Scores are beside mixed buckets only.
     """
+    case = Case(**fields | {"buckets": tuple(map(tuple, fields["buckets"]))})
     layout = lay_out_case(case)
     wanted = [b for b in layout.ladder.buckets if (b.num_tokens, b.decode_only) in case.buckets]
     assert len(wanted) == len(case.buckets), f"{case.buckets} are not all in {layout.ladder.buckets}"
     score = ["score"] if any(not b.decode_only for b in wanted) else []
     return [describe(layout, part) for part in (*wanted, layout.ladder.row_buckets[-1], "write_masks", *score)]
-
-
-def main(fields: dict[str, Any]) -> list[dict[str, Any]]:
-    given: dict[str, Any] = fields | {"buckets": tuple(map(tuple, fields["buckets"]))}
-    return run(Case(**given))
-
-
-if __name__ == "__main__":
-    print(json.dumps([main(json.loads(text)) for text in sys.argv[1:]]))

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import zlib
 
 import pytest
 
 from pallas_kernels.paged_attention.cases import CASES, LONG_CASES, WIDE_CASES
 from pallas_kernels.paged_attention.tpu.prefill.config import COMPILER_BYTES, SMEM_FIXED
 from pallas_kernels.target import Target
-from tests.aot.described import described
+from tests.aot.described import described, turn_of
 
 pytestmark = pytest.mark.aot
 GENERATIONS = ("v5e", "v5p", "v6e", "v7x")
@@ -26,8 +25,7 @@ def cases_of(generation: str, *, in_turn: bool) -> list[str]:
         if case.invariant:
             continue
         runs_on = [g for g in GENERATIONS if Target.named(f"tpu:{g}").has_fp8 or not case.kv_dtype.startswith("fp8")]
-        turn = runs_on[zlib.crc32(case.name.encode()) % len(runs_on)]
-        has_turn = turn == generation and (case.tiny or case.decode_only)
+        has_turn = turn_of(case.name, runs_on) == generation and (case.tiny or case.decode_only)
         if generation in runs_on and has_turn == in_turn:
             found.append(case.name)
     return found

@@ -8,11 +8,10 @@ encoder 10, all of them for all targets about an hour. "tpu" targets want libtpu
 from __future__ import annotations
 
 import json
-import zlib
 
 import pytest
 
-from tests.aot.described import described
+from tests.aot.described import described, turn_of
 from tests.aot.program_text import wide_weights
 from tests.golden_table import goldens
 from tests.support import GOLDENS
@@ -26,17 +25,13 @@ COPIED_ON_TPUS = goldens("copies", "tpu")
 IN_TURN = goldens("aot", "in turn")  # each for one target; all others are run by hand
 
 
-def turn_of(family: str) -> str:
-    return TARGETS[zlib.crc32(family.encode()) % len(TARGETS)]
-
-
 @pytest.fixture(
     scope="module",
     params=[
         pytest.param(
             (target, family),
             id=f"{target}-{family}",
-            marks=[] if family in IN_TURN and turn_of(family) == target else [pytest.mark.slow],
+            marks=[] if family in IN_TURN and turn_of(family, TARGETS) == target else [pytest.mark.slow],
         )
         for target in TARGETS
         for family in FAMILIES

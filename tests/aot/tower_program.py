@@ -1,15 +1,8 @@
-"""Towers of published models compiled for a device that is not here: one line of JSON for each size of a call.
-
-python -m tests.aot.tower_program TARGET MODEL...
-
-Run as a process of its own, because compilers want their environment before jax. Layers are alike, so one is compiled.
-"""
+"""Towers of published models compiled for a device that is not here. Layers are alike, so one is compiled."""
 
 from __future__ import annotations
 
 import dataclasses
-import json
-import sys
 import time
 from typing import Any
 
@@ -28,6 +21,7 @@ from ferrum_jax.runtime.layout import lay_out
 from ferrum_jax.runtime.media_encoders.clip_slots import ClipSlots, trace_encode_clip
 from ferrum_jax.runtime.media_encoders.image_slots import ImageSlots, SlotEncoder, image_slots, trace_encode
 from scripts.published import PUBLISHED
+from tests.aot.described import or_error
 from tests.aot.program_text import large_constants, ops_of, wide_weights
 
 _LAYERS = 1
@@ -80,7 +74,6 @@ def describe(
     lengths = _lengths(encoder, num_patches)  # activations may look like weights
     weights = {shape for shape in matrices if not lengths.intersection(shape)}
     return {
-        "patches": num_patches,
         "tower": tower.tower,
         "head_dim": tower.head_dim,
         "compile_s": round(time.process_time() - started, 1),
@@ -106,20 +99,11 @@ def _lengths(encoder: SlotEncoder | ClipSlots, num_patches: int) -> set[int]:
 
 
 def main(target: str, model: str) -> list[dict[str, Any]]:
-    """The smallest and the largest call of each tower; one that does not compile has its error instead."""
+    """The smallest and the largest call of each tower."""
     slots, mesh = slots_of(model, target)
     found: list[dict[str, Any]] = []
     for encoder in (slots,) if isinstance(slots, ClipSlots) else slots.encoders:
         sizes = (encoder.max_patches,) if isinstance(encoder, ClipSlots) else (encoder.sizes[0], encoder.sizes[-1])
         for num_patches in dict.fromkeys(sizes):
-            try:
-                found.append(describe(slots, encoder, num_patches, mesh, target))
-            except Exception as error:  # whatever the compiler raises is what the test reports
-                found.append({"patches": num_patches, "error": f"{type(error).__name__}: {str(error)[:2000]}"})
+            found.append({"patches": num_patches} | or_error(describe, slots, encoder, num_patches, mesh, target))
     return found
-
-
-if __name__ == "__main__":
-    for model in sys.argv[2:]:
-        for said in main(sys.argv[1], model):
-            print(json.dumps({"model": model, **said}), flush=True)

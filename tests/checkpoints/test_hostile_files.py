@@ -60,6 +60,7 @@ def test_a_file_that_lies_is_refused(header, data, length, says, tmp_path):
     ("index", "says"),
     [
         ({"weight_map": {"a": "../../etc/passwd"}}, "must be relative and not lead outside"),
+        ({"weight_map": {"a": "../outside.safetensors"}}, "must be relative and not lead outside"),
         ({"weight_map": {"a": "/etc/passwd"}}, "must be relative and not lead outside"),
         ({"weight_map": {"a": "other.safetensors"}}, "other.safetensors is missing, truncated or damaged"),
         ({"weight_map": {"b": "one.safetensors"}}, r"missing \['b'\], not listed \['a'\]"),
@@ -70,6 +71,7 @@ def test_a_file_that_lies_is_refused(header, data, length, says, tmp_path):
 )
 def test_an_index_that_lies_is_refused(index, says, tmp_path):
     write(tmp_path / "one.safetensors", {"a": ENTRY})
+    write(tmp_path.parent / "outside.safetensors", {"a": ENTRY})
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
     with pytest.raises(ValueError, match=says) as refused:
         load(tmp_path)

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import subprocess
+from pathlib import Path
 
 import pytest
 
 from ferrum_jax.batch.notice import EXIT_PREEMPTED
+from tests.batch.test_image_rows import write_rows as write_image_rows
 from tests.checkpoints.hub_server import Hub, serving
 from tests.distributed import together
 from tests.distributed.folder import NUM_ROWS, write_model, write_rows, write_tokenizer
 from tests.distributed.together import started
+from tests.engine.image_folder import write_folder
 from tests.support import COMPILED, GOLDENS
 
 pytestmark = pytest.mark.slow
@@ -32,13 +36,13 @@ def folder(tmp_path_factory):
 
 
 ORDINARY = ("ferrum_jax",)
-LATE, LATER = (("tests.distributed.late", seconds) for seconds in ("2", "8"))
-CRASHING = ("tests.distributed.crashing", "105")  # row 5
+LATE, LATER = (("tests.distributed.faults", "late", seconds) for seconds in ("2", "8"))
+CRASHING = ("tests.distributed.faults", "crashing", "105")  # row 5
 
 
 def with_signal(name):
     """The program that gets a signal in the middle of the job."""
-    return ("tests.distributed.killed", str(KILLED_AT), name)
+    return ("tests.distributed.faults", "killed", str(KILLED_AT), name)
 
 
 def start(folder, output, mesh, num_devices, *more, program=ORDINARY):
@@ -152,7 +156,7 @@ def test_two_processes_make_the_masks_of_their_rows_alike_also_after_one_is_kill
     process = start(tmp_path, "alone.jsonl", "tp=8", 8)
     _, said = process.communicate(timeout=300)
     assert process.returncode == 1, said  # rows with a grammar that does not compile
-    killed = (ORDINARY, ("tests.distributed.killed", "12", "SIGKILL"))
+    killed = (ORDINARY, ("tests.distributed.faults", "killed", "12", "SIGKILL"))
     (code, said), _ = run_two(tmp_path, "two.jsonl", "dp=2,tp=4", killed)
     assert code == EXIT_PREEMPTED, said
     (code, said), (_, other_said) = run_two(tmp_path, "two.jsonl", "dp=2,tp=4")
@@ -202,3 +206,34 @@ def test_a_plan_of_several_processes_is_refused_by_all_at_once(folder):
     both = run_two(folder, "planned.jsonl", "tp=8", flags=("--plan",))
     assert [code for code, _ in both] == [2, 2]
     assert "--plan plans for the devices of one process; leave --coordinator out" in both[0][1]
+
+
+IMAGE_FLAGS = [
+    *("--max-num-seqs", "2", "--max-num-batched-tokens", "64", "--max-model-len", "128", "--num-blocks", "40"),
+    *("--max-image-tokens", "64", "--max-image-patches", "256", "--block-size", "16", "--no-invariant"),
+    *("--temperature", "0", "--compilation-cache-dir", str(COMPILED)),
+]
+
+
+def start_images(folder: Path, output: str, *more: str) -> subprocess.Popen:
+    """`ferrum-jax batch` in a process of its own, on one device."""
+    files = ["--model", "model", "--input", "in.jsonl", "--output", output, "--image-root", "."]
+    return together.started("batch", *files, *IMAGE_FLAGS, *more, cwd=folder)
+
+
+def messages_of(folder: Path, output: str) -> list:
+    lines = [json.loads(line) for line in (folder / output).read_bytes().splitlines()]
+    return [[choice["message"] for choice in line["response"]["body"]["choices"]] for line in lines]
+
+
+def test_a_job_with_images_on_two_processes_answers_as_on_one(tmp_path):
+    write_folder(tmp_path / "model")
+    write_image_rows(tmp_path)
+    with start_images(tmp_path, "one.jsonl") as alone:
+        _, said = alone.communicate(timeout=300)
+    assert alone.returncode == 0, said
+    with together.two(lambda n, *met: start_images(tmp_path, "two.jsonl", "--mesh", "tp=2", *met)) as both:
+        for process in both:
+            _, said = process.communicate(timeout=300)
+            assert process.returncode == 0, said
+    assert messages_of(tmp_path, "two.jsonl") == messages_of(tmp_path, "one.jsonl")

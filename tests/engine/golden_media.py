@@ -12,11 +12,11 @@ import numpy as np
 
 from ferrum_jax.config import EngineConfig
 from ferrum_jax.core.request_options import RequestOptions
-from ferrum_jax.engine.startup.build_engine import build_engine
 from ferrum_jax.inputs.prompt import MediaSpan
+from ferrum_jax.runtime.compile.compile import CompileCounter
 from ferrum_jax.sampling_params import SamplingParams
 from tests.models import sound_goldens
-from tests.support import GOLDENS, SMALL, finish, small_llm
+from tests.support import GOLDENS, SMALL, answers, finish, fresh_engine, small_llm
 
 FOLDER = "vision/qwen3_vl"
 HYBRID = "vision/qwen3_5_vision"  # whose recurrent states resume where a snapshot was taken
@@ -26,6 +26,7 @@ GEMMA4 = "vision/gemma4_vision"  # whose images of any size see each other in wi
 CAUSAL = "vision/gemma4_vision_causal"  # whose tokens see the past alone
 MISTRAL3 = "vision/mistral3_vision"  # whose images have tokens of text between their rows
 QWEN, VOXTRAL, BOTH = (f"hearing/{name}" for name in (sound_goldens.QWEN, sound_goldens.VOXTRAL, sound_goldens.GEMMA))
+WHISPER = "hearing/whisper"  # whose one sound stands beside the prompt
 PLACE, START, END = 150, 152, 153  # a token of media, and those before and after an image
 LADDER = dataclasses.replace(SMALL, max_image_tokens=64, max_image_patches=256)
 CONFIG = dataclasses.replace(LADDER, max_num_batched_tokens=64, invariant=True)  # one bucket
@@ -58,6 +59,7 @@ def _sized(ladder: EngineConfig = LADDER, **sizes: Any) -> dict[str, EngineConfi
 
 
 _GEMMA4 = dataclasses.replace(LADDER, max_num_batched_tokens=32, max_image_patches=90)
+_BESIDE = dataclasses.replace(SMALL, max_model_len=128)
 _HEARD = {**_sized(max_image_patches=500), "encoded": (3, 0)}
 FAMILIES = dict.fromkeys((FOLDER, HYBRID, *GLM), Family()) | {
     GEMMA3: Family(**_sized(max_num_batched_tokens=32, max_image_patches=144), few_blocks=11, budget=20, per_token=9),
@@ -70,6 +72,7 @@ FAMILIES = dict.fromkeys((FOLDER, HYBRID, *GLM), Family()) | {
         encoded=(7, 3),
         per_token=9,
     ),
+    WHISPER: Family(ladder=_BESIDE, config=dataclasses.replace(_BESIDE, max_num_batched_tokens=64, invariant=True)),
 }
 
 
@@ -102,11 +105,22 @@ def pictures_of(prompt: int, *, brighter: float = 0.0, folder: str = FOLDER) -> 
     return pictures
 
 
+def clip_beside(prompt: int) -> Picture:
+    frames = golden(WHISPER)[f"frames_{prompt}"]
+    sizes = {"grid": (1, len(frames), 1), "num_tokens": 0, "seconds": len(frames) / 100}
+    return Picture(patches=frames, digest=hashlib.blake2b(frames).digest(), kind="audio", **sizes)
+
+
 def asked(
     prompt: int, *, brighter: float = 0.0, louder: float = 0.0, folder: str = FOLDER, **options: Any
 ) -> tuple[list[int], SamplingParams, RequestOptions]:
     """A golden prompt, its parameters, and its images and sounds. brighter, louder: than the golden's."""
     ids = golden(folder)[f"prompt_{prompt}"].tolist()
+    if folder == WHISPER:
+        clip = clip_beside(prompt)
+        span = MediaSpan(kind="audio", digest=clip.digest, start=0, length=1)
+        params = dataclasses.replace(GREEDY, logit_bias=None)
+        return ids, params, RequestOptions(media=[span], images=[clip], key=str(prompt), **options)
     waiting: dict[int, list[Any]] = {PLACE: pictures_of(prompt, brighter=brighter, folder=folder)}
     if folder in (QWEN, VOXTRAL, BOTH):
         sounds = sound_goldens.clips_of(prompt, louder=louder, name=folder.removeprefix("hearing/"))
@@ -126,15 +140,23 @@ def asked(
 
 
 def engine_of(config: EngineConfig | None = None, *, folder: str = FOLDER, **overrides: Any):
-    llm = small_llm(folder, config or FAMILIES[folder].config)
-    return build_engine(llm.loaded, dataclasses.replace(llm.config, **overrides), llm.tokenizer, fill=float("nan"))
+    return fresh_engine(small_llm(folder, config or FAMILIES[folder].config), **overrides)
 
 
 def run(engine, *requests):
     """Outputs of requests that run together."""
-    ids = [engine.add(*request) for request in requests]
-    outputs = finish(engine)
-    return [outputs[i] for i in ids]
+    return answers(engine, requests)
+
+
+def check_compiles_nothing(engine, requests) -> None:
+    """Requests of media that nobody has seen run without a compile, and each item is encoded."""
+    for number, (prompt, item, kind) in enumerate(requests):
+        params = SamplingParams(max_tokens=2, temperature=0.0)
+        span = MediaSpan(kind=kind, digest=item.digest, start=prompt.index(PLACE), length=item.num_tokens)
+        engine.add(prompt, params, RequestOptions(media=[span], images=[item], key=str(number)))
+    counter = CompileCounter()
+    finish(engine)
+    assert counter.count == 0 and engine.counts()[f"{kind}s_encoded".replace("audio", "sound")] == number + 1
 
 
 def assert_golden(output, prompt: int, folder: str = FOLDER) -> None:

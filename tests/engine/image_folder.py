@@ -1,4 +1,4 @@
-"""A checkpoint that sees images, with a tokenizer of words, a chat template and a processor; and pictures for it."""
+"""Checkpoints that see images, with a tokenizer of words, a chat template and a processor; and pictures for them."""
 
 from __future__ import annotations
 
@@ -26,6 +26,37 @@ PROCESSOR = {
     "image_mean": [0.5, 0.5, 0.5],
     "image_std": [0.5, 0.5, 0.5],
 }
+GEMMA3_PROCESSOR = {
+    "image_processor_type": "Gemma3ImageProcessor",
+    "size": {"height": 48, "width": 48},
+    "image_seq_length": 16,
+    "image_mean": [0.5, 0.5, 0.5],
+    "image_std": [0.5, 0.5, 0.5],
+    "do_pan_and_scan": None,
+}
+MISTRAL3_PROCESSOR = {
+    "image_processor_type": "PixtralImageProcessorFast",
+    "processor_class": "PixtralProcessor",
+    "do_pad": True,
+    "patch_size": {"height": 4, "width": 4},
+    "size": {"longest_edge": 48},
+    "resample": 3,
+}
+_QWEN = {"tokenizer_config.json": {"chat_template": TEMPLATE}, "preprocessor_config.json": PROCESSOR}
+_GEMMA3 = {"tokenizer_config.json": {"chat_template": TEMPLATE.replace(PLACE, "<start_of_image>")}}
+_MERGED = {"patch_size": 4, "spatial_merge_size": 2, "processor_class": "PixtralProcessor"}
+# By golden: its special tokens, and the files that turn texts and pictures into prompts.
+_FOLDERS = {
+    "qwen3_vl": (("<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>"), _QWEN),
+    "gemma3_vision": (
+        ("<image_soft_token>", "<unused>", "<start_of_image>", "<end_of_image>"),
+        _GEMMA3 | {"preprocessor_config.json": GEMMA3_PROCESSOR},
+    ),
+    "mistral3_vision": (  # without a template, as published folders are
+        ("[IMG]", "[IMG_BREAK]", "[INST]", "[IMG_END]"),
+        {"preprocessor_config.json": MISTRAL3_PROCESSOR, "processor_config.json": _MERGED},
+    ),
+}
 
 
 def write_words(folder: Path, special: Sequence[str]) -> None:
@@ -39,13 +70,13 @@ def write_words(folder: Path, special: Sequence[str]) -> None:
     tokenizer.save(str(folder / "tokenizer.json"))
 
 
-def write_folder(folder: Path) -> Path:
+def write_folder(folder: Path, golden: str = "qwen3_vl") -> Path:
     """The golden's weights and what turns texts and pictures into prompts."""
-    shutil.copytree(GOLDENS / "vision" / "qwen3_vl", folder)
-    special = ("<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>")
+    special, files = _FOLDERS[golden]
+    shutil.copytree(GOLDENS / "vision" / golden, folder)
     write_words(folder, special)
-    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": TEMPLATE}))
-    (folder / "preprocessor_config.json").write_text(json.dumps(PROCESSOR))
+    for name, content in files.items():
+        (folder / name).write_text(json.dumps(content))
     return folder
 
 

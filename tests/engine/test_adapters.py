@@ -13,13 +13,13 @@ from checkpoints.adapters.lora import WEIGHTS
 from checkpoints.placement import weight_shapes
 from ferrum_jax import LLM, SamplingParams
 from ferrum_jax.core.request_options import RequestOptions
-from ferrum_jax.engine.startup.build_engine import build_engine
 from ferrum_jax.models.families import registry
 from ferrum_jax.runtime.distributed import processes
 from ferrum_jax.runtime.lora.adapter_slots import AdapterSlots
 from tests.engine.test_goldens import check_equal
 from tests.forked import call
-from tests.support import GOLDENS, INVARIANT, SMALL, finish, small_llm
+from tests.support import GOLDENS, INVARIANT, SMALL, answers, finish, fresh_engine, small_llm
+from tests.support import logprobs_of as logprobs
 
 ADAPTERS = GOLDENS / "adapters"
 GREEDY = SamplingParams(max_tokens=64, temperature=0.0, ignore_eos=True)
@@ -56,10 +56,6 @@ def random_adapter(folder, seed: int, rank: int = 4):
     save_file(tensors, folder / "adapter_model.safetensors")
     (folder / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": rank, "lora_alpha": rank}))
     return folder
-
-
-def logprobs(output) -> list[dict[int, float]]:
-    return [{token: one.logprob for token, one in step.items()} for step in output.outputs[0].logprobs]
 
 
 @pytest.mark.parametrize("name", ["patterns", "attention"])
@@ -122,15 +118,13 @@ def test_reuse_preemption_and_chunks_change_no_token(llm, settings):
     names = ["patterns", "attention", "", "patterns"]
 
     def tokens(**changes):
-        config = dataclasses.replace(llm.config, **changes)
-        engine = build_engine(llm.loaded, config, llm.tokenizer, adapters=llm.model.adapters, fill=float("nan"))
+        engine = fresh_engine(llm, adapters=llm.model.adapters, **changes)
         asked = [RequestOptions(adapter=name) for name in names]
-        for options in asked:  # all adapters lie in their slots before, so that rows run at once
-            engine.add([5, 6], SHORT, options)
-        finish(engine)
-        ids = [engine.add(prompt, params, options) for prompt, options in zip(prompts, asked, strict=True)]
-        outputs = finish(engine)
-        return [(outputs[i].token_ids, logprobs(outputs[i])) for i in ids], engine.scheduler.metrics().preemptions
+        answers(
+            engine, [([5, 6], SHORT, options) for options in asked]
+        )  # adapters lie in their slots, so rows run at once
+        outputs = answers(engine, zip(prompts, [params] * 4, asked, strict=True))
+        return [(o.token_ids, logprobs(o)) for o in outputs], engine.scheduler.metrics().preemptions
 
     found, preemptions = tokens(**settings)
     assert found == tokens()[0] and bool(preemptions) == ("num_blocks" in settings)
@@ -191,23 +185,21 @@ def test_several_processes_load_no_adapter(llm, monkeypatch):
     assert llm.model.adapters.names == ["attention", "patterns"]
 
 
-@pytest.mark.parametrize("name", ["llama_patterns", "llama_attention"])
 @pytest.mark.slow
-def test_greedy_tokens_in_small_buckets_equal_peft(name):
-    config = dataclasses.replace(SMALL, max_adapters=2, max_adapter_rank=8)
-    prompts, tokens, best = golden(name)
-    llm = open_llm("llama", config, one=name)
-    names = ["one", None, "one", "one"]
-    outputs = llm.generate([prompts[0].tolist(), [5, 6], *(p.tolist() for p in prompts[1:])], GREEDY, adapter=names)
+@pytest.mark.parametrize(
+    ("base", "name", "sizes", "targets"),
+    [
+        ("llama", "llama_patterns", SMALL, "attention,mlp"),
+        ("llama", "llama_attention", SMALL, "attention,mlp"),
+        ("qwen3_moe", "qwen3_moe_experts", INVARIANT, "attention,mlp,experts"),
+    ],
+)
+def test_greedy_tokens_of_other_sizes_and_of_experts_equal_peft(base, name, sizes, targets):
+    config = dataclasses.replace(sizes, max_adapters=2, max_adapter_rank=8, adapter_targets=targets)
+    (first, *others), tokens, best = golden(name)
+    asked, names = [first.tolist(), [5, 6], *(p.tolist() for p in others)], ["one", None, "one", "one"]
+    outputs = open_llm(base, config, one=name).generate(asked, GREEDY, adapter=names)
     check_equal([outputs[0], *outputs[2:]], tokens, best)
-
-
-@pytest.mark.slow
-def test_experts_equal_peft():
-    config = dataclasses.replace(INVARIANT, max_adapters=2, max_adapter_rank=8, adapter_targets="attention,mlp,experts")
-    prompts, tokens, best = golden("qwen3_moe_experts")
-    llm = open_llm("qwen3_moe", config, one="qwen3_moe_experts")
-    check_equal(llm.generate([p.tolist() for p in prompts], GREEDY, adapter="one"), tokens, best)
 
 
 @pytest.mark.slow

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 
 import numpy as np
 import pytest
@@ -12,8 +11,8 @@ from ferrum_jax import SamplingParams
 from ferrum_jax.engine.engine import Engine
 from ferrum_jax.engine.prefixes.cached_prefixes import prompt_request
 from ferrum_jax.engine.prefixes.saved_prefixes import PrefixCache
-from ferrum_jax.engine.startup.build_engine import build_engine
-from tests.support import INVARIANT, SMALL, finish, run, small_llm, step
+from tests.support import INVARIANT, SMALL, fresh_engine, run, small_llm, step
+from tests.support import answers as together
 
 GREEDY = SamplingParams(max_tokens=10, temperature=0.0, ignore_eos=True)
 NUM_BLOCKS = 7  # two of the prompts together do not fit
@@ -38,16 +37,11 @@ def expected(family, prompts) -> list[tuple[int, ...]]:
 def tiered(llm, num_host_blocks: int, **overrides) -> Engine:
     """An engine with so many usable host blocks; what nobody wrote is NaN on the device."""
     host_cache_bytes = (num_host_blocks + 1) * llm.ledger.host_block_bytes
-    config = dataclasses.replace(
-        llm.config, **{"num_blocks": NUM_BLOCKS, "host_cache_bytes": host_cache_bytes, **overrides}
-    )
-    return build_engine(llm.loaded, config, None, fill=math.nan)
+    return fresh_engine(llm, **{"num_blocks": NUM_BLOCKS, "host_cache_bytes": host_cache_bytes, **overrides})
 
 
 def answers(engine: Engine, prompts, params=GREEDY) -> list:
-    ids = [engine.add(prompt, params) for prompt in prompts]
-    outputs = finish(engine)
-    return [outputs[id] for id in ids]
+    return together(engine, [(prompt, params) for prompt in prompts])
 
 
 @pytest.mark.parametrize(
@@ -166,13 +160,40 @@ def test_pinned_blocks_stay_on_the_device():
     )
 
 
-def test_int8_blocks_keep_their_scales():
-    llm = small_llm("qwen3", dataclasses.replace(INVARIANT, kv_dtype="int8"))  # as tests/engine/test_kv_dtype.py
-    rng = np.random.default_rng(2)
-    prompts = [rng.integers(6, 250, 70).tolist() for _ in range(3)]
-    params = dataclasses.replace(GREEDY, max_tokens=30)
-    engine = tiered(llm, 60, max_cached_prompts=0)
-    first = [answers(engine, [prompt], params)[0].token_ids for prompt in prompts]
-    again = [answers(engine, [prompt], params)[0] for prompt in prompts]
-    assert [o.token_ids for o in again] == first and [o.num_cached_tokens for o in again] == [64] * 3
-    assert engine.scheduler.metrics().loaded_blocks
+@pytest.mark.parametrize(
+    ("name", "kv_dtype"),
+    [
+        ("qwen3", "int8"),  # as tests/engine/test_kv_dtype.py
+        *(
+            pytest.param(*each, marks=pytest.mark.slow)
+            for each in [
+                ("deepseek_v3", "auto"),
+                ("deepseek_v3", "int8"),
+                ("deepseek_v32", "auto"),
+                ("glm5", "auto"),
+                ("glm5", "int8"),
+            ]
+        ),
+    ],
+)
+def test_scales_latents_and_an_indexers_keys_come_back_with_their_blocks(name, kv_dtype, tmp_path, monkeypatch):
+    """From host memory and from a folder, of layers that share an indexer's choice as well."""
+    llm = small_llm(name, dataclasses.replace(INVARIANT, kv_dtype=kv_dtype))
+    prompts = [np.random.default_rng(seed).integers(6, 150, 70).tolist() for seed in range(4)]
+    params = dataclasses.replace(GREEDY, max_tokens=6)
+
+    def each(engine: Engine) -> list[tuple[int, ...]]:
+        return [answers(engine, [prompt], params)[0].token_ids for prompt in prompts]
+
+    expected = each(fresh_engine(llm, enable_prefix_caching=False))
+    engine = tiered(llm, 63, num_blocks=12)
+    assert [each(engine), each(engine)] == [expected, expected]
+    metrics = engine.scheduler.metrics()
+    assert metrics.host_hits and metrics.loaded_blocks and metrics.spilled_blocks
+    monkeypatch.setattr(llm.calls, "_engine", fresh_engine(llm))
+    assert each(llm.engine) == expected
+    num_saved = llm.save_prefix_cache(tmp_path / "saved")
+    monkeypatch.setattr(llm.calls, "_engine", fresh_engine(llm))
+    assert llm.load_prefix_cache(tmp_path / "saved") == num_saved > 0
+    assert each(llm.engine) == expected
+    assert llm.stats()["saved_prefill_tokens"] >= 4 * 64

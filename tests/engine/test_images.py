@@ -1,4 +1,4 @@
-"""Images in prompts that wait, are given back, shared, refused and of any size.
+"""Images and sounds in prompts that wait, are given back, shared, refused by their kind, and of any size.
 
 Images whose tokens stand in rows with a token of text between.
 """
@@ -11,31 +11,34 @@ import numpy as np
 import pytest
 
 from ferrum_jax import LLM
-from ferrum_jax.core.request_options import RequestOptions
 from ferrum_jax.engine.image_intake import ImageLimits, placed_images
-from ferrum_jax.inputs.prompt import MediaSpan
-from ferrum_jax.runtime.compile.compile import CompileCounter
+from ferrum_jax.inputs.audio.clip import ProcessedClip
+from ferrum_jax.io.ints import ceil_div
 from ferrum_jax.sampling_params import SamplingParams
 from tests.engine.golden_media import (
+    BOTH,
     CONFIG,
+    END,
+    FAMILIES,
     FOLDER,
     GLM,
     HYBRID,
     LADDER,
     MISTRAL3,
     PLACE,
+    QWEN,
     START,
     Picture,
     asked,
     assert_golden,
     assert_goldens,
+    check_compiles_nothing,
     engine_of,
     golden,
     run,
 )
-from tests.engine.image_folder import picture
-from tests.engine.mistral3_folder import write_mistral3_folder
-from tests.support import finish, small_llm, step
+from tests.engine.image_folder import picture, write_folder
+from tests.support import small_llm, step
 
 
 def test_prompts_whose_images_wait_do_not_hold_up_others():
@@ -127,22 +130,15 @@ def test_what_there_is_no_room_for_is_refused_with_both_numbers(limits, said):
 
 @pytest.mark.parametrize("config", [CONFIG, pytest.param(LADDER, marks=pytest.mark.slow)], ids=["", "ladder"])
 def test_no_step_compiles_whatever_sizes_images_have(config):
-    llm = small_llm(FOLDER, config)
-    engine, rng = engine_of(config, enable_prefix_caching=False), np.random.default_rng(3)
-    before = llm.stats()["compiles_after_ready"]
+    rng, requests, before = np.random.default_rng(3), [], small_llm(FOLDER, config).stats()["compiles_after_ready"]
     for number in range(200):
         rows, columns = (2 * int(n) for n in rng.integers(1, 7, 2))
         pixels = rng.uniform(-1, 1, (rows * columns, 96)).astype(np.float32)
         image = Picture(patches=pixels, grid=(1, rows, columns), num_tokens=rows * columns // 4, digest=b"%d" % number)
         text = rng.integers(6, 150, int(rng.integers(1, 9))).tolist()
-        span = MediaSpan(kind="image", digest=image.digest, start=len(text) + 1, length=image.num_tokens)
-        prompt = [*text, START, *[PLACE] * image.num_tokens, 153]
-        params = SamplingParams(max_tokens=2, temperature=0.0)
-        engine.add(prompt, params, RequestOptions(media=[span], images=[image], key=str(number)))
-    counter = CompileCounter()
-    finish(engine)
-    assert counter.count == 0 and llm.stats()["compiles_after_ready"] == before
-    assert engine.counts()["images_encoded"] == 200
+        requests.append(([*text, START, *[PLACE] * image.num_tokens, 153], image, "image"))
+    check_compiles_nothing(engine_of(config, enable_prefix_caching=False), requests)
+    assert small_llm(FOLDER, config).stats()["compiles_after_ready"] == before
 
 
 def test_an_image_without_the_tokens_between_its_rows_is_refused():
@@ -154,9 +150,100 @@ def test_an_image_without_the_tokens_between_its_rows_is_refused():
 
 
 def test_a_picture_becomes_rows_of_tokens_and_another_one_another_answer(tmp_path):
-    llm = LLM(str(write_mistral3_folder(tmp_path / "model")), CONFIG)
+    llm = LLM(str(write_folder(tmp_path / "model", "mistral3_vision")), CONFIG)
     prompts = [{"prompt": "t7 [IMG] t9 t5", "images": [picture(seed)]} for seed in (1, 2)]
     first, other = llm.generate(prompts, SamplingParams(max_tokens=6, temperature=0.0))
     row = [150] * 6  # 30 x 44 pixels become 8 x 12 patches
     assert first.prompt_token_ids == (7, *row, 151, *row, 151, *row, 151, *row, 153, 9, 5)
     assert first.token_ids != other.token_ids
+
+
+HEARD = FAMILIES[QWEN].config
+
+
+def test_no_step_compiles_whatever_lengths_sounds_have():
+    rng, requests = np.random.default_rng(3), []
+    for number in range(40):
+        length = int(rng.integers(1, 400))
+        frames = rng.normal(size=(ceil_div(length, 100) * 100, 10)).astype(np.float32)
+        count = length // 100 * 13 + ceil_div(length % 100, 8)
+        clip = ProcessedClip(
+            features=frames,
+            grid=(1, len(frames), 1),
+            num_frames=length,
+            num_tokens=count,
+            seconds=1.0,
+            digest=b"%d" % number,
+        )
+        requests.append(([7, START, *[PLACE] * count, END], clip, "audio"))
+    check_compiles_nothing(engine_of(folder=QWEN, enable_prefix_caching=False), requests)
+
+
+def test_what_is_no_sound_of_the_model_is_refused_by_name():
+    engine = engine_of(folder=QWEN)
+    ids, params, options = asked(1, folder=QWEN)
+    (clip,) = options.images
+
+    def refused(said: str, **changes) -> None:
+        with pytest.raises(ValueError, match=said):
+            engine.add(ids, params, dataclasses.replace(options, **changes))
+
+    refused("media spans of kind 'audio' and no sounds, .* give the sounds", images=[])
+    refused("not those of the sounds; give one for each", images=[dataclasses.replace(clip, digest=b"other")])
+    span = options.media[0]
+    few = dataclasses.replace(clip, num_tokens=13)
+    refused(
+        "sound 0 has 13 tokens and 400 frames, and the model makes up to 13 tokens of 100 frames",
+        images=[few],
+        media=[dataclasses.replace(span, length=13)],
+    )
+    with pytest.raises(ValueError, match="sound 0 has 400 frames, and max_image_patches is 200; give a shorter sound"):
+        engine_of(dataclasses.replace(HEARD, max_image_patches=200), folder=QWEN).add(ids, params, options)
+    small = dataclasses.replace(HEARD, max_image_tokens=32)
+    with pytest.raises(
+        ValueError, match="sounds take 48 tokens, and the engine keeps those of 32; give fewer or short"
+    ):
+        engine_of(small, folder=QWEN).add(ids, params, options)
+
+
+def test_both_are_kept_and_hit_and_another_sound_hits_nothing_behind_it():
+    engine = engine_of(folder=BOTH)
+    run(engine, asked(4, folder=BOTH))
+    before = engine.counts()
+    (again,) = run(engine, asked(4, folder=BOTH))
+    assert_golden(again, 4, BOTH)
+    assert engine.counts()["encoder_calls"] == before["encoder_calls"]
+    assert again.num_cached_tokens == len(again.prompt_token_ids) and again.num_cached_media == 4
+    (other,) = run(engine, asked(4, folder=BOTH, louder=0.5))
+    assert engine.counts()["images_encoded"] == before["images_encoded"], "its images are the same"
+    assert engine.counts()["sounds_encoded"] == before["sounds_encoded"] + 2 and other.token_ids != again.token_ids
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"images": []}, "the prompt has media spans of kind 'image' and no images"),
+        ({"drop": "audio"}, "the prompt has media spans of kind 'audio' and no sounds"),
+        ({"tokens": 1}, "media spans of kind 'audio' are not those of the sounds"),
+    ],
+)
+def test_media_that_are_not_the_spans_are_refused_by_their_kind(change, message):
+    ids, params, options = asked(3, folder=BOTH)
+    given = list(options.images)
+    if "images" in change:
+        given = []
+    elif "drop" in change:
+        given = [each for each in given if each.kind != change["drop"]]
+    else:
+        given = [dataclasses.replace(each, num_tokens=1) if each.kind == "audio" else each for each in given]
+    with pytest.raises(ValueError, match=message):
+        engine_of(folder=BOTH).add(ids, params, dataclasses.replace(options, images=given))
+
+
+def test_more_than_the_pool_holds_is_refused_for_both_together():
+    ids, params, options = asked(4, folder=BOTH)
+    engine = engine_of(dataclasses.replace(FAMILIES[BOTH].config, max_image_tokens=48), folder=BOTH)
+    with pytest.raises(
+        ValueError, match=r"the prompt's images and sounds take 64 tokens, and the engine keeps those of 48"
+    ):
+        engine.add(ids, params, options)

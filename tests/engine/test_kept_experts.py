@@ -14,9 +14,9 @@ from hypothesis import given, settings
 
 from ferrum_jax import SamplingParams
 from ferrum_jax.engine.engine import Engine
-from ferrum_jax.engine.startup.build_engine import build_engine
 from tests.forked import call
-from tests.support import INVARIANT, SMALL, finish, run, small_llm, step
+from tests.support import INVARIANT, SMALL, finish, fresh_engine, run, small_llm, step
+from tests.support import answers as together
 
 GIVES = dataclasses.replace(INVARIANT, return_routed_experts=True)
 GREEDY = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True, seed=3)
@@ -51,13 +51,11 @@ def engine_of(family: str = "qwen3_moe", **overrides) -> Engine:
     llm = small_llm(family, GIVES)
     if num_host_blocks := overrides.pop("num_host_blocks", 0):
         overrides["host_cache_bytes"] = (num_host_blocks + 1) * llm.ledger.host_block_bytes
-    return build_engine(llm.loaded, dataclasses.replace(llm.config, **overrides), None)
+    return fresh_engine(llm, **overrides)
 
 
 def answers(engine: Engine, prompts: Sequence[Sequence[int]], params: SamplingParams = GREEDY) -> list:
-    ids = [engine.add(prompt, params) for prompt in prompts]
-    outputs = finish(engine)
-    return [outputs[id] for id in ids]
+    return together(engine, [(prompt, params) for prompt in prompts])
 
 
 @pytest.mark.slow
@@ -164,10 +162,10 @@ def test_after_an_update_of_the_weights_they_are_of_the_new_ones():
 def test_saved_prefixes_come_with_them_and_folders_without_are_refused(tmp_path, monkeypatch):
     with_them, without = small_llm("qwen3_moe", GIVES), small_llm("qwen3_moe", INVARIANT)
     for name, llm in (("with", with_them), ("without", without)):
-        monkeypatch.setattr(llm.calls, "_engine", build_engine(llm.loaded, llm.config, None))
+        monkeypatch.setattr(llm.calls, "_engine", fresh_engine(llm))
         llm.generate(PROMPTS[:2], GREEDY, progress=False)
         llm.save_prefix_cache(tmp_path / name)
-        monkeypatch.setattr(llm.calls, "_engine", build_engine(llm.loaded, llm.config, None))
+        monkeypatch.setattr(llm.calls, "_engine", fresh_engine(llm))
     with pytest.raises(ValueError, match="holds prefixes that were computed without return_routed_experts"):
         with_them.load_prefix_cache(tmp_path / "without")
     for llm in (with_them, without):
@@ -182,13 +180,13 @@ def test_saved_prefixes_come_with_them_and_folders_without_are_refused(tmp_path,
 @pytest.mark.slow
 def test_prefixes_that_are_saved_while_a_step_is_in_flight_have_its_experts(tmp_path, monkeypatch):
     llm = small_llm("qwen3_moe", GIVES)
-    monkeypatch.setattr(llm.calls, "_engine", build_engine(llm.loaded, llm.config, None))
+    monkeypatch.setattr(llm.calls, "_engine", fresh_engine(llm))
     inbox = deque()
     llm.calls.add(inbox, PROMPTS[0], GREEDY)
     llm.calls.step()
     assert llm.save_prefix_cache(tmp_path / "saved") == 4
     llm.calls.end(inbox)
-    monkeypatch.setattr(llm.calls, "_engine", build_engine(llm.loaded, llm.config, None))
+    monkeypatch.setattr(llm.calls, "_engine", fresh_engine(llm))
     llm.load_prefix_cache(tmp_path / "saved")
     (output,) = llm.generate([PROMPTS[0]], GREEDY, progress=False)
     assert output.num_cached_tokens == 64
@@ -253,7 +251,7 @@ def on_meshes(*meshes: str) -> list[tuple[list, int]]:
     found = []
     for mesh in meshes:
         llm = small_llm("qwen3_moe", dataclasses.replace(SMALL, return_routed_experts=True, mesh=mesh))
-        engine = build_engine(llm.loaded, llm.config, None)
+        engine = fresh_engine(llm)
         outputs = answers(engine, PROMPTS) + answers(engine, PROMPTS)
         found.append(([o.outputs[0].routed_experts.tolist() for o in outputs], engine.scheduler.metrics().hit_tokens))
     return found

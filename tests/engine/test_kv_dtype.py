@@ -1,15 +1,14 @@
 """KV dtypes end to end: what they cost in bytes and in logits, and that reuse and company change nothing."""
 
 import dataclasses
-import math
 
 import numpy as np
 import pytest
 
 from ferrum_jax import SamplingParams
 from ferrum_jax.cli.benchmarks.kv_error import measure_kv_error, prompt_logits
-from ferrum_jax.engine.startup.build_engine import build_engine
-from tests.support import INVARIANT, finish, run, small_llm
+from tests.support import INVARIANT, answers, fresh_engine, requests_of, run, small_llm
+from tests.support import logprobs_of as bits
 
 PARAMS = SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True, logprobs=20)
 PROMPTS = [np.random.default_rng(n).integers(6, 250, n).tolist() for n in (1, 40, 70)]
@@ -20,10 +19,6 @@ SLOW = [pytest.param(kv_dtype, marks=pytest.mark.slow) for kv_dtype in ("bfloat1
 def llm_of(kv_dtype: str):
     """One executable serves all its steps; other tests run the same ones."""
     return small_llm("qwen3", dataclasses.replace(INVARIANT, kv_dtype=kv_dtype))
-
-
-def bits(output) -> list[dict[int, float]]:
-    return [{token: entry.logprob for token, entry in row.items()} for row in output.outputs[0].logprobs]
 
 
 def log_softmax(logits: np.ndarray) -> np.ndarray:
@@ -38,7 +33,7 @@ def test_logits_are_those_over_rounded_keys_and_values_and_no_unowned_block_is_r
     exact, rounded = (log_softmax(prompt_logits(llm, PROMPTS[-1], rounds=rounds)[-1]) for rounds in (False, True))
     assert max(abs(rounded[token] - logprob) for token, logprob in first.items()) < 1e-3
     assert (max(abs(exact[token] - logprob) for token, logprob in first.items()) > 0.02) == (kv_dtype != "auto")
-    assert [bits(o) for o in run(llm, PROMPTS, PARAMS, fill=math.nan)] == [bits(o) for o in outputs]
+    assert [bits(o) for o in run(llm, PROMPTS, PARAMS, fill=0.0)] == [bits(o) for o in outputs]
 
 
 @pytest.mark.slow
@@ -55,11 +50,9 @@ def test_chunks_companions_hits_and_preemption_do_not_change_a_bit_over_an_int8_
     llm = llm_of("int8")
     alone = [bits(run(llm, [p], PARAMS, enable_prefix_caching=False)[0]) for p in PROMPTS]
     assert [bits(o) for o in run(llm, PROMPTS, PARAMS, max_num_batched_tokens=5)] == alone
-    engine = build_engine(llm.loaded, dataclasses.replace(llm.config, num_blocks=8), None)
+    engine = fresh_engine(llm, num_blocks=8)
     for _ in range(2):
-        ids = [engine.add(p, PARAMS) for p in PROMPTS]
-        outputs = finish(engine)
-        assert [bits(outputs[i]) for i in ids] == alone
+        assert [bits(o) for o in answers(engine, requests_of(PROMPTS, PARAMS))] == alone
     metrics = engine.scheduler.metrics()
     assert metrics.hit_tokens > 0 and metrics.preemptions + metrics.refusals > 0
 

@@ -15,10 +15,8 @@ import tokenizers
 from checkpoints import open_checkpoint
 from ferrum_jax import SamplingParams
 from ferrum_jax.core.drafts.mtp_drafts import UNKNOWN, MtpDrafts
-from ferrum_jax.core.request_options import RequestOptions
 from ferrum_jax.core.scheduler.drafting import Drafting
 from ferrum_jax.engine.startup.behind import _Behind
-from ferrum_jax.engine.startup.build_engine import build_engine
 from ferrum_jax.engine.startup.model_source import ModelSource
 from ferrum_jax.inputs.params.structured_outputs import StructuredOutputsParams
 from ferrum_jax.llm import LLM
@@ -28,7 +26,7 @@ from ferrum_jax.runtime.compile.deferred import DeferredExecutable, Prepared
 from ferrum_jax.runtime.compile.executable_store import ExecutableStore
 from tests.golden_table import GOLDENS
 from tests.speculation.told import ToldDrafts, take_source
-from tests.support import INVARIANT, SMALL, finish, run, small_llm
+from tests.support import INVARIANT, SMALL, answers, fresh_engine, requests_of, run, small_llm, told
 
 PROMPTS = [[3, 4, 5, 6] * 8, [7] * 20, [9], [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 1, 2, 3], [5, 6, 7] * 30]
 GREEDY = SamplingParams(max_tokens=24, temperature=0.0, ignore_eos=True, logprobs=2)
@@ -42,12 +40,12 @@ LEAST = 1e-4  # of the largest logit: what float32 steps differ by, in other buc
 
 
 class KeptDrafts(MtpDrafts):
-    """The model's own drafts, which are all kept. told: the tokens that are computed in their place."""
+    """The model's own drafts, which are all kept. instead: the tokens that are computed in their place."""
 
-    def __init__(self, told: ToldDrafts | None = None) -> None:
+    def __init__(self, instead: ToldDrafts | None = None) -> None:
         super().__init__()
         self.kept: dict[tuple[int, ...], int] = {}  # by the tokens before it
-        self._instead = told
+        self._instead = instead
 
     def take(self, request, token_id):
         super().take(request, token_id)
@@ -73,22 +71,14 @@ def mtp_llm(name: str, config=INVARIANT):
 
 def drafting_engine(llm, source: KeptDrafts, **overrides):
     """A fresh engine over blocks of NaN that computes a draft wherever it has one."""
-    engine = build_engine(llm.loaded, dataclasses.replace(llm.config, **overrides), llm.tokenizer, fill=math.nan)
+    engine = fresh_engine(llm, **overrides)
     take_source(engine, llm, source, EagerDrafting)
     return engine
 
 
 def run_all(engine, prompts, params) -> list:
     """Outputs in the order of the prompts."""
-    named = [RequestOptions(key=str(i)) for i in range(len(prompts))]
-    ids = [engine.add(prompt, params, options) for prompt, options in zip(prompts, named, strict=True)]
-    found = finish(engine)
-    return [found[i] for i in ids]
-
-
-def said(outputs):
-    """All that outputs say of their tokens."""
-    return [[(c.token_ids, c.logprobs, c.finish_reason) for c in output.outputs] for output in outputs]
+    return answers(engine, requests_of(prompts, params))
 
 
 def assert_whole(llm, kept: dict[tuple[int, ...], int]) -> None:
@@ -122,7 +112,7 @@ def assert_whole(llm, kept: dict[tuple[int, ...], int]) -> None:
 def test_in_invariant_mode_every_bit_is_that_without_drafts(name, params):
     plain = run(small_llm(f"mtp/{name}", INVARIANT), PROMPTS, params)
     engine = drafting_engine(mtp_llm(name), source := KeptDrafts(), check_writes=True)
-    assert said(run_all(engine, PROMPTS, params)) == said(plain)
+    assert told(run_all(engine, PROMPTS, params)) == told(plain)
     assert engine.scheduler.drafting.counts.drafted_tokens > 20
     assert_whole(mtp_llm(name), source.kept)
 
@@ -133,7 +123,7 @@ def test_drafts_are_those_of_the_whole_sequence_where_others_came_true(name, kin
     llm, plain = mtp_llm(name), run(small_llm(f"mtp/{name}", INVARIANT), PROMPTS, DRAWN)
     source = KeptDrafts(ToldDrafts(plain, kind, llm.spec.vocab_size))
     engine = drafting_engine(llm, source)
-    assert said(run_all(engine, PROMPTS, DRAWN)) == said(plain)
+    assert told(run_all(engine, PROMPTS, DRAWN)) == told(plain)
     counts = engine.scheduler.drafting.counts
     assert counts.accepted_tokens > 20 and (kind == "right") == (counts.accepted_tokens == counts.drafted_tokens)
     assert_whole(llm, source.kept)
@@ -153,7 +143,7 @@ def test_elsewhere_tokens_are_those_without_drafts(name):
 def test_rows_that_are_preempted_go_on_with_drafts(name):
     plain = run(small_llm(f"mtp/{name}", INVARIANT), PROMPTS, DRAWN)
     engine = drafting_engine(mtp_llm(name), source := KeptDrafts(), num_blocks=9)
-    assert said(run_all(engine, PROMPTS, DRAWN)) == said(plain) and engine.scheduler.metrics().preemptions
+    assert told(run_all(engine, PROMPTS, DRAWN)) == told(plain) and engine.scheduler.metrics().preemptions
     assert_whole(mtp_llm(name), source.kept)
 
 
@@ -170,14 +160,14 @@ def test_what_is_hit_has_the_keys_and_values_of_the_head_too(name):
         assert_whole(llm, source.kept)
     assert UNKNOWN in source.kept.values()
     plain = run(small_llm(f"mtp/{name}", INVARIANT), longer, dataclasses.replace(GREEDY, max_tokens=8))
-    assert said(found) == said(plain)
+    assert told(found) == told(plain)
 
 
 def test_choices_of_one_prompt_have_drafts_of_their_own():
     params = dataclasses.replace(DRAWN, n=3, seed=None)
     plain = run(small_llm("mtp/deepseek_v3", INVARIANT), PROMPTS, params)
     engine = drafting_engine(mtp_llm("deepseek_v3"), KeptDrafts())
-    assert said(run_all(engine, PROMPTS, params)) == said(plain)
+    assert told(run_all(engine, PROMPTS, params)) == told(plain)
     assert engine.scheduler.drafting.counts.drafted_tokens > 20
 
 
@@ -200,7 +190,7 @@ def test_a_row_with_a_grammar_takes_drafts_that_its_masks_allow(tmp_path):
     llm = LLM(str(GOLDENS / "mtp/deepseek_v3"), config, tokenizer=letters(tmp_path))
     plain = run(llm, PROMPTS[:3], dataclasses.replace(params, speculative=False))
     for source in (KeptDrafts(), KeptDrafts(ToldDrafts(plain, "mixed", llm.spec.vocab_size))):
-        assert said(run_all(drafting_engine(llm, source), PROMPTS[:3], params)) == said(plain)
+        assert told(run_all(drafting_engine(llm, source), PROMPTS[:3], params)) == told(plain)
 
 
 def test_a_request_that_wants_no_drafts_has_none():

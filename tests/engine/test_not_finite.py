@@ -15,11 +15,10 @@ from rich.console import Console
 from ferrum_jax import LLM, SamplingParams
 from ferrum_jax.batch.job import EXIT_ROWS_FAILED, JobSettings, run_batch
 from ferrum_jax.core.outputs import NOT_FINITE_REASON
-from ferrum_jax.engine.startup.build_engine import build_engine
 from ferrum_jax.models.families import registry
 from ferrum_jax.serve.http.http_errors import http_error
 from ferrum_jax.serve.link.engine_client import RequestRefused
-from tests.support import INVARIANT, finish, run, small_llm
+from tests.support import INVARIANT, answers, fresh_engine, run, small_llm
 
 FAMILY = "qwen2"  # its head is not its embedding, so one bad row there is not in everybody's logits
 BAD = 3  # the token whose embedding is NaN
@@ -47,8 +46,7 @@ def ends(output) -> list[tuple]:
 
 
 def finish_one(engine, prompt, params=GREEDY):
-    submission = engine.add(prompt, params)
-    return finish(engine)[submission]
+    return answers(engine, [(prompt, params)])[0]
 
 
 ERROR = ("error", NOT_FINITE_REASON, ())
@@ -72,7 +70,7 @@ def test_a_row_keeps_the_tokens_before_the_one_that_cannot_be_drawn():
 
 
 def test_a_later_request_hits_nothing_of_it_and_shared_heads_are_recomputed():
-    engine = build_engine(damaged().loaded, INVARIANT, None)
+    engine = fresh_engine(damaged())
     assert ends(finish_one(engine, DAMAGED)) == [ERROR]
     assert not any(pool.num_keyed for pool in engine.scheduler.caches[0].all_pools())
     again = finish_one(engine, PROMPTS[0])
@@ -82,7 +80,7 @@ def test_a_later_request_hits_nothing_of_it_and_shared_heads_are_recomputed():
 
 
 def test_a_prompt_with_log_probabilities_that_are_not_finite_reports_none():
-    engine = build_engine(damaged().loaded, INVARIANT, None)
+    engine = fresh_engine(damaged())
     output = finish_one(engine, DAMAGED, dataclasses.replace(GREEDY, prompt_logprobs=1))
     assert ends(output) == [ERROR]
     assert output.prompt_logprobs[37:] == (None,) * 3

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import re
 
 import jax
@@ -12,13 +11,12 @@ import numpy as np
 import pytest
 
 from ferrum_jax import SamplingParams
-from ferrum_jax.engine.startup.build_engine import build_engine
 from ferrum_jax.llm import LLM
 from ferrum_jax.models.families.registry import FAMILIES, abstract_model, bind, unbind
 from ferrum_jax.models.layers.attention import ForwardContext
-from tests.engine.test_goldens import check_equal
+from tests.engine.test_goldens import check_again, check_equal
 from tests.models import hybrid
-from tests.support import INVARIANT, SMALL, finish
+from tests.support import INVARIANT, SMALL, fresh_engine
 
 GREEDY = SamplingParams(max_tokens=20, temperature=0.0, ignore_eos=True)
 LONGEST = 90
@@ -73,17 +71,9 @@ def expected(checkpoint, llm):
 )
 def test_tokens_are_those_of_a_plain_forward_pass(llm, expected, budget, num_blocks, reuse):
     """Each prompt twice at once, as two choices each, and then again; unowned blocks and states hold NaN."""
-    prompts, tokens, best = expected
-    config = dataclasses.replace(
-        llm.config, max_num_batched_tokens=budget, num_blocks=num_blocks, enable_prefix_caching=reuse
-    )
-    engine = build_engine(llm.loaded, config, None, fill=math.nan)
-    for _ in range(2):
-        ids = [engine.add(prompt, dataclasses.replace(GREEDY, n=2)) for prompt in prompts for _ in range(2)]
-        outputs = finish(engine)
-        for copy in range(4):
-            found = [outputs[id].outputs[copy % 2] for id in ids[copy // 2 :: 2]]
-            check_equal(found, tokens, best)
+    sizes = {"max_num_batched_tokens": budget, "num_blocks": num_blocks, "enable_prefix_caching": reuse}
+    engine = fresh_engine(llm, **sizes)
+    check_again(engine, *expected, used=(0, 0), copies=2, n=2, max_tokens=GREEDY.max_tokens)
     metrics = engine.scheduler.metrics()
     assert bool(metrics.hits) == bool(metrics.snapshots) == bool(metrics.prompt_hits) == reuse
     assert bool(metrics.preemptions) == (num_blocks == 8)
@@ -91,14 +81,12 @@ def test_tokens_are_those_of_a_plain_forward_pass(llm, expected, budget, num_blo
 
 def test_a_repeat_computes_no_prompt_token_and_compiles_nothing(llm, expected):
     compiles = llm.stats()["compiles_after_ready"]  # of this process, so those of `expected` too
-    engine = build_engine(llm.loaded, llm.config, None, fill=math.nan)
-    prompts, tokens, best = (part[1:] for part in expected)  # the first is shorter than min_cached_prompt_tokens
+    engine = fresh_engine(llm)
+    golden = [part[1:] for part in expected]  # the first is shorter than min_cached_prompt_tokens
     for _ in range(2):
         before = engine.runner.num_tokens
-        ids = [engine.add(prompt, GREEDY) for prompt in prompts]
-        outputs = finish(engine)
-        check_equal([outputs[id].outputs[0] for id in ids], tokens, best)
-    assert engine.runner.num_tokens - before == len(prompts) * (GREEDY.max_tokens - 1)
+        check_again(engine, *golden, used=[0], max_tokens=GREEDY.max_tokens)
+    assert engine.runner.num_tokens - before == len(golden[0]) * (GREEDY.max_tokens - 1)
     assert llm.stats()["compiles_after_ready"] == compiles
 
 
@@ -117,7 +105,7 @@ def test_saved_prefixes_hold_snapshots_and_another_engine_resumes_from_them(llm,
     prompts, tokens, best = (part[1:] for part in expected)
 
     def fresh():
-        monkeypatch.setattr(llm.calls, "_engine", build_engine(llm.loaded, llm.config, None, fill=math.nan))
+        monkeypatch.setattr(llm.calls, "_engine", fresh_engine(llm))
 
     def answers():
         outputs = llm.generate(prompts, GREEDY, progress=False)
@@ -139,8 +127,7 @@ SHORT = dataclasses.replace(GREEDY, max_tokens=4)
 
 def alone(llm, monkeypatch, **config):
     """The LLM with a fresh engine of other sizes, for prompts that come one after another."""
-    engine = build_engine(llm.loaded, dataclasses.replace(llm.config, **config), None, fill=math.nan)
-    monkeypatch.setattr(llm.calls, "_engine", engine)
+    monkeypatch.setattr(llm.calls, "_engine", fresh_engine(llm, **config))
     return lambda prompt, params=SHORT: llm.generate([prompt], params, progress=False)[0]
 
 

@@ -23,7 +23,7 @@ from ferrum_jax.core.request_options import RequestOptions
 from ferrum_jax.engine.startup.build_engine import build_engine
 from ferrum_jax.runtime.runner import Runner
 from ferrum_jax.text.prompts import EncodedPrompt
-from tests.support import GOLDENS, SMALL, finish, run, small_llm
+from tests.support import GOLDENS, SMALL, answers, finish, fresh_engine, run, small_llm
 
 VOCABULARY = 310
 END = 0  # one of the model's end tokens
@@ -39,8 +39,7 @@ def llm():
 
 @pytest.fixture
 def engine(llm):
-    """A fresh engine of its own: empty pools and caches."""
-    return build_engine(llm.loaded, llm.config, llm.tokenizer)
+    return fresh_engine(llm)
 
 
 def prompt(length: int, seed: int = 3) -> list[int]:
@@ -89,12 +88,11 @@ def test_what_cannot_be_served_is_refused_by_name_and_index_and_nothing_has_run(
 
 @pytest.mark.parametrize("n", [1, 3])
 def test_a_request_larger_than_the_whole_pool_is_refused_at_once(llm, n):
-    engine = build_engine(llm.loaded, dataclasses.replace(SMALL, num_blocks=3), None)
+    engine = fresh_engine(llm, num_blocks=3)
     with pytest.raises(ValueError, match=r"needs 4 blocks of 16 tokens and the whole pool has 3"):
         engine.add(prompt(40), SamplingParams(max_tokens=10, n=n))
     assert not engine.has_unfinished and not engine.scheduler.has_unfinished
-    engine.add(prompt(40), dataclasses.replace(GREEDY, n=n))
-    finish(engine)
+    answers(engine, [(prompt(40), dataclasses.replace(GREEDY, n=n))])
 
 
 class Clocked:
@@ -545,11 +543,6 @@ def test_choices_that_had_all_ended_are_given_again_when_resumed(llm, engine):
     assert found[again].outputs == whole.outputs and found[again].prompt_token_ids == whole.prompt_token_ids
 
 
-def test_a_bias_forces_a_token(llm):
-    params = dataclasses.replace(DRAWN, logit_bias={123: 100.0})
-    assert run(llm, [PROMPT], params)[0].token_ids == (123,) * 8
-
-
 def test_every_sampling_parameter_changes_what_is_drawn(llm, free):
     """A parameter that is accepted and ignored would give the tokens of the request without it."""
     plain = dataclasses.replace(DRAWN, temperature=1.5, max_tokens=40)
@@ -621,15 +614,14 @@ def test_prompt_logprobs_come_once_for_all_choices(engine):
 
 
 def finish_one(engine, prompt_token_ids, params):
-    submission = engine.add(prompt_token_ids, params)
-    return finish(engine)[submission]
+    return answers(engine, [(prompt_token_ids, params)])[0]
 
 
 # -- what is counted ---------------------------------------------------------------------------------------
 
 
 def test_stats_are_json_and_exact_for_a_known_workload(llm, monkeypatch):
-    monkeypatch.setattr(llm.calls, "_engine", build_engine(llm.loaded, llm.config, llm.tokenizer))
+    monkeypatch.setattr(llm.calls, "_engine", fresh_engine(llm))
     params = dataclasses.replace(GREEDY, max_tokens=4)
     for _ in range(2):
         llm.generate([prompt(40)], params, progress=False)

@@ -9,10 +9,9 @@ import pytest
 
 from ferrum_jax import SamplingParams
 from ferrum_jax.core.request_options import RequestOptions
-from ferrum_jax.engine.startup.build_engine import build_engine
 from ferrum_jax.runtime.step import expert_dtype
 from tests.forked import call
-from tests.support import GOLDENS, INVARIANT, SMALL, run, small_llm, step
+from tests.support import GOLDENS, INVARIANT, SMALL, answers, fresh_engine, run, small_llm, step
 
 NAMES = sorted(path.parent.name for path in GOLDENS.glob("routed_experts/*/golden.npz"))
 GIVES = dataclasses.replace(INVARIANT, return_routed_experts=True)
@@ -67,20 +66,15 @@ def test_in_invariant_mode_neither_companions_chunks_nor_preemption_change_one(l
 
 @pytest.mark.slow
 def test_a_preempted_row_has_all_of_its_tokens(llm):
-    config = dataclasses.replace(llm.config, num_blocks=6)
-    engine = build_engine(llm.loaded, config, None)
-    for prompt in PROMPTS:
-        engine.add(prompt, GREEDY)
-    outputs = []
-    while engine.has_unfinished:
-        outputs += step(engine)
+    engine = fresh_engine(llm, num_blocks=6)
+    outputs = answers(engine, [(prompt, GREEDY) for prompt in PROMPTS])
     assert engine.scheduler.metrics().preemptions
     assert all(len(experts(output)) == len(output.prompt_token_ids) + 11 for output in outputs)
 
 
 @pytest.mark.slow
 def test_they_come_when_a_choice_ends_and_not_where_its_tokens_were_not_computed(llm):
-    engine = build_engine(llm.loaded, llm.config, None)
+    engine = fresh_engine(llm)
     engine.add(PROMPTS[1], GREEDY, RequestOptions(streams=True))
     outputs = []
     while engine.has_unfinished:

@@ -9,12 +9,12 @@ import pytest
 
 from ferrum_jax import SamplingParams
 from ferrum_jax.core.request_options import RequestOptions
-from ferrum_jax.engine.startup.build_engine import build_engine
 from ferrum_jax.inputs.params.structured_outputs import StructuredOutputsParams
 from ferrum_jax.sampling_params import MAX_LOGPROBS
-from tests.engine.test_speculation_reach import REQUESTS, answers, same_with_drafts
+from tests.engine.test_speculation_reach import REQUESTS
 from tests.forked import call
-from tests.support import INVARIANT, SMALL, finish, peek, run, small_llm, step
+from tests.speculation.told import check_same
+from tests.support import INVARIANT, SMALL, answers, fresh_engine, peek, run, small_llm, step
 
 GIVES = dataclasses.replace(INVARIANT, return_sampling_mask=True)
 PLAIN = SamplingParams(max_tokens=12, temperature=1.0, ignore_eos=True, seed=3)
@@ -118,7 +118,7 @@ def test_under_a_grammar_each_token_is_drawn_and_allowed_by_it():
 
 def test_drafts_that_come_true_have_those_that_they_have_without():
     llm = small_llm("qwen3", GIVES)
-    plain, engines = same_with_drafts(llm, REQUESTS)
+    plain, engines = check_same(llm, REQUESTS)
     for engine in engines.values():
         for found, wanted in zip(answers(engine, REQUESTS), plain, strict=True):
             np.testing.assert_array_equal(found.outputs[0].sampling_mask, wanted.outputs[0].sampling_mask)
@@ -126,7 +126,7 @@ def test_drafts_that_come_true_have_those_that_they_have_without():
 
 
 def test_it_comes_when_a_choice_ends_and_not_where_another_engine_drew_some(llm):
-    engine = build_engine(llm.loaded, llm.config, None)
+    engine = fresh_engine(llm)
     id = engine.add(PROMPTS[1], PLAIN, RequestOptions(streams=True))
     outputs = []
     while engine.has_unfinished:
@@ -134,18 +134,15 @@ def test_it_comes_when_a_choice_ends_and_not_where_another_engine_drew_some(llm)
             before = peek(engine, id)
         outputs += step(engine)
     assert all((output.outputs[0].sampling_mask is not None) == output.finished for output in outputs)
-    then = build_engine(llm.loaded, llm.config, None)
-    then.add(PROMPTS[1], PLAIN, RequestOptions(resume=before.outputs))
-    (resumed,) = finish(then).values()
+    (resumed,) = answers(fresh_engine(llm), [(PROMPTS[1], PLAIN, RequestOptions(resume=before.outputs))])
     assert resumed.token_ids == outputs[-1].token_ids and resumed.outputs[0].sampling_mask is None
 
 
 def test_without_being_asked_for_and_where_nothing_is_drawn_there_is_none(llm):
     (output,) = run(small_llm("qwen3", INVARIANT), PROMPTS[:1], PLAIN)
     assert output.outputs[0].sampling_mask is None
-    engine = build_engine(llm.loaded, llm.config, None)
-    engine.add(PROMPTS[1], dataclasses.replace(PLAIN, max_tokens=1), RequestOptions(embeds=True))
-    (output,) = finish(engine).values()
+    embedded = (PROMPTS[1], dataclasses.replace(PLAIN, max_tokens=1), RequestOptions(embeds=True))
+    (output,) = answers(fresh_engine(llm), [embedded])
     assert output.embedding is not None and output.outputs[0].sampling_mask is None
 
 

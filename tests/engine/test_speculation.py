@@ -7,10 +7,11 @@ import dataclasses
 import pytest
 
 from ferrum_jax import SamplingParams
+from ferrum_jax.core.request_options import RequestOptions
 from ferrum_jax.inputs.params.structured_outputs import StructuredOutputsParams
 from tests.golden_table import TABLE, marked
-from tests.speculation.told import KINDS, drafted_engine, run_drafted
-from tests.support import INVARIANT, SMALL, finish, run, small_llm
+from tests.speculation.told import KINDS, check_same, drafted_engine, run_drafted
+from tests.support import INVARIANT, SMALL, answers, requests_of, run, small_llm, told
 
 PROMPTS = [[3, 4, 5, 6] * 8, [7] * 20, [9], [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 1, 2, 3], [5, 6, 7] * 6]
 TEXTS = ["The sea is ", '{"name": "', "Once upon a time"]
@@ -21,33 +22,12 @@ _SPEED = {"qwen3": "fast", **dict.fromkeys(SLOW, "slow")}
 EVERY = [marked(name, _SPEED.get(name, "long")) for name in TABLE]
 
 
-def _told(outputs):
-    """All that an output says of its tokens."""
-    return [
-        [(choice.token_ids, choice.logprobs, choice.finish_reason, choice.stop_reason) for choice in output.outputs]
-        for output in outputs
-    ]
-
-
-def _same_with_drafts(llm, prompts, params, kinds=KINDS, **overrides):
-    """Outputs without drafts, which are those with drafts too, and the steps without and with each kind of drafts."""
-    plain = run(llm, prompts, params)
-    steps = {}
-    for kind in kinds:
-        drafted, engine = run_drafted(llm, prompts, params, plain, kind, **overrides)
-        assert _told(drafted) == _told(plain), kind
-        counts = engine.scheduler.drafting.counts
-        assert counts.drafted_tokens >= counts.accepted_tokens and (kind == "wrong" or counts.accepted_tokens)
-        steps[kind] = engine.runner.num_steps
-    return plain, steps
-
-
 @pytest.mark.parametrize("params", [GREEDY, DRAWN], ids=["greedy", "drawn"])
 @pytest.mark.parametrize("family", EVERY)
 def test_in_invariant_mode_every_bit_is_that_without_drafts(family, params):
-    llm = small_llm(family, INVARIANT)
-    _, steps = _same_with_drafts(llm, PROMPTS, params, check_writes=True)
-    assert steps["right"] * 3 < steps["wrong"], "drafts that come true save steps"
+    _, engines = check_same(small_llm(family, INVARIANT), requests_of(PROMPTS, params), check_writes=True)
+    right, wrong = (engines[kind].runner.num_steps for kind in ("right", "wrong"))
+    assert right * 3 < wrong, "drafts that come true save steps"
 
 
 @pytest.mark.parametrize("family", EVERY)
@@ -83,8 +63,7 @@ def test_what_a_request_asks_for_is_the_same_with_drafts(what):
     prompts = [output.prompt_token_ids for output in plain]
     for kind in KINDS:
         drafted, _ = run_drafted(llm, prompts, params, plain, kind)
-        assert _told(drafted) == _told(plain), kind
-        assert [output.prompt_logprobs for output in drafted] == [output.prompt_logprobs for output in plain]
+        assert told(drafted) == told(plain), kind
 
 
 SCHEMA = {
@@ -108,7 +87,7 @@ def test_a_row_with_a_grammar_takes_drafts_that_its_masks_allow(structure, more)
     plain = run(llm, prompts, params)
     for kind in KINDS:
         drafted, _ = run_drafted(llm, prompts, params, plain, kind)
-        assert _told(drafted) == _told(plain), kind
+        assert told(drafted) == told(plain), kind
 
 
 def test_rows_that_are_preempted_go_on_with_drafts():
@@ -116,7 +95,7 @@ def test_rows_that_are_preempted_go_on_with_drafts():
     plain = run(llm, PROMPTS, DRAWN)
     for kind in KINDS:
         drafted, engine = run_drafted(llm, PROMPTS, DRAWN, plain, kind, num_blocks=8)
-        assert _told(drafted) == _told(plain) and engine.scheduler.metrics().preemptions, kind
+        assert told(drafted) == told(plain) and engine.scheduler.metrics().preemptions, kind
 
 
 def test_a_request_that_wants_no_drafts_has_none():
@@ -130,21 +109,15 @@ def test_what_is_kept_of_drafted_rows_is_hit_by_later_ones():
     llm = small_llm("qwen3", INVARIANT)
     plain = run(llm, PROMPTS, GREEDY)
     engine = drafted_engine(llm, plain, "mixed", check_writes=True)
-    for prompt in PROMPTS:
-        engine.add(prompt, GREEDY)
-    finish(engine)
+    answers(engine, requests_of(PROMPTS, GREEDY))
     longer = [[*prompt, *output.token_ids] for prompt, output in zip(PROMPTS, plain, strict=True)]
-    for prompt in longer:
-        engine.add(prompt, dataclasses.replace(GREEDY, max_tokens=4, speculative=False))
-    found = finish(engine)
-    assert all(output.num_cached_tokens >= 32 for output in list(found.values()) if len(output.prompt_token_ids) > 50)
+    found = answers(engine, requests_of(longer, dataclasses.replace(GREEDY, max_tokens=4, speculative=False)))
+    assert all(output.num_cached_tokens >= 32 for output in found if len(output.prompt_token_ids) > 50)
     again = run(llm, longer, dataclasses.replace(GREEDY, max_tokens=4))
-    assert _told(found.values()) == _told(again)
+    assert told(found) == told(again)
 
 
 def test_a_streamed_request_gives_all_tokens_of_a_step_at_once():
-    from ferrum_jax.core.request_options import RequestOptions
-
     llm = small_llm("qwen3", INVARIANT)
     plain = run(llm, PROMPTS[:1], GREEDY)
     engine = drafted_engine(llm, plain, "right")
@@ -162,7 +135,5 @@ def test_an_engine_that_never_heard_of_costs_drafts_nothing():
     plain = run(llm, PROMPTS, GREEDY)
     engine = drafted_engine(llm, plain, "right")
     engine.scheduler.drafting.costs = ()
-    for prompt in PROMPTS:
-        engine.add(prompt, GREEDY)
-    finish(engine)
+    answers(engine, requests_of(PROMPTS, GREEDY))
     assert engine.scheduler.drafting.counts.drafted_tokens == 0

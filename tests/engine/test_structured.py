@@ -11,7 +11,6 @@ import pytest
 
 from ferrum_jax import LLM
 from ferrum_jax.core.request_options import RequestOptions
-from ferrum_jax.engine.startup.build_engine import build_engine
 from ferrum_jax.inputs.params.message import ToolCall
 from ferrum_jax.inputs.params.structured_outputs import StructuredOutputsParams
 from ferrum_jax.inputs.params.tools import tools_asked
@@ -19,7 +18,7 @@ from ferrum_jax.openai.message_forms import assistant_message
 from ferrum_jax.sampling_params import SamplingParams
 from ferrum_jax.serve.engine_side import facts_of
 from ferrum_jax.text.structured.reading.message_stream import MessageForms
-from tests.support import GOLDENS, INVARIANT, finish, peek, run, small_llm, step
+from tests.support import GOLDENS, INVARIANT, answers, finish, fresh_engine, peek, run, small_llm, step
 
 PERSON = {
     "type": "object",
@@ -76,15 +75,13 @@ def test_every_row_is_what_it_is_alone_in_a_batch_and_after_preemption():
 
 
 def test_a_resumed_row_goes_on_in_its_grammar():
-    engine = build_engine(llm().loaded, llm().config, llm().tokenizer)
+    engine = fresh_engine(llm())
     first = engine.add(PROMPTS[0], JSON)
     while len(peek(engine, first).token_ids) < 7:
         engine.step()
     before = peek(engine, first).outputs
     (whole,) = finish(engine).values()
-    other = build_engine(llm().loaded, llm().config, llm().tokenizer)
-    other.add(PROMPTS[0], JSON, RequestOptions(resume=before))
-    (resumed,) = finish(other).values()
+    (resumed,) = answers(fresh_engine(llm()), [(PROMPTS[0], JSON, RequestOptions(resume=before))])
     assert resumed.outputs == whole.outputs and resumed.finish_reason in ("stop", "length")
 
 
@@ -154,10 +151,9 @@ def test_a_whole_call_refuses_a_grammar_that_cannot_be_before_anything_runs():
 
 def test_demanded_calls_come_in_the_models_form_and_leave_the_text():
     forms = MessageForms.of_template("<tool_call>")
-    engine = build_engine(llm().loaded, llm().config, llm().tokenizer, forms=forms)
-    options = RequestOptions(is_chat=True, tools=())
-    engine.add(PROMPTS[0], under(asked(tools=tools_asked(TOOLS, "required", False))), options)
-    (output,) = finish(engine).values()
+    engine = fresh_engine(llm(), forms=forms)
+    demanded = under(asked(tools=tools_asked(TOOLS, "required", False)))
+    (output,) = answers(engine, [(PROMPTS[0], demanded, RequestOptions(is_chat=True, tools=()))])
     message = output.outputs[0].message
     assert output.finish_reason == "stop" and [call.name for call in message.tool_calls] == ["go"]
     assert message.content == "" and message.reasoning is None
@@ -168,9 +164,7 @@ def test_forms_that_no_chat_template_shows_are_named():
     assert facts_of(named)["forms"] == ("kimi_k2", "think")
     call = '<|tool_call_begin|>functions.go:7<|tool_call_argument_begin|>{"a":1}<|tool_call_end|>'
     held = under(asked(choice=[f"<think>hm</think>{call}"]), max_tokens=200)
-    engine = named.model.make_engine()
-    engine.add(PROMPTS[0], held, RequestOptions(is_chat=True, tools=()))
-    (output,) = finish(engine).values()
+    (output,) = answers(named.model.make_engine(), [(PROMPTS[0], held, RequestOptions(is_chat=True, tools=()))])
     message = output.outputs[0].message
     assert message.reasoning == "hm" and message.tool_calls == (
         ToolCall(name="go", arguments='{"a": 1}', id="functions.go:7"),
@@ -187,7 +181,7 @@ def test_a_form_that_there_is_not_is_refused_at_the_start(field):
 
 def test_a_chat_that_is_streamed_has_its_message_as_far_as_it_is_certain():
     forms = MessageForms.of_template("<tool_call></think>")
-    engine = build_engine(llm().loaded, llm().config, llm().tokenizer, forms=forms)
+    engine = fresh_engine(llm(), forms=forms)
     text = '<think>hm, so</think>\\nDone\\.<tool_call>\n{"name": "go", "arguments": \\{\\}}\n</tool_call>'
     regex = text.replace('": \\{\\}}', '": [{][}]}').replace("\n{", "\n[{]")
     held = under(asked(regex=regex), max_tokens=200, logprobs=0)  # so that all are drawn, one by one
@@ -206,10 +200,9 @@ def test_a_chat_that_is_streamed_has_its_message_as_far_as_it_is_certain():
 
 def test_what_a_grammar_leaves_no_choice_of_is_computed_as_a_chunk():
     form = asked(regex="invoice number [0-9]{2}, customer name [a-f]{2}, paid in full[.!]")
-    engine = build_engine(llm().loaded, llm().config, llm().tokenizer)
-    ids = [engine.add(prompt, under(form, seed=seed)) for seed, prompt in enumerate(PROMPTS)]
-    ended = finish(engine)
-    outputs, forced = [ended[i] for i in ids], engine.counts()["forced_tokens"]
+    engine = fresh_engine(llm())
+    outputs = answers(engine, [(prompt, under(form, seed=seed)) for seed, prompt in enumerate(PROMPTS)])
+    forced = engine.counts()["forced_tokens"]
     begins = llm().tokenizer.encode("invoice number ", add_special_tokens=False)[:-1]
     for output in outputs:
         assert output.finish_reason == "stop" and re.fullmatch(str(form.regex), output.text)
@@ -222,17 +215,15 @@ def test_what_a_grammar_leaves_no_choice_of_is_computed_as_a_chunk():
 
 def test_a_row_with_forced_tokens_goes_on_wherever_it_was_broken_off():
     held = under(asked(json=PERSON, **TIGHT), seed=3)
-    engine = build_engine(llm().loaded, llm().config, llm().tokenizer)
+    engine = fresh_engine(llm())
     submission, seen = engine.add(PROMPTS[0], held), []
     while (now := peek(engine, submission)) is not None:
         seen.append(now.outputs)
         ended = step(engine)
     assert engine.counts()["forced_tokens"] > 4
-    other = build_engine(llm().loaded, llm().config, llm().tokenizer)
     points = [before for before in seen[:: max(1, len(seen) // 12)] if before[0].token_ids]
-    ids = [other.add(PROMPTS[0], held, RequestOptions(resume=before)) for before in points]
-    outputs = finish(other)
-    assert len(ids) > 5 and all(outputs[i].outputs == ended[0].outputs for i in ids)
+    outputs = answers(fresh_engine(llm()), [(PROMPTS[0], held, RequestOptions(resume=before)) for before in points])
+    assert len(outputs) > 5 and all(output.outputs == ended[0].outputs for output in outputs)
 
 
 def test_forced_tokens_stop_at_the_limit_and_at_a_stop_string():

@@ -9,9 +9,6 @@ import pytest
 
 from ferrum_jax import LLM, SamplingParams
 from ferrum_jax.core.request_options import RequestOptions
-from ferrum_jax.inputs.prompt import MediaSpan
-from ferrum_jax.runtime.compile.compile import CompileCounter
-from tests.engine.gemma3_folder import PROCESSOR, write_gemma3_folder
 from tests.engine.golden_media import (
     FAMILIES,
     GEMMA3,
@@ -19,12 +16,13 @@ from tests.engine.golden_media import (
     Picture,
     asked,
     assert_goldens,
+    check_compiles_nothing,
     engine_of,
     golden,
     run,
 )
-from tests.engine.image_folder import picture
-from tests.support import GOLDENS, SMALL, finish, small_llm
+from tests.engine.image_folder import GEMMA3_PROCESSOR, picture, write_folder
+from tests.support import GOLDENS, SMALL, small_llm
 
 TOKENS, PATCHES = 16, 144
 CONFIG = FAMILIES[GEMMA3].config
@@ -123,7 +121,7 @@ def test_an_image_of_another_grid_is_refused():
 
 @pytest.mark.slow
 def test_a_picture_in_a_chat_has_the_tokens_that_the_reference_gives_it(tmp_path):
-    llm = LLM(str(write_gemma3_folder(tmp_path / "model")), CONFIG)
+    llm = LLM(str(write_folder(tmp_path / "model", "gemma3_vision")), CONFIG)
     content = [{"type": "text", "text": "t7 "}, {"type": "image", "image": picture(1)}, {"type": "text", "text": " t9"}]
     params = SamplingParams(max_tokens=6, temperature=0.0)
     (first,) = llm.chat([{"role": "user", "content": content}], params)
@@ -131,7 +129,7 @@ def test_a_picture_in_a_chat_has_the_tokens_that_the_reference_gives_it(tmp_path
     before = llm.stats()["encoder_calls"]
     (again,) = llm.generate({"prompt": "t7 <start_of_image> t9 t5", "images": [picture(1)]}, params)
     assert again.token_ids == first.token_ids and llm.stats()["encoder_calls"] == before
-    assert PROCESSOR["image_seq_length"] == TOKENS
+    assert GEMMA3_PROCESSOR["image_seq_length"] == TOKENS
 
 
 @pytest.mark.slow
@@ -147,16 +145,11 @@ def test_text_alone_through_the_same_folder_is_what_it_is_without_a_tower():
 @pytest.mark.slow
 @pytest.mark.parametrize("config", [CONFIG, FAMILIES[GEMMA3].ladder], ids=["", "ladder"])
 def test_no_step_compiles_whatever_stands_beside_images(config):
-    engine, rng = engine_of(config, folder=GEMMA3, enable_prefix_caching=False), np.random.default_rng(3)
+    rng, requests, before = np.random.default_rng(3), [], small_llm(GEMMA3, config).stats()["compiles_after_ready"]
     for number in range(40):
         pixels = rng.uniform(-1, 1, (PATCHES, 48)).astype(np.float32)
         image = Picture(patches=pixels, grid=(1, 12, 12), num_tokens=TOKENS, digest=b"%d" % number)
-        before, after = (rng.integers(6, 150, int(n)).tolist() for n in rng.integers(1, 9, 2))
-        span = MediaSpan(kind="image", digest=image.digest, start=len(before) + 1, length=TOKENS)
-        prompt = [*before, 152, *[150] * TOKENS, 153, *after]
-        options = RequestOptions(media=[span], images=[image], key=str(number))
-        engine.add(prompt, SamplingParams(max_tokens=2, temperature=0.0), options)
-    counter, before = CompileCounter(), small_llm(GEMMA3, config).stats()["compiles_after_ready"]
-    finish(engine)
-    assert counter.count == 0 and small_llm(GEMMA3, config).stats()["compiles_after_ready"] == before
-    assert engine.counts()["images_encoded"] == 40
+        left, right = (rng.integers(6, 150, int(n)).tolist() for n in rng.integers(1, 9, 2))
+        requests.append(([*left, 152, *[150] * TOKENS, 153, *right], image, "image"))
+    check_compiles_nothing(engine_of(config, folder=GEMMA3, enable_prefix_caching=False), requests)
+    assert small_llm(GEMMA3, config).stats()["compiles_after_ready"] == before

@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 
 import jax
 import numpy as np
 import pytest
 
 from ferrum_jax import SamplingParams
-from ferrum_jax.engine.startup.build_engine import build_engine
-from tests.support import finish, small_llm
+from tests.support import answers, fresh_engine, small_llm
 
 GREEDY = SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True)
 
 
 def guarded(**overrides):
-    llm = small_llm("qwen3")
-    return build_engine(
-        llm.loaded, dataclasses.replace(llm.config, check_writes=True, **overrides), None, fill=math.nan
-    )
+    return fresh_engine(small_llm("qwen3"), check_writes=True, **overrides)
 
 
 def prompt(seed: int, length: int) -> list[int]:
@@ -30,9 +25,8 @@ def prompt(seed: int, length: int) -> list[int]:
 def test_no_published_or_shared_block_is_written_under_any_load():
     engine = guarded(num_blocks=9, max_cached_prompts=2)
     for _ in range(2):
-        for seed, length in ((1, 39), (1, 39), (2, 40), (1, 33), (3, 50)):
-            engine.add(prompt(seed, length), dataclasses.replace(GREEDY, n=2))
-        finish(engine)
+        prompts = [prompt(*one) for one in ((1, 39), (1, 39), (2, 40), (1, 33), (3, 50))]
+        answers(engine, [(each, dataclasses.replace(GREEDY, n=2)) for each in prompts])
     metrics = engine.scheduler.metrics()
     assert metrics.hits and metrics.copied_blocks and metrics.evictions and metrics.prompt_hits
 
@@ -40,8 +34,7 @@ def test_no_published_or_shared_block_is_written_under_any_load():
 @pytest.mark.parametrize(("pool", "what"), [(0, "block"), (2, "hidden state")])
 def test_a_step_that_writes_what_others_may_read_is_found(monkeypatch, pool, what):
     engine = guarded()
-    engine.add(prompt(1, 40), GREEDY)
-    finish(engine)
+    answers(engine, [(prompt(1, 40), GREEDY)])
     (first, *_), dispatch = (
         (id for id, _ in dict(engine.scheduler.caches[0].numbered_pools())[pool].keyed()),
         engine.runner.dispatch,

@@ -10,10 +10,10 @@ import pytest
 
 from ferrum_jax import SamplingParams
 from ferrum_jax.core.request_options import RequestOptions
-from ferrum_jax.engine.startup.build_engine import build_engine
 from ferrum_jax.runtime.buckets import Ladder
 from tests.golden_table import TABLE, goldens
-from tests.support import FAMILIES, INVARIANT, QUANTISED, finish, peek, run, small_llm
+from tests.support import FAMILIES, INVARIANT, QUANTISED, answers, fresh_engine, peek, requests_of, run, small_llm
+from tests.support import logprobs_of as bits
 
 PARAMS = SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True, logprobs=20)
 LENGTHS = (1, 17, 70, 33, 5)
@@ -43,14 +43,16 @@ def expected(family, prompts):
     return [bits(run(llm, [p], PARAMS, enable_prefix_caching=False)[0]) for p in prompts]
 
 
-def bits(output) -> list[dict[int, float]]:
-    """Token id to log-probability, exactly, for each generated token."""
-    return [{token: entry.logprob for token, entry in row.items()} for row in output.outputs[0].logprobs]
-
-
-def test_companions_and_buckets_do_not_change_a_bit(family, prompts, expected):
-    outputs = run(small_llm(family, INVARIANT), prompts, PARAMS)
-    assert [bits(o) for o in outputs] == expected
+@pytest.mark.parametrize(
+    "sizes", [{}, {"max_num_batched_tokens": 5}, {"num_blocks": 6}], ids=["hits", "chunks", "preemption"]
+)
+def test_companions_chunks_hits_and_preemption_do_not_change_a_bit(family, prompts, expected, sizes):
+    engine = fresh_engine(small_llm(family, INVARIANT), **sizes)
+    for _ in range(2):
+        assert [bits(o) for o in answers(engine, requests_of(prompts, PARAMS))] == expected
+    metrics = engine.scheduler.metrics()
+    assert metrics.hit_tokens > 0 or "num_blocks" in sizes
+    assert bool(metrics.preemptions + metrics.refusals) == ("num_blocks" in sizes)
 
 
 def test_a_prompt_s_log_probabilities_have_the_bits_of_tokens_that_were_drawn(family, prompts, expected):
@@ -65,41 +67,15 @@ def test_a_prompt_s_log_probabilities_have_the_bits_of_tokens_that_were_drawn(fa
         assert scored == found
 
 
-@pytest.mark.parametrize("budget", [5, 64])
-def test_chunk_size_does_not_change_a_bit(family, prompts, expected, budget):
-    outputs = run(small_llm(family, INVARIANT), prompts, PARAMS, max_num_batched_tokens=budget)
-    assert [bits(o) for o in outputs] == expected
-
-
-def test_a_prefix_hit_does_not_change_a_bit(family, prompts, expected):
-    llm = small_llm(family, INVARIANT)
-    engine = build_engine(llm.loaded, llm.config, None)
-    for _ in range(2):
-        ids = [engine.add(p, PARAMS) for p in prompts]
-        outputs = finish(engine)
-        assert [bits(outputs[i]) for i in ids] == expected
-    assert engine.scheduler.metrics().hit_tokens > 0
-
-
-def test_preemption_does_not_change_a_bit(family, prompts, expected):
-    llm = small_llm(family, INVARIANT)
-    engine = build_engine(llm.loaded, dataclasses.replace(llm.config, num_blocks=6), None)
-    ids = [engine.add(p, PARAMS) for p in prompts]
-    outputs = finish(engine)
-    assert [bits(outputs[i]) for i in ids] == expected
-    assert engine.scheduler.metrics().preemptions + engine.scheduler.metrics().refusals > 0
-
-
 def test_going_on_after_an_interruption_does_not_change_a_bit(family, prompts, expected):
     llm = small_llm(family, INVARIANT)
     outputs = []
     for index, p in enumerate(prompts):
-        first, second = (build_engine(llm.loaded, llm.config, None) for _ in range(2))
+        first = fresh_engine(llm)
         half = first.add(p, PARAMS)
         for _ in range(2 + index):
             first.step()
-        again = second.add(p, PARAMS, RequestOptions(resume=peek(first, half).outputs))
-        outputs.append(finish(second)[again])
+        outputs += answers(fresh_engine(llm), [(p, PARAMS, RequestOptions(resume=peek(first, half).outputs))])
     assert [bits(o) for o in outputs] == expected
 
 

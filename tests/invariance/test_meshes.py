@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import math
 from typing import Any
 
 import numpy as np
@@ -12,10 +11,9 @@ import pytest
 
 from ferrum_jax import SamplingParams
 from ferrum_jax.core.plan import StepPlan
-from ferrum_jax.engine.startup.build_engine import build_engine
 from ferrum_jax.llm import LLM
 from tests.forked import call
-from tests.support import GOLDENS, INVARIANT, finish, run
+from tests.support import GOLDENS, INVARIANT, answers, fresh_engine, run
 
 PARAMS = SamplingParams(max_tokens=16, temperature=0.0, ignore_eos=True, logprobs=20)
 CASES = {
@@ -70,15 +68,12 @@ def _say(family: str, mesh: str) -> dict[str, object]:
     alone = [run(llm, [prompt], PARAMS, enable_prefix_caching=False)[0] for prompt in prompts()]
     plans, metrics = {}, {}
     for name, overrides in CASES.items():
-        engine = build_engine(llm.loaded, dataclasses.replace(config, **overrides), None, fill=math.nan)
+        engine = fresh_engine(llm, **overrides)
         state = digest_plans(engine)
         for _ in range(2):
-            ids = [
-                (engine.add(p, PARAMS), output) for p, output in zip(prompts(), alone, strict=True) for _ in range(2)
-            ]
-            outputs = finish(engine)
-            for id, output in ids:
-                assert bits(outputs[id]) == bits(output), f"{name} on {mesh}: not the bits of the prompt alone"
+            outputs = answers(engine, [(p, PARAMS) for p in prompts() for _ in range(2)])
+            for i, output in enumerate(outputs):
+                assert bits(output) == bits(alone[i // 2]), f"{name} on {mesh}: not the bits of the prompt alone"
         plans[name] = state.hexdigest()
         metrics[name] = engine.scheduler.metrics().snapshot()
     return {

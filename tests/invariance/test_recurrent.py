@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import re
 
 import jax
@@ -11,14 +10,12 @@ import numpy as np
 import pytest
 
 from ferrum_jax import SamplingParams
-from ferrum_jax.engine.startup.build_engine import build_engine
-from tests.engine.test_goldens import check_equal, golden_prompts
+from tests.engine.test_goldens import check_again, golden_prompts
 from tests.golden_table import goldens
-from tests.invariance.test_bits import bits
-from tests.support import INVARIANT, SMALL, finish, run, small_llm
+from tests.support import INVARIANT, SMALL, answers, fresh_engine, requests_of, run, small_llm
+from tests.support import logprobs_of as bits
 
 pytestmark = pytest.mark.slow
-GREEDY = SamplingParams(max_tokens=64, temperature=0.0, ignore_eos=True)
 RECURRENT = goldens("recurrent", "slow", "long")
 LONG = pytest.mark.long
 TILES = dataclasses.replace(SMALL, max_num_batched_tokens=64)  # tiles of 16 to 64 tokens; SMALL has tiles of 16
@@ -33,20 +30,8 @@ TILES = dataclasses.replace(SMALL, max_num_batched_tokens=64)  # tiles of 16 to 
 )
 def test_greedy_tokens_equal_the_reference_in_chunks_on_hits_and_after_preemption(name, base, budget, num_blocks):
     """Every prompt twice at once and then again, with some of its tokens; what nobody wrote holds NaN."""
-    prompts, tokens, best = golden_prompts(name)
-    llm = small_llm(name, base)
-    config = dataclasses.replace(llm.config, max_num_batched_tokens=budget, num_blocks=num_blocks)
-    engine = build_engine(llm.loaded, config, None, fill=math.nan)
-    for used in (0, 3):
-        params = dataclasses.replace(GREEDY, max_tokens=64 - used, n=2)
-        ids = [
-            engine.add([*prompt.tolist(), *said[:used].tolist()], params)
-            for prompt, said in zip(prompts, tokens, strict=True)
-        ]
-        outputs = finish(engine)
-        for choice in range(2):
-            found = [outputs[id].outputs[choice] for id in ids]
-            check_equal(found, [t[used:] for t in tokens], [b[used:] for b in best])
+    engine = fresh_engine(small_llm(name, base), max_num_batched_tokens=budget, num_blocks=num_blocks)
+    check_again(engine, *golden_prompts(name), n=2)
     metrics = engine.scheduler.metrics()
     assert metrics.hits and metrics.snapshots and metrics.prompt_hits
     assert bool(metrics.preemptions) == (num_blocks == 18)
@@ -62,23 +47,16 @@ def test_greedy_tokens_equal_the_reference_in_chunks_on_hits_and_after_preemptio
 )
 def test_tokens_are_the_references_where_blocks_and_snapshots_are_few(golden, base):
     """Every prompt, then again, then with some of its tokens; what nobody wrote holds NaN."""
-    prompts, tokens, best = golden_prompts(golden)
-    llm = small_llm(golden, base)
     # five snapshots are of the prompts that came last
     plenty, few = {"num_blocks": 80, "max_state_snapshots": 5}, {"num_blocks": 18, "max_num_batched_tokens": 23}
-    for sizes in (plenty, few, {"enable_prefix_caching": False}):
-        config = dataclasses.replace(llm.config, **sizes)
-        engine = build_engine(llm.loaded, config, None, fill=math.nan)
-        for used in (0, 0, 3):
-            params = dataclasses.replace(GREEDY, max_tokens=64 - used)
-            ids = [engine.add([*p.tolist(), *t[:used].tolist()], params) for p, t in zip(prompts, tokens, strict=True)]
-            outputs = finish(engine)
-            check_equal([outputs[i] for i in ids], [t[used:] for t in tokens], [b[used:] for b in best])
+    for sizes in (plenty, few, off := {"enable_prefix_caching": False}):
+        engine = fresh_engine(small_llm(golden, base), **sizes)
+        check_again(engine, *golden_prompts(golden), used=(0, 0, 3))
         metrics = engine.scheduler.metrics()
         assert sizes is not plenty or metrics.hits
-        assert config.enable_prefix_caching or not metrics.hits
+        assert sizes is not off or not metrics.hits
         assert bool(metrics.preemptions) == (sizes is few)
-        assert bool(metrics.snapshots) == config.enable_prefix_caching
+        assert bool(metrics.snapshots) == (sizes is not off)
 
 
 @pytest.mark.parametrize("golden", ["qwen3_next", pytest.param("granitemoehybrid", marks=LONG)])
@@ -90,12 +68,9 @@ def test_cuts_hits_and_preemption_do_not_change_a_bit(golden):
     llm = small_llm(golden, INVARIANT)
     expected = [bits(run(llm, [prompt], params, enable_prefix_caching=False)[0]) for prompt in prompts]
     for budget, num_blocks in ((64, 80), (5, 80), (64, 6)):
-        config = dataclasses.replace(llm.config, max_num_batched_tokens=budget, num_blocks=num_blocks)
-        engine = build_engine(llm.loaded, config, None, fill=math.nan)
+        engine = fresh_engine(llm, max_num_batched_tokens=budget, num_blocks=num_blocks)
         for _ in range(2):
-            ids = [engine.add(prompt, params) for prompt in prompts]
-            outputs = finish(engine)
-            assert [bits(outputs[id]) for id in ids] == expected
+            assert [bits(output) for output in answers(engine, requests_of(prompts, params))] == expected
         metrics = engine.scheduler.metrics()
         assert bool(metrics.hits) == (num_blocks == 80)
         assert bool(metrics.preemptions + metrics.refusals) == (num_blocks == 6)

@@ -13,12 +13,25 @@ from flax import nnx
 
 from ferrum_jax.models.layers.attention import Attention, ForwardContext, LayerContext, causal_attention
 from ferrum_jax.models.layers.embedding import Embedding
+from ferrum_jax.models.layers.hyper_connections import HyperConnection, StreamSum
 from ferrum_jax.models.layers.linear import Linear, project
 from ferrum_jax.models.layers.mlp import ACTIVATIONS, MLP
 from ferrum_jax.models.layers.moe import MoE
 from ferrum_jax.models.layers.norm import GatedNorm, RMSNorm
+from ferrum_jax.models.layers.recurrent.gated_delta import KimiDelta
 from ferrum_jax.models.layers.rope import frequencies, rotate, rotation_of, rotations
-from ferrum_jax.models.spec import AttentionSpec, ExpertsSpec, MlpSpec, ModelSpec, NormSpec, QkNorm, RopeSpec
+from ferrum_jax.models.spec import (
+    AttentionSpec,
+    CacheGroup,
+    ExpertsSpec,
+    KimiDeltaSpec,
+    MlpSpec,
+    ModelSpec,
+    NormSpec,
+    QkNorm,
+    RopeSpec,
+    StreamsSpec,
+)
 from pallas_kernels.grouped_matmul import oracle as grouped_matmul
 from pallas_kernels.tolerance import TOLERANCE
 from tests.fast_compile import FAST_COMPILE
@@ -371,3 +384,95 @@ def test_the_observer_sees_what_it_is_shown_and_nobody_else_is_called():
     ForwardContext().show("embed", jnp.ones(3))
     assert list(seen) == ["embed"]
     np.testing.assert_array_equal(seen["embed"], np.zeros(3))
+
+
+LOW_RANK = KimiDeltaSpec(num_heads=3, head_dim=8, conv_kernel_dim=4, flat_rates=False)
+BOUNDED = KimiDeltaSpec(num_heads=2, head_dim=12, conv_kernel_dim=3, low_rank=False, decay_bound=-5.0)
+
+
+@pytest.mark.parametrize("own", [LOW_RANK, BOUNDED], ids=["low rank", "bounded"])
+def test_the_layer_is_its_definition_token_by_token(own: KimiDeltaSpec):
+    """70 tokens: more than a tile."""
+    spec = dataclasses.replace(
+        SPEC,
+        num_hidden_layers=2,
+        recurrence=own,
+        cache_groups=(CacheGroup(kind="full", layers=(0,)), CacheGroup(kind="state", layers=(1,))),
+    )
+    layer = KimiDelta(spec, 1, dtype=jnp.dtype("float32"), rngs=None)
+    w = fill(layer, "float32")
+    x, wide = draw(1, (70, spec.hidden_size), "float32")
+    found = jitted(lambda x: layer(x, None, LayerContext()))(x)
+    assert_close(found, oracle.kimi_delta(wide, w, own.decay_bound, spec.norm.eps), "float32")
+
+
+def test_rates_and_biases_of_decays_are_float32_beside_weights_in_bfloat16():
+    spec = dataclasses.replace(SPEC, recurrence=BOUNDED)
+    layer = KimiDelta(spec, 0, dtype=jnp.dtype("bfloat16"), rngs=None)
+    assert layer.a_log is not None and layer.a_log[...].dtype == layer.dt_bias[...].dtype == jnp.float32
+    x, _ = draw(1, (5, spec.hidden_size), "bfloat16")
+    assert jitted(lambda x: layer(x, None, LayerContext()))(x).dtype == jnp.bfloat16
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "said"),
+    [
+        ("num_heads", 0, "num_heads is 0"),
+        ("conv_kernel_dim", 1, "short_conv_kernel_size is 1; it must be at least 2"),
+        ("decay_bound", 0.0, "the lower bound of decays is 0.0; it must be below 0"),
+    ],
+)
+def test_sizes_that_cannot_be_are_refused_by_name(field: str, value: float, said: str):
+    with pytest.raises(ValueError, match=said):
+        dataclasses.replace(LOW_RANK, **{field: value})
+
+
+STREAMS, NORM, D = StreamsSpec(num_streams=3, magnitude=1.5, eps=0.01), NormSpec(eps=1e-3), 5
+
+
+def _drawn(kind: type[StreamSum]) -> StreamSum:
+    rng = np.random.default_rng(7)
+    layer = kind(STREAMS, D, NORM, rngs=nnx.Rngs(0))
+    for name in ("mix", "base", "scale"):
+        old = getattr(layer, name)
+        setattr(layer, name, nnx.Param(jnp.asarray(rng.normal(0, 0.7, old.shape), jnp.float32)))
+    return layer
+
+
+def _shares(layer: StreamSum, x: np.ndarray) -> np.ndarray:  # [S, D] -> [kinds, S]
+    mix, base, scale = (np.asarray(part[...], np.float64) for part in (layer.mix, layer.base, layer.scale))
+    flat = x.reshape(-1)
+    logits = (mix @ flat / np.sqrt(np.mean(flat**2) + NORM.eps)).reshape(len(scale), -1)
+    return 1 / (1 + np.exp(-(logits * scale[:, None] + base.reshape(len(scale), -1))))
+
+
+@pytest.mark.parametrize("tokens", [1, 4, 40])
+def test_a_half_is_given_a_sum_of_streams_and_adds_to_each_by_its_own_weight(tokens):
+    layer, rng = _drawn(HyperConnection), np.random.default_rng(1)
+    assert isinstance(layer, HyperConnection)
+    x, out = rng.normal(0, 2, (tokens, 3, D)).astype(np.float32), rng.normal(0, 1, (tokens, D)).astype(np.float32)
+    given, weights = layer.given(jnp.asarray(x))
+    after = layer.added(jnp.asarray(x), jnp.asarray(out), weights)
+    for t, streams in enumerate(x.astype(np.float64)):
+        read, write = _shares(layer, streams)
+        np.testing.assert_allclose(given[t], (read + 0.01) @ streams, rtol=2e-5, atol=2e-5)
+        expected = streams + (1.5 * write + 0.01)[:, None] * out[t]
+        np.testing.assert_allclose(after[t], expected, rtol=2e-5, atol=2e-5)
+
+
+def test_behind_the_last_layer_the_streams_are_summed():
+    layer, x = _drawn(StreamSum), np.random.default_rng(2).normal(0, 2, (6, 3, D)).astype(np.float32)
+    got = np.asarray(layer(jnp.asarray(x)))
+    for t, streams in enumerate(x.astype(np.float64)):
+        np.testing.assert_allclose(got[t], (_shares(layer, streams)[0] + 0.01) @ streams, rtol=2e-5, atol=2e-5)
+
+
+def test_weights_and_sums_are_float32_where_streams_are_bfloat16():
+    layer = _drawn(HyperConnection)
+    assert isinstance(layer, HyperConnection)
+    x = jnp.asarray(np.random.default_rng(3).normal(0, 2, (4, 3, D)), jnp.bfloat16)
+    given, weights = layer.given(x)
+    wide, same = layer.given(x.astype(jnp.float32))
+    assert (given.dtype, weights.dtype, layer.mix[...].dtype) == (jnp.bfloat16, jnp.float32, jnp.float32)
+    np.testing.assert_array_equal(weights, same)
+    np.testing.assert_array_equal(given, wide.astype(jnp.bfloat16))

@@ -14,7 +14,7 @@ from ferrum_jax.io.ints import ceil_div
 from ferrum_jax.models.families import registry
 from ferrum_jax.runtime.media_encoders.packing import given, packed
 from tests.golden_table import GOLDENS
-from tests.models.vision_goldens import parameters_of
+from tests.models.test_goldens import parameters_of
 
 HEARING = GOLDENS / "hearing"
 QWEN, VOXTRAL, GEMMA = "qwen3_asr", "voxtral", "gemma4_sound"

@@ -1,18 +1,28 @@
-"""What the config.json of some families comes to: windows, ropes, scales, and what cannot be."""
+"""What the config.json of some families comes to: windows, ropes and their positions, scales, and what cannot be."""
 
 from __future__ import annotations
 
 import dataclasses
 
+import jax
+import numpy as np
 import pytest
 
+from checkpoints.rules import as_stored, expand, match
+from ferrum_jax.config import EngineConfig
+from ferrum_jax.inputs.sizes.mesh_shape import MeshShape
 from ferrum_jax.models.families.registry import (
     abstract_parts,
+    family_of,
     spec_of,
+    weights_of,
 )
+from ferrum_jax.models.layers.rope import frequencies
+from ferrum_jax.models.sharding import make_mesh
 from ferrum_jax.models.spec import CacheGroup, Kept, RopeSpec
+from ferrum_jax.runtime.settled import settle
 from scripts.published import PUBLISHED, config_of
-from tests.models.tiny import TINY
+from tests.models.tiny import TINY, TINY_NEXT
 
 GEMMA2_2B = config_of("Gemma-2-2B")
 GEMMA2_27B = config_of("Gemma-2-27B")
@@ -263,3 +273,101 @@ def test_phi35_moe_is_read_with_one_mscale_and_a_head_with_a_bias():
     assert spec.experts.rivals_within == 0.02 and "head.bias" in abstract_parts(spec)[1]
     without_head = spec_of(config, has_head=lambda: False)
     assert without_head.tie_word_embeddings and not without_head.head_bias
+
+
+LLAMA3_8B = config_of("Llama-3-8B")
+QWEN35_35B_A3B = config_of("Qwen3.5-35B-A3B")
+
+DYNAMIC = LLAMA3_8B | {"rope_scaling": {"type": "dynamic", "factor": 4.0}}
+
+
+def test_a_dynamic_rope_takes_the_theta_of_the_longest_context_that_an_engine_has():
+    """As transformers does for a text of that length; up to the trained length it is the plain rope."""
+    spec = spec_of(DYNAMIC)
+    plain, long = spec.fitted(8192).attention.rope, spec.fitted(32768).attention.rope
+    np.testing.assert_array_equal(frequencies(plain, 128), frequencies(RopeSpec(rope_theta=5e5), 128))
+    assert frequencies(long, 128)[-1] == pytest.approx(5e5 ** (-126 / 128) / 13, rel=1e-5)  # 4 * 4 - 3
+    assert spec.fitted(100).digest_text() == spec.fitted(8192).digest_text() != spec.fitted(8193).digest_text()
+    assert spec_of(DYNAMIC | {"rope_scaling": {"rope_type": "dynamic", "factor": 4}}) == spec
+
+
+def test_a_context_may_be_as_long_as_the_factor_of_a_dynamic_rope_says():
+    mesh = make_mesh(MeshShape(), jax.devices("cpu")[:1])
+    assert settle(spec_of(DYNAMIC), EngineConfig(), mesh).limits.max_model_len == 8192
+    for config, longest in ((DYNAMIC, 32768), (LLAMA3_8B, 8192)):
+        settle(spec_of(config), EngineConfig(max_model_len=longest), mesh)
+        with pytest.raises(
+            ValueError, match=f"max_model_len is {longest + 1}, more than the model's {longest} positions"
+        ):
+            settle(spec_of(config), EngineConfig(max_model_len=longest + 1), mesh)
+
+
+def test_of_an_odd_number_of_turning_dimensions_the_last_ones_pair_turns_too():
+    """As in transformers: heads of 84 with 0.75 turn 64 dimensions, by exponents of 63."""
+    odd = PHI3_MINI_4K | {"hidden_size": 32 * 84, "partial_rotary_factor": 0.75}
+    rope = spec_of(odd).attention.rope
+    assert rope.rotary_dim(84) == 64
+    np.testing.assert_allclose(frequencies(rope, 84), [1e4 ** (-i / 63) for i in range(0, 64, 2)], rtol=1e-6)
+
+
+def test_a_width_of_dense_layers_changes_nothing_where_there_are_none():
+    text = QWEN35_35B_A3B["text_config"]
+    wider = QWEN35_35B_A3B | {"text_config": text | {"intermediate_size": 5632}}
+    assert spec_of(wider) == spec_of(QWEN35_35B_A3B)
+
+
+KIMI, LING = spec_of(config_of("Kimi-Linear-48B-A3B")), spec_of(config_of("Ling-3.0-flash"))
+
+
+def test_layers_of_kimi_linear_are_counted_from_one():
+    assert KIMI.attention_layers == (3, 7, 11, 15, 19, 23, 26)
+    assert KIMI.attention.rope is None and KIMI.routed_layers == tuple(range(1, 27))
+
+
+def test_the_last_layer_of_each_group_of_ling_attends():
+    assert LING.attention_layers == tuple(range(5, 42, 6)) and LING.attention.head_gate
+
+
+def test_the_last_experts_of_ling_have_limits_of_two_sizes():
+    assert LING.experts is not None
+    found = {layer: LING.experts.limits_of(layer) for layer in (33, 34, 35, 39, 40, 41)}
+    assert found == {33: (0, 0), 34: (0, 5), 35: (4, 5), 39: (4, 5), 40: (4, 7), 41: (4, 7)}
+
+
+@pytest.mark.parametrize(
+    ("spec", "target", "authors", "saved"),
+    [
+        (KIMI, "layers.0.mlp.up.weight", "layers.0.mlp.up_proj", "layers.0.block_sparse_moe.up_proj"),
+        (LING, "layers.0.attention.o.weight", "layers.0.attention.o_proj", "layers.0.attention.dense"),
+    ],
+    ids=["Kimi Linear", "Ling"],
+)
+def test_tensors_have_the_names_of_the_authors_or_of_the_reference_implementation(spec, target, authors, saved):
+    rules = family_of(spec.architecture).weight_rules(spec)
+    for name in (authors, saved):
+        (source,) = expand(as_stored(rules, [f"model.{name}.weight"]))[target]
+        assert source.name == f"model.{name}.weight"
+
+
+QWEN3_NEXT = config_of("Qwen3-Next-80B-A3B")
+
+
+def test_every_fourth_layer_has_attention_unless_layer_types_says_otherwise():
+    spec = spec_of(QWEN3_NEXT)
+    assert spec.kv_groups == (CacheGroup(kind="full", layers=tuple(range(3, 48, 4))),)
+    assert spec.state_layers == tuple(i for i in range(48) if i % 4 != 3)
+    kinds = ["linear_attention", "full_attention", "full_attention", "linear_attention"]
+    assert spec_of(TINY_NEXT | {"layer_types": kinds}).state_layers == (0, 3)
+
+
+def test_layers_that_predict_several_tokens_may_be_left_over_and_nothing_else():
+    rules, harmless, targets, _ = weights_of(TINY_NEXT)
+    shapes = {name: target.shape for name, target in targets.items()}
+    sources = {}
+    for rule in rules:
+        for target, names in rule.expand():
+            shape = shapes[target][1:] if rule.experts else shapes[target]
+            sources |= {source.name: shape for source in names}
+    assert set(match(rules, harmless, sources | {"mtp.fc.weight": (8, 16)}, shapes)) == set(targets)
+    with pytest.raises(ValueError, match=r"model\.mtp\.weight \[3\] is left over"):
+        match(rules, harmless, sources | {"model.mtp.weight": (3,)}, shapes)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import json
+import pathlib
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +15,15 @@ import numpy as np
 import pytest
 
 from checkpoints import open_checkpoint
-from ferrum_jax.models.families.registry import FAMILIES, abstract_model, bind, family_of, spec_of, unbind
+from ferrum_jax.models.families.registry import (
+    FAMILIES,
+    abstract_model,
+    abstract_parts,
+    bind,
+    family_of,
+    spec_of,
+    unbind,
+)
 from ferrum_jax.models.layers.attention import ForwardContext
 from ferrum_jax.models.spec import ModelSpec
 from tests.golden_table import GOLDENS, TABLE, goldens
@@ -26,12 +35,16 @@ NEAR_TIE = 1e-4
 @functools.cache
 def load(name: str):
     """(spec, structure, parameters in float32, golden arrays) of one folder."""
-    checkpoint = open_checkpoint(GOLDENS / name)
-    spec = spec_of(checkpoint.config).fitted(214)
-    graph, structs = unbind(abstract_model(spec))
-    family = family_of(spec.architecture)
-    parameters = checkpoint.load(rules=family.weight_rules(spec), harmless=family.harmless(spec), targets=structs)
-    return spec, graph, parameters, dict(np.load(GOLDENS / name / "golden.npz"))
+    spec = spec_of(open_checkpoint(GOLDENS / name).config).fitted(214)
+    parameters = parameters_of(GOLDENS / name, spec)
+    return spec, unbind(abstract_model(spec))[0], parameters, dict(np.load(GOLDENS / name / "golden.npz"))
+
+
+def parameters_of(folder: pathlib.Path, spec: ModelSpec) -> dict[str, jax.Array]:
+    """The parameters of a folder that a spec has."""
+    family, targets = family_of(spec.architecture), abstract_parts(spec)[1]
+    how = {"rules": family.weight_rules(spec), "harmless": family.harmless(spec)}
+    return open_checkpoint(folder).load(**how, targets=targets)
 
 
 @functools.cache

@@ -31,17 +31,12 @@ OF_V3 = config_of("DeepSeek-V3")
 @functools.cache
 def load(name: str, mtp: bool = True):
     """(spec, structure, parameters in float32, golden arrays) of one folder."""
-    folder = GOLDENS / "mtp" / name
-    checkpoint = open_checkpoint(folder)
+    checkpoint = open_checkpoint(GOLDENS / "mtp" / name)
     spec = spec_of(checkpoint.config, mtp=mtp).fitted(64)
-    graph, structs = unbind(abstract_model(spec))
+    graph, targets = unbind(abstract_model(spec))
     rules, harmless = rules_of(spec)
-    return (
-        spec,
-        graph,
-        checkpoint.load(rules=rules, harmless=harmless, targets=structs),
-        dict(np.load(folder / "golden.npz")),
-    )
+    parameters = checkpoint.load(rules=rules, harmless=harmless, targets=targets)
+    return spec, graph, parameters, dict(np.load(GOLDENS / "mtp" / name / "golden.npz"))
 
 
 def drafts(name: str, first: int = 0):

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 from checkpoints import open_checkpoint
-from ferrum_jax.models.families.registry import abstract_model, bind, family_of, spec_of, unbind
+from ferrum_jax.models.families.registry import abstract_model, bind, spec_of, unbind
 from ferrum_jax.models.layers.attention import ForwardContext
 from scripts.published import config_of
+from tests.models.test_goldens import parameters_of
 from tests.support import GOLDENS
 
 DEEPSEEK_V3 = config_of("DeepSeek-V3")
@@ -21,15 +22,6 @@ FOLDER = GOLDENS / "quantised"
 NAMES = sorted(path.parent.name for path in FOLDER.glob("*/golden.npz"))
 FAST = ("w4a16_zeros", "w8a8_experts")
 ERROR = 1e-5  # of the largest logit; where activations are rounded too, for no input lies on a tie (see SEEDS)
-
-
-def load(name: str):
-    checkpoint = open_checkpoint(FOLDER / name)
-    spec = spec_of(checkpoint.config, stored=checkpoint.stored_forms)
-    graph, structs = unbind(abstract_model(spec))
-    family = family_of(spec.architecture)
-    parameters = checkpoint.load(rules=family.weight_rules(spec), harmless=family.harmless(spec), targets=structs)
-    return graph, parameters, dict(np.load(FOLDER / name / "golden.npz"))
 
 
 def test_there_is_a_golden_of_every_format():
@@ -41,11 +33,13 @@ def test_there_is_a_golden_of_every_format():
 @pytest.mark.parametrize("name", [n if n in FAST else pytest.param(n, marks=pytest.mark.slow) for n in NAMES])
 def test_logits_and_greedy_tokens_are_those_of_the_decoded_weights(name: str):
     """The reference's own tokens go in; each next one must come out, unless its two best logits nearly tie."""
-    graph, parameters, golden = load(name)
+    checkpoint, golden = open_checkpoint(FOLDER / name), dict(np.load(FOLDER / name / "golden.npz"))
+    spec = spec_of(checkpoint.config, stored=checkpoint.stored_forms)
+    parameters = parameters_of(FOLDER / name, spec)
 
     @jax.jit
     def forward(parameters, ids):
-        model = bind(graph, parameters)
+        model = bind(unbind(abstract_model(spec))[0], parameters)
         return model.logits(model(ids, jnp.arange(len(ids), dtype=jnp.int32), ForwardContext()))
 
     for i, last in enumerate(golden["last_logits"]):

@@ -103,14 +103,11 @@ def test_an_unknown_key_is_an_error_that_names_it(architecture: str):
     ("key", "value", "named"),
     [
         ("quantization_config", {"quant_method": "awq", "bits": 4, "version": "gemv"}, "awq of 4 bits with version"),
-        ("quantization_config", {"quant_method": "gptq", "bits": 3}, "gptq of 3 bits with bits = 3"),
-        ("quantization_config", {"quant_method": "fp8", "scale_fmt": "ue4m3"}, "fp8 with scale_fmt = 'ue4m3'"),
         (
             "quantization_config",
             {"quant_method": "compressed-tensors", "config_groups": {}},
             "compressed-tensors with no config_groups",
         ),
-        ("quantization_config", {"quant_method": "bitsandbytes", "load_in_4bit": True}, "bitsandbytes"),
         ("quantization_config", {"quant_method": "mxfp4"}, "mxfp4"),
         ("quantization_config", {"quant_algo": "NVFP4"}, "NVFP4"),
         ("quantization_config", {"load_in_8bit": True}, "a format that it does not name"),

@@ -10,9 +10,9 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from checkpoints import open_checkpoint
-from ferrum_jax.models.families.registry import abstract_model, family_of, spec_of, unbind
+from ferrum_jax.models.families.registry import spec_of
 from tests.golden_table import GOLDENS
-from tests.models.test_goldens import load
+from tests.models.test_goldens import load, parameters_of
 
 HY4_SAVED = {
     r"\.hc_(attn|mlp)_layer\.hc_pre\.": r".hc_pre.hc_\1_layer.",
@@ -79,10 +79,7 @@ def test_tensors_with_the_names_of_the_reference_are_those_of_the_golden(golden,
     (tmp_path / "config.json").write_text(json.dumps(config))
     save_file(as_saved(load_file(GOLDENS / golden / "model.safetensors")), tmp_path / "model.safetensors")
 
-    checkpoint = open_checkpoint(tmp_path)
-    spec = spec_of(checkpoint.config)
-    family, targets = family_of(spec.architecture), unbind(abstract_model(spec))[1]
-    found = checkpoint.load(rules=family.weight_rules(spec), harmless=family.harmless(spec), targets=targets)
+    found = parameters_of(tmp_path, spec_of(open_checkpoint(tmp_path).config))
     expected = load(golden)[2]
     assert set(found) == set(expected)
     for name, x in expected.items():

@@ -13,8 +13,7 @@ from checkpoints import open_checkpoint
 from ferrum_jax.models.families import registry
 from scripts.goldens.weights import make
 from tests.models.sound_goldens import GEMMA, HEARING, QWEN, VOXTRAL, clips_of, encoded, load
-from tests.models.test_goldens import assert_close
-from tests.models.vision_goldens import parameters_of
+from tests.models.test_goldens import assert_close, parameters_of
 
 
 # Frames of a call; tiles and windows of padding are not computed.

@@ -12,7 +12,7 @@ from safetensors.numpy import load_file, save_file
 from ferrum_jax.inputs.prompt import PlacedImage, rope_positions, whole_chunk
 from ferrum_jax.models.families import registry
 from ferrum_jax.runtime.media_encoders.image_slots import encoder_sizes
-from tests.models.test_goldens import NEAR_TIE, assert_close
+from tests.models.test_goldens import NEAR_TIE, assert_close, parameters_of
 from tests.models.vision_goldens import (
     CAUSAL_GEMMA4,
     COUNT_PLACES,
@@ -26,7 +26,6 @@ from tests.models.vision_goldens import (
     encoded,
     load,
     outputs,
-    parameters_of,
     patches_of,
     placed,
 )

@@ -14,6 +14,7 @@ from ferrum_jax.models.families.vision_tower import ImagePatches
 from ferrum_jax.models.layers.attention import ForwardContext, causal_attention
 from ferrum_jax.models.layers.image_tokens import ImageTokens
 from tests.golden_table import GOLDENS
+from tests.models.test_goldens import parameters_of
 
 VISION = GOLDENS / "vision"
 QWEN = ("qwen3_vl", "qwen3_vl_moe", "qwen3_5_vision", "qwen3_5_moe_vision")
@@ -30,14 +31,6 @@ def load(name: str):
     """(spec, parameters, golden arrays)."""
     spec = registry.spec_of(open_checkpoint(VISION / name).config)
     return spec, parameters_of(VISION / name, spec), dict(np.load(VISION / name / "golden.npz"))
-
-
-def parameters_of(folder, spec):
-    """The parameters of a folder that a spec has."""
-    family, targets = registry.family_of(spec.architecture), registry.abstract_parts(spec)[1]
-    return open_checkpoint(folder).load(
-        rules=family.weight_rules(spec), harmless=family.harmless(spec), targets=targets
-    )
 
 
 def patches_of(name: str, grids: np.ndarray, pixels: np.ndarray, num_patches: int) -> ImagePatches:

@@ -33,8 +33,7 @@ def answers(name: str) -> Answers:
         with tempfile.TemporaryDirectory() as folder:
             for each, said in by_job(llm, path, section.bodies, Path(folder, "job")).items():
                 found[each]["job"] = said
-    inner, encoder = (None, llm) if llm.model.is_encoder else (llm, None)
-    with running(settings, inner=inner, encoder=encoder) as server:
+    with running(settings, inner=llm) as server:
         for each, body in section.bodies.items():
             if not section.ignores and (said := by_call(server.llm, path, body)) is not None:
                 found[each]["async"] = said

@@ -10,7 +10,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.experimental.pallas import tpu as pltpu
 
 from pallas_kernels.grouped_matmul import ExpertStack, expert_mlp, mosaic_tpu, oracle, swiglu, xla
 from pallas_kernels.grouped_matmul.cases import (
@@ -27,13 +26,19 @@ from pallas_kernels.quantized_matmul import refusals
 from pallas_kernels.target import Target
 from pallas_kernels.tolerance import TOLERANCE
 from tests.fast_compile import FAST_COMPILE
+from tests.pallas_kernels.tpu_interpreter import INTERPRET
 
 V5E, V7X = Target.named("tpu:v5e"), Target.named("tpu:v7x")  # matrix units of 128 and 256, without and with E4M3
-_INTERPRET = pltpu.InterpretParams(detect_races=True, uninitialized_memory="nan")
 
 
 def matrices_of(experts: ExpertStack) -> list[Any]:
     return [experts.gate, experts.up, experts.down]
+
+
+def kernel(num_experts: int) -> Any:
+    """The interpreted kernel of an MLP of experts."""
+    run = functools.partial(mosaic_tpu.expert_mlp, num_experts=num_experts, activation=swiglu, interpret=INTERPRET)
+    return jax.jit(run, compiler_options=FAST_COMPILE)
 
 
 def for_kernels(experts: ExpertStack, target: Target) -> ExpertStack:
@@ -56,10 +61,7 @@ def test_every_case_equals_the_product_of_decoded_experts(case: Case, form: prod
     if form.name == "w8a8" and target is V7X:
         pytest.skip("it has no int8 product")
     x, ids, weights, experts = make_packed_arguments(case, form)
-    run = functools.partial(
-        mosaic_tpu.expert_mlp, num_experts=case.num_experts, activation=swiglu, interpret=_INTERPRET
-    )
-    got = jax.jit(run, compiler_options=FAST_COMPILE)(x, ids, weights, for_kernels(experts, target))
+    got = kernel(case.num_experts)(x, ids, weights, for_kernels(experts, target))
     assert got.dtype == x.dtype
     expected = oracle.packed_expert_mlp(*map(np.asarray, (x, ids, weights)), *matrices_of(experts))
     np.testing.assert_allclose(np.asarray(got, np.float64), expected, **TOLERANCE["bfloat16"])
@@ -73,10 +75,7 @@ def test_experts_elsewhere_add_nothing_and_biases_are_each_tiles_experts() -> No
     biases = tuple(jnp.asarray(rng.standard_normal(shape), "bfloat16") for shape in ((E, F), (E, F), (E, D)))
     own = xla.ids_here(ids, 1, E - 1)  # a device that lacks the first expert
     kept = jax.tree.map(lambda leaf: leaf[1:], dataclasses.replace(experts, biases=biases, first_expert=()))
-    run = functools.partial(
-        mosaic_tpu.expert_mlp, num_experts=case.num_experts, activation=swiglu, interpret=_INTERPRET
-    )
-    got = jax.jit(run, compiler_options=FAST_COMPILE)(x, own, weights, for_kernels(kept, V5E))
+    got = kernel(case.num_experts)(x, own, weights, for_kernels(kept, V5E))
     matrices = map(product_oracle.decode, matrices_of(experts))
     absent = np.where(np.asarray(ids) == 0, 0.0, np.asarray(weights))
     expected = oracle.expert_mlp(np.asarray(x), np.asarray(ids), absent, *matrices, tuple(map(np.asarray, biases)))
@@ -138,8 +137,7 @@ def dense_arguments(case: Case) -> tuple[Any, ...]:
 @pytest.mark.slow
 def test_bfloat16_experts_equal_the_product_of_each() -> None:
     x, ids, weights, experts = dense_arguments(DENSE_TPU_CASES[0])
-    run = functools.partial(mosaic_tpu.expert_mlp, num_experts=4, activation=swiglu, interpret=_INTERPRET)
-    got = jax.jit(run, compiler_options=FAST_COMPILE)(x, ids, weights, experts)
+    got = kernel(4)(x, ids, weights, experts)
     expected = oracle.expert_mlp(*map(np.asarray, (x, ids, weights, *matrices_of(experts))))
     assert got.dtype == x.dtype
     np.testing.assert_allclose(np.asarray(got, np.float64), expected, **TOLERANCE["bfloat16"])
@@ -151,8 +149,7 @@ def test_the_room_for_tiles_changes_no_bit() -> None:
     case = dataclasses.replace(DENSE_TPU_CASES[0], num_tokens=40, num_experts=2)
     x, ids, weights, experts = dense_arguments(case)
     assert mosaic_tpu.usual_room(ids.size, 64, num_here=2, rows=16) == 3, "of seven, and all pairs need six"
-    run = functools.partial(mosaic_tpu.expert_mlp, num_experts=64, activation=swiglu, interpret=_INTERPRET)
-    compute = jax.jit(run, compiler_options=FAST_COMPILE)
+    compute = kernel(64)
     everywhere, few = compute(x, ids, weights, experts), jnp.where(jnp.arange(40)[:, None] < 3, ids, 2)
     elsewhere = compute(x, few, weights, experts)
     np.testing.assert_array_equal(np.asarray(everywhere)[:3], np.asarray(elsewhere)[:3])

@@ -9,8 +9,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax._src.pallas.mosaic.interpret import interpret_pallas_call  # where the interpreter keeps the races it saw
-from jax.experimental.pallas import tpu as pltpu
 
 from pallas_kernels.indexer.tpu import kernel
 from pallas_kernels.indexer.tpu.index_movement import BATCH, score_rows
@@ -20,9 +18,9 @@ from pallas_kernels.paged_attention import LatentConfig, TileLimits, make_schedu
 from pallas_kernels.paged_attention.tpu.latent.kernel import latent_attention
 from pallas_kernels.target import Target
 from pallas_kernels.tolerance import TOLERANCE
-from tests.fast_compile import FAST_COMPILE
 from tests.pallas_kernels import test_indexer
 from tests.pallas_kernels.test_indexer import Case, Made, expected_choice, made
+from tests.pallas_kernels.tpu_interpreter import INTERPRET, without_races
 
 _FORM = (("num_kv_heads", 1), ("head_dim", 128), ("v_head_dim", 16), ("is_latent", True))
 _ROWS = ((5, 1), (1100, 1), (15, 1), (16, 1), (130, 1))
@@ -52,20 +50,14 @@ def _written(case: Case, arrays: Made) -> KVPool:
     return test_indexer.choose(arrays.indexer, arrays.pool, arrays.batch, case=case)[1]
 
 
-def _interpreted() -> pltpu.InterpretParams:
-    return pltpu.InterpretParams(detect_races=True, uninitialized_memory="nan")
-
-
 def _choose(case: Case, arrays: Made, pool: KVPool, items: int, **how: Any) -> TileLimits:
     schedule = _schedule(case, arrays, items, **how)
 
     def step(q: Any, weights: Any, pool: Any, batch: Any) -> TileLimits:
-        return kernel.choose(q, weights, pool, schedule(batch), case.top_k, batch=2, interpret=_interpreted())
+        return kernel.choose(q, weights, pool, schedule(batch), case.top_k, batch=2, interpret=INTERPRET)
 
     q, weights, _ = arrays.indexer
-    chosen = jax.jit(step, compiler_options=FAST_COMPILE)(q, weights, pool, arrays.batch)
-    assert not interpret_pallas_call.races.races_found
-    return chosen
+    return without_races(step, q, weights, pool, arrays.batch)
 
 
 def _chosen_positions(case: Case, chosen: TileLimits) -> list[list[int]]:
@@ -120,10 +112,9 @@ def test_attention_reads_the_keys_that_are_shown_and_nothing_else(items: int) ->
 
     def step(q: Any, k: Any, v: Any, pool: Any, batch: Any, chosen: Any) -> tuple[jax.Array, KVPool]:
         logits = Logits(scale=0.3, soft_cap=None, sinks=None)
-        return latent_attention(q, k, v, pool, schedule(batch), logits, chosen, interpret=_interpreted())
+        return latent_attention(q, k, v, pool, schedule(batch), logits, chosen, interpret=INTERPRET)
 
-    out, written = jax.jit(step, compiler_options=FAST_COMPILE)(*arrays.attention, pool, arrays.batch, chosen)
-    assert not interpret_pallas_call.races.races_found
+    out, written = without_races(step, *arrays.attention, pool, arrays.batch, chosen)
     kept = np.asarray(from_bits(written.values, written)).astype(np.float64)
     shown = _chosen_positions(case, chosen)
     assert [len(positions) for positions in shown] == [min(start + 1, case.top_k) for start, _ in case.rows]
@@ -135,21 +126,19 @@ def test_attention_reads_the_keys_that_are_shown_and_nothing_else(items: int) ->
     assert not np.isnan(np.asarray(out)[len(case.rows) :]).any()
 
 
+_MANY = dataclasses.replace(DECODE, rows=tuple((7 * i % 40, 1) for i in range(9)), num_tokens=10, table=3, top_k=5)
+
+
 @pytest.mark.slow
-def test_rows_that_are_more_than_are_searched_together_have_their_own_keys() -> None:
-    case = dataclasses.replace(DECODE, rows=tuple((7 * i % 40, 1) for i in range(9)), num_tokens=10, table=3, top_k=5)
+@pytest.mark.parametrize(
+    ("case", "how"), [(_MANY, {}), (DECODE, {"is_resident": False})], ids=["more than together", "tables in HBM"]
+)
+def test_rows_have_their_own_keys_where_not_all_is_in_scalar_memory(case: Case, how: dict[str, Any]) -> None:
+    """Rows that are more than are searched together, and tables that stay in HBM."""
     arrays = made(case)
     pool = _written(case, arrays)
-    found = _chosen_positions(case, _choose(case, arrays, pool, 2))
+    found = _chosen_positions(case, _choose(case, arrays, pool, 2, **how))
     assert found == [positions for ((positions, _),) in expected_choice(case, arrays, pool)]
-
-
-@pytest.mark.slow
-def test_tables_that_stay_in_hbm_name_the_same_keys() -> None:
-    arrays = made(DECODE)
-    pool = _written(DECODE, arrays)
-    found = _chosen_positions(DECODE, _choose(DECODE, arrays, pool, 2, is_resident=False))
-    assert found == [positions for ((positions, _),) in expected_choice(DECODE, arrays, pool)]
 
 
 def test_a_choice_in_another_form_is_refused() -> None:

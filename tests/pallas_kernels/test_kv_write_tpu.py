@@ -9,16 +9,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.experimental.pallas import tpu as pltpu
 
 from pallas_kernels.kv_pool import KV_DTYPES, KVPool
 from pallas_kernels.kv_write import mosaic_tpu, oracle
 from pallas_kernels.kv_write.cases import make_pool
 from pallas_kernels.kv_write.runs import find_runs
 from tests.fast_compile import FAST_COMPILE
+from tests.pallas_kernels.tpu_interpreter import INTERPRET
 
-_INTERPRET = pltpu.InterpretParams(detect_races=True, uninitialized_memory="nan")
-_write = jax.jit(functools.partial(mosaic_tpu.kv_write, interpret=_INTERPRET), compiler_options=FAST_COMPILE)
+_write = jax.jit(functools.partial(mosaic_tpu.kv_write, interpret=INTERPRET), compiler_options=FAST_COMPILE)
 _find_runs = jax.jit(find_runs, compiler_options=FAST_COMPILE)
 _PLACES = np.array(  # 0: padding
     [(3, 14), (3, 15), (1, 0), (1, 1), (1, 2), (0, 0), (3, 0), (2, 7), (2, 6), (0, 0), (0, 0)], np.int32

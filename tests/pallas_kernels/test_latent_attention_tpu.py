@@ -9,8 +9,6 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from jax._src.pallas.mosaic.interpret import interpret_pallas_call  # where the interpreter keeps the races it saw
-from jax.experimental.pallas import tpu as pltpu
 
 from pallas_kernels.kv_pool import KVPool, from_bits
 from pallas_kernels.kv_write import oracle as kv_oracle
@@ -22,7 +20,7 @@ from pallas_kernels.paged_attention.support import refusals, serving
 from pallas_kernels.paged_attention.tpu.latent.kernel import latent_attention
 from pallas_kernels.target import Target
 from pallas_kernels.tolerance import TOLERANCE
-from tests.fast_compile import FAST_COMPILE
+from tests.pallas_kernels.tpu_interpreter import INTERPRET, without_races
 
 DECODES = [case for case in LATENT_CASES if case.decode_only]
 SEVERAL = {case.name: case for case in LATENT_CASES if not case.decode_only}
@@ -42,24 +40,18 @@ def _attend(case: Case, a: Arguments, items: int = 1) -> tuple[np.ndarray, KVPoo
 
     def step(q: Any, k: Any, v: Any, pool: Any, batch: Any) -> tuple[jax.Array, KVPool]:
         schedule: Any = make_schedule(batch, **case.step, config=config, implementation="mosaic_tpu")
-        interpret = pltpu.InterpretParams(detect_races=True, uninitialized_memory="nan")
-        return latent_attention(q, k, v, pool, schedule, Logits(**case.attention, sinks=None), interpret=interpret)
+        return latent_attention(q, k, v, pool, schedule, Logits(**case.attention, sinks=None), interpret=INTERPRET)
 
-    out, pool = jax.jit(step, compiler_options=FAST_COMPILE)(a.q, a.k, a.v, a.pool, a.batch)
-    assert not interpret_pallas_call.races.races_found
+    out, pool = without_races(step, a.q, a.k, a.v, a.pool, a.batch)
     return np.asarray(out).astype(np.float64), pool
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("case", "items"),
     [
-        pytest.param(FEW, 1, marks=pytest.mark.slow),
-        pytest.param(DECODES[0], 1, marks=pytest.mark.slow),
-        pytest.param(DECODES[0], 2, marks=pytest.mark.slow),
-        pytest.param(DECODES[1], 2, marks=pytest.mark.slow),
-        pytest.param(DECODES[2], 1, marks=pytest.mark.slow),
-        pytest.param(SEVERAL["mixed_latent"], 1, marks=pytest.mark.slow),
-        pytest.param(SEVERAL["verify_latent_f32_soft_cap"], 1, marks=pytest.mark.slow),
+        *((FEW, 1), (DECODES[0], 1), (DECODES[0], 2), (DECODES[1], 2), (DECODES[2], 1)),
+        *((SEVERAL[name], 1) for name in ("mixed_latent", "verify_latent_f32_soft_cap")),
     ],
     ids=lambda value: getattr(value, "name", str(value)),
 )

@@ -1,4 +1,4 @@
-"""Attention for Hopper, interpreted with race detection over memory that starts as NaN, against the oracle."""
+"""Attention for Hopper, of latents too, interpreted with race detection over memory that starts as NaN."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from pallas_kernels.logits import Logits
 from pallas_kernels.paged_attention import GpuConfig, GpuSchedule, RaggedBatch, make_schedule, oracle
 from pallas_kernels.paged_attention.cases import (
     CHUNKED_CASES,
+    LATENT_CASES,
+    REAL_CASES,
     SPAN_CASES,
     TINY_CASES,
     WIDE_HEAD_CASES,
@@ -27,9 +29,10 @@ from pallas_kernels.paged_attention.cases import (
 )
 from pallas_kernels.paged_attention.gpu import mosaic_gpu as gpu
 from pallas_kernels.paged_attention.gpu.config import HEAD_DIMS
+from pallas_kernels.paged_attention.gpu.latent.latent_decode import latent_attention
 from pallas_kernels.paged_attention.gpu.schedule import Field, WorkItems
 from pallas_kernels.paged_attention.run_case import choose_config
-from pallas_kernels.paged_attention.support import refusals
+from pallas_kernels.paged_attention.support import refusals, serving
 from pallas_kernels.target import Target
 from pallas_kernels.tolerance import TOLERANCE
 from tests.fast_compile import FAST_COMPILE
@@ -59,9 +62,24 @@ _ONE_QUERY = Case(
     head_dim=512,
 )
 _OTHERS = (dataclasses.replace(_STAGES, tiny=True), _ONE_QUERY, *SPAN_CASES, *CHUNKED_CASES, *WIDE_HEAD_CASES)
-CASES = [_on_gpu(case) for case in (*TINY_CASES, *_OTHERS)]
+_of_latents = functools.partial(dataclasses.replace, dtype="bfloat16", kv_dtype="bfloat16", rope_dim=64)
+_LATENTS = {case.name: _of_latents(case) for case in LATENT_CASES if case.decode_only and case.kv_dtype != "fp8_e4m3"}
+FEW = dataclasses.replace(_LATENTS["decode_latent"], name="two_rows", rows=((5, 1), (130, 1)), num_tokens=2, num_rows=2)
+_WINDOW: Any = {"window": 70, "has_sinks": True, "head_dim": 256, "rope_dim": 32, "block_size": 32}
+LATENTS = (
+    FEW,
+    *_LATENTS.values(),
+    dataclasses.replace(FEW, name="wide", head_dim=512, block_size=64),
+    dataclasses.replace(FEW, name="window_sinks", **_WINDOW),
+    dataclasses.replace(FEW, name="many_heads", num_heads=72),  # in two groups, neither full
+    dataclasses.replace(_LATENTS["decode_latent"], name="many_heads_wide", num_heads=40, head_dim=512),
+    dataclasses.replace(_LATENTS["decode_latent_f32_soft_cap"], name="many_heads_soft_cap", num_heads=64),
+    dataclasses.replace(FEW, name="many_heads_window", num_heads=40, **_WINDOW),
+)
+ATTENTION = [_on_gpu(case) for case in (*TINY_CASES, *_OTHERS)]
+CASES = [*ATTENTION, *LATENTS]
 BY_NAME = {case.name: case for case in CASES}
-QUICK = ("decode_gqa",)
+QUICK = ("decode_gqa", "two_rows", "many_heads")
 # Each feature in one of them at least.
 SLOW = (
     "decode_mqa_padding",
@@ -79,7 +97,7 @@ SLOW = (
     "spans_f32",
     "spans_window_h256",
     "mixed_chunked_f32",
-    *(case.name for case in WIDE_HEAD_CASES),
+    *(case.name for case in (*WIDE_HEAD_CASES, *LATENTS)),
 )
 QUICK_SCHEDULES = (
     "decode_gqa",
@@ -91,11 +109,12 @@ QUICK_SCHEDULES = (
 )
 
 
-def _config(case: Case, arguments: Arguments, programs: int = 1) -> GpuConfig:
+def _config(case: Case, arguments: Arguments, programs: int = 1, split: int | None = None) -> GpuConfig:
     """The chosen one with splits so short that rows have several, and few programs, which run one after the other."""
     config = choose_config(case, "mosaic_gpu", H200, arguments.pool)
     assert isinstance(config, GpuConfig)
-    return dataclasses.replace(config, programs=programs, decode=dataclasses.replace(config.decode, split=64))
+    split = split or (config.decode.tile_kv if case.rope_dim else 64)
+    return dataclasses.replace(config, programs=programs, decode=dataclasses.replace(config.decode, split=split))
 
 
 def _make_schedule(case: Case, batch: RaggedBatch, config: GpuConfig) -> GpuSchedule:
@@ -108,15 +127,16 @@ def _schedule(case: Case, batch: RaggedBatch, config: GpuConfig) -> GpuSchedule:
     return jax.jit(lambda batch: _make_schedule(case, batch, config), compiler_options=FAST_COMPILE)(batch)
 
 
-def _attend(case: Case, arguments: Arguments, programs: int = 1) -> np.ndarray:
+def _attend(case: Case, arguments: Arguments, programs: int = 1, split: int | None = None) -> np.ndarray:
     with interpreted() as interpret:
-        return _run(case, arguments, _config(case, arguments, programs), interpret)
+        return _run(case, arguments, _config(case, arguments, programs, split), interpret)
 
 
 def _run(case: Case, arguments: Arguments, config: GpuConfig, interpret: Any) -> np.ndarray:
     def attend(q, k, v, pool, schedule, sinks) -> jax.Array:
         logits = Logits(**case.attention, sinks=sinks)
-        return gpu.paged_attention(q, k, v, pool, schedule, logits, interpret=interpret)[0]
+        kernel = latent_attention if case.rope_dim else gpu.paged_attention
+        return kernel(q, k, v, pool, schedule, logits, interpret=interpret)[0]
 
     a, options = arguments, FAST_COMPILE if interpret else None
     schedule = _schedule(case, a.batch, config)
@@ -127,14 +147,14 @@ def _expected(case: Case) -> np.ndarray:
     return oracle.of_case(case, make_arguments(case))
 
 
-def _cases(quick: tuple[str, ...]) -> Any:
+def _cases(cases: list[Case], quick: tuple[str, ...]) -> Any:
     """All of them; those that are not quick are slow, most of them long."""
-    slow = {c.name: [pytest.mark.slow, *([] if c.name in SLOW else [pytest.mark.long])] for c in CASES}
-    marked = [pytest.param(c, id=c.name, marks=[] if c.name in quick else slow[c.name]) for c in CASES]
+    slow = {c.name: [pytest.mark.slow, *([] if c.name in SLOW else [pytest.mark.long])] for c in cases}
+    marked = [pytest.param(c, id=c.name, marks=[] if c.name in quick else slow[c.name]) for c in cases]
     return pytest.mark.parametrize("case", marked)
 
 
-@_cases(QUICK)
+@_cases(CASES, QUICK)
 def test_every_case_equals_the_float64_oracle(case: Case) -> None:
     out = _attend(case, make_arguments(case, implementation="mosaic_gpu"))
     np.testing.assert_allclose(out, _expected(case), **TOLERANCE["bfloat16"])
@@ -145,9 +165,7 @@ def test_every_case_equals_the_float64_oracle(case: Case) -> None:
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_every_case_equals_the_float64_oracle_on_a_gpu(case: Case, splits: str) -> None:
     a = make_arguments(case, implementation="mosaic_gpu")
-    config = _config(case, a, programs=Target.of_device(jax.devices()[0]).num_cores or 1)
-    if splits == "chosen":
-        config = dataclasses.replace(config, decode=dataclasses.replace(config.decode, split=1024))
+    config = _config(case, a, Target.of_device(jax.devices()[0]).num_cores or 1, 1024 if splits == "chosen" else None)
     out = _run(case, a, config, interpret=False)
     np.testing.assert_allclose(out, _expected(case), **TOLERANCE["bfloat16"])
 
@@ -164,11 +182,7 @@ def test_a_long_context_on_a_gpu_equals_the_float64_oracle() -> None:
 @pytest.mark.parametrize("name", ["decode_gqa", pytest.param("mixed_h96_window_sinks", marks=pytest.mark.slow)])
 def test_a_context_of_one_split_is_merged_with_its_sink_alone(name: str) -> None:
     a = make_arguments(case := BY_NAME[name], implementation="mosaic_gpu")
-    config = _config(case, a)
-    config = dataclasses.replace(config, decode=dataclasses.replace(config.decode, split=1024))
-    with interpreted() as interpret:
-        out = _run(case, a, config, interpret)
-    np.testing.assert_allclose(out, _expected(case), **TOLERANCE["bfloat16"])
+    np.testing.assert_allclose(_attend(case, a, split=1024), _expected(case), **TOLERANCE["bfloat16"])
 
 
 @pytest.mark.parametrize(
@@ -183,45 +197,61 @@ def test_consumers_that_share_the_tiles_of_a_split_equal_the_float64_oracle(name
     rows = ((5, 1), (700, 1), (130, 1), (64, 1))
     case = dataclasses.replace(BY_NAME[name], rows=rows, window=BY_NAME[name].window and 200)
     a = make_arguments(case, implementation="mosaic_gpu")
-    config = _config(case, a)
-    config = dataclasses.replace(config, decode=dataclasses.replace(config.decode, split=512))
-    with interpreted() as interpret:
-        out = _run(case, a, config, interpret)
-    np.testing.assert_allclose(out, _expected(case), **TOLERANCE["bfloat16"])
+    np.testing.assert_allclose(_attend(case, a, split=512), _expected(case), **TOLERANCE["bfloat16"])
 
 
 @pytest.mark.slow
-def test_a_row_has_the_same_bits_with_other_rows_beside_it_and_on_more_programs() -> None:
-    case = BY_NAME["decode_gqa"]
+@pytest.mark.parametrize("case", [BY_NAME["decode_gqa"], FEW], ids=["attention", "latents"])
+def test_a_row_has_the_same_bits_with_other_rows_beside_it_and_on_more_programs(case: Case) -> None:
     a = make_arguments(case, implementation="mosaic_gpu")
     together = _attend(case, a, programs=3)
     np.testing.assert_array_equal(_attend(*alone_of(case, a, 1))[0], together[1])
 
 
 @pytest.mark.gpu
-def test_a_row_on_a_gpu_has_the_same_bits_in_any_company() -> None:
-    case = dataclasses.replace(BY_NAME["decode_gqa"], rows=((5, 1), (20_000, 1), (700, 1), (9_000, 1)))
+@pytest.mark.parametrize(
+    ("name", "sizes"),
+    [("decode_gqa", {}), *(("decode_latent", {"num_heads": heads, "head_dim": 512}) for heads in (16, 128))],
+)
+def test_a_row_on_a_gpu_has_the_same_bits_in_any_company(name: str, sizes: dict[str, int]) -> None:
+    rows = ((5, 1), (20_000, 1), (700, 1), (9_000, 1))
+    case = dataclasses.replace(BY_NAME[name], rows=rows, **sizes)
     a = make_arguments(case, implementation="mosaic_gpu")
     together = _run(case, a, _config(case, a, programs=132), interpret=False)
-    for r, programs in ((0, 1), (1, 7), (3, 131)):
+    for r, programs in ((0, 2), (1, 7), (3, 131)):
         alone, one = alone_of(case, a, r)
         np.testing.assert_array_equal(_run(alone, one, _config(alone, one, programs), interpret=False)[0], together[r])
 
 
-@pytest.mark.parametrize("kv_dtype", ["bfloat16", "int8", "fp8_e5m2"])
-@pytest.mark.parametrize(("head_dim", "block_size"), [(96, 16), (128, 16), (64, 256), (512, 16)])
-def test_every_transfer_begins_where_shared_memory_takes_one(head_dim: int, block_size: int, kv_dtype: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "sizes"),
+    [
+        *(
+            ("mixed_gqa", {"head_dim": head_dim, "block_size": block_size, "kv_dtype": kv_dtype})
+            for head_dim, block_size in ((96, 16), (128, 16), (64, 256), (512, 16))
+            for kv_dtype in ("bfloat16", "int8", "fp8_e5m2")
+        ),
+        *(
+            ("two_rows", {"num_heads": heads, "head_dim": head_dim, "rope_dim": rope_dim, "block_size": block_size})
+            for head_dim, rope_dim, block_size in ((512, 64, 16), (512, 64, 256), (128, 32, 32))
+            for heads in (16, 128)
+        ),
+    ],
+    ids=str,
+)
+def test_every_transfer_begins_where_shared_memory_takes_one(name: str, sizes: dict[str, Any]) -> None:
     """The hardware faults otherwise; the compiler and the interpreter say nothing."""
-    case = dataclasses.replace(BY_NAME["mixed_gqa"], head_dim=head_dim, block_size=block_size, kv_dtype=kv_dtype)
+    case = dataclasses.replace(BY_NAME[name], **sizes)
     a = make_shapes(case, "mosaic_gpu")
     schedule = jax.eval_shape(lambda batch: _make_schedule(case, batch, _config(case, a)), a.batch)
-    attend = functools.partial(gpu.paged_attention, logits=Logits(scale=1.0))
+    kernel = latent_attention if case.rope_dim else gpu.paged_attention
+    attend = functools.partial(kernel, logits=Logits(scale=1.0))
     found = list(fetches(jax.make_jaxpr(attend)(a.q, a.k, a.v, a.pool, schedule).jaxpr))
-    assert len(found) > 4
+    assert len(found) > (0 if case.rope_dim else 4)
     assert all(place % wanted == 0 for place, wanted in found), found
 
 
-@_cases(QUICK_SCHEDULES)
+@_cases(ATTENTION, QUICK_SCHEDULES)
 def test_each_token_attends_to_each_visible_position_in_one_item_and_no_item_is_idle(case: Case) -> None:
     a = make_arguments(case, implementation="mosaic_gpu")
     schedule = _schedule(case, a.batch, config := _config(case, a))
@@ -287,3 +317,36 @@ def test_what_the_kernels_cannot_do_is_refused_with_what_to_take_instead() -> No
         GpuConfig.choose(num_heads=80, pool=_pool(num_kv_heads=1), decode_only=True, target=H200, dtype=jnp.bfloat16)
     with pytest.raises(ValueError, match="activations are float32; 'mosaic_gpu' multiplies bfloat16"):
         GpuConfig.choose(num_heads=8, pool=_pool(), decode_only=True, target=H200, dtype=jnp.float32)
+
+
+def test_published_latents_fit_shared_memory_and_fill_the_chip() -> None:
+    cases = [case for case in REAL_CASES if case.rope_dim is not None and case.decode_only]
+    assert len(cases) == 3
+    for case in cases:
+        config = choose_config(case, "mosaic_gpu", H200, make_shapes(case, "mosaic_gpu").pool)
+        assert isinstance(config, GpuConfig) and config.prefill is None
+        assert config.decode.smem_bytes <= (H200.smem_bytes or 0)
+        groups = -(-case.num_heads // config.decode.loaded)
+        items = 64 * groups * -(-4096 // (config.decode.split or 1))  # 64 rows of 4,096 tokens
+        assert items / (-(-items // config.programs) * config.programs) > 0.95
+
+
+def test_what_the_kernel_of_latents_has_not_is_said_with_what_to_take() -> None:
+    latent = {"target": H200, "is_latent": True, "block_size": None}
+    for lora_rank, rope_dim in ((512, 64), (256, 64), (128, 32)):
+        assert not refusals("mosaic_gpu", **latent, head_dim=lora_rank, v_head_dim=rope_dim, kv_dtype="bfloat16")
+    reasons = refusals("mosaic_gpu", **latent, head_dim=1024, v_head_dim=64, kv_dtype="fp8_e4m3")
+    for reason, told in zip(reasons, ("kv_lora_rank is 1024", "latents in 'bfloat16'"), strict=True):
+        assert told in reason and "'xla'" in reason
+    case = dataclasses.replace(FEW, decode_only=False)
+    with pytest.raises(ValueError, match="rows have several queries, and the cache latents; take implementation 'xla'"):
+        choose_config(case, "mosaic_gpu", H200, make_shapes(case, "mosaic_gpu").pool)
+
+
+def test_steps_that_mix_and_those_that_choose_keys_are_xla_s() -> None:
+    latent = {"is_latent": True, "index_dim": 128}
+    assert serving("mosaic_gpu", **latent, decode_only=True) == "mosaic_gpu"
+    assert serving("mosaic_gpu", **latent, decode_only=True, sinks=True) == "mosaic_gpu"
+    assert serving("mosaic_gpu", **latent, decode_only=True, chooses=True) == "xla"
+    assert serving("mosaic_gpu", **latent, decode_only=False) == "xla"
+    assert serving("mosaic_gpu", is_latent=False, decode_only=False) == "mosaic_gpu"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import re
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,7 +13,8 @@ import pytest
 from ferrum_jax.config import EngineConfig
 from ferrum_jax.models.families.registry import spec_of
 from ferrum_jax.models.sharding import make_mesh
-from ferrum_jax.runtime.layout import lay_out
+from ferrum_jax.models.spec import ModelSpec
+from ferrum_jax.runtime.layout import Layout, lay_out
 from ferrum_jax.runtime.step import trace_forward
 from pallas_kernels.paged_attention.cases import Case, make_shapes
 from scripts import gpu_static
@@ -60,26 +62,32 @@ def test_the_compiler_s_report_of_a_kernel_is_read() -> None:
     assert compiled.kernels and all(64 < kernel.registers <= 255 for kernel in compiled.kernels[:1])
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("devices", [1, 2])
-def test_the_whole_step_of_a_model_keeps_its_pools_in_place(devices: int) -> None:
-    spec = dataclasses.replace(spec_of(PUBLISHED["Qwen3-0.6B"][0]), num_hidden_layers=2, cache_groups=())
+def whole_steps(spec: ModelSpec, devices: int, **kernels: Any) -> tuple[Layout, Iterator[gpu_static.Compiled]]:
+    """A layout over H200s, and the largest forward that decodes and the largest of all. kernels: which it has."""
     config = EngineConfig(
         max_num_seqs=64,
         max_num_batched_tokens=512,
         max_model_len=4096,
         kv_memory_bytes=1 << 30,
-        implementation="mosaic_gpu",
         mesh=f"tp={devices}",
+        **kernels,
     )
     layout = lay_out(spec, config, make_mesh(config.mesh_shape, gpu_static.h200s(devices)))
-    decode = [bucket for bucket in layout.ladder.buckets if bucket.decode_only]
-    for bucket in (decode[-1], layout.ladder.buckets[-1]):
-        compiled = gpu_static.compile_traced(
-            functools.partial(
-                trace_forward, layout.graph, layout.targets, layout.pools, bucket, layout.options, layout.mesh
-            )
-        )
+    decode = [bucket for bucket in layout.ladder.buckets if bucket.decode_only][-1]
+    given = (layout.graph, layout.targets, layout.pools)
+    traces = (
+        functools.partial(trace_forward, *given, bucket, layout.options, layout.mesh)
+        for bucket in (decode, layout.ladder.buckets[-1])
+    )
+    return layout, map(gpu_static.compile_traced, traces)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("devices", [1, 2])
+def test_the_whole_step_of_a_model_keeps_its_pools_in_place(devices: int) -> None:
+    spec = dataclasses.replace(spec_of(PUBLISHED["Qwen3-0.6B"][0]), num_hidden_layers=2, cache_groups=())
+    layout, steps = whole_steps(spec, devices, implementation="mosaic_gpu")
+    for compiled in steps:
         memory, text = compiled.executable.memory_analysis(), compiled.executable.as_text()
         pool = layout.pools.kv[0].values
         assert memory is not None and memory.alias_size_in_bytes >= 2 * pool.size * 2 // devices

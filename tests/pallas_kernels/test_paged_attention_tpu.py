@@ -11,8 +11,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax._src.pallas.mosaic.interpret import interpret_pallas_call  # where the interpreter keeps the races it saw
-from jax.experimental.pallas import tpu as pltpu
 
 from pallas_kernels.kv_pool import KV_DTYPES, KVPool, encode, pack, pool_shape
 from pallas_kernels.logits import Logits
@@ -35,8 +33,8 @@ from pallas_kernels.paged_attention.tpu import mosaic_tpu as tpu
 from pallas_kernels.paged_attention.tpu.prefill.config import PrefillConfig
 from pallas_kernels.target import Target
 from pallas_kernels.tolerance import TOLERANCE
-from tests.fast_compile import FAST_COMPILE
 from tests.pallas_kernels.alone import alone_of
+from tests.pallas_kernels.tpu_interpreter import INTERPRET, without_races
 
 BY_NAME = {case.name: case for case in TINY_CASES}
 _TWO_PARTS_TWO_STEPS = PrefillConfig(tile_q=32, chunk_q=32, part_q=16, tile_kv=256, step_kv=128, stretch=2)
@@ -83,16 +81,12 @@ def _attend(case: Case, arguments: Arguments, items: int = 1, **decode: Any) -> 
         schedule = make_schedule(batch, **case.step, config=config, implementation="mosaic_tpu")
         assert isinstance(schedule, TpuSchedule)
         logits = Logits(**case.attention, sinks=sinks)
-        interpret = pltpu.InterpretParams(detect_races=True, uninitialized_memory="nan")
-        return tpu.paged_attention(q, k, v, pool, schedule, logits, interpret=interpret)
+        return tpu.paged_attention(q, k, v, pool, schedule, logits, interpret=INTERPRET)
 
     a = arguments
-    out, pool = jax.jit(step, compiler_options=FAST_COMPILE)(a.q, a.k, a.v, a.pool, a.batch, a.sinks)
+    out, pool = without_races(step, a.q, a.k, a.v, a.pool, a.batch, a.sinks)
     assert out.dtype == arguments.q.dtype
-    out = np.asarray(out).astype(np.float64)
-    assert interpret_pallas_call.races is not None
-    assert not interpret_pallas_call.races.races_found
-    return out, pool
+    return np.asarray(out).astype(np.float64), pool
 
 
 def _expected_pool(case: Case, a: Arguments, before: KVPool) -> tuple[np.ndarray, np.ndarray | None]:

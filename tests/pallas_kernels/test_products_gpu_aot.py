@@ -11,16 +11,13 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from ferrum_jax.config import EngineConfig
 from ferrum_jax.models.families.registry import quantised_spec, spec_of
-from ferrum_jax.models.sharding import make_mesh
-from ferrum_jax.runtime.layout import lay_out
-from ferrum_jax.runtime.step import trace_forward
 from pallas_kernels.grouped_matmul import ExpertStack, expert_mlp
 from pallas_kernels.quantized_matmul import QuantizedWeight, mosaic_gpu, quantized_matmul, refusals
 from pallas_kernels.quantized_matmul.gpu.config import ProductTiles
 from scripts import gpu_static
 from scripts.published import config_of
+from tests.pallas_kernels.test_paged_attention_gpu_aot import whole_steps
 
 pytestmark = pytest.mark.aot
 BFLOAT16 = jnp.dtype(jnp.bfloat16)
@@ -162,22 +159,8 @@ def _dots(text: str) -> set[str]:
 @pytest.mark.parametrize(("model", "form"), [("Qwen3-0.6B", "int4-g128"), ("Qwen3-30B-A3B", "mxfp4")])
 def test_the_whole_step_of_a_model_is_compiled_with_its_kernels(model: str, form: str, devices: int) -> None:
     spec = quantised_spec(spec_of(config_of(model) | {"num_hidden_layers": 2}), form)
-    config = EngineConfig(
-        max_num_seqs=64,
-        max_num_batched_tokens=512,
-        max_model_len=4096,
-        kv_memory_bytes=1 << 30,
-        product_implementation="mosaic_gpu",
-        mesh=f"tp={devices}",
-    )
-    layout = lay_out(spec, config, make_mesh(config.mesh_shape, gpu_static.h200s(devices)))
+    layout, steps = whole_steps(spec, devices, product_implementation="mosaic_gpu")
     assert layout.refused_products == {}
-    decode = [bucket for bucket in layout.ladder.buckets if bucket.decode_only][-1]
-    for bucket in (decode, layout.ladder.buckets[-1]):
-        compiled = gpu_static.compile_traced(
-            functools.partial(
-                trace_forward, layout.graph, layout.targets, layout.pools, bucket, layout.options, layout.mesh
-            )
-        )
+    for compiled in steps:
         assert compiled.executable.as_text().count("mosaic_gpu") > 10
         assert all(kernel.spill_bytes == 0 for kernel in compiled.kernels)

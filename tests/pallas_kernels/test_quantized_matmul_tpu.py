@@ -9,16 +9,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.experimental.pallas import tpu as pltpu
 
 from pallas_kernels.quantized_matmul import mosaic_tpu, oracle, quantized_matmul, refusals, xla
 from pallas_kernels.quantized_matmul.cases import TPU_CASES, Case, make_arguments
 from pallas_kernels.target import Target
 from pallas_kernels.tolerance import TOLERANCE
 from tests.fast_compile import FAST_COMPILE
+from tests.pallas_kernels.tpu_interpreter import INTERPRET
 
 V5E, V7X = Target.named("tpu:v5e"), Target.named("tpu:v7x")  # matrix units of 128 and 256, without and with E4M3
-_INTERPRET = pltpu.InterpretParams(detect_races=True, uninitialized_memory="nan")
 _MARKS = {"w4a16": (), "w8a8": (pytest.mark.slow,), "mxfp4": (pytest.mark.slow,)}  # the others take minutes together
 
 
@@ -30,7 +29,7 @@ def product(case: Case, target: Target) -> tuple[np.ndarray, np.ndarray]:
         mosaic_tpu.quantized_matmul,
         out_dtype=jnp.dtype(jnp.float32),
         activation_scales=None,
-        interpret=_INTERPRET,
+        interpret=INTERPRET,
     )
     got = jax.jit(run, compiler_options=FAST_COMPILE)(x, weight)
     return np.asarray(got, np.float64), oracle.quantized_matmul(np.asarray(x), weight)
@@ -61,7 +60,7 @@ def test_weights_are_decoded_by_turns_in_an_even_and_an_odd_number_of_steps(num_
 def test_an_int8_product_has_the_bits_of_xla() -> None:
     x, weight = make_arguments(next(case for case in TPU_CASES if case.name == "w8a8"))
     out = jnp.dtype(jnp.bfloat16)
-    got = mosaic_tpu.quantized_matmul(x, dataclasses.replace(weight, kernels=V5E), out, None, interpret=_INTERPRET)
+    got = mosaic_tpu.quantized_matmul(x, dataclasses.replace(weight, kernels=V5E), out, None, interpret=INTERPRET)
     np.testing.assert_array_equal(np.asarray(got), np.asarray(xla.quantized_matmul(x, weight, out, None)))
 
 

@@ -37,23 +37,19 @@ def chosen(cases, fast: set[str]) -> list:
     return [pytest.param(case, id=case.name, marks=() if case.name in fast else pytest.mark.slow) for case in cases]
 
 
-@pytest.mark.parametrize("case", chosen(delta.CASES, {"mixed", "decode_some", "channels_odd_tile"}))
-def test_every_case_of_gated_delta_equals_the_float64_oracle(case: delta.Case) -> None:
-    arguments = delta.make_arguments(case)
-    got = jax.jit(functools.partial(gated_delta, tile=case.tile), compiler_options=FAST_COMPILE)(*arguments)
-    assert (got[0].dtype, got[1].dtype) == (arguments[2].dtype, jnp.float32)
-    *arrays, rows = arguments
-    check(got, delta_oracle(*(np.asarray(a) for a in arrays), rows), rows, case.dtype)
-    assert not np.any(np.asarray(got[0], np.float32)[int(np.sum(rows.counts)) :]), "outputs of padding are 0"
+OPS = {delta.Case: (gated_delta, delta, delta_oracle), space.Case: (state_space, space, space_oracle)}
 
 
-@pytest.mark.parametrize("case", chosen(space.CASES, {"mixed"}))
-def test_every_case_of_state_space_equals_the_float64_oracle(case: space.Case) -> None:
-    arguments = space.make_arguments(case)
-    got = jax.jit(functools.partial(state_space, tile=case.tile), compiler_options=FAST_COMPILE)(*arguments)
+@pytest.mark.parametrize(
+    "case", [*chosen(delta.CASES, {"mixed", "decode_some", "channels_odd_tile"}), *chosen(space.CASES, {"mixed"})]
+)
+def test_every_case_of_a_recurrence_equals_the_float64_oracle(case: delta.Case | space.Case) -> None:
+    op, cases, oracle = OPS[type(case)]
+    arguments = cases.make_arguments(case)
+    got = jax.jit(functools.partial(op, tile=case.tile), compiler_options=FAST_COMPILE)(*arguments)
     assert (got[0].dtype, got[1].dtype) == (arguments[2].dtype, jnp.float32)
     *arrays, rows = arguments
-    check(got, space_oracle(*(np.asarray(a) for a in arrays), rows), rows, case.dtype)
+    check(got, oracle(*(np.asarray(a) for a in arrays), rows), rows, case.dtype)
     assert not np.any(np.asarray(got[0], np.float32)[int(np.sum(rows.counts)) :]), "outputs of padding are 0"
 
 

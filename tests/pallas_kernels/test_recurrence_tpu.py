@@ -9,8 +9,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax._src.pallas.mosaic.interpret import interpret_pallas_call  # where the interpreter keeps the races it saw
-from jax.experimental.pallas import tpu as pltpu
 
 from pallas_kernels import gated_delta as delta
 from pallas_kernels import state_space as space
@@ -22,7 +20,7 @@ from pallas_kernels.state_rows import RowTiles
 from pallas_kernels.state_space import cases as space_cases
 from pallas_kernels.state_space.oracle import state_space as space_oracle
 from pallas_kernels.tolerance import TOLERANCE
-from tests.fast_compile import FAST_COMPILE
+from tests.pallas_kernels.tpu_interpreter import INTERPRET, without_races
 
 OPS: dict[type, tuple[Any, Any, Any]] = {
     delta_cases.Case: (delta.ON_TPU, delta_cases, delta_oracle),
@@ -33,17 +31,14 @@ FAST = {"tpu_some", "tpu_halves"}
 
 def run(kernel: RowRecurrence, arguments: tuple[Any, ...], tile: int | None = None) -> tuple[np.ndarray, np.ndarray]:
     """(out, pool) by the interpreted kernel, which must see no race."""
-    interpret = pltpu.InterpretParams(detect_races=True, uninitialized_memory="nan")
-    kernel = dataclasses.replace(kernel, interpret=interpret)
+    kernel = dataclasses.replace(kernel, interpret=INTERPRET)
 
     def call(first: Any, second: Any, v: Any, *rest: Any) -> tuple[jax.Array, jax.Array]:
         *of_heads, pool, rows = rest
         return kernel((first, second), v, tuple(of_heads), pool, rows, tile=tile)
 
-    out, pool = jax.jit(call, compiler_options=FAST_COMPILE)(*arguments)
+    out, pool = without_races(call, *arguments)
     assert out.dtype == arguments[2].dtype and pool.dtype == jnp.float32
-    if interpret_pallas_call.races is not None:
-        assert not interpret_pallas_call.races.races_found
     return np.asarray(out).astype(np.float64), np.asarray(pool)
 
 

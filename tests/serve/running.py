@@ -21,6 +21,7 @@ import pytest
 
 from ferrum_jax.async_llm import AsyncLLM
 from ferrum_jax.config import EngineConfig
+from ferrum_jax.engine.engine import Engine
 from ferrum_jax.runtime.runner import Runner
 from ferrum_jax.serve.app.uvicorn_server import uvicorn_server
 from ferrum_jax.serve.http.settings import ServerSettings
@@ -138,13 +139,13 @@ class Running:
         while self.llm.thread.num_open or service.num_open or service.client.num_open or service.num_waiting:
             assert time.monotonic() < until, "something of a request is left"
             time.sleep(0.01)
-        if not self.llm.llm.model.is_encoder:
-            self.llm.thread.call(self._check).result()
+        self.llm.thread.call(self._check).result()
 
     def _check(self) -> None:
-        engine = self.llm.llm.engine
-        engine.scheduler.check_invariants()
-        assert not engine.has_unfinished and not engine.scheduler.metrics().live
+        engine = self.llm.llm.calls.engine
+        assert not engine.has_unfinished and not engine.counts()["live"]
+        if isinstance(engine, Engine):
+            engine.scheduler.check_invariants()
 
 
 def failing(monkeypatch: pytest.MonkeyPatch, times: int) -> None:
@@ -176,18 +177,15 @@ _open: list[Running] = []
 
 
 @contextlib.contextmanager
-def running(
-    settings: ServerSettings | None = None, *, send_buffer: int = 0, encoder: Any = None, inner: Any = None
-) -> Iterator[Running]:
-    """A server on a free port, over an engine with empty caches, or an encoder. inner: the LLM, None for a small one.
+def running(settings: ServerSettings | None = None, *, send_buffer: int = 0, inner: Any = None) -> Iterator[Running]:
+    """A server on a free port, over an engine with empty caches. inner: the LLM, None for a small one.
 
     send_buffer: bytes of it that Linux keeps.
     """
-    inner = encoder or inner or serving_llm()
+    inner = inner or serving_llm()
     for other in _open:  # of a fixture, over the same LLM: what still runs there would fail with its engine
         other.wait_until_idle()
-    if encoder is None:
-        inner.calls.drop()
+    inner.calls.drop()
     llm = AsyncLLM.over(inner)
     app = make_app(llm, settings or ServerSettings(names=("small",)))
     server = uvicorn_server(app)

@@ -27,7 +27,7 @@ def vectors(llm):
 @pytest.fixture(scope="module")
 def server(llm, vectors):
     vectors()
-    with running(ServerSettings(names=("small",)), encoder=llm) as found:
+    with running(ServerSettings(names=("small",)), inner=llm) as found:
         yield found
 
 

@@ -5,7 +5,6 @@ Nearly all of its time goes into compiling steps, so there are two of them: rows
 
 import dataclasses
 import functools
-import math
 import pathlib
 import tempfile
 from collections.abc import Callable, Iterator
@@ -14,7 +13,6 @@ from typing import Any
 import jax
 import numpy as np
 
-from ferrum_jax.engine.startup.build_engine import build_engine
 from ferrum_jax.inputs.sizes.mesh_shape import MeshShape
 from ferrum_jax.llm import LLM
 from ferrum_jax.models.sharding import local_bytes
@@ -25,7 +23,7 @@ from scripts.hlo_collectives import unexpected_collectives
 from tests.engine.test_goldens import golden_prompts
 from tests.forked import call
 from tests.sharding.meant import meant_collectives
-from tests.support import GOLDENS, SMALL, finish, run
+from tests.support import GOLDENS, SMALL, answers, fresh_engine, run
 
 
 def said_on(say: Callable[..., Any], name: str, *meshes: str) -> list[dict]:
@@ -55,21 +53,20 @@ def _say(family: str, mesh: str, saved: pathlib.Path) -> dict[str, object]:
     settled.make_ladder = _without_single_row
     config = dataclasses.replace(SMALL, mesh=mesh, max_num_seqs=2)
     llm = LLM(str(GOLDENS / family), config)
-    outputs = run(llm, [row[0] for row in ROWS], [row[1] for row in ROWS], fill=math.nan)
+    outputs = run(llm, [row[0] for row in ROWS], [row[1] for row in ROWS])
     entries = [e for o in outputs for e in (*o.outputs[0].logprobs, *(o.prompt_logprobs or ())) if e]
     if saved.exists():
         llm.load_prefix_cache(saved)
     (again,) = llm.generate([ROWS[0][0]], GREEDY, progress=False)
     if not saved.exists():
         llm.save_prefix_cache(saved)
-    pressed = build_engine(llm.loaded, dataclasses.replace(config, num_blocks=4), None, fill=math.nan)
-    ids = [pressed.add(prompt, GREEDY) for prompt in PRESSED]
-    late = finish(pressed)
+    pressed = fresh_engine(llm, num_blocks=4)
+    late = answers(pressed, [(prompt, GREEDY) for prompt in PRESSED])
     executables = llm.loaded.executables
     greedy = dataclasses.replace(GREEDY, max_tokens=64, logprobs=None)
     golden = run(llm, [prompt.tolist() for prompt in golden_prompts(family)[0]], greedy)
     return {
-        "tokens": [*(o.token_ids for o in outputs), again.token_ids, *(late[id].token_ids for id in ids)],
+        "tokens": [*(o.token_ids for o in outputs), again.token_ids, *(o.token_ids for o in late)],
         "logprobs": [sorted((token, e.logprob) for token, e in entry.items()) for entry in entries],
         "cached": [o.num_cached_tokens for o in outputs],
         "cached_from_disk": again.num_cached_tokens,

@@ -9,13 +9,12 @@ import re
 import pytest
 
 from ferrum_jax.core.request_options import RequestOptions
-from ferrum_jax.engine.startup.build_engine import build_engine
 from ferrum_jax.inputs.params.structured_outputs import StructuredOutputsParams
 from ferrum_jax.llm import LLM
 from ferrum_jax.sampling_params import SamplingParams
 from tests.distributed.folder import write_model, write_tokenizer
 from tests.sharding.same import said_on
-from tests.support import INVARIANT, finish, peek, run, step
+from tests.support import INVARIANT, answers, finish, fresh_engine, peek, run, step
 
 HOT = SamplingParams(temperature=1.5, max_tokens=40)
 WISHES = (
@@ -40,29 +39,28 @@ def rows() -> list[SamplingParams]:
 def say(model: str, mesh: str) -> dict[str, object]:
     """Tokens of each row together, alone, from a pool that is too small, and of those that go on elsewhere."""
     llm, params = LLM(model, dataclasses.replace(INVARIANT, mesh=mesh, max_num_seqs=2)), rows()
-    pressed = build_engine(llm.loaded, dataclasses.replace(llm.config, num_blocks=5), llm.tokenizer)
-    ids = [pressed.add(*request) for request in zip(PROMPTS, params, strict=True)]
-    late = finish(pressed)
+    pressed = fresh_engine(llm, num_blocks=5)
+    late = answers(pressed, zip(PROMPTS, params, strict=True))
     return {
         "together": [output.token_ids for output in run(llm, PROMPTS, params)],
         "alone": [run(llm, [prompt], one)[0].token_ids for prompt, one in zip(PROMPTS, params, strict=True)],
-        "preempted": [late[i].token_ids for i in ids],
+        "preempted": [output.token_ids for output in late],
         "resumed": _resumed(llm, params),
         "preemptions": pressed.scheduler.metrics().preemptions,
-        "texts": [late[i].text for i in ids],
-        "reasons": [late[i].finish_reason for i in ids],
+        "texts": [output.text for output in late],
+        "reasons": [output.finish_reason for output in late],
     }
 
 
 def _resumed(llm: LLM, params: list[SamplingParams]) -> list[tuple[int, ...]]:
     """Rows that are broken off together and go on in a fresh engine."""
-    engine = build_engine(llm.loaded, llm.config, llm.tokenizer)
+    engine = fresh_engine(llm)
     ids = [engine.add(*request) for request in zip(PROMPTS, params, strict=True)]
     ended = {}
     while (first := peek(engine, ids[0])) is not None and len(first.token_ids) < RESUMED_AFTER:
         ended |= {output.request_id: output for output in step(engine)}
     left = {i: peek(engine, i) for i in ids if i not in ended}
-    other = build_engine(llm.loaded, llm.config, llm.tokenizer)
+    other = fresh_engine(llm)
     again = {
         i: other.add(PROMPTS[ids.index(i)], params[ids.index(i)], RequestOptions(resume=output.outputs))
         for i, output in left.items()

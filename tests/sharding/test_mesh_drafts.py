@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 
 import numpy as np
 import pytest
 
 from ferrum_jax import SamplingParams
-from ferrum_jax.core.request_options import RequestOptions
-from ferrum_jax.engine.startup.build_engine import build_engine
 from ferrum_jax.llm import LLM
 from tests.sharding.same import said_on
 from tests.speculation.told import KINDS, drafted_engine
-from tests.support import GOLDENS, INVARIANT, finish
+from tests.support import GOLDENS, INVARIANT, answers, fresh_engine, requests_of
 
 MESHES = ("tp=1", "tp=2", "dp=2,tp=2")
 GREEDY = SamplingParams(max_tokens=24, temperature=0.0, ignore_eos=True, logprobs=2)
@@ -25,11 +22,7 @@ SIZES = {"plain": {}, "pressed": {"num_blocks": 6}, "tier": {"num_blocks": 6, "h
 
 
 def _told(engine) -> list:
-    params = [GREEDY, DRAWN] * 3
-    named = [RequestOptions(key=str(i)) for i in range(len(PROMPTS))]
-    ids = [engine.add(*request) for request in zip(PROMPTS, params, named, strict=True)]
-    outputs = finish(engine)
-    return [outputs[id] for id in ids]
+    return answers(engine, requests_of(PROMPTS, [GREEDY, DRAWN] * 3))
 
 
 def _bits(outputs) -> list:
@@ -43,11 +36,11 @@ def _bits(outputs) -> list:
 def say(family: str, mesh: str) -> dict[str, object]:
     """Bits without drafts, those with drafts of each kind in pools of several sizes, and what became of the drafts."""
     llm = LLM(str(GOLDENS / family), dataclasses.replace(INVARIANT, mesh=mesh, max_model_len=128))
-    plain = _told(build_engine(llm.loaded, llm.config, None, fill=math.nan))
+    plain = _told(fresh_engine(llm))
     bits, drafts, shards = {}, {}, set()
     for name, sizes in SIZES.items():
         for kind in KINDS:
-            engine = drafted_engine(llm, plain, kind, fill=math.nan, check_writes=True, max_num_seqs=3, **sizes)
+            engine = drafted_engine(llm, plain, kind, check_writes=True, max_num_seqs=3, **sizes)
             schedule = engine.scheduler.schedule
 
             def watched(schedule=schedule):

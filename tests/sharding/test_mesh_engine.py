@@ -34,6 +34,13 @@ CASES = [(name, row["mesh"]) for name, row in TABLE.items() if name not in FAMIL
 
 
 @pytest.mark.slow
+def test_data_shards_with_shared_experts_and_a_window_match_one_device():
+    one, many = run_on("mixtral_window", "tp=1", "dp=2,tp=2")
+    check("mixtral_window", "dp=2,tp=2", one, many)
+    assert many["weights_bytes"] < one["weights_bytes"] / 2
+
+
+@pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.parametrize(("golden", "mesh"), CASES)
 def test_tokens_and_hits_on_a_mesh_equal_one_device_and_logits_agree(golden, mesh):

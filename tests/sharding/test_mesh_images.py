@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 
 import pytest
 
-from ferrum_jax.engine.startup.build_engine import build_engine
 from ferrum_jax.llm import LLM
 from tests.engine.golden_media import FAMILIES, FOLDER, QWEN, asked, golden, run
 from tests.sharding.same import said_on
-from tests.support import GOLDENS
+from tests.support import GOLDENS, fresh_engine
 
 # Blocks that hold one prompt whole and not two, where they are not those of the family.
 _FEW_BLOCKS = {FOLDER: 8, "vision/glm4v": 8, "vision/gemma4_vision": 11}
@@ -27,13 +25,13 @@ def say(name: str, mesh: str) -> dict[str, object]:
         sizes = dataclasses.replace(sizes, max_image_tokens=128)
     config = dataclasses.replace(sizes, mesh=mesh, max_num_seqs=2)
     llm = LLM(str(GOLDENS / name), config)
-    engine = build_engine(llm.loaded, config, None, fill=math.nan)
+    engine = fresh_engine(llm)
     first = run(engine, *map(ask, range(3)))
     encoded = _encoded(engine)
     again = run(engine, *map(ask, range(3)))
     encoded_again = _encoded(engine) - encoded
     other = run(engine, ask(2, brighter=0.5, louder=0.5))
-    pressed = build_engine(llm.loaded, dataclasses.replace(config, num_blocks=few_blocks), None, fill=math.nan)
+    pressed = fresh_engine(llm, num_blocks=few_blocks)
     late = run(pressed, *(ask(prompt) for prompt in (2, 1, 0, 2, 1, 2)))
     return {
         "tokens": [list(output.token_ids) for output in first],

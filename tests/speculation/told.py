@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 
 from ferrum_jax.core.drafts.drafts import Draft
 from ferrum_jax.core.request import Request
-from ferrum_jax.core.request_options import RequestOptions
 from ferrum_jax.core.scheduler.drafting import Drafting, StepCosts
-from ferrum_jax.engine.startup.build_engine import build_engine
-from tests.support import finish
+from tests.support import answers, fresh_engine, requests_of, told
 
 KINDS = ("right", "wrong", "mixed")
 _ANY = {"method": "ngram", "num_speculative_tokens": 8}
@@ -44,13 +41,9 @@ class ToldDrafts:
     def learn(self, token_ids: Sequence[int], num_prompt_tokens: int, salt: bytes) -> None: ...
 
 
-def drafted_engine(llm, outputs, kind: str, *, adapters=None, fill: float = 0.0, **overrides):
-    """A fresh engine that computes drafts of known outputs wherever there is room.
-
-    adapters, fill: see `build_engine`.
-    """
-    config = dataclasses.replace(llm.config, speculative_config=_ANY, **overrides)
-    engine = build_engine(llm.loaded, config, llm.tokenizer, adapters=adapters, fill=fill)
+def drafted_engine(llm, outputs, kind: str, **overrides):
+    """A fresh engine that computes drafts of known outputs wherever there is room. overrides: see `fresh_engine`."""
+    engine = fresh_engine(llm, speculative_config=_ANY, **overrides)
     take_source(engine, llm, ToldDrafts(outputs, kind, llm.spec.vocab_size))
     return engine
 
@@ -59,25 +52,34 @@ def take_source(engine, llm, source, make=Drafting) -> None:
     """Gives a fresh engine drafts from a source, wherever there is room. make: of what decides on them."""
     sizes = [(bucket.num_tokens, 1.0) for bucket in llm.loaded.layout.ladder.buckets if not bucket.decode_only]
     own = engine.scheduler.drafting
-    told = make(
+    drafting = make(
         source,
         most=own._most,
         num_places=own._num_places,
         num_tokens=own._num_tokens,
         costs=[StepCosts(num_rows=1, bare=1.0, sizes=tuple(sizes))],
     )
-    told.allowed, told._typical = own.allowed, 0.9
-    engine.scheduler.drafting = told
+    drafting.allowed, drafting._typical = own.allowed, 0.9
+    engine.scheduler.drafting = drafting
     for shard in engine.scheduler._shards:
-        shard._drafting = told
+        shard._drafting = drafting
     engine._tell_costs = lambda: None  # a test's machine has other costs each time
 
 
 def run_drafted(llm, prompts, params, outputs, kind: str, **overrides):
     """Outputs of `drafted_engine`, in the order of the prompts, and its engine."""
     engine = drafted_engine(llm, outputs, kind, **overrides)
-    params = params if isinstance(params, list) else [params] * len(prompts)
-    named = [RequestOptions(key=str(i)) for i in range(len(prompts))]
-    ids = [engine.add(*request) for request in zip(prompts, params, named, strict=True)]
-    found = finish(engine)
-    return [found[i] for i in ids], engine
+    return answers(engine, requests_of(prompts, params)), engine
+
+
+def check_same(llm, requests, kinds=KINDS, *, adapters=None, **overrides):
+    """Outputs without drafts, which are those with drafts of each kind, and the engines that had these."""
+    plain = answers(fresh_engine(llm, adapters=adapters, **overrides), requests)
+    engines = {}
+    for kind in kinds:
+        engine = engines[kind] = drafted_engine(llm, plain, kind, adapters=adapters, **overrides)
+        assert told(answers(engine, requests)) == told(plain), kind
+        counts = engine.scheduler.drafting.counts
+        assert counts.drafted_tokens and bool(counts.accepted_tokens) == (kind != "wrong")
+        assert (counts.accepted_tokens < counts.drafted_tokens) == (kind != "right")
+    return plain, engines

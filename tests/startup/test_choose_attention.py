@@ -33,30 +33,15 @@ from ferrum_jax.models.families import registry
 from ferrum_jax.models.sharding import make_mesh
 from ferrum_jax.runtime.compile.verdicts import Verdict, VerdictKey, VerdictStore, entry_of, together
 from scripts.shapes import random_source
+from tests.models.tiny import TINY
 from tests.support import COMPILED, ROOT, is_running
 
 CONFIG = EngineConfig(
     max_num_seqs=2, max_num_batched_tokens=16, max_model_len=64, num_blocks=16, compilation_cache_dir=None
 )
 TPU = Chips(platform="tpu", ids=("1ae0:006f",))
-QWEN3 = {
-    "architectures": ["Qwen3ForCausalLM"],
-    "model_type": "qwen3",
-    "vocab_size": 64,
-    "hidden_size": 32,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "head_dim": 64,
-    "intermediate_size": 32,
-    "max_position_embeddings": 64,
-    "rms_norm_eps": 1e-6,
-    "rope_theta": 10000.0,
-    "hidden_act": "silu",
-    "attention_bias": False,
-    "tie_word_embeddings": True,
-    "torch_dtype": "float32",
-}
+QWEN3 = TINY | {"num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 64}
+QWEN3 |= {"max_position_embeddings": 64, "torch_dtype": "float32"}
 
 
 @functools.cache

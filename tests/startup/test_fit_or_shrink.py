@@ -1,4 +1,7 @@
-"""Starts that fail: pools that do not fit are made smaller, once; weights that fail end what compiles beside them."""
+"""Starts that fail: pools that do not fit are made smaller, once; weights that fail end what compiles beside them.
+
+What an opening settles where its config leaves it open: the mesh, before all that follows from it.
+"""
 
 from __future__ import annotations
 
@@ -11,15 +14,17 @@ import pytest
 
 from checkpoints import open_checkpoint
 from checkpoints.sentence import SentenceLayout
-from ferrum_jax import LLM, SamplingParams
+from ferrum_jax import SamplingParams
 from ferrum_jax.config import EngineConfig
-from ferrum_jax.engine.encoder import load_encoder
 from ferrum_jax.engine.startup import fit_or_shrink
 from ferrum_jax.engine.startup.build_engine import build_engine
 from ferrum_jax.engine.startup.fit_or_shrink import Start
+from ferrum_jax.engine.startup.load_encoder import load_encoder
 from ferrum_jax.engine.startup.model_source import ModelSource
 from ferrum_jax.inputs.sizes.mesh_shape import MeshShape
+from ferrum_jax.llm import LLM
 from ferrum_jax.models.sharding import make_mesh
+from ferrum_jax.planning.meshes.settle import MeshChoice
 from ferrum_jax.runtime import programs
 from ferrum_jax.runtime.compile import compile
 from ferrum_jax.runtime.compile.deferred import DeferredExecutable
@@ -205,3 +210,25 @@ def test_only_lengths_and_not_row_counts_are_part_of_the_identity():
     before = small_llm("qwen3").identity
     assert before == small_llm("qwen3", dataclasses.replace(SMALL, max_num_seqs=2)).identity
     assert before != small_llm("qwen3", dataclasses.replace(SMALL, max_model_len=128)).identity
+
+
+WHY = "mesh tp=1 is taken of 8 devices: the fastest"
+
+
+def test_an_llm_asks_once_for_its_mesh_and_all_that_it_says_of_itself_names_it(monkeypatch):
+    asked = []
+
+    def choose(subject, devices):
+        asked.append((subject.spec.architecture, subject.config.mesh, [device.id for device in devices]))
+        return MeshChoice(mesh="tp=1", why=WHY)
+
+    monkeypatch.setattr("ferrum_jax.engine.startup.chosen.choose_mesh", choose)
+    llm = LLM(str(GOLDENS / "qwen3"), dataclasses.replace(SMALL, devices=(0,)))
+    assert asked == [("Qwen3ForCausalLM", None, [0])]
+    assert llm.config.mesh == "tp=1" and llm.choices == (WHY,)
+    assert llm.identity.environment["mesh"] == "tp=1" and llm.loaded.layout.mesh.size == 1
+
+
+def test_the_cpu_takes_one_device_and_says_nothing():
+    llm = LLM(str(GOLDENS / "encoders" / "bert"), max_num_batched_tokens=128, max_model_len=16)
+    assert (llm.config.mesh, llm.choices) == ("tp=1", ()) and jax.default_backend() == "cpu"

@@ -79,8 +79,7 @@ def answers_of(section: str, root: Path, folder: Path) -> Answers:
         _put(found, "rows", by_rows(llm, job, folder / f"rows-{place}"))
         _put(found, "Ray", by_ray(llm, job, folder / f"ray-{place}"))
     settings = ServerSettings(names=("small",), batches=str(folder / "batches"))
-    inner, encoder = (None, llm) if llm.model.is_encoder else (llm, None)
-    with running(settings, inner=inner, encoder=encoder) as server:
+    with running(settings, inner=llm) as server:
         for body, one in asked.items():
             found[body]["AsyncLLM"] = by_async_llm(server.llm, one)
             found[body]["HTTP"] = by_http(server, one)

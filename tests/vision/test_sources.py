@@ -288,17 +288,26 @@ NAMES = {
 }
 
 
+@contextlib.contextmanager
+def serving(seen, context=None):
+    """The port of a server, until the test ends. context: of TLS."""
+    found = http.server.ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"seen": seen}))
+    found.daemon_threads = True
+    if context is not None:
+        found.socket, found.handle_error = context.wrap_socket(found.socket, server_side=True), lambda *_: None
+    threading.Thread(target=found.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+    yield found.server_port
+    found.shutdown()
+    found.server_close()
+
+
 @pytest.fixture
 def server(monkeypatch):
     """Its port, what it saw and which names were resolved. It is on this machine and stands for one of the world.
 
     127.0.0.1 is public to these tests, and nothing else that is private.
     """
-    handler = type("Handler", (_Handler,), {"seen": []})
-    found = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    found.daemon_threads = True
-    threading.Thread(target=found.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
-    resolved: list[str] = []
+    seen, resolved = [], []
 
     def resolve(host, port, *_, **__):
         resolved.append(host)
@@ -313,9 +322,8 @@ def server(monkeypatch):
     monkeypatch.setattr(
         fetching.socket, "create_connection", lambda to, **given: connect(("127.0.0.1", to[1]), **given)
     )
-    yield found.server_port, handler.seen, resolved
-    found.shutdown()
-    found.server_close()
+    with serving(seen) as port:
+        yield port, seen, resolved
 
 
 def sources(port, **given):
@@ -471,24 +479,17 @@ def test_a_resolver_that_does_not_answer_is_not_waited_for(monkeypatch):
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificate")
 def test_https_asks_for_the_certificate_of_the_name_though_it_connects_to_an_address(server, tmp_path, monkeypatch):
     """TLS of the same server: a certificate of its name is taken, and that of another is not."""
-    port, seen, _ = server
+    _, seen, _ = server
     key, certificate = tmp_path / "key.pem", tmp_path / "cert.pem"
     command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes"]
     command += ["-days", "9", "-subj", "/CN=pictures.test", "-addext", "subjectAltName=DNS:pictures.test"]
     subprocess.run([*command, "-keyout", key, "-out", certificate], check=True, capture_output=True)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate, key)
-    handler = type("Handler", (_Handler,), {"seen": seen})
-    found = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    found.socket = context.wrap_socket(found.socket, server_side=True)
-    found.handle_error = lambda *_: None
-    threading.Thread(target=found.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
-    port = found.server_port
     trusting = ssl.create_default_context(cafile=str(certificate))
     monkeypatch.setattr(fetching.ssl, "create_default_context", lambda: trusting)
-    np.testing.assert_array_equal(sources(port).read(f"https://pictures.test:{port}/a.png"), PIXELS)
-    assert seen == [(f"pictures.test:{port}", "/a.png")]
-    with pytest.raises(ValueError, match=r"the image of other.test:\d+ cannot be fetched"):
-        sources(port, hosts=("*",)).read(f"https://other.test:{port}/a.png")
-    found.shutdown()
-    found.server_close()
+    with serving(seen, context) as port:
+        np.testing.assert_array_equal(sources(port).read(f"https://pictures.test:{port}/a.png"), PIXELS)
+        assert seen == [(f"pictures.test:{port}", "/a.png")]
+        with pytest.raises(ValueError, match=r"the image of other.test:\d+ cannot be fetched"):
+            sources(port, hosts=("*",)).read(f"https://other.test:{port}/a.png")

@@ -20,7 +20,7 @@ from ferrum_jax.inputs.params.transcription_params import TranscriptionParams
 from ferrum_jax.inputs.prompt import EncodableImage, MediaSpan
 from ferrum_jax.io.ints import round_up
 from ferrum_jax.llm import LLM
-from ferrum_jax.models.families.encoder_spec import EncoderSpec
+from ferrum_jax.models.families.registry import AnySpec
 from ferrum_jax.models.spec import ModelSpec, SoundSpec, VisionSpec
 from ferrum_jax.sampling_params import SamplingParams
 from ferrum_jax.tasks.task import EngineRequest
@@ -45,9 +45,9 @@ class MadeMedium:
     seconds: float
 
 
-def with_room(config: EngineConfig, spec: ModelSpec | EncoderSpec) -> EngineConfig:
+def with_room(config: EngineConfig, spec: AnySpec) -> EngineConfig:
     """The config with room for the media of a model that sees or hears; unchanged for another."""
-    if isinstance(spec, EncoderSpec) or not spec.towers:
+    if not isinstance(spec, ModelSpec) or not spec.towers:
         return config
     media = [medium for tower in spec.towers for medium in _media(tower, spec)]
     tokens, patches = max(each.num_tokens for each in media), max(len(each.patches) for each in media)

@@ -22,10 +22,11 @@ from ferrum_jax.text.prompts import PromptEncoder
 class CachedPrefixes:
     """The cached prefixes of one engine; `LLM` says what its methods do.
 
-    spec, fingerprint, invariant: what a saved prefix belongs to; see `PrefixCache`.
+    engine: the one of this moment. spec, fingerprint, invariant: what a saved prefix belongs to; see `PrefixCache`.
     """
 
     calls: SharedEngine
+    engine: Callable[[], Engine]
     prompts: PromptEncoder
     copies: BlockCopies
     spec: ModelSpec
@@ -34,7 +35,7 @@ class CachedPrefixes:
 
     @property
     def _engine(self) -> Engine:
-        return self.calls.engine
+        return self.engine()
 
     def compute(self, prompt: Prompt, generate: Callable[[Prompt], object], *, pin: bool) -> int:
         """The tokens of the prompt's full blocks, which are cached then. generate: computes a prompt."""

@@ -17,7 +17,6 @@ from ferrum_jax.engine.startup.choose_products import ProductChoice, choose_prod
 from ferrum_jax.engine.startup.load_request import LoadRequest
 from ferrum_jax.io.paths import require_folder_of
 from ferrum_jax.models.families import registry
-from ferrum_jax.models.families.encoder_spec import EncoderSpec
 from ferrum_jax.models.sharding import make_mesh
 from ferrum_jax.models.spec import ModelSpec
 from ferrum_jax.planning.meshes.on_paper import Subject
@@ -48,17 +47,17 @@ class Chosen:
 
 
 def choose(order: LoadRequest, max_seq_length: int | None) -> Chosen:
-    """All that is chosen for an order. max_seq_length: of an encoder's checkpoint.
+    """All that is chosen for an order. max_seq_length: that the checkpoint's texts may have.
 
     Raises ValueError for what cannot run here.
     """
     spec, config = order.source.spec, order.config
     attention, products = AttentionChoice(implementation=None), ProductChoice(implementation="xla")
-    before = None if isinstance(spec, EncoderSpec) else _choose_before(order, spec)
+    before = _choose_before(order, spec) if isinstance(spec, ModelSpec) else None
     devices = config.among(jax.devices())
     taken = choose_mesh(Subject(spec=spec, config=config, max_seq_length=max_seq_length), devices)
     taken = MeshChoice(**told(dataclasses.asdict(taken)))
-    if isinstance(spec, EncoderSpec):
+    if order.source.reads_whole:
         refuse_several_processes(spec.architecture)
     config = dataclasses.replace(config, mesh=taken.mesh)
     mesh = make_mesh(config.mesh_shape, devices)

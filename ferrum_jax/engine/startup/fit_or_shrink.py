@@ -101,7 +101,7 @@ class Start:
             ) from short
 
     def _fit(self, reach: Reach | None, room: Room | None = None) -> Layout:
-        assert isinstance(self.model.spec, ModelSpec), "encoders have no pools"
+        assert isinstance(self.model.spec, ModelSpec), "only models that generate have pools"
         temporaries_of = functools.partial(temporaries_bytes, executable_cache=self.executable_cache)
         return fit(self.model.spec, self.config, self.mesh, reach, room, temporaries_of=temporaries_of)
 

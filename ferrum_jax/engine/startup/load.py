@@ -36,19 +36,30 @@ from ferrum_jax.tasks.texts import Texts
 
 
 class Ready(Protocol):
-    """A model that is ready: one that generates (`Loaded`) or one that encodes (`Encoder`). Who asks need not know."""
+    """A model that is ready: weights and executables, from which engines are made. Who asks need not know its kind."""
 
     @property
     def layout(self) -> ModelLayout: ...
 
     @property
+    def weights(self) -> tuple[jax.Array, ...]: ...
+
+    @property
     def fingerprint(self) -> Fingerprint: ...
+
+    @property
+    def cache_fingerprint(self) -> bytes: ...
 
     @property
     def weights_version(self) -> int: ...
 
     @property
     def max_text_tokens(self) -> int: ...
+
+    @property
+    def max_requests(self) -> int:
+        """How many requests are taken from a source at once, so that a million of them do not fill memory."""
+        ...
 
     def scorer(self, texts: Texts) -> Scorer | None: ...
 
@@ -95,6 +106,11 @@ class Loaded:
         """Tokens of the longest text that can become a vector: the one that a step draws after it is never computed."""
         return self.layout.max_model_len
 
+    @property
+    def max_requests(self) -> int:
+        """Two for each row of all shards."""
+        return 2 * self.layout.max_num_seqs * self.layout.num_shards
+
     def scorer(self, texts: Texts) -> Scorer | None:
         """How pairs become scores, by logits of the tokens that the config or the checkpoint names; None without any.
 
@@ -104,7 +120,7 @@ class Loaded:
         asked = texts.sentence.logit_score if tokens is None else score_of_tokens(tokens, tokenizer)
         if asked is None:
             return None
-        if texts.headless or max(ids_of(asked)) >= texts.vocab_size:
+        if texts.vectors_only or max(ids_of(asked)) >= texts.vocab_size:
             raise ValueError(
                 f"pairs are scored by logits of the tokens {ids_of(asked)}, which this model does not have"
             )

@@ -15,7 +15,6 @@ from checkpoints import Checkpoint, Expansion
 from checkpoints.memory import take
 from ferrum_jax.models.families import registry
 from ferrum_jax.models.families.config_reader import ConfigReader
-from ferrum_jax.models.families.encoder_spec import EncoderSpec
 from ferrum_jax.models.spec import ModelSpec
 from ferrum_jax.runtime.encoder_runtime import POOLINGS
 from ferrum_jax.tasks.classifier import HEAD, Classifier, head_of
@@ -31,7 +30,7 @@ class ModelSource:
     end_ids: tokens that end a text beside those that the spec names. generation: what generation_config.json says.
     """
 
-    spec: ModelSpec | EncoderSpec
+    spec: registry.AnySpec
     read: Callable[..., dict[str, jax.Array]]
     folder: Path | None = None
     headless: bool = False
@@ -66,7 +65,7 @@ class ModelSource:
             read=read,
             folder=checkpoint.path,
             end_ids=frozenset() if spec is None else _end_ids(checkpoint.generation_config, spec),
-            generation=checkpoint.generation_config,
+            generation={} if encodes else checkpoint.generation_config,
         )
 
     @property
@@ -77,9 +76,18 @@ class ModelSource:
         return () if self.spec.labels else POOLINGS
 
     @property
-    def has_dense_layers(self) -> bool:
-        """Whether layers behind the pooling are applied to its vectors."""
-        return isinstance(self.spec, EncoderSpec)
+    def reads_whole(self) -> bool:
+        """Whether each text runs whole, in one step, and becomes a vector: of an encoder."""
+        return not isinstance(self.spec, ModelSpec)
+
+    @property
+    def vectors_only(self) -> str:
+        """Why it generates nothing; "" of a model that generates."""
+        if self.reads_whole:
+            return "is an encoder"
+        if self.headless:
+            return "has no head here (tie_word_embeddings is false in config.json, and there is no lm_head.weight)"
+        return ""
 
     @property
     def hears_beside(self) -> bool:
@@ -105,7 +113,7 @@ class ModelSource:
     def of_model(cls, model: nnx.Module) -> ModelSource:
         """Raises ValueError for a module that is none of our models."""
         spec = getattr(model, "spec", None)
-        if not isinstance(spec, ModelSpec | EncoderSpec):
+        if not isinstance(spec, registry.AnySpec):
             raise ValueError(f"the model is a {type(model).__name__}; it must be one of ferrum_jax.models.families")
         arrays = registry.parameters_of(model)
 

@@ -15,7 +15,6 @@ from checkpoints import open_checkpoint
 from checkpoints.memory import Copies, copies_of, copies_of_tensors, is_own
 from ferrum_jax.engine.startup.model_source import ModelSource
 from ferrum_jax.models.families import registry
-from ferrum_jax.models.families.encoder_spec import EncoderSpec
 from ferrum_jax.models.spec import ModelSpec
 from ferrum_jax.runtime.layout import ModelLayout
 
@@ -26,7 +25,7 @@ def copies_for(
     layout: ModelLayout,
     state: NewWeights,
     *,
-    spec: ModelSpec | EncoderSpec,
+    spec: registry.AnySpec,
     names: Mapping[str, str] | None,
     partial: bool,
     cast: bool,
@@ -51,7 +50,7 @@ def copies_for(
     return copies_of_tensors(arrays, targets, expansions, rules=rules, harmless=harmless, partial=partial)
 
 
-def _of_folder(layout: ModelLayout, folder: str, spec: ModelSpec | EncoderSpec) -> Copies:
+def _of_folder(layout: ModelLayout, folder: str, spec: registry.AnySpec) -> Copies:
     checkpoint = open_checkpoint(folder)
     source = ModelSource.of_checkpoint(checkpoint, mtp=isinstance(spec, ModelSpec) and spec.num_mtp_layers > 0)
     if source.spec != spec:

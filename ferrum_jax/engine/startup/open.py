@@ -12,7 +12,7 @@ import dataclasses
 import json
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Self
 
 import jax
@@ -22,11 +22,12 @@ from checkpoints.fingerprints import Fingerprint
 from checkpoints.hub import Show, commit_of
 from checkpoints.sentence import SentenceLayout, read_sentence_layout
 from ferrum_jax.config import EngineConfig
-from ferrum_jax.engine.encoder import load_encoder
-from ferrum_jax.engine.engine import Engine
+from ferrum_jax.engine.core import EngineCore
+from ferrum_jax.engine.startup.build_engine import build_engine
 from ferrum_jax.engine.startup.chosen import Chosen, choose
 from ferrum_jax.engine.startup.fit_or_shrink import Start
 from ferrum_jax.engine.startup.load import Ready
+from ferrum_jax.engine.startup.load_encoder import build_encoder_engine, load_encoder
 from ferrum_jax.engine.startup.load_request import LoadRequest
 from ferrum_jax.engine.startup.model_source import ModelSource
 from ferrum_jax.inputs.audio.prompt_sounds import PromptSounds
@@ -63,7 +64,7 @@ from ferrum_jax.text.tokenizer import Tokenizer, require_tokenizer
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Opened:
-    """What an open LLM has beside its engine.
+    """What an open LLM has beside its engine. build: a fresh engine, from the arguments of `build_engine`.
 
     config: with nothing left open that was chosen. identity: of it all. num_compiles: of the opening; `counter` goes on
     counting. choices: sentences of what else was chosen where the config leaves it open and there was a choice.
@@ -72,6 +73,7 @@ class Opened:
     config: EngineConfig
     chosen: Chosen
     model: Ready
+    build: Callable[..., EngineCore]
     identity: ModelIdentity
     texts: Texts
     embedder: Embedder
@@ -124,8 +126,8 @@ class Opening(LoadRequest):
         source = source if config.max_image_tokens else source.for_text()
         return cls(source=source, config=config, bundle=opened, require_bundle=require_bundle, **others)
 
-    def run(self) -> tuple[Opened, Engine | None]:
-        """With the first engine, of a model that generates. Raises ValueError for what cannot run here."""
+    def run(self) -> tuple[Opened, EngineCore]:
+        """With the first engine. Raises ValueError for what cannot run here."""
         started, counter = time.perf_counter(), CompileCounter()
         texts = self.texts()
         forms = forms_of(texts.prompts, self.config)  # refuses names that mean nothing
@@ -134,37 +136,13 @@ class Opening(LoadRequest):
         def check(layout: ModelLayout, fingerprint: Fingerprint | None) -> None:
             self.on_identity(self._identity(texts, chosen.config, layout, fingerprint))
 
-        engine = None
-        if isinstance(self.source.spec, EncoderSpec):
-            model = load_encoder(
-                self.source.spec,
-                self.source.read,
-                chosen.config,
-                chosen.mesh,
-                texts.sentence,
-                chosen.executable_cache,
-                self.on_progress,
-                check,
-                folder=self.source.folder,
-            )
-        else:
-            start = Start(
-                model=self.ended(texts),
-                config=chosen.config,
-                mesh=chosen.mesh,
-                executable_cache=chosen.executable_cache,
-                tokenizer=texts.prompts.tokenizer,
-                forms=forms,
-                on_progress=self.on_progress,
-                store=chosen.store if chosen.bundled is None else None,
-                check=check,
-            )
-            model, engine = start.run(self.requests(texts))
+        model, engine, build = self._load(texts, forms, chosen, check)
         layout = model.layout
         opened = Opened(
             config=dataclasses.replace(self.config, mesh=chosen.config.mesh, max_num_seqs=layout.max_num_seqs),
             chosen=chosen,
             model=model,
+            build=build,
             identity=self._identity(texts, chosen.config, layout, model.fingerprint),
             texts=texts,
             embedder=texts.embedder(self.longest_text(texts, model.max_text_tokens)),
@@ -177,6 +155,40 @@ class Opening(LoadRequest):
         )
         return opened, engine
 
+    def _load(
+        self,
+        texts: Texts,
+        forms: MessageForms,
+        chosen: Chosen,
+        check: Callable[[ModelLayout, Fingerprint | None], None],
+    ) -> tuple[Ready, EngineCore, Callable[..., EngineCore]]:
+        """The model, its first engine, and what makes the next ones. Which kind of engine it has is chosen here."""
+        if isinstance(self.source.spec, EncoderSpec):
+            loaded = load_encoder(
+                self.source.spec,
+                self.source.read,
+                chosen.config,
+                chosen.mesh,
+                texts.sentence,
+                chosen.executable_cache,
+                self.on_progress,
+                check,
+                folder=self.source.folder,
+            )
+            return loaded, build_encoder_engine(loaded), build_encoder_engine
+        start = Start(
+            model=self.ended(texts),
+            config=chosen.config,
+            mesh=chosen.mesh,
+            executable_cache=chosen.executable_cache,
+            tokenizer=texts.prompts.tokenizer,
+            forms=forms,
+            on_progress=self.on_progress,
+            store=chosen.store if chosen.bundled is None else None,
+            check=check,
+        )
+        return *start.run(self.requests(texts)), build_engine
+
     def texts(self) -> Texts:
         """How texts get to the model. Raises ValueError for files that say what it cannot do."""
         source, own = self.source, self.tokenizer
@@ -185,7 +197,7 @@ class Opening(LoadRequest):
             tokenizer = require_tokenizer(Tokenizer.load(own), own)
         where = own or source.folder
         sentence = SentenceLayout() if source.folder is None else read_sentence_layout(source.folder)
-        if sentence.dense and not source.has_dense_layers:
+        if sentence.dense and not source.reads_whole:
             raise ValueError(
                 f"{source.spec.architecture} has Dense layers behind its pooling, which only encoders are served with"
             )
@@ -203,7 +215,7 @@ class Opening(LoadRequest):
             poolings=source.poolings,
             vocab_size=source.spec.vocab_size,
             score_tokens=self.config.score_tokens,
-            headless=source.headless,
+            vectors_only=source.vectors_only,
             transcriber=self._transcriber(prompts),
             classifier=source.classifier,
             generation=self._generation(),
@@ -212,7 +224,7 @@ class Opening(LoadRequest):
     def _generation(self) -> dict[str, Any]:
         """How requests are sampled that say nothing of it. Raises ValueError for a file that says what cannot be."""
         given = self.source.generation
-        if self.config.generation_config == "none" or isinstance(self.source.spec, EncoderSpec):
+        if self.config.generation_config == "none":
             return {}
         found = {name: given[name] for name in GENERATION if given.get(name) is not None}
         try:
@@ -225,7 +237,7 @@ class Opening(LoadRequest):
         """The model, whose texts the tokenizer's end token ends too: chat fine-tunes may name theirs there alone."""
         source, tokenizer = self.source, texts.prompts.tokenizer
         end = None if tokenizer is None else tokenizer.eos_id
-        if end is None or isinstance(source.spec, EncoderSpec) or end >= source.spec.vocab_size:
+        if end is None or not isinstance(source.spec, ModelSpec) or end >= source.spec.vocab_size:
             return source
         return dataclasses.replace(source, end_ids=source.end_ids | {end} - {*source.spec.eos_token_ids})
 
@@ -244,7 +256,7 @@ class Opening(LoadRequest):
 
     def on_paper(self, reach: Reach | None) -> Layout:
         """The layout of a model that generates on the devices that are here, which are left as they are."""
-        assert isinstance(self.source.spec, ModelSpec), "an encoder has no pools to plan"
+        assert isinstance(self.source.spec, ModelSpec), "only models that generate have pools to plan"
         subject = Subject(spec=self.source.spec, config=self.config)
         devices = self.config.among(jax.devices())
         config = subject.with_mesh(choose_mesh(subject, devices).mesh).config

@@ -1,7 +1,6 @@
-"""OpenModel: a model that is open, and the engine of one that generates. `LLM` is its Python API.
+"""OpenModel: a model that is open, and its engine. `LLM` is its Python API.
 
-It alone knows whether the model runs, sleeps or has other weights than it was opened with. An encoder has no engine:
-it makes vectors and scores.
+It alone knows whether the model runs, sleeps or has other weights than it was opened with.
 """
 
 from __future__ import annotations
@@ -9,19 +8,14 @@ from __future__ import annotations
 import dataclasses
 import math
 import weakref
-from collections.abc import Callable, Collection, Generator, Hashable, Iterable, Iterator, Mapping
-from functools import partial
+from collections.abc import Callable, Collection, Generator, Hashable, Iterable, Mapping
 from typing import Any, TypeVar
 
-import numpy as np
-
-from ferrum_jax.core.outputs import RequestOutput
 from ferrum_jax.engine.adapters import LoadedAdapters
-from ferrum_jax.engine.encoder import Encoder
+from ferrum_jax.engine.core import EngineCore
 from ferrum_jax.engine.engine import Engine
 from ferrum_jax.engine.prefixes.cached_prefixes import CachedPrefixes
 from ferrum_jax.engine.shared import WHAT_BECOMES, SharedEngine
-from ferrum_jax.engine.startup.build_engine import build_engine
 from ferrum_jax.engine.startup.load import Loaded, adapter_reader
 from ferrum_jax.engine.startup.new_weights import NewWeights, copies_for
 from ferrum_jax.engine.startup.open import Opening
@@ -32,17 +26,13 @@ from ferrum_jax.io.error_text import quoted
 from ferrum_jax.runtime.distributed.processes import current, refuse_several_processes
 from ferrum_jax.runtime.layout import Layout
 from ferrum_jax.sampling_params import SamplingParams
-from ferrum_jax.tasks.task import Answer, EngineRequest, MakeTask, RunningRequest, RunningTasks
+from ferrum_jax.tasks.task import Answer, MakeTask
 from ferrum_jax.tasks.task_maker import TaskMaker
 from ferrum_jax.tasks.transcription.transcriber import Transcriber, require_transcriber
 from ferrum_jax.text.output_processor.choice_text import TokenTexts
 from ferrum_jax.text.output_processor.collect import Collector
 
 Key = TypeVar("Key", bound=Hashable)
-
-
-# as_completed holds at most this many requests for each row of all shards, so a million requests do not fill memory
-MOST_WAITING = 2
 
 
 class OpenModel:
@@ -59,16 +49,15 @@ class OpenModel:
         self.spec, self.config, self.embedder = opening.source.spec, self.opened.config, self.opened.embedder
         self.prompts, layout = self.opened.texts.prompts, self.opened.model.layout
         self.ledger, self.max_model_len = layout.ledger, layout.max_model_len
-        self.is_encoder = engine is None
-        self.generates = not (self.is_encoder or self.opened.texts.headless)
+        self.generates = not self.opened.texts.vectors_only
         layout = layout if isinstance(layout, Layout) else None
         self.adapters = LoadedAdapters(layout and layout.adapters, adapter_reader(layout))
         self.refused_products = {} if layout is None else layout.refused_products
-        host = None if engine is None else engine.runner.host
+        host = engine.runner.host if isinstance(engine, Engine) else None
         self.host_memory_kind = None if host is None else host.kind
-        self._calls = None if engine is None else self._shared(engine)
+        self.calls = self._shared(engine)
 
-    def _shared(self, engine: Engine) -> SharedEngine:
+    def _shared(self, engine: EngineCore) -> SharedEngine:
         if self.config.max_adapters:
             engine.close()
             engine = self.make_engine()  # one that knows the adapters of this model
@@ -81,30 +70,31 @@ class OpenModel:
             on_recompile=self.config.on_recompile,
         )
 
-    def make_engine(self) -> Engine:
+    def make_engine(self) -> EngineCore:
         """A fresh one, with empty caches."""
         processes = current()
         if processes is not None:
             processes.renew()
-        tokenizer, forms = self.prompts.tokenizer, self.opened.forms
-        return build_engine(self.loaded, self.config, tokenizer, forms=forms, adapters=self.adapters)
+        opened, tokenizer = self.opened, self.prompts.tokenizer
+        return opened.build(opened.model, self.config, tokenizer, forms=opened.forms, adapters=self.adapters)
 
     # -- what it is ----------------------------------------------------------------------------------
 
     @property
     def loaded(self) -> Loaded:
-        """Weights and executables of a model that generates. Raises ValueError for an encoder."""
+        """Weights and executables behind an `Engine`. Raises ValueError for an encoder."""
         model = self.opened.model
         if not isinstance(model, Loaded):
             raise ValueError(self.tasks.refusal)
         return model
 
     @property
-    def calls(self) -> SharedEngine:
-        """The engine with the calls that share it. Raises ValueError for an encoder, which has none."""
-        if self._calls is None:
+    def engine(self) -> Engine:
+        """The engine with its scheduler and caches. Raises ValueError for an encoder, which has neither."""
+        engine = self.calls.engine
+        if not isinstance(engine, Engine):
             raise ValueError(self.tasks.refusal)
-        return self._calls
+        return engine
 
     @property
     def transcriber(self) -> Transcriber:
@@ -116,11 +106,11 @@ class OpenModel:
         if isinstance(texts, str) or not isinstance(texts, Iterable):
             raise ValueError(f"texts is {quoted(texts)}; give a list of texts, such as [text]")
         asked, tokenizer = self.config.speculative_config, self.prompts.tokenizer
-        if asked is not None and asked.method == "suffix" and tokenizer is not None and self._calls is not None:
+        if asked is not None and asked.method == "suffix" and tokenizer is not None:
             for text in texts:
                 if not isinstance(text, str):
                     raise ValueError(f"texts holds {quoted(text)}, which is no text; give strings")
-                self._calls.learn(tokenizer.encode(text, add_special_tokens=False), cache_salt)
+                self.calls.learn(tokenizer.encode(text, add_special_tokens=False), cache_salt)
 
     @property
     def identity(self) -> ModelIdentity:
@@ -141,6 +131,7 @@ class OpenModel:
         loaded = self.loaded
         return CachedPrefixes(
             calls=self.calls,
+            engine=lambda: self.engine,
             prompts=self.prompts,
             copies=loaded.copies,
             spec=loaded.layout.options.spec,
@@ -150,37 +141,28 @@ class OpenModel:
 
     def stats(self) -> dict[str, Any]:
         """See `LLM.stats`."""
-        opened, bundled = self.opened, self.opened.chosen.bundled
+        opened, bundled, engine = self.opened, self.opened.chosen.bundled, self.calls.engine
         return {
-            **self._counts(),
+            **snapshot(engine.runner, self.ledger),
+            **engine.counts(),
             "host_memory_kind": self.host_memory_kind,
             "bundle_hits": 0 if bundled is None else bundled.hits,
             "bundle_misses": 0 if bundled is None else bundled.misses,
             "compiles_before_ready": opened.num_compiles,
-            "compiles_after_ready": 0 if self._calls is None else self._calls.num_compiles,
+            "compiles_after_ready": self.calls.num_compiles,
             "startup_s": opened.startup_s,
         }
 
     def progress(self) -> dict[str, tuple[float, float, float]]:
         """See `LLM.progress`."""
-        return {} if self._calls is None else self._calls.engine.progress()
-
-    def _counts(self) -> dict[str, Any]:
-        if self._calls is None:
-            assert isinstance(self.opened.model, Encoder), "it has an engine else"
-            return snapshot(self.opened.model.runner, self.ledger, None)
-        engine = self._calls.engine
-        return {
-            **snapshot(engine.runner, self.ledger, engine.scheduler.metrics()),
-            **engine.counts(),
-        }
+        return self.calls.engine.progress()
 
     # -- other weights, and sleep --------------------------------------------------------------------
 
     @property
     def asleep(self) -> tuple[str, ...]:
         """What is not on the devices, weights or KV."""
-        return () if self._calls is None else self._calls.asleep
+        return self.calls.asleep
 
     def update_weights(
         self, state: NewWeights, *, requests: str | None, partial: bool, names: Mapping[str, str] | None, cast: bool
@@ -189,23 +171,20 @@ class OpenModel:
         refuse_several_processes("update_weights")
         if requests not in (None, *WHAT_BECOMES):
             raise ValueError(f"requests is {requests!r}; it must be one of {WHAT_BECOMES}")
-        calls, model = self._calls, self.opened.model
-        if requests is None and calls is not None and calls.busy:
+        calls, model = self.calls, self.opened.model
+        if requests is None and calls.busy:
             raise ValueError(
                 f"requests are running; let them end, or say what becomes of them: requests={WHAT_BECOMES}"
             )
         if partial and "weights" in self.asleep:
             raise ValueError("the weights sleep, so there is nothing to keep; wake_up() first, or update all of them")
         copies = copies_for(model.layout, state, spec=self.spec, names=names, partial=partial, cast=cast)
-        if calls is None:
-            self.opened = self.opened.with_new_weights(model.with_weights(copies))
-        else:
-            calls.quiet(requests or "keep")
-            self.opened = self.opened.with_new_weights(calls.whole(lambda: model.with_weights(copies)))
-            loaded = self.loaded
-            calls.renew(loaded.weights, loaded.cache_fingerprint, loaded.weights_version)
-            calls.wake_up({"weights"})
-        return self.opened.model.weights_version
+        calls.quiet(requests or "keep")
+        self.opened = self.opened.with_new_weights(calls.whole(lambda: model.with_weights(copies)))
+        model = self.opened.model
+        calls.renew(model.weights, model.cache_fingerprint, model.weights_version)
+        calls.wake_up({"weights"})
+        return model.weights_version
 
     def weights_checksum(self) -> str:
         """See `LLM.weights_checksum`."""
@@ -218,24 +197,24 @@ class OpenModel:
         refuse_several_processes("sleep")
         if level not in LEVELS:
             raise ValueError(f"level is {level!r}; it must be 1 (weights go to host memory) or 2 (they are dropped)")
-        calls, ledger = self.calls, self.ledger
+        loaded, calls, ledger = self.loaded, self.calls, self.ledger
         if calls.asleep:
             raise ValueError(f"{' and '.join(calls.asleep)} sleep already; call wake_up() first")
         if calls.busy:
             raise ValueError("requests are running; let them end before it sleeps")
         calls.fall_asleep(TAGS)
-        model, weights_bytes = put_to_sleep(self.loaded, level)
+        model, weights_bytes = put_to_sleep(loaded, level)
         self.opened = dataclasses.replace(self.opened, model=model)
         kv_bytes = ledger.used_bytes - ledger.weights_bytes - ledger.temporaries_bytes
         return {"weights": weights_bytes, "kv_cache": kv_bytes}
 
     def wake_up(self, tags: Collection[str] | None) -> None:
         """See `LLM.wake_up`."""
-        woken_tags = tags_to_wake(tags, self.calls.asleep)
-        if tags is not None and is_dropped(self.loaded):
+        loaded, woken_tags = self.loaded, tags_to_wake(tags, self.calls.asleep)
+        if tags is not None and is_dropped(loaded):
             woken_tags -= {"weights"}  # `update_weights` wakes them, whether it comes before or after
         elif "weights" in woken_tags:
-            self.opened = dataclasses.replace(self.opened, model=woken(self.loaded))
+            self.opened = dataclasses.replace(self.opened, model=woken(loaded))
         self.calls.wake_up(woken_tags)
 
     # -- requests ------------------------------------------------------------------------------------
@@ -243,11 +222,7 @@ class OpenModel:
     @property
     def tasks(self) -> TaskMaker:
         """Makes its tasks, with the weights of this moment."""
-        opened, why = self.opened, None
-        if self.is_encoder:
-            why = "is an encoder"
-        elif opened.texts.headless:
-            why = "has no head here (tie_word_embeddings is false in config.json, and there is no lm_head.weight)"
+        opened = self.opened
         return TaskMaker(
             prompts=self.prompts,
             embedder=opened.embedder,
@@ -256,8 +231,7 @@ class OpenModel:
             max_model_len=self.max_model_len,
             vocab_size=self.spec.vocab_size,
             name=self.spec.architecture,
-            why_vectors=why,
-            is_decoder=not self.is_encoder,
+            why_vectors=opened.texts.vectors_only,
         )
 
     def run(
@@ -268,41 +242,7 @@ class OpenModel:
         most_running: Callable[[], float] | None = lambda: math.inf,
     ) -> Generator[tuple[Key, Answer | ValueError], None, None]:
         """See `LLM.run`."""
-        if self._calls is None and most_running is not None:
-            return self._encode(tasks)
         if most_running is None:
             return self.calls.run(tasks, wants_partials=wants_partials)
-        room = MOST_WAITING * self.config.num_rows * self.ledger.num_shards
+        room = self.opened.model.max_requests
         return self.calls.run(tasks, room=lambda: min(room, most_running()), wants_partials=wants_partials)
-
-    def _encode(
-        self, tasks: Iterable[tuple[Key, MakeTask[Answer]]]
-    ) -> Generator[tuple[Key, Answer | ValueError], None, None]:
-        """As `SharedEngine.run`, through an encoder."""
-        runs, encoder = RunningTasks(tasks), self.opened.model
-        assert isinstance(encoder, Encoder), "it has an engine else"
-
-        def texts() -> Iterator[RunningRequest]:
-            while runs.has_more:
-                if (request := runs.next()) is not None:
-                    yield request
-
-        try:
-            for text, state in encoder.run(texts()):
-                text.output = partial(_encoded, text.request, state)
-                runs.end(text)
-                yield from runs.answers()
-            yield from runs.answers()
-        finally:
-            runs.close()
-
-
-def _encoded(request: EngineRequest, state: np.ndarray) -> RequestOutput:
-    return RequestOutput(
-        request_id=0,
-        prompt=request.options.prompt,
-        prompt_token_ids=tuple(request.token_ids),
-        outputs=(),
-        num_cached_tokens=0,
-        embedding=state,
-    )

@@ -84,6 +84,7 @@ _TOWERS: dict[str, Callable[..., nnx.Module]] = {
     "gemma4_sound": gemma4_sound.ConformerEncoder,
 }
 _NOTHING_STORED = StoredForms()
+AnySpec = ModelSpec | EncoderSpec  # of a model that is served
 
 
 class Weights(NamedTuple):
@@ -121,7 +122,7 @@ def abstract_encoder(spec: EncoderSpec, dtype: jnp.dtype | str = jnp.float32) ->
     return nnx.eval_shape(lambda: model(spec, dtype=dtype))
 
 
-def rules_of(spec: ModelSpec | EncoderSpec) -> tuple[tuple[Rule, ...], tuple[str, ...]]:
+def rules_of(spec: AnySpec) -> tuple[tuple[Rule, ...], tuple[str, ...]]:
     """Rules of a model's weights, and patterns of tensors that may be left over."""
     family = ENCODERS[spec.architecture] if isinstance(spec, EncoderSpec) else family_of(spec.architecture)
     return family.weight_rules(spec), family.harmless(spec)  # type: ignore[arg-type]

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from ferrum_jax.inputs.sizes.mesh_shape import MeshShape
-from ferrum_jax.models.families.encoder_spec import EncoderSpec
+from ferrum_jax.models.families.registry import AnySpec
 from ferrum_jax.models.sharding import make_mesh, takes_all_hosts
 from ferrum_jax.models.spec import ModelSpec
-from ferrum_jax.planning.meshes.encoder_forecast import EncoderForecast
-from ferrum_jax.planning.meshes.forecast import Forecast, Lengths
+from ferrum_jax.planning.meshes.encoder_forecast import AnyForecast
+from ferrum_jax.planning.meshes.forecast import Lengths
 from ferrum_jax.planning.meshes.on_paper import Subject
 from ferrum_jax.runtime.placing.fit import TooSmall
 from ferrum_jax.runtime.pools.budget import RESERVED_BYTES
@@ -32,14 +32,14 @@ class MeshFit:
     other_bytes: int = 0
     memory_bytes: int = 0
     kv_tokens: int = 0
-    forecast: Forecast | EncoderForecast | None = None
+    forecast: AnyForecast | None = None
     problem: str = ""
     missing_bytes: int = 0
     why_bounded: str = ""
 
     @property
     def rate(self) -> float:
-        """Output tokens a second, or of an encoder texts, at most; what meshes are ranked by."""
+        """Output tokens a second, or texts where none come out, at most; what meshes are ranked by."""
         return -1.0 if self.forecast is None else self.forecast.rate
 
 
@@ -57,7 +57,7 @@ def leaves_none_idle(shape: MeshShape, devices: Sequence[Any]) -> bool:
     return takes_all_hosts(shape, devices) and first == {device.process_index for device in devices}
 
 
-def shapes_of(spec: ModelSpec | EncoderSpec, num_devices: int) -> list[MeshShape]:
+def shapes_of(spec: AnySpec, num_devices: int) -> list[MeshShape]:
     """Each number of devices along tp that divides all; then as many data shards of them as make all.
 
     Where a model has experts, these shards are there with experts over all devices, and with all experts in each.

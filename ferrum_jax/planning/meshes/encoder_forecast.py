@@ -1,11 +1,14 @@
-"""The least time that an encoder takes for texts, from shapes and a target's data sheet: bounds, as in forecast.py."""
+"""An encoder on paper, and the least time that it takes for texts, from shapes and a data sheet, as in forecast.py."""
 
 from __future__ import annotations
 
 import dataclasses
 
+from ferrum_jax.config import EngineConfig
 from ferrum_jax.models.sharding import local_bytes
-from ferrum_jax.runtime.encoder_runtime import EncoderLayout
+from ferrum_jax.planning.meshes.forecast import Forecast, Lengths
+from ferrum_jax.runtime.compile.compile import Program
+from ferrum_jax.runtime.encoder_runtime import EncoderLayout, encoder_programs
 from pallas_kernels.target import Target
 
 
@@ -34,6 +37,9 @@ class EncoderForecast:
         return self.texts_per_s * self.tokens_in
 
 
+AnyForecast = Forecast | EncoderForecast
+
+
 def forecast_encoder(layout: EncoderLayout, target: Target, *, tokens_in: int) -> EncoderForecast:
     """Raises ValueError where such a text is longer than max_model_len."""
     if tokens_in > layout.max_model_len:
@@ -53,3 +59,21 @@ def forecast_encoder(layout: EncoderLayout, target: Target, *, tokens_in: int) -
         step_s=max(memory_s, arithmetic_s),
         bound_by="memory" if memory_s >= arithmetic_s else "arithmetic",
     )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Encoding:
+    """A model that encodes whole texts. It has no pools, and its steps need no more than their arguments."""
+
+    layout: EncoderLayout
+    num_tried: int = 0
+
+    def programs(self) -> list[Program]:
+        return [*reversed(encoder_programs(self.layout).values())]
+
+    def forecast(self, lengths: Lengths) -> EncoderForecast:
+        tokens_in = self.layout.max_model_len if lengths.tokens_in is None else lengths.tokens_in
+        return forecast_encoder(self.layout, self.layout.target, tokens_in=tokens_in)
+
+    def named(self, config: EngineConfig) -> EngineConfig:
+        return config

@@ -1,6 +1,6 @@
-"""Model: what a model that generates and one that encodes both are on paper: laid out on a mesh, to be compiled.
+"""Model: what models of all kinds are on paper: laid out on a mesh, to be compiled.
 
-`Subject.on` chooses which of the two it is, once; who asks a `Model` need not know.
+`Subject.on` chooses which of two it is, once; who asks a `Model` need not know.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from typing import Any, Protocol
 from jax.sharding import Mesh
 
 from ferrum_jax.config import EngineConfig
-from ferrum_jax.models.families.encoder_spec import EncoderSpec
+from ferrum_jax.models.families.registry import AnySpec
 from ferrum_jax.models.spec import ModelSpec
-from ferrum_jax.planning.meshes.encoder_forecast import EncoderForecast, forecast_encoder
+from ferrum_jax.planning.meshes.encoder_forecast import AnyForecast, Encoding
 from ferrum_jax.planning.meshes.forecast import Forecast, Lengths, forecast
 from ferrum_jax.runtime.block_copies import BlockCopies
 from ferrum_jax.runtime.compile.compile import Program
-from ferrum_jax.runtime.encoder_runtime import EncoderLayout, encoder_programs, lay_out_encoder
+from ferrum_jax.runtime.encoder_runtime import lay_out_encoder
 from ferrum_jax.runtime.layout import Layout, ModelLayout
 from ferrum_jax.runtime.placing.fit import expected_temporaries, fit, refuse_overfull
 from ferrum_jax.runtime.programs import largest_first, programs_of
@@ -40,7 +40,7 @@ class Model(Protocol):
         idle."""
         ...
 
-    def forecast(self, lengths: Lengths) -> Forecast | EncoderForecast:
+    def forecast(self, lengths: Lengths) -> AnyForecast:
         """How fast it is at most. Raises ValueError where such a request is longer than max_model_len."""
         ...
 
@@ -73,30 +73,15 @@ class Generating:
         return dataclasses.replace(config, max_num_seqs=rows, num_blocks=num_blocks, kv_memory_bytes=None)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Encoding:
-    """A model that encodes whole texts. It has no pools, and its steps need no more than their arguments."""
-
-    layout: EncoderLayout
-    num_tried: int = 0
-
-    def programs(self) -> list[Program]:
-        return [*reversed(encoder_programs(self.layout).values())]
-
-    def forecast(self, lengths: Lengths) -> EncoderForecast:
-        tokens_in = self.layout.max_model_len if lengths.tokens_in is None else lengths.tokens_in
-        return forecast_encoder(self.layout, self.layout.target, tokens_in=tokens_in)
-
-    def named(self, config: EngineConfig) -> EngineConfig:
-        return config
+OnPaper = Generating | Encoding
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Subject:
-    """A model and a config whose mesh is open. max_seq_length: of an encoder's checkpoint, None where it has no limit
-    of its own."""
+    """A model and a config whose mesh is open. max_seq_length: that the checkpoint's texts may have, None where it has
+    no limit of its own."""
 
-    spec: ModelSpec | EncoderSpec
+    spec: AnySpec
     config: EngineConfig
     max_seq_length: int | None = None
 
@@ -107,12 +92,12 @@ class Subject:
         """The subject with other values of these fields of its config."""
         return dataclasses.replace(self, config=dataclasses.replace(self.config, **fields))
 
-    def on(self, mesh: Mesh, temporaries_of: Callable[[Layout], int] = expected_temporaries) -> Generating | Encoding:
+    def on(self, mesh: Mesh, temporaries_of: Callable[[Layout], int] = expected_temporaries) -> OnPaper:
         """The model on a mesh. temporaries_of: see `fit`.
 
         Raises ValueError with every reason why it cannot run there, TooSmall where that is the memory.
         """
-        if isinstance(self.spec, EncoderSpec):
+        if not isinstance(self.spec, ModelSpec):
             return Encoding(layout=lay_out_encoder(self.spec, self.config, mesh, self.max_seq_length))
         layout = fit(self.spec, self.config, mesh, temporaries_of=temporaries_of)
         refuse_overfull(layout)

@@ -21,7 +21,7 @@ from ferrum_jax.models.families import registry
 from ferrum_jax.models.sharding import make_mesh, takes_all_hosts
 from ferrum_jax.models.spec import ModelSpec
 from ferrum_jax.planning.meshes.choices import MeshFit
-from ferrum_jax.planning.meshes.on_paper import Encoding, Generating, Subject
+from ferrum_jax.planning.meshes.on_paper import OnPaper, Subject
 from ferrum_jax.planning.meshes.settle import choose_mesh
 from ferrum_jax.runtime.compile.bundle import Purpose, purpose_of
 from ferrum_jax.runtime.compile.compile import Program
@@ -70,7 +70,7 @@ class BundleOrder:
             tried=frozenset(range(model.num_tried)),
         )
 
-    def laid_out(self, temporaries_of: Callable[[Layout], int] | None = None) -> Generating | Encoding:
+    def laid_out(self, temporaries_of: Callable[[Layout], int] | None = None) -> OnPaper:
         """The model on its mesh. Raises ValueError with every reason why the target cannot run it.
 
         temporaries_of: see `fit`; without it the compiler is asked, which takes minutes for a large model.
@@ -81,7 +81,7 @@ class BundleOrder:
         try:
             return self.subject.on(self._mesh(), temporaries_of or asked)
         except TooSmall as small:
-            assert isinstance(self.subject.spec, ModelSpec), "encoders are not fitted"
+            assert isinstance(self.subject.spec, ModelSpec), "only models that generate are fitted"
             changes = changes_that_fit(self.subject.spec, self.config, target_devices(self.target), small)
             advice = f"Any one of these would do: {', '.join(changes)}" if changes else "No mesh would do"
             raise ValueError(f"{small.what}. {advice}") from small

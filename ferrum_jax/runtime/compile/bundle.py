@@ -24,8 +24,7 @@ from checkpoints.file_names import name_inside
 from ferrum_jax.config import EngineConfig
 from ferrum_jax.io.files.store import UrlStore
 from ferrum_jax.io.paths import is_url
-from ferrum_jax.models.families.encoder_spec import EncoderSpec
-from ferrum_jax.models.spec import ModelSpec
+from ferrum_jax.models.families.registry import AnySpec
 from ferrum_jax.runtime.compile.deferred import DeferredExecutable
 from ferrum_jax.runtime.compile.environment import Environment
 from ferrum_jax.runtime.compile.executable_store import (
@@ -237,7 +236,7 @@ def begun_bundle(path: str | pathlib.Path) -> Bundle | None:
     return None
 
 
-def purpose_of(target: str, config: EngineConfig, mesh: Mesh, spec: ModelSpec | EncoderSpec) -> Purpose:
+def purpose_of(target: str, config: EngineConfig, mesh: Mesh, spec: AnySpec) -> Purpose:
     """What a bundle is for. config: with the number of blocks that was chosen, where there are any."""
     devices = mesh.devices.flatten().tolist()
     fields = dataclasses.asdict(config)  # as its manifest has them
@@ -250,7 +249,7 @@ def purpose_of(target: str, config: EngineConfig, mesh: Mesh, spec: ModelSpec | 
     )
 
 
-def spec_digest(spec: ModelSpec | EncoderSpec) -> str:
+def spec_digest(spec: AnySpec) -> str:
     return digest(spec.digest_text())
 
 

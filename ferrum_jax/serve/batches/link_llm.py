@@ -47,7 +47,6 @@ if TYPE_CHECKING:
 _GONE = "the engine's process has ended"
 _WAIT_S = 0.1  # for an answer, before the job is asked whether it wants to end
 _UNIT = 1e-4  # by which the length of a vector may differ from 1
-_ENCODER_ROWS = 64  # texts at once of a model that has no rows
 
 
 class EngineGone(JobRefused):
@@ -129,7 +128,7 @@ class LinkLLM:
     ) -> Generator[tuple[int, Any], None, None]:
         """The answers as they come. Requests in progress count as without tokens."""
         source, is_dry = iter(tasks), False
-        most = self.facts["num_rows"] or _ENCODER_ROWS
+        most = self.facts["num_rows"]
         running: dict[int, tuple[int, _Take]] = {}
         try:
             while True:

@@ -99,7 +99,7 @@ class Service:
         forms = MessageForms.named(*self.client.facts["forms"])
         self.prompts = prompts
         self._collector = Collector(TokenTexts(prompts.tokenizer, forms), self.client.facts["max_model_len"])
-        self.gate.num_rows = self._flex_gate.num_rows = self.client.facts["num_rows"] or 256
+        self.gate.num_rows = self._flex_gate.num_rows = self.client.facts["num_rows"]
         self.is_open = True
         self.client.tell_opened()
 

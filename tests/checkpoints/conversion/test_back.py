@@ -1,4 +1,7 @@
-"""Conversion goes on after a kill, holds a group in memory at a time, and goes back to the very same tensors."""
+"""A Hugging Face folder becomes ours, and goes back to the very same tensors.
+
+Conversion sums up what the cast cost, goes on after a kill and holds a group in memory at a time.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ import types
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
@@ -21,7 +25,7 @@ from checkpoints.rules import Rule, TensorSlice
 from ferrum_jax.__main__ import main
 from ferrum_jax.io.files.json_files import read_json
 from ferrum_jax.models.families import registry
-from tests.checkpoints.folders import HARMLESS, RULES, targets, tensors, write_single
+from tests.checkpoints.folders import HARMLESS, RULES, parameters, targets, tensors, write_sharded, write_single
 from tests.support import GOLDENS
 
 ENCODER = GOLDENS / "encoders" / "bert"
@@ -29,6 +33,21 @@ ENCODER = GOLDENS / "encoders" / "bert"
 
 def run(source: Path, out: Path, dtype: str | None = None):
     return convert(source, out, rules=RULES, harmless=HARMLESS, targets=targets(), dtype=dtype)
+
+
+def interrupted(source: Path, out: Path, method: str, *, writes: int = 0) -> None:
+    """A conversion to bfloat16, group by group, killed in a method of its writer behind so many of its calls."""
+    own, left = getattr(writer.Writer, method), [None] * writes
+
+    def killed(self, *given, **named):
+        if not left:
+            raise KeyboardInterrupt
+        left.pop()
+        return own(self, *given, **named)
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(writer.Writer, method, killed)
+        run(source, out, "bfloat16")
 
 
 def assert_same(one: Path, other: Path) -> None:
@@ -40,6 +59,43 @@ def assert_same(one: Path, other: Path) -> None:
         assert found[name].tobytes() == array.tobytes(), name
     assert companion_files(other) == companion_files(one)
     assert all((other / name).read_bytes() == (one / name).read_bytes() for name in companion_files(one))
+
+
+def test_a_converted_checkpoint_holds_the_cast_weights(tmp_path):
+    made = tensors()
+    summary = run(write_single(tmp_path / "hf", made), tmp_path / "out", "bfloat16")
+    params = open_checkpoint(tmp_path / "out").load(rules=(), harmless=(), targets=targets("bfloat16"))
+    expected = parameters(made)
+    error = max(np.abs(v.astype(jnp.bfloat16).astype(np.float64) - v).max() for v in expected.values())
+    for name, value in expected.items():
+        np.testing.assert_array_equal(np.asarray(params[name]), value.astype(jnp.bfloat16))
+    assert (summary.tensors, summary.parameters, summary.dtype) == (6, 4, "bfloat16")
+    assert summary.bytes == 2 * sum(value.size for value in expected.values())
+    assert summary.max_cast_error == error > 0
+
+
+def test_without_a_dtype_nothing_is_cast_and_the_source_is_recognised(tmp_path):
+    made = tensors()
+    one = run(write_single(tmp_path / "one", made), tmp_path / "out1")
+    two = run(write_sharded(tmp_path / "two", made), tmp_path / "out2")
+    other = run(write_single(tmp_path / "three", tensors(seed=1)), tmp_path / "out3")
+    assert (one.max_cast_error, one.dtype) == (0.0, "float32")
+    assert one.source_digest == two.source_digest != other.source_digest
+
+
+def test_a_weight_beyond_the_range_of_the_dtype_is_refused_and_nothing_is_written(tmp_path):
+    made = tensors()
+    made["model.layers.0.q_proj.weight"][3, 4] = 1e6
+    with pytest.raises(ValueError, match=r"layers.0.attention.q.weight has weights beyond the range of float16"):
+        run(write_single(tmp_path / "hf", made), tmp_path / "out", "float16")
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_output_that_is_not_empty_is_refused_before_the_weights_are_read(tmp_path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "mine").write_text("x")
+    with pytest.raises(ValueError, match="exists and is not an empty folder"):
+        run(tmp_path / "nowhere", tmp_path / "out")
 
 
 @pytest.mark.parametrize("name", ["qwen3", "qwen3_moe", "gpt_oss_mxfp4", "encoders/bert", "encoders/bert_masked"])
@@ -87,20 +143,8 @@ def test_several_files_are_written_with_an_index_where_one_would_be_too_large(tm
 def test_a_killed_conversion_goes_on_and_gives_the_same_files(tmp_path, monkeypatch):
     monkeypatch.setattr(writer, "GROUP_BYTES", 1)
     source = write_single(tmp_path / "hf", tensors())
-    written = []
-    write = writer.Writer.write
-
-    def killed(self, group, params, record):
-        if written:
-            raise KeyboardInterrupt
-        written.append(list(params))
-        write(self, group, params, record)
-
-    monkeypatch.setattr(writer.Writer, "write", killed)
-    with pytest.raises(KeyboardInterrupt):
-        run(source, tmp_path / "out", "bfloat16")
+    interrupted(source, tmp_path / "out", "write", writes=1)
     assert not (tmp_path / "out").exists() and (tmp_path / ".out.part").exists()
-    monkeypatch.setattr(writer.Writer, "write", write)
     summary, whole = run(source, tmp_path / "out", "bfloat16"), run(source, tmp_path / "whole", "bfloat16")
     assert (summary.num_resumed, whole.num_resumed) == (1, 0)
     assert summary.cast_errors == whole.cast_errors and summary.max_cast_error > 0
@@ -123,32 +167,15 @@ def test_a_full_disk_is_refused_and_an_interrupted_conversions_work_counts(tmp_p
         to_huggingface(tmp_path / "whole", tmp_path / "back", rules=RULES)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["hf", "whole"]
     free[0] = sum(math.prod(target.shape) * 2 for target in targets().values())
-    write = writer.Writer.write
-
-    def killed(self, group, params, record):
-        write(self, group, params, record)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(writer.Writer, "write", killed)
-    with pytest.raises(KeyboardInterrupt):
-        run(source, tmp_path / "out", "bfloat16")
-    monkeypatch.setattr(writer.Writer, "write", write)
+    interrupted(source, tmp_path / "out", "write", writes=1)
     free[0] -= 1
     assert run(source, tmp_path / "out", "bfloat16").num_resumed == 1
 
 
 def test_another_source_or_dtype_begins_anew(tmp_path, monkeypatch):
     monkeypatch.setattr(writer, "GROUP_BYTES", 1)
-    finish = writer.Writer.finish
-
-    def killed(self, companions, leftovers=None):
-        raise KeyboardInterrupt
-
     source = write_single(tmp_path / "hf", tensors())
-    monkeypatch.setattr(writer.Writer, "finish", killed)
-    with pytest.raises(KeyboardInterrupt):
-        run(source, tmp_path / "out", "bfloat16")
-    monkeypatch.setattr(writer.Writer, "finish", finish)
+    interrupted(source, tmp_path / "out", "finish")
     assert run(source, tmp_path / "out", "float16").num_resumed == 0
     assert read_json(tmp_path / "out" / "ferrum_jax.json")["dtype"] == "float16"
 

@@ -1,12 +1,11 @@
-"""An encoder, ready: weights and executables, and texts through them a window at a time."""
+"""Loading an encoder: weights and executables side by side, as `load.py` loads a model that generates."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import jax
@@ -17,43 +16,51 @@ from checkpoints.fingerprints import Fingerprint
 from checkpoints.memory import Copies
 from checkpoints.sentence import SentenceLayout
 from ferrum_jax.config import EngineConfig
+from ferrum_jax.engine.encoder_engine import WINDOW, EncoderEngine
 from ferrum_jax.models.families.encoder_spec import EncoderSpec
 from ferrum_jax.runtime.compile.deferred import Prepared
 from ferrum_jax.runtime.compile.executable_store import ExecutableCache
 from ferrum_jax.runtime.encoder_runner import EncoderRunner
 from ferrum_jax.runtime.encoder_runtime import (
+    POOLINGS,
     EncoderBucket,
     EncoderLayout,
     compile_encoder,
     lay_out_encoder,
 )
 from ferrum_jax.runtime.placing.weights import read_beside, replace_weights
-from ferrum_jax.runtime.pools.budget import Ledger
 from ferrum_jax.tasks.classifier import Classifier
 from ferrum_jax.tasks.scorer import CrossEncoderScorer, Scorer
-from ferrum_jax.tasks.task import RunningRequest
 from ferrum_jax.tasks.texts import Texts
-
-WINDOW = 1024  # texts that are looked at together, so that those of a length share steps
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Encoder:
-    """What an LLM over an encoder holds in place of an engine."""
+class LoadedEncoder:
+    """Weights and executables of an encoder, as `Loaded` has those of a model that generates.
+
+    behind: layers behind the pooling, of the vectors of a step, [n, D] -> [n, O].
+    """
 
     layout: EncoderLayout
-    runner: EncoderRunner
+    weights: tuple[jax.Array, ...]
+    executables: Prepared[EncoderBucket]
     fingerprint: Fingerprint
-    behind: tuple[Callable[[np.ndarray], np.ndarray], ...] = ()  # of the pooled vectors of a step, [n, D] -> [n, O]
+    behind: tuple[Callable[[np.ndarray], np.ndarray], ...] = ()
     weights_version: int = 0
 
     @property
-    def ledger(self) -> Ledger:
-        return self.layout.ledger
+    def cache_fingerprint(self) -> bytes:
+        """The digest of the weights: an encoder caches nothing that other weights could hit."""
+        return self.fingerprint.digest
 
     @property
     def max_text_tokens(self) -> int:
         return self.layout.max_model_len
+
+    @property
+    def max_requests(self) -> int:
+        """Two windows: while one runs, the next is read."""
+        return 2 * WINDOW
 
     def scorer(self, texts: Texts) -> Scorer | None:
         """How pairs become scores, of a cross-encoder."""
@@ -67,27 +74,12 @@ class Encoder:
         labels = self.layout.spec.labels
         return None if labels is None else Classifier(labels)
 
-    def run(self, texts: Iterable[RunningRequest]) -> Iterator[tuple[RunningRequest, np.ndarray]]:
-        """(text, its vector [D] float32, not normalised) of each, in the order in which steps end."""
-        source = iter(texts)
-        while window := list(itertools.islice(source, WINDOW)):
-            for pooling in dict.fromkeys(text.request.options.pooling for text in window):
-                yield from self._run([text for text in window if text.request.options.pooling == pooling], pooling)
-
-    def _run(self, texts: Sequence[RunningRequest], pooling: str) -> Iterator[tuple[RunningRequest, np.ndarray]]:
-        seconds = {i: second for i, text in enumerate(texts) if (second := text.request.options.second) is not None}
-        for members, vectors in self.runner.run([text.request.token_ids for text in texts], pooling, seconds):
-            for layer in self.behind:
-                vectors = layer(vectors)
-            for member, vector in zip(members, vectors, strict=True):
-                yield texts[member], vector
-
-    def with_weights(self, copies: Copies) -> Encoder:
+    def with_weights(self, copies: Copies) -> LoadedEncoder:
         """The same executables with copies of other weights in the place of those that have one."""
-        weights = replace_weights(self.layout, self.runner.weights, copies)
-        runner = EncoderRunner(weights.arrays, self.runner.executables, self.layout.num_shards)
-        version = self.weights_version + 1
-        return dataclasses.replace(self, runner=runner, fingerprint=weights.fingerprint, weights_version=version)
+        weights = replace_weights(self.layout, self.weights, copies)
+        return dataclasses.replace(
+            self, weights=weights.arrays, fingerprint=weights.fingerprint, weights_version=self.weights_version + 1
+        )
 
 
 def load_encoder(
@@ -101,7 +93,7 @@ def load_encoder(
     check: Callable[[EncoderLayout, Fingerprint | None], None] = lambda layout, fingerprint: None,
     *,
     folder: Path | None = None,
-) -> Encoder:
+) -> LoadedEncoder:
     """Compiles every bucket while the weights load, which read(targets, expansions) gives. mesh: of config.mesh.
 
     folder: of the checkpoint, where there is one; it has the layers behind the pooling.
@@ -116,9 +108,23 @@ def load_encoder(
         return compile_encoder(layout, executable_cache=executable_cache, on_done=on_done, abandoned=abandoned)
 
     weights, executables = read_beside(layout, read, compile, functools.partial(check, layout))
-    return Encoder(
+    return LoadedEncoder(
         layout=layout,
-        runner=EncoderRunner(weights.arrays, executables, layout.num_shards),
+        weights=weights.arrays,
+        executables=executables,
         fingerprint=weights.fingerprint,
         behind=() if folder is None else tuple(step.load(folder) for step in sentence.dense),
+    )
+
+
+def build_encoder_engine(loaded: LoadedEncoder, *_: object, **__: object) -> EncoderEngine:
+    """A fresh engine. The other arguments of `build_engine` concern models that generate."""
+    spec = loaded.layout.spec
+    return EncoderEngine(
+        runner=EncoderRunner(loaded.weights, loaded.executables, loaded.layout.num_shards),
+        name=spec.architecture,
+        poolings=("cls",) if spec.labels else POOLINGS,
+        max_text_tokens=loaded.max_text_tokens,
+        behind=loaded.behind,
+        weights_version=loaded.weights_version,
     )
