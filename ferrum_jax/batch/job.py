@@ -35,12 +35,12 @@ from ferrum_jax.batch.journal.journal_file import file_of, object_in
 from ferrum_jax.batch.journal.keeper import JobOptions, Keeper
 from ferrum_jax.batch.journal.leases import LeaseLost, Leases
 from ferrum_jax.batch.notice import EXIT_INTERRUPTED, EXIT_PREEMPTED, Notice, notice_of_signals
-from ferrum_jax.batch.paces import Paces
 from ferrum_jax.batch.report.display import Display, Tally, summary_table
 from ferrum_jax.batch.report.page import page
 from ferrum_jax.batch.report.recorder import Recorder, report, run_in
 from ferrum_jax.batch.timekeeper import Timekeeper
 from ferrum_jax.batch.worker import Worker
+from ferrum_jax.batch.worker_reports import WorkerReports
 from ferrum_jax.io.files.json_files import parse_json
 from ferrum_jax.io.files.store import open_local, open_store, split
 from ferrum_jax.io.paths import is_hub_id
@@ -202,7 +202,7 @@ class _Run:
             options.terms,
             rows=rows,
             journal=self._journal,
-            paces=Paces(place.journal, self._worker, lives=self._lives, least_s=options.share_s / 2),
+            reports=WorkerReports(place.journal, self._worker, lives=self._lives, least_s=options.share_s / 2),
             notice=notice,
             say=lambda text: _say(console, text),
         )
@@ -269,7 +269,7 @@ class _Run:
             self._has_left_early = worker.has_left_early and not self._notice.is_given
             if llm is not None:
                 self._time.end(self._tally)
-                self._options.on_pace(self._time.ending.report())
+                self._options.on_throughput(self._time.forecaster.report())
                 why = self._notice.reason or ("others do the rest" if self._has_left_early else "all done")
                 self._keep_run(llm.stats(), why)
                 if self._notice.is_given:

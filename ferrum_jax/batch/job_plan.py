@@ -11,14 +11,14 @@ import numpy as np
 from rich.table import Table
 from rich.text import Text
 
-from ferrum_jax.batch.ending.end_terms import EndTerms
-from ferrum_jax.batch.ending.ending import Ending, Outlook, WorkerPace
-from ferrum_jax.batch.ending.phrases import seconds_phrase, terms_phrase, verdict_phrase
+from ferrum_jax.batch.deadline.end_terms import EndTerms
+from ferrum_jax.batch.deadline.forecaster import Forecaster, Outlook, WorkerReport
+from ferrum_jax.batch.deadline.phrases import seconds_phrase, terms_phrase, verdict_phrase
 from ferrum_jax.batch.engine_rows import num_written
 from ferrum_jax.batch.input.rows import Rows
 from ferrum_jax.batch.journal.journal import Journal
-from ferrum_jax.batch.paces import earlier_paces
 from ferrum_jax.batch.reach import Measured, measured
+from ferrum_jax.batch.worker_reports import earlier_reports
 from ferrum_jax.inputs.prompt import PromptIds
 from ferrum_jax.io.files.store import Store
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ferrum_jax.tasks.transcription.foreseen import Foresee
 
 _MOST_NAMED = 5
-_OTHER_JOB_SPREAD = 0.25  # of the pace of another job
+_OTHER_JOB_SPREAD = 0.25  # of the throughput of another job
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -137,33 +137,34 @@ def _num_shared(a: np.ndarray, b: np.ndarray) -> int:
     return int(differ[0]) if len(differ) else length
 
 
-def paced_outlook(
-    rows: Rows, store: Store, terms: EndTerms, now: float, known: WorkerPace | None = None
+def measured_outlook(
+    rows: Rows, store: Store, terms: EndTerms, now: float, known: WorkerReport | None = None
 ) -> tuple[Outlook, str] | None:
-    """What is expected of one worker at the pace of those that the job has had, and by what; None where nothing was
-    measured.
+    """What is expected of one worker at the throughput of earlier ones, and by what; None where nothing was measured.
 
     store: of the journal. now: seconds since 1970. known: of another job, whose rows may stop sooner or later; it
     counts where this job has had no worker.
     """
     journal = Journal(store, rows, "plan")
     journal.refresh()
-    ending = Ending(
+    forecaster = Forecaster(
         rows.tokens,
         clock=lambda: now,
         end_s=terms.deadline,
         budget=terms.budget,
         price_per_hour=terms.price_per_hour,
     )
-    earlier, by = earlier_paces(store), "by earlier runs"
-    if known is not None and known.pace is not None and all(each.pace is None for each in earlier):
-        spread = math.hypot(known.pace.spread, _OTHER_JOB_SPREAD)
-        other = dataclasses.replace(known, pace=known.pace._replace(spread=spread), spent_s=0.0, is_alive=False)
+    earlier, by = earlier_reports(store), "by earlier runs"
+    if known is not None and known.throughput is not None and all(each.throughput is None for each in earlier):
+        spread = math.hypot(known.throughput.spread, _OTHER_JOB_SPREAD)
+        other = dataclasses.replace(
+            known, throughput=known.throughput._replace(spread=spread), spent_s=0.0, is_alive=False
+        )
         earlier, by = [*earlier, other], "by another job here"
-    ending.tell(earlier)
+    forecaster.tell(earlier)
     undone = journal.unfinished(rows.order)
-    ending.kept = float(sum(num_written(journal.partial(index)) for index in undone.tolist()))
-    outlook = ending.outlook(undone)
+    forecaster.kept = float(sum(num_written(journal.partial(index)) for index in undone.tolist()))
+    outlook = forecaster.outlook(undone)
     return None if outlook is None else (outlook, by)
 
 

@@ -1,6 +1,6 @@
 """A worker's share of a job: the rows that it has, what it takes next, and what it gives back to others.
 
-It takes by its pace, so that unlike workers end together. Rows that it has not begun it gives to those that have room.
+It takes by its throughput, so that unlike workers end together. It gives rows that it has not begun to idle workers.
 When the rows that are left fit into fewer workers, the slower ones give back what they run, with its tokens, and are
 done. One worker has the lease of the end and never is, so nobody leaves the last rows to one that leaves them too.
 """
@@ -11,12 +11,13 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from itertools import islice
 
-from ferrum_jax.batch.ending.ending import Ending
-from ferrum_jax.batch.ending.team import Team
+from ferrum_jax.batch.deadline.forecaster import Forecaster
+from ferrum_jax.batch.deadline.workers import Workers
 from ferrum_jax.batch.journal.leases import Leases
 from ferrum_jax.batch.journal.parts import JobParts
 
-_MOST_LOOKED_AT = 64  # of the rows that were passed over, at once
+_MAX_LOOKED_AT = 64  # of the rows that were passed over, at once
+_MAX_PASSED = 64  # rows that would not end in time, one after the other
 _END = "last"  # the lease of the worker that stays until all rows are done
 
 
@@ -25,26 +26,27 @@ class WorkShare:
     by others."""
 
     def __init__(
-        self, parts: JobParts, leases: Leases, ending: Ending, *, num_undone: Callable[[], int], least_s: float
+        self, parts: JobParts, leases: Leases, forecaster: Forecaster, *, num_undone: Callable[[], int], least_s: float
     ) -> None:
         """num_undone: rows of the job that have no line. least_s: what is shared or moved takes as long at least."""
-        self._parts, self._leases, self._ending = parts, leases, ending
+        self._parts, self._leases, self._forecaster = parts, leases, forecaster
         self._num_undone, self._least_s = num_undone, least_s
         self.queue: deque[tuple[int, int]] = deque()  # rows to run, with their epochs
         self._passed: deque[tuple[int, int]] = deque()  # rows that would not have ended in time when their turn came
+        self._num_passed_in_turn = 0
         self._num_fresh = 0  # rows at the queue's end, of the part that was taken last
         self._is_dry = False  # the engine was told that there is no further row
         self.num_given = 0  # rows that others got
         self.is_done = False  # others run all rows that are left
         self.breaks = False
-        ending.queue = self.queue
+        forecaster.queue = self.queue
 
     def take(self) -> list[int]:
         """Queues rows that nobody has, and returns them; none if nothing is open or it is for others to take."""
-        team, num_undone = self._team, self._num_undone()
+        workers, num_undone = self._workers, self._num_undone()
         rows: list[int] = []
-        if not self.is_done and (not team.others or team.rows_to_take(num_undone, num_undone)):
-            rows, epoch = self._parts.take(lambda num_open: team.rows_to_take(num_open, num_undone))
+        if not self.is_done and (not workers.others or workers.rows_to_take(num_undone, num_undone)):
+            rows, epoch = self._parts.take(lambda num_open: workers.rows_to_take(num_open, num_undone))
             self.queue.extend((index, epoch) for index in rows)
             self._num_fresh = len(rows)
         self._is_dry = not rows
@@ -52,38 +54,51 @@ class WorkShare:
 
     def admits(self, index: int, epoch: int) -> bool:
         """Whether a row, whose turn has come, should be begun; one that should not is passed over."""
-        admits = self._ending.admits(index)
-        if not admits:
-            self._passed.append((index, epoch))
-        return admits
+        if self._forecaster.fits(index):
+            self._num_passed_in_turn = 0
+            return True
+        self._passed.append((index, epoch))
+        self._num_passed_in_turn += 1
+        return False
+
+    @property
+    def num_passed(self) -> int:
+        """Rows that were passed over and have not had their turn again."""
+        return len(self._passed)
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether rows that may end in time are no longer looked for."""
+        return self._num_passed_in_turn >= _MAX_PASSED
 
     def return_to_passed(self) -> None:
         """Puts the first row that was passed over and fits now before all others."""
-        for place, queued in enumerate(islice(self._passed, _MOST_LOOKED_AT)):
-            if self._ending.return_to(queued[0]):
+        for place, queued in enumerate(islice(self._passed, _MAX_LOOKED_AT)):
+            if self._forecaster.fits(queued[0]):
                 del self._passed[place]
+                self._num_passed_in_turn = 0
                 self.queue.appendleft(queued)
                 return
 
     def look(self) -> None:
-        """Decides what to give back, by what the ending was told of other workers."""
-        team, num_undone = self._team, self._num_undone()
-        finishers = team.finishers(num_undone) if team.others else []
-        if finishers[:1] == [self._ending.worker]:
+        """Decides what to give back, by what the forecaster was told of other workers."""
+        workers, num_undone = self._workers, self._num_undone()
+        finishers = workers.finishers(num_undone) if workers.others else []
+        if finishers[:1] == [self._forecaster.worker]:
             self._leases.acquire(_END)
-        self.is_done = bool(finishers) and self._ending.worker not in finishers
+        self.is_done = bool(finishers) and self._forecaster.worker not in finishers
         self.is_done = self.is_done and self._leases.is_held_elsewhere(_END)
         if self.is_done:
-            self.breaks = bool(self.queue) or self._ending.rest_s > self._least_s
+            self.breaks = bool(self.queue) or self._forecaster.meter.rest_s > self._least_s
             return
-        self._give(team, num_undone)
+        self._give(workers, num_undone)
         self.breaks = bool(
             self._is_dry
             and not self.queue
-            and team.others
-            and len(self._ending.meter.running) < team.own.num_slots
-            and self._ending.rest_s > 2 * self._least_s
-            and team.rows_to_take(num_undone, num_undone)
+            and workers.others
+            and len(self._forecaster.meter.running) < workers.own.num_slots
+            and self._forecaster.meter.rest_s > 2 * self._least_s
+            and workers.rows_to_take(num_undone, num_undone)
             and self._parts.num_open()
         )
 
@@ -102,10 +117,10 @@ class WorkShare:
         self._num_fresh = min(self._num_fresh, len(self.queue))
         self.queue.extendleft(reversed(running))
 
-    def _give(self, team: Team, num_undone: int) -> None:
+    def _give(self, workers: Workers, num_undone: int) -> None:
         """Opens rows of the queue's end to those that have room."""
         num_fresh = min(self._num_fresh, len(self.queue))
-        num_given = min(len(self.queue) - team.rows_to_keep(len(self.queue), num_undone), num_fresh)
+        num_given = min(len(self.queue) - workers.rows_to_keep(len(self.queue), num_undone), num_fresh)
         if num_given < 1:
             return
         self._parts.give(self.queue[-num_given][0])
@@ -115,6 +130,6 @@ class WorkShare:
         self.num_given += num_given
 
     @property
-    def _team(self) -> Team:
-        ending = self._ending
-        return Team.of(ending.report(), ending.others, mean=ending.mean, least_s=self._least_s)
+    def _workers(self) -> Workers:
+        forecaster = self._forecaster
+        return Workers.of(forecaster.report(), forecaster.others, mean=forecaster.mean, least_s=self._least_s)

@@ -1,4 +1,4 @@
-"""The timekeeper: tells a worker's ending what happens in the job, and the user, the journal and the notice what
+"""The timekeeper: tells a worker's forecaster what happens in the job, and the user, the journal and the notice what
 follows from it.
 
 The worker's loop calls it; nothing here has a thread of its own.
@@ -11,14 +11,14 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from ferrum_jax.batch.ending.end_terms import EndTerms, said
-from ferrum_jax.batch.ending.ending import BUDGET, TIME, Ending, Outlook
-from ferrum_jax.batch.ending.phrases import progress_phrase, terms_phrase, verdict_phrase
+from ferrum_jax.batch.deadline.end_terms import EndTerms, said
+from ferrum_jax.batch.deadline.forecaster import BUDGET, TIME, Forecaster, Outlook
+from ferrum_jax.batch.deadline.phrases import progress_phrase, terms_phrase, verdict_phrase
 from ferrum_jax.batch.input.rows import Rows
 from ferrum_jax.batch.journal.journal import Journal
 from ferrum_jax.batch.notice import EXIT_PREEMPTED, Notice
-from ferrum_jax.batch.paces import Paces
 from ferrum_jax.batch.report.display import Tally
+from ferrum_jax.batch.worker_reports import WorkerReports
 
 _LOOK_S, _MOST_TELL_S = 1.0, 10.0  # between two forecasts; between two looks at other workers
 _TELLS = 0.1  # of the time that the run has taken, or takes yet: so much between two looks at other workers
@@ -44,19 +44,19 @@ class Timekeeper:
         *,
         rows: Rows,
         journal: Journal,
-        paces: Paces,
+        reports: WorkerReports,
         notice: Notice,
         say: Callable[[str], None],
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], float] = time.time,
     ) -> None:
-        """paces: of the job, for this worker. now: seconds since 1970. say: shows the user a line."""
+        """reports: of the job, for this worker. now: seconds since 1970. say: shows the user a line."""
         self._terms, self._rows, self._journal, self._notice, self._say = terms, rows, journal, notice, say
-        self._paces, self._clock, self._now = paces, clock, now
-        self.ending = Ending(
+        self._reports, self._clock, self._now = reports, clock, now
+        self.forecaster = Forecaster(
             rows.tokens,
             clock=clock,
-            worker=paces.worker,
+            worker=reports.worker,
             end_s=None if terms.deadline is None else clock() + terms.deadline - now(),
             budget=terms.budget,
             price_per_hour=terms.price_per_hour,
@@ -73,33 +73,28 @@ class Timekeeper:
 
         Raises ValueError for a budget that is spent.
         """
-        self.ending.tell(self._paces.others())
-        if self.ending.over == BUDGET:
+        self.forecaster.tell(self._reports.others())
+        if self.forecaster.over == BUDGET:
             raise ValueError(
-                f"the job has cost {self.ending.spent_elsewhere:,.2f} of its budget of {self._terms.budget:,.2f}, and "
-                "what is left is no time to answer a row; give a higher --budget"
+                f"the job has cost {self.forecaster.spent_elsewhere:,.2f} of its budget of {self._terms.budget:,.2f}, "
+                "and what is left is no time to answer a row; give a higher --budget"
             )
         if self._terms.has_end:
-            self._say(terms_phrase(self._terms, self._now(), self.ending.spent_elsewhere))
+            self._say(terms_phrase(self._terms, self._now(), self.forecaster.spent_elsewhere))
         self._look()
         self.keep()
 
     def keep(self) -> None:
         """Stops the run where its time or budget is at an end."""
-        over = self.ending.over
+        over = self.forecaster.over
         if over == TIME and self._terms.deadline is not None:
             self._stop(f"the time of this run ends, {said(self._terms.deadline)}")
         elif over == BUDGET:
             self._stop(f"the job's budget of {self._terms.budget:,.2f} is spent")
 
-    @property
-    def is_closed(self) -> bool:
-        """Whether no more rows are begun."""
-        return self._terms.has_end and self.ending.is_closed
-
-    def leave(self) -> bool:
-        """Stops the run if rows are left that would not end in time; whether it did."""
-        if not self.ending.num_passed:
+    def leave(self, num_passed: int) -> bool:
+        """Stops the run if rows are left that would not end in time; whether it did. num_passed: how many these are."""
+        if not num_passed:
             return False
         what = "time of this run" if self._terms.deadline is not None else "job's budget"
         self._stop(f"the {what} ends before the rows that are left would")
@@ -115,13 +110,13 @@ class Timekeeper:
         if self._clock() < self._look_s:
             return
         left_s = math.inf if self.outlook is None else self.outlook.seconds
-        pause_s = look_pause_s(left_s, self.ending.spent_s, self._took_s, least_s=self._paces.least_s)
+        pause_s = look_pause_s(left_s, self.forecaster.spent_s, self._took_s, least_s=self._reports.least_s)
         if self._clock() - self._told_s >= pause_s:
             self._tell()
         started_s = self._clock()
         self._look()
         now = self._clock()
-        self._look_s = now + max(min(_LOOK_S, self._paces.least_s), _MOST_LOOKING * (now - started_s))
+        self._look_s = now + max(min(_LOOK_S, self._reports.least_s), _MOST_LOOKING * (now - started_s))
         if self.outlook is not None:
             tally.left_s = self.outlook.seconds
             tally.outlook = progress_phrase(self.outlook, self._terms, self._now())
@@ -129,7 +124,7 @@ class Timekeeper:
     @property
     def more(self) -> str:
         """What is to be given beside the same command so that it goes on."""
-        is_spent = self.has_stopped and self.ending.over == BUDGET
+        is_spent = self.has_stopped and self.forecaster.over == BUDGET
         return " with a higher --budget" if is_spent else ""
 
     def report(self, partial: str | None) -> dict[str, Any]:
@@ -142,15 +137,15 @@ class Timekeeper:
                 "deadline": None if terms.deadline is None else said(terms.deadline),
                 "budget": terms.budget,
                 "price_per_hour": terms.price_per_hour,
-                "cost": None if self.ending.spent is None else round(self.ending.spent, 4),
+                "cost": None if self.forecaster.spent is None else round(self.forecaster.spent, 4),
                 "partial": partial,
             }
         }
 
     def end(self, tally: Tally) -> None:
         """Writes what this worker knows of itself, for those that come later."""
-        tally.cost = self.ending.spent
-        self._paces.write(self.ending.report(), ended=True)
+        tally.cost = self.forecaster.spent
+        self._reports.write(self.forecaster.report(), ended=True)
 
     def tell_soon(self) -> None:
         """Has this worker say at its next look that it has nothing to run."""
@@ -159,16 +154,16 @@ class Timekeeper:
     def _tell(self) -> None:
         started_s = self._clock()
         self.num_told += 1
-        self._paces.write(self.ending.report())
-        others = self._paces.others()
+        self._reports.write(self.forecaster.report())
+        others = self._reports.others()
         if any(each.is_alive for each in others):
             self._journal.refresh()
-        self.ending.tell(others)
+        self.forecaster.tell(others)
         self._told_s = self._clock()
         self._took_s = self._told_s - started_s
 
     def _look(self) -> None:
-        self.outlook = self.ending.outlook(self._journal.unfinished(self._rows.order))
+        self.outlook = self.forecaster.outlook(self._journal.unfinished(self._rows.order))
         if self.outlook is None or not self._terms.has_end:
             return
         fits = self.outlook.fits

@@ -65,7 +65,7 @@ class Worker:
         self._share = WorkShare(
             JobParts(rows.parts(), keeper.leases, unfinished=self._journal.unfinished, refresh=self._journal.refresh),
             keeper.leases,
-            timekeeper.ending,
+            timekeeper.forecaster,
             num_undone=lambda: self._journal.num_undone,
             least_s=keeper.options.share_s,
         )
@@ -96,8 +96,8 @@ class Worker:
         llm: BatchLLM | None = None
         while not self._journal.is_complete and not self.is_over:
             self._share.return_to_passed()
-            if self._time.is_closed or not (self._queue or self._suspects or self._take()):
-                if self._time.leave() or self.has_left_early:
+            if self._share.is_closed or not (self._queue or self._suspects or self._take()):
+                if self._time.leave(self._share.num_passed) or self.has_left_early:
                     break
                 if not self._is_idle:
                     self._time.tell_soon()
@@ -112,7 +112,7 @@ class Worker:
                 if llm is None:
                     llm = make_llm()
                     self._tally.started_s, self._stats = time.monotonic(), llm.stats
-                    self._time.ending.progress = functools.partial(self._progress, llm)
+                    self._time.forecaster.progress = functools.partial(self._progress, llm)
                     self._sample()
                     self._teach(llm)
             if self._queue:
@@ -151,7 +151,7 @@ class Worker:
 
     @property
     def _may_begin(self) -> bool:
-        return not (self.is_over or self._time.is_closed or self._share.is_done)
+        return not (self.is_over or self._share.is_closed or self._share.is_done)
 
     def _suspect(self, index: int, epoch: int) -> None:
         """A row with which the engine crashed: run alone, or set aside."""
@@ -177,7 +177,7 @@ class Worker:
                         self._fail(index, _bad_row(row, str(error)), epoch)
                         continue
                 before = self._journal.partial(index)
-                self._time.ending.begin(index, num_written(before))
+                self._time.forecaster.meter.begin(index, num_written(before))
                 yield from self._open.begin(index, row, epoch, before)
         except Exception as error:
             self._source_error = error
@@ -204,7 +204,7 @@ class Worker:
             self._source(llm, rows),
             now=self._job.started,
             wants_partials=self._wants_partials,
-            most_running=lambda: self._time.ending.most_together,
+            most_running=lambda: self._time.forecaster.most_together,
         )
         with contextlib.closing(completions):
             while not self._open.has_said_all:
@@ -236,7 +236,7 @@ class Worker:
         """What the engine had: rows and their epochs."""
         had = self._open.by_epoch
         for index in self._open:
-            self._time.ending.drop(index)
+            self._time.forecaster.meter.drop(index)
         self._open.forget()
         return had
 
@@ -303,13 +303,13 @@ class Worker:
             return
         self._journal.append(OK, index, line[:-1], epoch)
         self._tally.count(answers)
-        self._time.ending.end(
+        self._time.forecaster.meter.end(
             index, sum(num_written(each.outputs) for each in answers if isinstance(each, RequestOutput))
         )
 
     def _fail(self, index: int, bad: BadRow, epoch: int) -> None:
         self._journal.append(FAILED, index, failed_line(bad)[:-1], epoch)
-        self._time.ending.drop(index)
+        self._time.forecaster.meter.drop(index)
         self._tally.num_own += 1
         if self._options.max_errors is not None:
             self._journal.flush()  # so that it is counted
@@ -331,8 +331,8 @@ class Worker:
         """Records what is computed, of rows in progress too."""
         assert self._stats is not None, "an engine was made"
         if self._recorder.is_due:
-            self._time.ending.note()
-            self._tally.num_written = int(self._time.ending.meter.num_written)
+            self._time.forecaster.note()
+            self._tally.num_written = int(self._time.forecaster.meter.num_written)
             self._recorder.sample(self._stats)
 
     def _look(self) -> None:

@@ -12,14 +12,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ferrum_jax.batch.ending.end_terms import EndTerms
+from ferrum_jax.batch.deadline.end_terms import EndTerms
 from ferrum_jax.batch.input.sound_folder import rows_of_folder
 from ferrum_jax.batch.notice import ENDPOINTS, Notice, exit_in_time, notice_of_cloud
 from ferrum_jax.cli.batch_plan import show_plan
 from ferrum_jax.cli.end_flags import add_end, end_terms
 from ferrum_jax.cli.flags import add_sampling_flags, row_defaults
 from ferrum_jax.cli.job_llm import job_llm, loading_of
-from ferrum_jax.cli.machine_pace import MachinePace
+from ferrum_jax.cli.machine_throughput import MachineThroughput
 from ferrum_jax.cli.model import (
     adapters_of,
     add_adapters,
@@ -179,7 +179,7 @@ def _run_rows(args: argparse.Namespace) -> int:
     if args.plan and args.coordinator is not None:  # process 0 alone would look at devices, and wait for the others
         raise ValueError("--plan plans for the devices of one process; leave --coordinator out")
     if args.plan:
-        return show_plan(args, job_config(args), terms, MachinePace(args, config).find())
+        return show_plan(args, job_config(args), terms, MachineThroughput(args, config).find())
     if args.save_prefixes_at_notice is not None:
         require_free(args.save_prefixes_at_notice)
     notice = Notice(functools.partial(_save_prefixes, args.save_prefixes_at_notice))
@@ -221,7 +221,7 @@ def _run_job(
             page_path=args.report,
             loading=loading_of(args, getattr(args, "sounds", args.input)),
             terms=terms,
-            on_pace=MachinePace(args, config).keep,
+            on_throughput=MachineThroughput(args, config).keep,
         ),
         console=plain_console(stderr=True),
         notice=notice,

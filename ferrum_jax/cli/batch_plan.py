@@ -13,20 +13,20 @@ from ferrum_jax.cli.model_names import model_names
 from ferrum_jax.config import EngineConfig
 
 if TYPE_CHECKING:
-    from ferrum_jax.batch.ending.end_terms import EndTerms
-    from ferrum_jax.batch.ending.ending import Outlook, WorkerPace
+    from ferrum_jax.batch.deadline.end_terms import EndTerms
+    from ferrum_jax.batch.deadline.forecaster import Outlook, WorkerReport
     from ferrum_jax.batch.job_plan import Plan
     from ferrum_jax.runtime.layout import Layout
 
 
-def show_plan(args: argparse.Namespace, config: EngineConfig, terms: EndTerms, known: WorkerPace | None) -> int:
+def show_plan(args: argparse.Namespace, config: EngineConfig, terms: EndTerms, known: WorkerReport | None) -> int:
     """Prints the plan, and whether it fits the terms; 1 if rows are bad already, else 0. known: of another job.
 
     Reads no weight, compiles and writes nothing.
     """
     from ferrum_jax.batch.input.files import reading_rows
     from ferrum_jax.batch.input.rows import Rows
-    from ferrum_jax.batch.job_plan import make_plan, paced_outlook
+    from ferrum_jax.batch.job_plan import make_plan, measured_outlook
     from ferrum_jax.batch.journal.job_folder import JobFolder
     from ferrum_jax.batch.journal.job_identity import begun_with, started_of
     from ferrum_jax.batch.reach import as_logged, reach_of
@@ -55,7 +55,7 @@ def show_plan(args: argparse.Namespace, config: EngineConfig, terms: EndTerms, k
         size = layout.ledger.block_size
         plan = make_plan(rows, journal, token_ids, foresee, block_size=size, max_model_len=layout.max_model_len)
         padding = expected_padding(as_logged(rows, token_ids, layout.max_model_len, foresee), layout)
-        paced = paced_outlook(rows, journal, terms, time.time(), known)
+        paced = measured_outlook(rows, journal, terms, time.time(), known)
     _print(args, plan, layout, padding, paced, terms)
     return 1 if plan.num_bad or plan.num_refused else 0
 

@@ -6,7 +6,7 @@ import argparse
 import time
 from collections.abc import Callable
 
-from ferrum_jax.batch.ending.end_terms import EndTerms, deadline_of, money_of, span_of
+from ferrum_jax.batch.deadline.end_terms import EndTerms, deadline_of, money_of, span_of
 
 
 def add_end(batch: argparse.ArgumentParser) -> None:

@@ -20,7 +20,7 @@ from ferrum_jax.io.paths import is_hub_id, is_url
 
 if TYPE_CHECKING:
     from ferrum_jax.batch.job import JobStart
-    from ferrum_jax.batch.verify.said import JobSaid
+    from ferrum_jax.batch.journal.job_record import JobRecord
     from ferrum_jax.inputs.identity import ModelIdentity
     from ferrum_jax.inputs.sizes.engine_sizes import Reach
     from ferrum_jax.llm import LLM
@@ -85,7 +85,7 @@ def verifying_llm(
     stack: contextlib.ExitStack,
     start: JobStart,
     check: Callable[[ModelIdentity], None],
-    said: JobSaid,
+    record: JobRecord,
     taken: Sequence[str],
 ) -> LLM:
     """As `job_llm`. taken: of `take_loading`. A length of the record may be more than another model has, so where that
@@ -93,51 +93,30 @@ def verifying_llm(
     """
     from ferrum_jax.batch.verify.verify_job import OtherModel
 
+    def check_digests(identity: ModelIdentity) -> None:
+        check(dataclasses.replace(identity, max_model_len=(record.model or {}).get("max_model_len")))
+
     try:
         return job_llm(args, stack, start, check)
     except OtherModel:
         raise
     except ValueError:
         if "max_model_len" in taken:
-            _compare_without_length(args, stack, start, check, said)
+            vars(args).pop("max_model_len")
+            check_digests(job_llm(args, stack, start, check_digests).identity)  # an encoder's is not whole before
         raise
 
 
-def _compare_without_length(
-    args: argparse.Namespace,
-    stack: contextlib.ExitStack,
-    start: JobStart,
-    check: Callable[[ModelIdentity], None],
-    said: JobSaid,
-) -> None:
-    """Raises OtherModel where the model is another. It loads it, as long as it can be, until its digests are known."""
-    from ferrum_jax.batch.verify.verify_job import OtherModel
-
-    def check_digests(identity: ModelIdentity) -> None:
-        check(dataclasses.replace(identity, max_model_len=recorded))
-        if identity.weights is not None:
-            raise ValueError("the model is the one that answered")  # which ends the loading
-
-    recorded = (said.model or {}).get("max_model_len")
-    vars(args).pop("max_model_len")
-    try:
-        check_digests(job_llm(args, stack, start, check_digests).identity)  # an encoder's is not whole before
-    except OtherModel:
-        raise
-    except ValueError:
-        return
-
-
-def take_loading(args: argparse.Namespace, said: JobSaid) -> list[str]:
+def take_loading(args: argparse.Namespace, record: JobRecord) -> list[str]:
     """Sets what the flags leave open as the report has it; the names of the engine's settings that it set.
 
     The report gives the engine's settings that decide answers; how much of this machine is used is not for it to say.
     Raises ValueError where neither names a model, where rows read what the flags do not open, and where flags ask for
     other answers than the job's.
     """
-    loading, config = said.loading, said.loading.get("config") or {}
-    _refuse_others(args, said)
-    if os.path.isdir(folder := args.input or said.input_path) and "image_root" not in args:
+    loading, config = record.loading, record.loading.get("config") or {}
+    _refuse_others(args, record)
+    if os.path.isdir(folder := args.input or record.input["path"]) and "image_root" not in args:
         args.image_root = folder
     for name in _OPENED:
         if config.get(name) and name not in args:
@@ -147,7 +126,7 @@ def take_loading(args: argparse.Namespace, said: JobSaid) -> list[str]:
                 f"{flag} again"
             )
     if args.input is None:
-        _require_near(said.input_path, args.output, "--input")
+        _require_near(record.input["path"], args.output, "--input")
     if args.model is None:
         if not loading.get("model"):
             raise ValueError("the report does not say where the model is; name it with --model")
@@ -155,14 +134,14 @@ def take_loading(args: argparse.Namespace, said: JobSaid) -> list[str]:
         _require_near(loading.get("tokenizer") if args.tokenizer is None else None, args.output, "--tokenizer")
         args.model, args.tokenizer = loading["model"], args.tokenizer or loading.get("tokenizer")
     if args.model == loading.get("model"):
-        args.revision = args.revision or said.commit or loading.get("revision")
+        args.revision = args.revision or record.commit or loading.get("revision")
     if not args.adapter:
         for name, path in (adapters := loading.get("adapters") or {}).items():
             _require_near(path, args.output, f"--adapter {name}=URL")
         args.adapter = [f"{name}={path}" for name, path in adapters.items()]
-    if said.model is not None and "generation" not in said.model:
+    if record.model is not None and "generation" not in record.model:
         args.generation_config = "none"
-    own = {name: (said.model or {}).get(name) for name in ("dtype", "max_model_len")}
+    own = {name: (record.model or {}).get(name) for name in ("dtype", "max_model_len")}
     own["max_adapters"] = len(args.adapter) or None
     found = {**own, **{name: config.get(name) for name in _TAKEN if config.get(name) is not None}}
     taken = {name: value for name, value in found.items() if name not in args and value is not None}
@@ -170,10 +149,10 @@ def take_loading(args: argparse.Namespace, said: JobSaid) -> list[str]:
     return list(taken)
 
 
-def _refuse_others(args: argparse.Namespace, said: JobSaid) -> None:
+def _refuse_others(args: argparse.Namespace, record: JobRecord) -> None:
     """Raises ValueError for a flag that is not as the job was run. What no record tells of is as the flags say."""
-    config, model = said.loading.get("config"), said.model or {}
-    recorded: dict[str, Any] = {"seed": said.settings["seed"]}
+    config, model = record.loading.get("config"), record.model or {}
+    recorded: dict[str, Any] = {"seed": record.settings["seed"]}
     fields = EngineConfig.__dataclass_fields__
     if config is not None:
         recorded |= {name: config.get(name, fields[name].default) for name in _RECORDED}

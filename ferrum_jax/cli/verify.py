@@ -65,12 +65,11 @@ def add(commands: Any) -> None:
 
 
 def _run(args: argparse.Namespace) -> int:
-    from ferrum_jax.batch.verify.findings import Findings
     from ferrum_jax.batch.verify.show import as_json, shown
-    from ferrum_jax.batch.verify.verify_job import EXIT_DIFFERS, Options, VerifyStopped, read_said, verify_job
+    from ferrum_jax.batch.verify.verify_job import EXIT_DIFFERS, Options, VerifyStopped, record_of, verify_job
     from ferrum_jax.core.progress import plain_console, status
 
-    findings, console = Findings(), plain_console(stderr=True)
+    console = plain_console(stderr=True)
     seed = random.SystemRandom().getrandbits(32) if args.sample_seed is None else args.sample_seed
     options = Options(
         report_path=args.report,
@@ -79,8 +78,8 @@ def _run(args: argparse.Namespace) -> int:
         seed=seed,
         margin=args.margin,
     )
-    said = read_said(args.output, options, findings)
-    taken = take_loading(args, said)
+    record = record_of(args.output, args.report)
+    taken = take_loading(args, record)
     adapters_of(args, job_config(args))
     with contextlib.ExitStack() as stack, contextlib.ExitStack() as spinner:
         tell = spinner.enter_context(status(console, f"verifying {args.output}"))
@@ -88,12 +87,12 @@ def _run(args: argparse.Namespace) -> int:
         def make(start: JobStart, check: Callable[[ModelIdentity], None]) -> LLM:
             nonlocal tell
             spinner.close()  # loading has a spinner of its own
-            llm = verifying_llm(args, stack, start, check, said, taken)
+            llm = verifying_llm(args, stack, start, check, record, taken)
             tell = spinner.enter_context(status(console, f"verifying {args.output}"))
             return llm
 
         try:
-            found = verify_job(make, args.output, said, findings, options, lambda text: tell(text))
+            found = verify_job(make, args.output, record, options, lambda text: tell(text))
             code = 0 if found.is_right else EXIT_DIFFERS
         except VerifyStopped as stopped:
             found, code = stopped.found, stopped.code

@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from ferrum_jax.engine.engine_thread import EngineThread
-from ferrum_jax.io import fresh
+from ferrum_jax.io import child
 from ferrum_jax.io.watched_threads import Told, start_thread, watch_all_threads
 from ferrum_jax.llm import LLM
 from ferrum_jax.serve.engine_side import EngineSide
@@ -43,7 +43,7 @@ class LinkedProcess:
         """function: that it calls. make_order: of the file descriptor of its end of the link."""
         self._link, other = socket.socketpair()
         fds = (other.fileno(), *pass_fds)
-        self.process = fresh.start(function, make_order(other.fileno()), pass_fds=fds)
+        self.process = child.start(function, make_order(other.fileno()), pass_fds=fds)
         other.close()
         self.outbox = Outbox()
 
@@ -59,8 +59,7 @@ class LinkedProcess:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.tell("stop")
             self.process.wait(within_s)
-        self.process.kill()
-        self.process.wait()
+        child.end(self.process)
         self._link.close()
 
 

@@ -32,7 +32,6 @@ from rich.console import Console
 
 from ferrum_jax.batch.job import EXIT_PREEMPTED, JobOptions, JobSettings, run_batch
 from ferrum_jax.batch.journal.leases import Leases
-from ferrum_jax.batch.journal.parts import JobParts
 from tests.batch.fake_llm import FakeLLM
 from tests.batch.running import num_lines, row_records
 
@@ -207,9 +206,9 @@ def kill_those_who_share(arena: Arena, kills: int) -> int:
     while num_killed < kills:
         steps_s = [0.03, 0.01, 0.003]
         arena.random.shuffle(steps_s)
-        what = [(JobParts, "_advance"), (Leases, "advance")][num_killed % 2]
+        change = ("give", "_create")[num_killed % 2]
         count, after = arena.random.randrange(1, 4), arena.random.random() < 0.5
-        killed = arena.start(functools.partial(_kill_at_change, *what, count, after), step_s=steps_s[0])
+        killed = arena.start(functools.partial(_kill_at_change, change, count, after), step_s=steps_s[0])
         others = [arena.start(step_s=s, leaves_early=arena.random.random() < 0.5) for s in steps_s[1:]]
         code = arena.wait(killed)
         assert code in (-signal.SIGKILL, 1), f"the worker that was to be killed ended with {code}"
@@ -221,9 +220,9 @@ def kill_those_who_share(arena: Arena, kills: int) -> int:
     return num_killed
 
 
-def _kill_at_change(of: type, name: str, count: int, after: bool) -> None:
-    """Makes this process kill itself at the count-th call of a method that changes whose rows are."""
-    setattr(of, name, _deadly(getattr(of, name), itertools.count(1), count, after))
+def _kill_at_change(name: str, count: int, after: bool) -> None:
+    """Makes this process kill itself at the count-th call of a method of leases that changes whose rows are."""
+    setattr(Leases, name, _deadly(getattr(Leases, name), itertools.count(1), count, after))
 
 
 def stop_workers(arena: Arena, stops: int) -> int:

@@ -4,7 +4,7 @@
     python -m tests.batch.hundred_program --rows 3000 --seconds 40 --kills 4
     python -m tests.batch.hundred_program late                               a deadline that cannot be kept
 
-Workers are processes over fake devices whose paces are 1:2:4:8: a device takes as long for a step whatever the host
+Workers are processes over fake devices whose rates are 1:2:4:8: a device takes as long for a step whatever the host
 does, unless the host comes late, which is counted. The plan before the start is what `batch --plan` says on each
 machine after another job there. Prints lines of what is foreseen and what happens, and one of JSON at the end.
 """
@@ -23,18 +23,18 @@ import time
 from pathlib import Path
 from typing import Any
 
-from ferrum_jax.batch.ending.end_terms import EndTerms
-from ferrum_jax.batch.ending.ending import WorkerPace
+from ferrum_jax.batch.deadline.end_terms import EndTerms
+from ferrum_jax.batch.deadline.forecaster import WorkerReport
 from ferrum_jax.batch.input.files import reading_rows
 from ferrum_jax.batch.input.rows import Rows
 from ferrum_jax.batch.job import EXIT_OK
-from ferrum_jax.batch.job_plan import outlook_rows, paced_outlook
+from ferrum_jax.batch.job_plan import measured_outlook, outlook_rows
 from ferrum_jax.io.files.store import open_store
 from tests.batch.fake_llm import json_lines
 from tests.batch.machine import Machine
 from tests.batch.running import num_lines
 
-PACES = (1, 2, 4, 8)
+RATES = (1, 2, 4, 8)
 _EARLIER_S = 15.0  # of the other job on each machine, or a tenth of this one
 _LEFT = re.compile(r"(\d+):(\d\d):(\d\d) left")
 
@@ -51,10 +51,10 @@ class Hundred:
     def __post_init__(self) -> None:
         self.input, self.output = self.folder / "in.jsonl", self.folder / "out.jsonl"
         self.write(self.input, self.num_rows)
-        rates = [self.num_rows / self.seconds * pace / sum(PACES) for pace in PACES]  # rows a second
+        rates = [self.num_rows / self.seconds * throughput / sum(RATES) for throughput in RATES]  # rows a second
         self.machines = [
-            Machine(self.folder / f"machine-{pace}", rate=rate, is_quick=self.seconds < 300)
-            for pace, rate in zip(PACES, rates, strict=True)
+            Machine(self.folder / f"machine-{throughput}", rate=rate, is_quick=self.seconds < 300)
+            for throughput, rate in zip(RATES, rates, strict=True)
         ]
 
     def write(self, path: Path, num_rows: int) -> None:
@@ -68,26 +68,26 @@ class Hundred:
 
     # -- the plan ----------------------------------------------------------------------------------------
 
-    def measure(self) -> list[WorkerPace]:
-        """The pace of each machine in another job there, which all run beside each other."""
+    def measure(self) -> list[WorkerReport]:
+        """The throughput of each machine in another job there, which all run beside each other."""
         seconds = min(_EARLIER_S, max(self.seconds / 10, 4.0))
-        for machine, pace in zip(self.machines, PACES, strict=True):
-            num_rows = round(self.num_rows / self.seconds * pace / sum(PACES) * seconds)
+        for machine, throughput in zip(self.machines, RATES, strict=True):
+            num_rows = round(self.num_rows / self.seconds * throughput / sum(RATES) * seconds)
             self.write(machine.folder / "in.jsonl", max(num_rows, 64))
             machine.start(machine.folder / "in.jsonl", machine.folder / "out.jsonl")
         codes = [machine.wait() for machine in self.machines]
-        assert codes == [EXIT_OK] * len(PACES), f"the other jobs ended with {codes}"
-        return [machine.pace() for machine in self.machines]
+        assert codes == [EXIT_OK] * len(RATES), f"the other jobs ended with {codes}"
+        return [machine.throughput() for machine in self.machines]
 
-    def plan(self, known: list[WorkerPace]) -> dict[str, float]:
-        """What `batch --plan` says on each machine, and what follows for all of them. known: their paces."""
+    def plan(self, known: list[WorkerReport]) -> dict[str, float]:
+        """What `batch --plan` says on each machine, and what follows for all of them. known: their throughputs."""
         terms, now = EndTerms(deadline=time.time() + 2 * self.seconds), time.time()
         store, ways = open_store(f"{self.output}.journal"), []
         with open(self.input, "rb") as raw, reading_rows(raw, str(self.input)) as file:
             rows = Rows(file, 0, ["fake"], in_turn=True)
-            for machine, pace in zip(self.machines, known, strict=True):
-                found = paced_outlook(rows, store, terms, now, pace)
-                assert found is not None, "no pace was measured"
+            for machine, throughput in zip(self.machines, known, strict=True):
+                found = measured_outlook(rows, store, terms, now, throughput)
+                assert found is not None, "no throughput was measured"
                 ways.append(found[0])
                 print(machine.folder.name, *outlook_rows(*found, terms, now)[1], sep=": ")
         return {
@@ -100,8 +100,8 @@ class Hundred:
     def run(self, kills: int, middle_s: float, deadline: float) -> dict[str, Any]:
         """Runs the job by the deadline with so many kills before `middle_s`; what happened."""
         at_s = sorted(self.random.uniform(0.02, 0.92) * middle_s for _ in range(kills))
-        victims = [*range(len(PACES))] * (kills // len(PACES))
-        victims += self.random.sample(range(len(PACES)), kills % len(PACES))
+        victims = [*range(len(RATES))] * (kills // len(RATES))
+        victims += self.random.sample(range(len(RATES)), kills % len(RATES))
         self.random.shuffle(victims)
         began_s, back_s, killed = time.monotonic(), dict[int, float](), list[str]()
         for machine in self.machines:
@@ -117,19 +117,19 @@ class Hundred:
                     at_s.pop(0)
                     victims.remove(at_work[0])
                     back_s[at_work[0]] = gone_s + self.random.uniform(0.003, 0.025) * self.seconds
-                    killed.append(f"{PACES[at_work[0]]}x at {gone_s:.0f} s for {back_s[at_work[0]] - gone_s:.1f} s")
+                    killed.append(f"{RATES[at_work[0]]}x at {gone_s:.0f} s for {back_s[at_work[0]] - gone_s:.1f} s")
             time.sleep(0.02)
         return {"took_s": time.monotonic() - began_s, "began_s": began_s, "killed": killed, "not_killed": len(at_s)}
 
     def foreseen(self, began_s: float, at_s: float) -> dict[int, float]:
-        """The end, in seconds after the start, as each machine shows it last in the 15 s before then; by its pace."""
+        """The end, in seconds after the start, as each machine shows it last in the 15 s before then; by its rate."""
         found = {}
-        for machine, pace in zip(self.machines, PACES, strict=True):
+        for machine, throughput in zip(self.machines, RATES, strict=True):
             for when_s, line in machine.shown():
                 left = _LEFT.search(line)
                 if left and max(at_s - 15, 0) < when_s - began_s <= at_s:
                     hours, minutes, seconds = map(int, left.groups())
-                    found[pace] = round(when_s - began_s + 3600 * hours + 60 * minutes + seconds, 1)
+                    found[throughput] = round(when_s - began_s + 3600 * hours + 60 * minutes + seconds, 1)
         return found
 
     def prove(self) -> dict[str, Any]:
@@ -164,7 +164,11 @@ def run_hundred(job: Hundred, kills: int, slack: float) -> dict[str, Any]:
     shares = [min(60.0, job.seconds / 4), took_s / 4, took_s / 2, 0.75 * took_s]
     shown = {f"{at_s:.0f} s": job.foreseen(began_s, at_s) for at_s in shares}
     for at, ends in shown.items():
-        print(f"the end as shown at {at}", ", ".join(f"{pace}x {end_s} s" for pace, end_s in ends.items()), sep=": ")
+        print(
+            f"the end as shown at {at}",
+            ", ".join(f"{throughput}x {end_s} s" for throughput, end_s in ends.items()),
+            sep=": ",
+        )
     down_s = [machine.down_s() for machine in job.machines]
     for machine, seconds in zip(job.machines, down_s, strict=True):
         share, ended_s = machine.idle()
@@ -182,7 +186,7 @@ def run_hundred(job: Hundred, kills: int, slack: float) -> dict[str, Any]:
         "took_for_shown": {at: round(took_s * len(ends) / sum(ends.values()), 3) for at, ends in shown.items() if ends},
         "cpus_used": round(cpu_s / took_s, 2),
         "most_waits_for_host": round(max(machine.idle()[0] for machine in job.machines), 3),
-        "lost_to_kills": round(sum(map(operator.mul, PACES, down_s)) / sum(PACES) / took_s, 3),
+        "lost_to_kills": round(sum(map(operator.mul, RATES, down_s)) / sum(RATES) / took_s, 3),
         **job.prove(),
     }
 

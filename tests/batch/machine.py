@@ -14,9 +14,9 @@ from pathlib import Path
 
 from rich.console import Console
 
-from ferrum_jax.batch.ending.end_terms import EndTerms
-from ferrum_jax.batch.ending.ending import WorkerPace
-from ferrum_jax.batch.ending.row_meter import TokenPace
+from ferrum_jax.batch.deadline.end_terms import EndTerms
+from ferrum_jax.batch.deadline.forecaster import WorkerReport
+from ferrum_jax.batch.deadline.row_meter import Throughput
 from ferrum_jax.batch.job import JobOptions, JobSettings, run_batch
 from tests.batch.fake_llm import FakeLLM
 
@@ -105,7 +105,7 @@ class Machine:
                     file.write(f"{time.monotonic()}\n")
             device.step(llm)
 
-        options = dataclasses.replace(self._options, terms=EndTerms(deadline=deadline), on_pace=self._keep)
+        options = dataclasses.replace(self._options, terms=EndTerms(deadline=deadline), on_throughput=self._keep)
         code = run_batch(
             lambda start: FakeLLM(order=os.getpid(), width=self._width, on_step=step),
             source,
@@ -119,13 +119,13 @@ class Machine:
         (self.folder / "idle").write_text(json.dumps([share, device.free_s]))
         return code
 
-    def _keep(self, own: WorkerPace) -> None:
-        (self.folder / "pace").write_text(json.dumps({**dataclasses.asdict(own), "pace": own.pace}))
+    def _keep(self, own: WorkerReport) -> None:
+        (self.folder / "pace").write_text(json.dumps(vars(own)))
 
-    def pace(self) -> WorkerPace:
+    def throughput(self) -> WorkerReport:
         """What the last worker that came to an end measured."""
         said = json.loads((self.folder / "pace").read_text())
-        return WorkerPace(**{**said, "pace": TokenPace(*said["pace"]), "begun": tuple(said["begun"])})
+        return WorkerReport(**{**said, "throughput": Throughput(*said["throughput"])})
 
     def idle(self) -> tuple[float, float]:
         """How much of its time the device idled between steps of the last worker that came to an end, and when its

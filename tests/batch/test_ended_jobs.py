@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from ferrum_jax.batch.ending.end_terms import EndTerms
-from ferrum_jax.batch.ending.ending import Ending, WorkerPace
-from ferrum_jax.batch.ending.row_meter import TokenPace
+from ferrum_jax.batch.deadline.end_terms import EndTerms
+from ferrum_jax.batch.deadline.forecaster import Forecaster, WorkerReport
+from ferrum_jax.batch.deadline.row_meter import RowMeter, Throughput
 from ferrum_jax.batch.job import EXIT_OK, EXIT_PREEMPTED, JobOptions
 from ferrum_jax.batch.notice import Notice
-from ferrum_jax.batch.paces import Paces, earlier_paces
+from ferrum_jax.batch.worker_reports import WorkerReports, earlier_reports
 from ferrum_jax.io.files.store import LocalStore
 from tests.batch.fake_llm import FakeLLM, json_lines
 from tests.batch.running import run_rows
@@ -100,9 +100,9 @@ def test_a_budget_counts_what_earlier_runs_cost_and_a_higher_one_goes_on(tmp_pat
 
 def test_rows_that_are_passed_over_run_before_those_behind_them_once_they_fit(tmp_path, monkeypatch):
     job, begun = EndedJob(tmp_path, step_s=0.0), list[int]()
-    begin = Ending.begin
-    monkeypatch.setattr(Ending, "fits", lambda ending, index: index not in range(20, 70) or len(begun) >= 100)
-    monkeypatch.setattr(Ending, "begin", lambda ending, index, kept: (begun.append(index), begin(ending, index))[1])
+    begin = RowMeter.begin
+    monkeypatch.setattr(Forecaster, "fits", lambda forecaster, index: index not in range(20, 70) or len(begun) >= 100)
+    monkeypatch.setattr(RowMeter, "begin", lambda meter, index, kept: (begun.append(index), begin(meter, index))[1])
     assert job.run(within_s=600.0) == EXIT_OK and "Stopped" not in job.shown
     assert sorted(begun) == list(range(NUM_ROWS)) and begun[:100] != sorted(begun[:100])
     assert not set(range(20, 70)) & set(begun[:100]) and set(begun[100:150]) == set(range(20, 70))
@@ -140,8 +140,8 @@ def test_a_notice_without_urgency_leaves_time_to_write_and_a_signal_after_it_cou
     assert notice.reason == "the time ends" and notice.exit_code == EXIT_PREEMPTED
 
 
-PACE = WorkerPace(
-    pace=TokenPace(1e-4, 1e-3, 0.05, 100),
+REPORT = WorkerReport(
+    throughput=Throughput(1e-4, 1e-3, 0.05, 100),
     under_way=(5.0, 6.0),
     row_s=2.0,
     spent_s=30.0,
@@ -153,22 +153,24 @@ PACE = WorkerPace(
 def test_workers_know_one_another_by_their_paces_while_they_live(tmp_path):
     store = LocalStore(tmp_path)
     living = {"one"}
-    one, two = Paces(store, "one"), Paces(store, "two", lives=living.__contains__)
-    one.write(PACE)
+    one, two = WorkerReports(store, "one"), WorkerReports(store, "two", lives=living.__contains__)
+    one.write(REPORT)
     (found,) = two.others()
-    assert found.pace == PACE.pace and not found.is_alive  # of an earlier run, for all that is known
-    one.write(WorkerPace(**{**vars(PACE), "spent_s": 40.0}))
+    assert found.throughput == REPORT.throughput and not found.is_alive  # of an earlier run, for all that is known
+    one.write(WorkerReport(**{**vars(REPORT), "spent_s": 40.0}))
     (found,) = two.others()
     assert found.is_alive and found.spent_s == 40.0 and one.others() == []
     assert two.others()[0].is_alive and two.others()[0].worker == "one"
     living.clear()
     assert not two.others()[0].is_alive  # it was killed
-    one.write(WorkerPace(**{**vars(PACE), "spent_s": 50.0}))
+    one.write(WorkerReport(**{**vars(REPORT), "spent_s": 50.0}))
     assert two.others()[0].is_alive
-    one.write(WorkerPace(**{**vars(PACE), "pace": None}), ended=True)
+    one.write(WorkerReport(**{**vars(REPORT), "throughput": None}), ended=True)
     (found,) = two.others()
-    assert not found.is_alive and found.pace is None and [each.spent_s for each in earlier_paces(store)] == [30.0]
-    Paces(store, "three").write(PACE)
+    assert (
+        not found.is_alive and found.throughput is None and [each.spent_s for each in earlier_reports(store)] == [30.0]
+    )
+    WorkerReports(store, "three").write(REPORT)
     assert [each.worker for each in two.others() if each.is_alive] == ["three"]  # it appeared
 
 
@@ -176,7 +178,7 @@ def test_workers_know_one_another_by_their_paces_while_they_live(tmp_path):
 def test_a_damaged_pace_says_nothing(tmp_path, content):
     (tmp_path / "paces").mkdir()
     (tmp_path / "paces" / "bad.json").write_text(content)
-    assert earlier_paces(LocalStore(tmp_path)) == []
+    assert earlier_reports(LocalStore(tmp_path)) == []
 
 
 @pytest.mark.slow

@@ -13,15 +13,15 @@ import pytest
 from rich.console import Console
 
 from ferrum_jax.batch import reach
-from ferrum_jax.batch.ending.end_terms import EndTerms
-from ferrum_jax.batch.ending.ending import Outlook, WorkerPace
-from ferrum_jax.batch.ending.row_meter import TokenPace
+from ferrum_jax.batch.deadline.end_terms import EndTerms
+from ferrum_jax.batch.deadline.forecaster import Outlook, WorkerReport
+from ferrum_jax.batch.deadline.row_meter import Throughput
 from ferrum_jax.batch.input.rows import Rows
 from ferrum_jax.batch.job import JobOptions, run_batch
-from ferrum_jax.batch.job_plan import bounded_rows, make_plan, outlook_rows, paced_outlook, plan_table
+from ferrum_jax.batch.job_plan import bounded_rows, make_plan, measured_outlook, outlook_rows, plan_table
 from ferrum_jax.batch.reach import as_logged, reach_of
 from ferrum_jax.batch.report.recorder import padding_waste
-from ferrum_jax.cli.machine_pace import MachinePace
+from ferrum_jax.cli.machine_throughput import MachineThroughput
 from ferrum_jax.config import EngineConfig
 from ferrum_jax.inputs.params.transcription_params import TranscriptionParams
 from ferrum_jax.inputs.sizes.engine_sizes import Reach
@@ -79,14 +79,14 @@ def test_a_plan_counts_rows_tokens_and_shared_prefixes(folder):
     assert [path.name for path in folder.iterdir()] == ["in.jsonl"]
 
 
-def outlook_of(folder: Path, terms: EndTerms, known: WorkerPace | None = None) -> tuple[Outlook, str] | None:
+def outlook_of(folder: Path, terms: EndTerms, known: WorkerReport | None = None) -> tuple[Outlook, str] | None:
     with open(folder / "in.jsonl", "rb") as file:
-        return paced_outlook(Rows(file), LocalStore(folder / "out.jsonl.journal"), terms, 0.0, known)
+        return measured_outlook(Rows(file), LocalStore(folder / "out.jsonl.journal"), terms, 0.0, known)
 
 
 def test_a_plan_before_the_first_run_goes_by_another_job_with_a_wide_range(folder):
-    pace = TokenPace(0.01, 0.1, 0.03, 500)
-    known = WorkerPace(pace=pace, row_s=2.0, last_s=2.5, spent_s=9.0, price_per_hour=None)
+    throughput = Throughput(0.01, 0.1, 0.03, 500)
+    known = WorkerReport(throughput=throughput, row_s=2.0, last_s=2.5, spent_s=9.0, price_per_hour=None)
     outlook, by = outlook_of(folder, EndTerms(price_per_hour=3600.0), known)
     reads, writes = 10 * 65 + 3 * 40 + 95, 10 * 2 * 5 + 3 * 1024 + 6
     assert by == "by another job here" and outlook.spent == 0.0
@@ -109,9 +109,9 @@ def test_a_plan_of_a_job_that_is_done_has_nothing_left_and_knows_its_cost(folder
         and outlook.cost == pytest.approx(outlook.spent)
         and outlook.spent > 0
     )
-    (pace,) = (folder / "out.jsonl.journal/paces").iterdir()
-    for content in ("", "[]", "{}", '{"pace": 1}', pace.read_text().replace('"row_s": ', '"row_s": -')):
-        pace.write_text(content)
+    (path,) = (folder / "out.jsonl.journal/paces").iterdir()
+    for content in ("", "[]", "{}", '{"pace": 1}', path.read_text().replace('"row_s": ', '"row_s": -')):
+        path.write_text(content)
         assert outlook_of(folder, terms) is None
 
 
@@ -235,26 +235,33 @@ def test_the_report_says_how_much_of_all_runs_was_padding():
     assert padding_waste(*runs) == 0.6 and padding_waste() == 0.0
 
 
-def machine_pace(folder: Path, model: str = "m", **config: Any) -> MachinePace:
+def machine_throughput(folder: Path, model: str = "m", **config: Any) -> MachineThroughput:
     args = argparse.Namespace(model=model, revision=None)
-    return MachinePace(args, EngineConfig(**{"compilation_cache_dir": str(folder / "executables"), **config}))
+    return MachineThroughput(args, EngineConfig(**{"compilation_cache_dir": str(folder / "executables"), **config}))
 
 
 def test_a_machine_keeps_the_pace_of_a_model_and_its_settings(tmp_path):
-    own = WorkerPace(
-        pace=TokenPace(0.01, 0.1, 0.03, 500), under_way=(7.0, 8.0), row_s=2.0, spent_s=9.0, price_per_hour=4.0
+    own = WorkerReport(
+        throughput=Throughput(0.01, 0.1, 0.03, 500), under_way=(7.0, 8.0), row_s=2.0, spent_s=9.0, price_per_hour=4.0
     )
-    assert machine_pace(tmp_path).find() is None
-    machine_pace(tmp_path).keep(own)
-    found = machine_pace(tmp_path, seed=3).find()
-    assert found is not None and found.pace == own.pace and (found.spent_s, found.under_way) == (0.0, (0.0, 0.0))
-    assert machine_pace(tmp_path, max_num_seqs=8).find() is None and machine_pace(tmp_path, "other").find() is None
+    assert machine_throughput(tmp_path).find() is None
+    machine_throughput(tmp_path).keep(own)
+    found = machine_throughput(tmp_path, seed=3).find()
+    assert (
+        found is not None
+        and found.throughput == own.throughput
+        and (found.spent_s, found.under_way) == (0.0, (0.0, 0.0))
+    )
+    assert (
+        machine_throughput(tmp_path, max_num_seqs=8).find() is None
+        and machine_throughput(tmp_path, "other").find() is None
+    )
     (file,) = (tmp_path / "paces").iterdir()
     file.write_text("{}")
-    assert machine_pace(tmp_path).find() is None
-    machine_pace(tmp_path, "few").keep(dataclasses.replace(own, pace=own.pace._replace(num_rows=9)))
-    machine_pace(tmp_path, "none").keep(dataclasses.replace(own, pace=None))
-    assert machine_pace(tmp_path, "few").find() is None and machine_pace(tmp_path, "none").find() is None
-    nowhere = machine_pace(tmp_path, compilation_cache_dir=None)
+    assert machine_throughput(tmp_path).find() is None
+    machine_throughput(tmp_path, "few").keep(dataclasses.replace(own, throughput=own.throughput._replace(num_rows=9)))
+    machine_throughput(tmp_path, "none").keep(dataclasses.replace(own, throughput=None))
+    assert machine_throughput(tmp_path, "few").find() is None and machine_throughput(tmp_path, "none").find() is None
+    nowhere = machine_throughput(tmp_path, compilation_cache_dir=None)
     nowhere.keep(own)
     assert nowhere.find() is None and len(list((tmp_path / "paces").iterdir())) == 1

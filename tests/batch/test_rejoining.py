@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from ferrum_jax.batch.ending.ending import WorkerPace
-from ferrum_jax.batch.ending.row_meter import TokenPace
+from ferrum_jax.batch.deadline.forecaster import WorkerReport
+from ferrum_jax.batch.deadline.row_meter import Throughput
 from ferrum_jax.batch.input.rows import Rows
 from ferrum_jax.batch.job import EXIT_OK, JobOptions
 from ferrum_jax.batch.journal.journal import OK, PARTIAL, Journal
 from ferrum_jax.batch.journal.leases import Leases
-from ferrum_jax.batch.paces import Paces
+from ferrum_jax.batch.worker_reports import WorkerReports
 from ferrum_jax.io.files.store import LocalStore
 from ferrum_jax.runtime.runner import Runner
 from tests.batch.fake_llm import json_lines
@@ -24,7 +24,9 @@ from tests.support import INVARIANT, small_llm
 
 pytestmark = pytest.mark.slow
 IN_PART, LONG = 8, (6, 7)  # rows of a part; those of the first that take 150 steps
-SLOW = WorkerPace(pace=TokenPace(0.0, 100.0, 0.05, 9), row_s=1e4, spent_s=0.0, price_per_hour=None, is_alive=True)
+SLOW = WorkerReport(
+    throughput=Throughput(0.0, 100.0, 0.05, 9), row_s=1e4, spent_s=0.0, price_per_hour=None, is_alive=True
+)
 
 
 class SlowWorker:
@@ -34,17 +36,18 @@ class SlowWorker:
         with open(folder / "in.jsonl", "rb") as file:
             layout = Rows(file, 0, ["tiny"]).part_layout
         store = LocalStore(folder / "out.jsonl.journal")
-        self._leases, self._paces = Leases(store, "slow", layout, expiry_s=60.0), Paces(store, "slow")
+        self._leases, self._reports = Leases(store, "slow", layout, expiry_s=60.0), WorkerReports(store, "slow")
         assert self._leases.acquire("1") == 1
         self.num_steps, self.has_given = 0, False
 
     def step(self) -> None:
         """Beside each step of the other."""
         self.num_steps += 1
-        self._paces.write(dataclasses.replace(SLOW, spent_s=float(self.num_steps), num_slots=8, num_queued=IN_PART))
-        runs = [each.num_running for each in self._paces.others() if not each.num_queued]
+        self._reports.write(dataclasses.replace(SLOW, spent_s=float(self.num_steps), num_slots=8, num_queued=IN_PART))
+        runs = [each.num_running for each in self._reports.others() if not each.num_queued]
         if not self.has_given and runs == [len(LONG)]:
-            self.has_given = self._leases.advance("1", 2, gives=True)
+            self._leases.give("1", 2)
+            self.has_given = True
 
 
 def run(folder: Path) -> None:

@@ -32,7 +32,7 @@ def test_a_refusal_keeps_its_words():
     [
         ("break_down", {}, "KeyError: 'no such stream'"),
         ("crash", {}, "its process was ended by SIGSEGV"),
-        ("leave", {}, "its process was ended with exit code 3"),
+        ("leave", {}, "its process ended with exit code 3"),
         ("hang", {"seconds": 0.5}, "it took more than 0.5 s"),
         ("sleep", {"seconds": 0.5}, "it took more than 0.5 s"),
         ("hoard", {}, "it took more than 256 MiB of memory"),

@@ -83,7 +83,7 @@ MAY_USE = {
     "ferrum_jax.serve.http": ("starlette", "prometheus_client"),
     "ferrum_jax.serve.app": ("starlette", "uvicorn"),
     "ferrum_jax.batch": ("rich", "numpy", "pyarrow", "ray"),
-    "ferrum_jax.batch.ending": ("numpy",),
+    "ferrum_jax.batch.deadline": ("numpy",),
     "ferrum_jax.batch.input": ("numpy", "pyarrow"),
     "ferrum_jax.batch.journal": ("numpy",),
     "ferrum_jax.batch.report": ("rich",),

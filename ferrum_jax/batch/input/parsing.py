@@ -23,7 +23,7 @@ from typing import Any, BinaryIO
 
 from ferrum_jax.batch.input.formats import NO_DEFAULTS, BadRow, own_name, parse_line
 from ferrum_jax.batch.input.ordering import Features
-from ferrum_jax.io import fresh
+from ferrum_jax.io import child
 
 _CHUNK_BYTES = 1 << 20
 _LEAST_BYTES = 16 << 20  # of input per process: starting one takes a third of a second, parsing this much a second
@@ -145,7 +145,7 @@ def parser(seed: int, defaults: Mapping[str, Any] = NO_DEFAULTS) -> Iterator[Con
     with own:
         with its:
             asked = its.fileno(), seed, dict(defaults)
-            process = fresh.start("ferrum_jax.batch.input.parsing:serve", asked, pass_fds=[its.fileno()])
+            process = child.start("ferrum_jax.batch.input.parsing:serve", asked, pass_fds=[its.fileno()])
         with process:
             try:
                 yield own

@@ -156,7 +156,7 @@ class JobFolder:
         for _ in range(_MOST_TURNS):
             if (epoch := leases.acquire("partial")) is not None:
                 path = self._merge_partial(rows, journal)
-                leases.advance("partial", epoch + 1, gives=True)
+                leases.give("partial", epoch + 1)
                 return path
             time.sleep(_TURN_S)
         return None
@@ -170,13 +170,13 @@ class JobFolder:
         name = f"partial.{self.name}"
         if self.journal.size(name) is None or object_in(self.journal.read(_OF_PARTIAL)) != found:
             with self.journal.writing(name) as output, writing_rows(output, name) as lines:
-                merge(rows, journal, self.journal, lines)
+                merge(rows, journal, lines)
             self.journal.replace(_OF_PARTIAL, file_of(found))
         return f"{self.target}.journal/{name}"
 
     def merge(self, rows: Rows, journal: Journal) -> None:
         with self.output.writing(self.name) as output, writing_rows(output, self.name) as lines:
-            digest = merge(rows, journal, self.journal, lines)
+            digest = merge(rows, journal, lines)
         merged = {"layout": rows.layout, "bytes": self.output.size(self.name), "digest": digest}
         self.journal.replace(_MERGED, file_of(merged))
         for name in (f"partial.{self.name}", _OF_PARTIAL):  # of a run that was stopped: it says less

@@ -107,10 +107,14 @@ class Journal:
         place = self._partials.get(index)
         if place is None:
             return ()
-        content = self._store.read(self._segments[place.segment], place.offset, place.length)
+        return decode_partial(self.read(self._segments[place.segment], place.offset, place.length))
+
+    def read(self, segment: str, start: int = 0, length: int | None = None) -> bytes:
+        """Bytes of a segment. Raises OSError where it is no longer there."""
+        content = self._store.read(segment, start, length)
         if content is None:
-            raise OSError(f"{self._segments[place.segment]} of the journal has vanished; start the job again")
-        return decode_partial(content)
+            raise OSError(f"{segment} of the journal has vanished; start the job again")
+        return content
 
     def refresh(self) -> None:
         """Reads the segments that are new. Raises ValueError if they hold rows that the input does not."""
@@ -118,9 +122,7 @@ class Journal:
         for name in sorted(self._store.names("segments")):
             path = f"segments/{name}"
             if path not in self._known and not name.startswith(f"{self._worker}."):  # its own are booked by `flush`
-                content = self._store.read(path)
-                if content is None:
-                    raise OSError(f"{path} of the journal vanished while it was read; start the job again")
+                content = self.read(path)
                 with self._books:
                     self._book(path, content, strange)
         if strange:
@@ -143,19 +145,14 @@ class Journal:
         """The lines of rows that failed while they ran, in the order of the input."""
         for index in np.flatnonzero(self._state == _IS_FAILED).tolist():
             name, start, length = self._segments[self._segment[index]], self._offset[index], self._length[index]
-            content = self._store.read(name, int(start), int(length))
-            if content is None:
-                raise OSError(f"{name} of the journal has vanished; start the job again")
-            yield json.loads(content)
+            yield json.loads(self.read(name, int(start), int(length)))
 
     def answers(self, most_bytes: int) -> Iterator[tuple[int, bytes]]:
         """Rows that have an answer and their lines, of the newest segments first, about so many bytes of them."""
         for name, rows, offsets, lengths in reversed(list(self.lines())):
             if most_bytes <= 0:
                 return
-            content = self._store.read(name)
-            if content is None:
-                raise OSError(f"{name} of the journal has vanished; start the job again")
+            content = self.read(name)
             for index, start, length in zip(rows, offsets.tolist(), lengths.tolist(), strict=True):
                 if self._state[index] == _IS_OK:
                     most_bytes -= length
@@ -175,16 +172,7 @@ class Journal:
         with self._books:
             self._pending += record
             end = len(self._pending)
-            self._pending_records.append(
-                _Record(
-                    kind,
-                    index,
-                    epoch,
-                    end - 1 - len(payload),
-                    len(payload),
-                    usage_in(payload),
-                )
-            )
+            self._pending_records.append(_record(kind, index, epoch, end - 1, payload))
             is_full = end > _FLUSH_BYTES
             self.busy_s += time.perf_counter() - started_s
         if is_full:
@@ -236,16 +224,7 @@ class Journal:
             if index is None:
                 strange.append(_name(payload))
             else:
-                records.append(
-                    _Record(
-                        kind,
-                        index,
-                        int(epoch),
-                        end - len(payload),
-                        len(payload),
-                        usage_in(payload),
-                    )
-                )
+                records.append(_record(kind, index, int(epoch), end, payload))
             start = end + 1
         self._book_records(path, records)
 
@@ -290,6 +269,11 @@ class Journal:
         self._counts += np.bincount(self._state[indices], minlength=len(self._counts)) - before
         for index in indices.tolist() if self._partials else ():
             self._partials.pop(index, None)
+
+
+def _record(kind: bytes, index: int, epoch: int, end: int, payload: bytes) -> _Record:
+    """end: of the payload in its segment."""
+    return _Record(kind, index, epoch, end - len(payload), len(payload), usage_in(payload))
 
 
 def _is_whole(record: bytes) -> bool:

@@ -9,8 +9,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ferrum_jax.batch.ending.end_terms import EndTerms
-from ferrum_jax.batch.ending.ending import WorkerPace
+from ferrum_jax.batch.deadline.end_terms import EndTerms
+from ferrum_jax.batch.deadline.forecaster import WorkerReport
 from ferrum_jax.batch.journal.journal import Journal
 from ferrum_jax.batch.journal.leases import Leases
 from ferrum_jax.io.files.store import Store, open_store
@@ -27,8 +27,8 @@ class JobOptions:
     workers run all rows that are left. new_run: begin anew, and move the job
     that is there aside. strict_bits: refuse to go on where equal bits are not promised.
     page_path: path or URL of an HTML report. loading: how the command loads the model, and its input where that is
-    not the file of rows; as JSON, for the report's record. terms: of the run's end and its cost. on_pace: told at the
-    end what the worker measured of itself. on_progress: told now and then how many rows were answered and how many
+    not the file of rows; as JSON, for the report's record. terms: of the run's end and its cost. on_throughput: told at
+    the end what the worker measured of itself. on_progress: told now and then how many rows were answered and how many
     failed, of the whole job. open_store: the store of a folder.
     """
 
@@ -44,7 +44,7 @@ class JobOptions:
     page_path: str | os.PathLike[str] | None = None
     loading: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     terms: EndTerms = dataclasses.field(default_factory=EndTerms)
-    on_pace: Callable[[WorkerPace], None] = lambda own: None
+    on_throughput: Callable[[WorkerReport], None] = lambda own: None
     on_progress: Callable[[int, int], None] = lambda num_ok, num_failed: None
     open_store: Callable[[str], Store] = open_store
 

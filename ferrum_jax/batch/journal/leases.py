@@ -141,15 +141,23 @@ class Leases:
             self._known[name] = Lease(worker, int(cut) if cut else None)
         return self._known[name]
 
-    def advance(self, part: str, epoch: int, *, cut: int | None = None, gives: bool = False) -> bool:
-        """Creates the epoch for this worker, or for nobody where it gives the part back; False if it is there.
+    def advance(self, part: str, epoch: int, *, cut: int | None = None) -> bool:
+        """Creates the epoch for this worker; False if it is there. cut: keeps only what lies before it."""
+        return self._create(part, epoch, Lease(self.worker, cut))
 
-        cut: keeps only what lies before it.
+    def give(self, part: str, epoch: int, *, cut: int | None = None) -> None:
+        """Opens a part of this worker from the epoch on. cut: keeps what lies before it; None keeps nothing.
+
+        Raises LeaseLost if another worker has the part.
         """
-        content = b"" if gives else self.worker.encode() + (b"" if cut is None else b" %d" % cut)
-        name = f"{self._folder}/{part}.{epoch}"
+        lease = Lease("") if cut is None else Lease(self.worker, cut)
+        if not self._create(part, epoch, lease) and self.lease(part, epoch) != lease:  # the store's answer may be lost
+            raise LeaseLost(f"another worker took over the rows of part {part}")
+
+    def _create(self, part: str, epoch: int, lease: Lease) -> bool:
+        content = lease.worker.encode() + (b"" if lease.cut is None else b" %d" % lease.cut)
         # a lease need not survive a loss of power, because its worker does not either
-        return self._store.create(name, content, lasts=False)
+        return self._store.create(f"{self._folder}/{part}.{epoch}", content, lasts=False)
 
     def is_held_elsewhere(self, part: str) -> bool:
         """Whether another worker, which lives, has the part."""

@@ -42,7 +42,7 @@ def images_digest(digests: Iterable[str]) -> str:
     return hashlib.blake2b(" ".join(digests).encode(), digest_size=_DIGITS // 2).hexdigest()
 
 
-def recorded_response(id: str, custom_id: str, body: Mapping[str, Any], said: Mapping[str, Any]) -> str:
+def recorded_response(id: str, custom_id: str | None, body: Mapping[str, Any], said: Mapping[str, Any]) -> str:
     """The response of a line as JSON. said: what its record says beside the digest of the line."""
     text, record = json_of(body), json_of(said)
     line = f'"{LINE}": "{_line_digest(id, custom_id, text, record)}"}}'
@@ -50,12 +50,8 @@ def recorded_response(id: str, custom_id: str, body: Mapping[str, Any], said: Ma
     return f'{{"status_code": 200, "request_id": "req_{id}", "body": {text}, "{RECORD}": {record}}}'
 
 
-def line_digest(id: str, custom_id: str | None, body: str, said: Mapping[str, Any]) -> str:
-    """The digest of an answered line. body: JSON as `json_of` writes it, which it writes again when it was read."""
-    return _line_digest(id, custom_id, body, json_of(said))
-
-
 def _line_digest(id: str, custom_id: str | None, body: str, said: str) -> str:
+    """The digest of an answered line. body, said: JSON as `json_of` writes it, also once it was read."""
     content = "\n".join((id, json_of(custom_id), body, said))
     return hashlib.blake2b(content.encode(), digest_size=_DIGITS // 2).hexdigest()
 

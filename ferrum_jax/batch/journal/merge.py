@@ -13,10 +13,9 @@ from ferrum_jax.batch.input.rows import Rows
 from ferrum_jax.batch.journal.journal import Journal
 from ferrum_jax.batch.journal.line_record import OutputDigest
 from ferrum_jax.batch.journal.responses import failed_line
-from ferrum_jax.io.files.store import Store
 
 
-def merge(rows: Rows, journal: Journal, store: Store, output: BinaryIO) -> str:
+def merge(rows: Rows, journal: Journal, output: BinaryIO) -> str:
     """Writes one line for each row and returns the digest of them all. Raises OSError if a segment is not there."""
     lengths, digest = journal.lengths(), OutputDigest()
     for index, bad in rows.bad_rows():
@@ -33,9 +32,7 @@ def merge(rows: Rows, journal: Journal, store: Store, output: BinaryIO) -> str:
     for index, bad in rows.bad_rows():
         write(index, failed_line(bad))
     for name, indices, offsets, sizes in journal.lines():
-        content = store.read(name)
-        if content is None:
-            raise OSError(f"{name} of the journal has vanished; start the job again")
+        content = journal.read(name)
         for index, offset, size in zip(indices, offsets.tolist(), sizes.tolist(), strict=True):
             write(index, content[offset : offset + size])
     return digest.text

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ferrum_jax.batch.journal.leases import Lease, LeaseLost, Leases
+from ferrum_jax.batch.journal.leases import Leases
 
 
 class JobPart(NamedTuple):
@@ -80,7 +80,7 @@ class JobParts:
         if place == part.first:
             self._give_back(part)
             return
-        self._advance(part, cut=place)
+        self._leases.give(part.name, part.epoch + 1, cut=place)
         self._held[part.name] = self._last = part._replace(end=place, epoch=part.epoch + 1)
 
     def give_all(self) -> None:
@@ -90,14 +90,8 @@ class JobParts:
                 self._give_back(part)
 
     def _give_back(self, part: JobPart) -> None:
-        self._advance(part, gives=True)
+        self._leases.give(part.name, part.epoch + 1)
         del self._held[part.name]
-
-    def _advance(self, part: JobPart, *, cut: int | None = None, gives: bool = False) -> None:
-        epoch, wanted = part.epoch + 1, Lease("") if gives else Lease(self._leases.worker, cut)
-        is_made = self._leases.advance(part.name, epoch, cut=cut, gives=gives)
-        if not is_made and self._leases.lease(part.name, epoch) != wanted:  # otherwise the store's answer was lost
-            raise LeaseLost(f"another worker took over the rows of part {part.name}")
 
     def _rows(self, part: JobPart) -> np.ndarray:
         return self._parts[part.number][part.first : part.end]

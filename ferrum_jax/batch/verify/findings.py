@@ -7,7 +7,7 @@ from collections import Counter
 
 from ferrum_jax.io.error_text import bounded
 
-_MOST_OF_A_KIND = 5
+MAX_OF_A_KIND = 5
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -28,17 +28,15 @@ class Findings:
 
     def add(self, code: str, message: str, custom_id: str | None = None) -> None:
         self.counts[code] += 1
-        if self.counts[code] <= _MOST_OF_A_KIND:
+        if self.counts[code] <= MAX_OF_A_KIND:
             self.kept.append(Finding(code=code, message=bounded(message), custom_id=custom_id))
 
     @property
     def sentences(self) -> list[str]:
-        """The sentences that were kept; after each kind a line that counts its others."""
-        more = {code: count - _MOST_OF_A_KIND for code, count in self.counts.items() if count > _MOST_OF_A_KIND}
-        last = {finding.code: finding for finding in self.kept}
-        found: list[str] = []
-        for finding in self.kept:
-            found.append(finding.message)
-            if last[finding.code] is finding and finding.code in more:
-                found.append(f"and {more[finding.code]:,} more of this kind")
-        return found
+        """The sentences that were kept, those of a kind together; after each kind a line that counts its others."""
+        sentences: list[str] = []
+        for code, count in self.counts.items():
+            sentences += [finding.message for finding in self.kept if finding.code == code]
+            if count > MAX_OF_A_KIND:
+                sentences.append(f"and {count - MAX_OF_A_KIND:,} more of this kind")
+        return sentences

@@ -6,7 +6,7 @@ import base64
 import binascii
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -57,23 +57,21 @@ def compare(written: Line, here: Line, *, bits: bool, margin: float, same_model:
 
     same_model: the fingerprints are to be equal too.
     """
-    every = list(_differences(written.as_json, here.as_json, ()))
+    every = list(_differences(written._asdict(), here._asdict(), ()))
     found = [each for each in every if each.path not in (_DIGEST, _FINGERPRINT)]  # the digest follows from the others
     if same_model:
         found += [each for each in every if each.path == _FINGERPRINT or (each.path == _DIGEST and not found)]
-    numbers = [each for each in found if _gap(each) is not None]
-    gap = max((_gap(each) or 0.0 for each in numbers), default=0.0)
-    rounded = [] if bits else [each for each in found if _is_alternative(each) or (each in numbers and gap <= margin)]
     if not found:
         return Compared(verdict=BITS)
-    if len(rounded) == len(found):
-        return Compared(verdict=TEXT, differences=found, gap=gap)
-    return Compared(verdict=DIFFERENT, differences=[each for each in found if each not in rounded], gap=gap)
-
-
-def _is_alternative(difference: ValueDifference) -> bool:
-    """Whether it is one of the likeliest tokens of a place, which may be others where numbers differ a little."""
-    return _gap(difference) is None and any(name in difference.path for name in _ALTERNATIVES)
+    gaps = [_gap(each) for each in found]
+    gap = max((each for each in gaps if each is not None), default=0.0)
+    beyond = []
+    for each, own in zip(found, gaps, strict=True):
+        # the likeliest tokens of a place may be others where numbers differ a little
+        is_rounding = any(name in each.path for name in _ALTERNATIVES) if own is None else gap <= margin
+        if bits or not is_rounding:
+            beyond.append(each)
+    return Compared(verdict=DIFFERENT if beyond else TEXT, differences=beyond or found, gap=gap)
 
 
 def _differences(written: Any, here: Any, path: Path) -> Iterator[ValueDifference]:
@@ -107,10 +105,3 @@ def _vector(text: str) -> np.ndarray | None:  # [D] float32
         return np.frombuffer(base64.b64decode(text, validate=True), "<f4")
     except (binascii.Error, ValueError):
         return None
-
-
-def texts_of_choices(line: Line) -> list[Mapping[str, Any]]:
-    """The choices of an answered line; none where it has none."""
-    body = (line.response or {}).get("body")
-    choices = body.get("choices") if isinstance(body, dict) else None
-    return [choice if isinstance(choice, dict) else {} for choice in choices] if isinstance(choices, list) else []

@@ -10,28 +10,28 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from ferrum_jax.batch.batch_llm import BatchLLM, RowRequest, run_rows
 from ferrum_jax.batch.input.formats import GENERATES, Row
-from ferrum_jax.batch.verify.line_difference import texts_of_choices
 from ferrum_jax.batch.verify.output_lines import Line
 from ferrum_jax.core.outputs import CompletionOutput, Logprob, RequestOutput
 from ferrum_jax.sampling_params import MAX_LOGPROBS, SamplingParams
 
-_MOST_BYTES = 4  # of a character, whose tokens have no text of their own
+_MAX_BYTES = 4  # of a character, whose tokens have no text of their own
+_DEFAULT = SamplingParams()
 _EDITS = ("logit_bias", "repetition_penalty", "presence_penalty", "frequency_penalty")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Parting:
-    """The first token that is another. token: its place in the choice, from 0; choice: its place in the line.
+    """The first token that differs. choice: its place in the line, from 0. token: its place in the choice, from 0.
 
     written, here: the tokens' texts, None where a text ends or the token is not known. margin: None where it is not
-    known; is_least: the token written is not among the likeliest, so that the margin is at least that.
+    known. is_at_least: the token written is not among the likeliest, so the margin may be larger.
     """
 
     choice: int
@@ -39,21 +39,19 @@ class Parting:
     written: str | None
     here: str | None
     margin: float | None = None
-    is_least: bool = False
+    is_at_least: bool = False
 
     def is_tie(self, margin: float) -> bool:
-        return self.margin is not None and not self.is_least and abs(self.margin) <= margin
+        return self.margin is not None and not self.is_at_least and abs(self.margin) <= margin
 
 
 def parting_of(llm: BatchLLM, row: Row, written: Line, here: Line, now: datetime.datetime) -> Parting | None:
     """Where the first choice that differs parts; None where none does, or the row generates nothing."""
-    if row.kind != GENERATES:
+    ours, theirs = _choices(here), _choices(written)
+    both = enumerate(zip(ours, theirs, strict=False))
+    number = next((i for i, (a, b) in both if (a.get("token_ids"), _text(a)) != (b.get("token_ids"), _text(b))), None)
+    if row.kind != GENERATES or number is None:
         return None
-    ours, theirs = texts_of_choices(here), texts_of_choices(written)
-    differing = [i for i, (one, other) in enumerate(zip(ours, theirs, strict=False)) if _said(one) != _said(other)]
-    if not differing:
-        return None
-    number = differing[0]
     place, index = divmod(number, row.asked.n)
     params = dataclasses.replace(row.params_of(place), logprobs=MAX_LOGPROBS)
     answers = run_rows(llm, [RowRequest(0, row.kind, row.prompts[place], params)], now=now)
@@ -63,11 +61,14 @@ def parting_of(llm: BatchLLM, row: Row, written: Line, here: Line, now: datetime
     return _parting(output, output.outputs[index], params, ours[number], theirs[number], number)
 
 
-def _said(choice: Any) -> tuple[Any, str | None]:
-    return choice.get("token_ids"), _text(choice)
+def _choices(line: Line) -> list[Mapping[str, Any]]:
+    """The choices of an answered line; none where it has none."""
+    body = (line.response or {}).get("body")
+    choices = body.get("choices") if isinstance(body, dict) else None
+    return [choice if isinstance(choice, dict) else {} for choice in choices] if isinstance(choices, list) else []
 
 
-def _text(choice: Any) -> str | None:
+def _text(choice: Mapping[str, Any]) -> str | None:
     message = choice.get("message")
     text = message.get("content") if isinstance(message, dict) else choice.get("text")
     return text if isinstance(text, str) else None
@@ -79,35 +80,36 @@ def _parting(
     """number: of the choice in the line."""
     entries = list(zip(choice.token_ids, choice.logprobs or (), strict=False))
     texts = [entry[token].decoded_token or "" for token, entry in entries]
-    ids = written.get("token_ids")
+    ids, one, theirs = written.get("token_ids"), _text(here), _text(written)
+    other, rest = None, None  # the token written, or the text from there on
     if isinstance(ids, list):
         place = _first_difference(ids, choice.token_ids)
         other = ids[place] if place < len(ids) else None
-        rest = None
-    else:
-        one, theirs = _text(here), _text(written)
-        if one is None or theirs is None:
-            return None
+    elif one is not None and theirs is not None:
         start = max(one.find("".join(texts)[:8]), 0) if params.echo else 0
         shared = _first_difference(one, theirs) - start
         ends = _ends(one[start:], texts)
         place = next((i for i, end in enumerate(ends) if end > shared), len(texts))
-        rest, other = theirs[start + (ends[place - 1] if place else 0) :], None
+        rest = theirs[start + (ends[place - 1] if place else 0) :]
+    else:
+        return None
     if place >= len(entries):
         return Parting(choice=number, token=place, written=_shown(rest), here=None)
     own, entry = entries[place]
     if rest is not None:
-        other = _likeliest(rest, own, entry)
-    margin, is_least = _margin(output, choice, params, place, own, other, entry)
-    found = entry[other].decoded_token if isinstance(other, int) and other in entry else _shown(rest)
-    return Parting(choice=number, token=place, written=found, here=texts[place], margin=margin, is_least=is_least)
+        fits = {t: each.decoded_token for t, each in entry.items() if t != own and each.decoded_token}
+        fits = {t: text for t, text in fits.items() if rest.startswith(text)}
+        other = max(fits, key=lambda token: len(fits[token]), default=None)  # the longest with which the text goes on
+    margin, is_at_least = _margin(params, entry, own, other, (choice.index, len(output.prompt_token_ids) + place))
+    shown = entry[other].decoded_token if isinstance(other, int) and other in entry else _shown(rest)
+    return Parting(choice=number, token=place, written=shown, here=texts[place], margin=margin, is_at_least=is_at_least)
 
 
 def _ends(text: str, pieces: Sequence[str]) -> list[int]:
     """Where each token's text ends in the text: where the one before ends, of a token that the text does not show."""
     ends, end = [], 0
     for piece in pieces:
-        found = text.find(piece, end, end + len(piece) + _MOST_BYTES)
+        found = text.find(piece, end, end + len(piece) + _MAX_BYTES)
         end = end if found < 0 else found + len(piece)
         ends.append(end)
     return ends
@@ -123,41 +125,20 @@ def _shown(text: str | None) -> str | None:
     return text[:12] or None if text is not None else None
 
 
-def _likeliest(rest: str, own: int, entry: dict[int, Logprob]) -> int | None:
-    """The longest of the likeliest tokens with which the text goes on."""
-    fits = [
-        t for t, found in entry.items() if t != own and found.decoded_token and rest.startswith(found.decoded_token)
-    ]
-    return max(fits, key=lambda token: len(entry[token].decoded_token or ""), default=None)
-
-
 def _margin(
-    output: RequestOutput,
-    choice: CompletionOutput,
-    params: SamplingParams,
-    place: int,
-    own: int,
-    other: int | None,
-    entry: dict[int, Logprob],
+    params: SamplingParams, entry: dict[int, Logprob], own: int, other: int | None, place: tuple[int, int]
 ) -> tuple[float | None, bool]:
-    """The margin, and whether it is at least that."""
+    """The margin, and whether it is at least that. place: of the draw, a choice and a position."""
     if any(getattr(params, name) != getattr(_DEFAULT, name) for name in _EDITS):
         return None, False  # the draw compared other logits than the model's own
     if params.temperature == 0:
-        if other in entry:
-            return entry[own].logprob - entry[other].logprob, False
-        return entry[own].logprob - min(found.logprob for found in entry.values()), True
+        lowest = min(entry.values(), key=lambda each: each.logprob) if other not in entry else entry[other]
+        return entry[own].logprob - lowest.logprob, other not in entry
     if other not in entry:
         return None, False
-    noise = _noise(params.seed or 0, choice.index, len(output.prompt_token_ids) + place, (own, other))
-    scores = [
-        entry[token].logprob / params.temperature + added for token, added in zip((own, other), noise, strict=True)
-    ]
-    margin = scores[0] - scores[1]
+    noise = _noise(params.seed or 0, *place, (own, other))
+    margin = (entry[own].logprob - entry[other].logprob) / params.temperature + noise[0] - noise[1]
     return (margin, False) if margin >= 0 else (None, False)  # top-k, top-p or min-p left the other out
-
-
-_DEFAULT = SamplingParams()
 
 
 def _noise(seed: int, choice: int, position: int, tokens: tuple[int, int]) -> list[float]:

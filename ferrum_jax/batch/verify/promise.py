@@ -3,63 +3,61 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterator
 
 from ferrum_jax.batch.journal.job_identity import changed_values, environment_changes
-from ferrum_jax.batch.verify.said import JobSaid
+from ferrum_jax.batch.journal.job_record import JobRecord
 from ferrum_jax.inputs.identity import KNOWN_LATER, ModelIdentity
 
 MODE = ("kv_dtype", "invariant")  # how a model computes; the other values say which it is
 _MARGINS = {"float32": 1e-3, "bfloat16": 0.125}  # of log-probabilities: what rounding may move, and a changed row more
-_WIDEST = 0.5  # where KV is kept in fewer bits
+_MAX_MARGIN = 0.5  # where KV is kept in fewer bits
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Promise:
-    """bits: whether equal ones are promised. why: a sentence. margin: of what counts as rounding where they are not."""
+    """bits: whether equal ones are promised. margin: by which numbers may differ where they are not. why: it is so."""
 
     bits: bool
-    why: str
     margin: float
+    why: str
 
 
-def other_model(said: JobSaid, identity: ModelIdentity) -> list[str]:
-    """How the model here is not the one that answered, a phrase for each value; none if it is. Early values suffice."""
-    now = identity.values(said.model)
+def other_model(record: JobRecord, identity: ModelIdentity) -> list[str]:
+    """A phrase for each value in which the model here differs from the one that answered. Early values suffice."""
+    now = identity.values(record.model)
     before = {
         name: value
-        for name, value in (said.model or {}).items()
+        for name, value in (record.model or {}).items()
         if name not in MODE and (name not in KNOWN_LATER or name in now)
     }
     return changed_values(before, {name: value for name, value in now.items() if name not in MODE})
 
 
-def promise_of(said: JobSaid, identity: ModelIdentity, margin: float | None) -> Promise:
+def promise_of(record: JobRecord, identity: ModelIdentity, margin: float | None) -> Promise:
     """What rows may be expected to give here. margin: what the user allows; None takes what suits the dtypes."""
-    before = said.model or {}
-    now = identity.values(before)
-    modes = changed_values({name: before.get(name) for name in MODE}, {name: now.get(name) for name in MODE})
-    here = {name: str(value) for name, value in identity.environment.items()}
-    others = list(dict.fromkeys(text for each in said.environments for text in environment_changes(each, here)))
-    if margin is None:
-        margin = _margin((before, now))
-    if not (before.get("invariant") and identity.invariant):
-        why = "the job did not run" if not before.get("invariant") else "this engine does not run"
-        return Promise(bits=False, margin=margin, why=_rounding(f"{why} in invariant mode", margin))
-    if modes:
-        return Promise(bits=False, margin=margin, why=_rounding(f"the mode is another: {'; '.join(modes)}", margin))
-    if others:
+    why = next(_reasons(record, identity), None)
+    if why is None:
         return Promise(
-            bits=False, margin=margin, why=_rounding(f"the environment is another: {'; '.join(others)}", margin)
+            bits=True, margin=0.0, why="Equal bits are promised: invariant mode, in the environment that answered."
         )
-    why = "Equal bits are promised: invariant mode, in the environment that answered."
-    return Promise(bits=True, margin=0.0, why=why)
+    if margin is None:
+        models = (record.model or {}, identity.values(record.model))
+        dtypes = [str(model.get(name)) for model in models for name in ("dtype", "kv_dtype")]
+        margin = max(_MARGINS.get(dtype, _MAX_MARGIN) for dtype in dtypes)
+    why = f"Equal bits are not promised, because {why}. Numbers and ties within {margin:g} count as rounding."
+    return Promise(bits=False, margin=margin, why=why)
 
 
-def _rounding(why: str, margin: float) -> str:
-    return f"Equal bits are not promised, because {why}. Numbers and ties within {margin:g} count as rounding."
-
-
-def _margin(models: tuple[Mapping[str, object], Mapping[str, object]]) -> float:
-    dtypes = [model.get(name) for model in models for name in ("dtype", "kv_dtype")]
-    return max(_MARGINS.get(str(dtype), _WIDEST) for dtype in dtypes)
+def _reasons(record: JobRecord, identity: ModelIdentity) -> Iterator[str]:
+    """Clauses that say why bits may differ."""
+    before, now = record.model or {}, identity.values(record.model)
+    if not before.get("invariant"):
+        yield "the job did not run in invariant mode"
+    if not identity.invariant:
+        yield "this engine does not run in invariant mode"
+    if modes := changed_values({name: before.get(name) for name in MODE}, {name: now.get(name) for name in MODE}):
+        yield f"the mode is another: {'; '.join(modes)}"
+    here = {name: str(value) for name, value in identity.environment.items()}
+    if others := dict.fromkeys(text for each in record.environments for text in environment_changes(each, here)):
+        yield f"the environment is another: {'; '.join(others)}"

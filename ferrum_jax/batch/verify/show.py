@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,11 +10,10 @@ from rich.table import Table
 from rich.text import Text
 
 from ferrum_jax.batch.verify.line_difference import DIFFERENT
-from ferrum_jax.batch.verify.margins import Parting
 from ferrum_jax.batch.verify.verify_job import VERDICTS, Options, RowVerdict, Verified
 from ferrum_jax.io.error_text import quoted
 
-_MOST_VALUES = 3  # of a row that differs
+_MAX_VALUES = 3  # of a row that differs
 
 
 def shown(found: Verified, model: str, options: Options) -> Iterator[Any]:
@@ -55,25 +55,16 @@ def _lines(row: RowVerdict) -> Iterator[tuple[str, str, str, str, str]]:
     name = row.custom_id if row.custom_id.isprintable() else repr(row.custom_id)
     if row.parting is not None:
         part = row.parting
-        where = f"choice {part.choice}, token {part.token}"
-        yield name, where, _token(part.written), _token(part.here), _margin(part)
+        written, here = ("no such token" if text is None else repr(text) for text in (part.written, part.here))
+        margin = "not known" if part.margin is None else f"{'at least ' * part.is_at_least}{part.margin:.3g}"
+        yield name, f"choice {part.choice}, token {part.token}", written, here, margin
         return
-    for difference in row.compared.differences[:_MOST_VALUES]:
+    for difference in row.compared.differences[:_MAX_VALUES]:
         gap = "" if not row.compared.gap else f"{row.compared.gap:.3g}"
         yield name, difference.where.removeprefix("response."), quoted(difference.written), quoted(difference.here), gap
         name = ""
-    if (more := len(row.compared.differences) - _MOST_VALUES) > 0:
+    if (more := len(row.compared.differences) - _MAX_VALUES) > 0:
         yield "", f"and {more:,} more values", "", "", ""
-
-
-def _token(text: str | None) -> str:
-    return "no such token" if text is None else repr(text)
-
-
-def _margin(part: Parting) -> str:
-    if part.margin is None:
-        return "not known"
-    return f"{'at least ' * part.is_least}{part.margin:.3g}"
 
 
 def _conclusion(found: Verified, options: Options) -> str:
@@ -102,7 +93,6 @@ def _share(found: Verified) -> str:
 
 def as_json(found: Verified, model: str, options: Options) -> dict[str, Any]:
     """All that was found, for programs."""
-    promise = found.promise
     return {
         "output": found.output,
         "input": found.input,
@@ -113,33 +103,20 @@ def as_json(found: Verified, model: str, options: Options) -> dict[str, Any]:
         "not_answered_again": found.num_left,
         "sample_seed": options.seed,
         "verdicts": {name: found.counts[name] for name in VERDICTS},
-        "promise": None if promise is None else {"bits": promise.bits, "margin": promise.margin, "why": promise.why},
-        "findings": [
-            {"code": each.code, "custom_id": each.custom_id, "message": each.message} for each in found.findings.kept
-        ],
+        "promise": found.promise and dataclasses.asdict(found.promise),
+        "findings": [dataclasses.asdict(finding) for finding in found.findings.kept],
         "num_findings": dict(found.findings.counts),
-        "differing": [_row_json(row) for row in found.differing],
-    }
-
-
-def _row_json(row: RowVerdict) -> dict[str, Any]:
-    part = row.parting
-    return {
-        "custom_id": row.custom_id,
-        "verdict": row.verdict,
-        "gap": row.compared.gap,
-        "differences": [
-            {"where": each.where, "written": each.written, "here": each.here}
-            for each in row.compared.differences[:_MOST_VALUES]
+        "differing": [
+            {
+                "custom_id": row.custom_id,
+                "verdict": row.verdict,
+                "gap": row.compared.gap,
+                "differences": [
+                    {"where": each.where, "written": each.written, "here": each.here}
+                    for each in row.compared.differences[:_MAX_VALUES]
+                ],
+                "parting": row.parting and dataclasses.asdict(row.parting),
+            }
+            for row in found.differing
         ],
-        "parting": None
-        if part is None
-        else {
-            "choice": part.choice,
-            "token": part.token,
-            "written": part.written,
-            "here": part.here,
-            "margin": part.margin,
-            "is_at_least": part.is_least,
-        },
     }

@@ -17,7 +17,7 @@ import random
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,23 +26,24 @@ from ferrum_jax.batch.input.files import check_name, reading_rows
 from ferrum_jax.batch.input.formats import Row
 from ferrum_jax.batch.input.rows import Rows
 from ferrum_jax.batch.input.sound_folder import rows_of_folder
-from ferrum_jax.batch.job import EXIT_OK, EXIT_ROWS_FAILED, JobSettings, JobStart, run_batch
+from ferrum_jax.batch.job import EXIT_OK, EXIT_ROWS_FAILED, JobOptions, JobSettings, JobStart, run_batch
+from ferrum_jax.batch.journal.job_record import JobRecord, record_in
 from ferrum_jax.batch.journal.journal import Journal
 from ferrum_jax.batch.journal.merge import merge
-from ferrum_jax.batch.verify.counted_llm import counted
 from ferrum_jax.batch.verify.findings import Findings
 from ferrum_jax.batch.verify.line_difference import BITS, DIFFERENT, TEXT, TIE, Compared, compare
 from ferrum_jax.batch.verify.margins import Parting, parting_of
 from ferrum_jax.batch.verify.output_lines import Line, OutputLines, line_in
 from ferrum_jax.batch.verify.promise import Promise, other_model, promise_of
-from ferrum_jax.batch.verify.said import JobSaid, said_of
 from ferrum_jax.core.progress import plain_console
 from ferrum_jax.io.files.store import open_local, open_store, split
 
 VERDICTS = (BITS, TEXT, TIE, DIFFERENT)
-_MOST_SHOWN = 20  # rows that differ, which are looked into
-_MOST_LOOKING_S = 8.0  # after a stop, when the process is soon killed
 EXIT_DIFFERS = EXIT_ROWS_FAILED
+_MAX_SHOWN = 20  # rows that differ, whose first other token is looked for
+_MAX_MARGINS_S = 8.0  # of that after a stop, when the process is soon killed
+
+MakeLLM = Callable[[JobStart, Callable[[Any], None]], BatchLLM]
 
 
 class OtherModel(ValueError):
@@ -102,41 +103,36 @@ class VerifyStopped(Exception):
         self.code, self.found = code, found
 
 
-def read_said(output: str, options: Options, findings: Findings) -> JobSaid:
-    """What the report says. Raises ValueError where there is none that can be used."""
-    path = options.report_path or f"{output}.report.json"
+def record_of(output: str, report_path: str | None) -> JobRecord:
+    """The record of the job that wrote the output. Raises ValueError where no report has one that can be used."""
+    path = report_path or f"{output}.report.json"
     folder, name = split(path)
-    said = said_of(open_store(folder).read(name), path, findings)
-    if said.output is None:
+    record = record_in(open_store(folder).read(name), path)
+    if record.output is None:
         raise ValueError(f"{path} knows no finished output: end the job first, or give its last report with --report")
-    return said
+    return record
 
 
 def verify_job(
-    make_llm: Callable[[JobStart, Callable[[Any], None]], BatchLLM],
-    output: str,
-    said: JobSaid,
-    findings: Findings,
-    options: Options,
-    tell: Callable[[str], None] = lambda how_far: None,
+    make_llm: MakeLLM, output: str, record: JobRecord, options: Options, tell: Callable[[str], None] = lambda text: None
 ) -> Verified:
     """make_llm: as of `run_batch`; called with a check, which it may give the model's identity as soon as it is known.
 
-    said, findings: of `read_said`. tell: told how far it is. Raises VerifyStopped, and ValueError or OSError for files
-    that cannot be read.
+    record: of `record_of`. tell: told how far it is. Raises VerifyStopped, and ValueError or OSError for files that
+    cannot be read.
     """
-    source = options.input_path or said.input_path
+    source, findings = options.input_path or record.input["path"], Findings()
     check_name(output)
+    for change in record.changes:
+        findings.add("report_changed", change)
     with contextlib.ExitStack() as stack:
-        rows = _rows_in(stack.enter_context(_opened(source)), said)
+        rows = _rows_in(stack.enter_context(_opened(source)), record)
         tell("reading the output")
-        lines = OutputLines(stack.enter_context(_opened(output)), rows, said, findings)
-        if not lines.num_readable and (len(rows) or lines.num_lines):
-            raise ValueError(f"{output} is no output of ferrum-jax batch: {lines.why_foreign}; name the job's output")
+        lines = OutputLines(stack.enter_context(_opened(output)), rows, record, findings)
+        lines.require_readable(output)
         found = Verified(output=output, input=source, num_lines=lines.num_lines, findings=findings)
-        chosen = _chosen(rows, lines, options)
-        if chosen:
-            _Again(rows, lines, said, options, found, tell).answer(make_llm, chosen)
+        if chosen := _chosen(rows, lines, options):
+            _Again(rows, lines, record, options, found).answer(make_llm, chosen, tell)
         return found
 
 
@@ -149,9 +145,9 @@ def _opened(path: str) -> Iterator[Any]:
         yield file
 
 
-def _rows_in(file: Any, said: JobSaid) -> Rows:
-    names = tuple(said.names) or (said.name,)
-    return Rows(file, said.settings["seed"], names, defaults=said.defaults, adapters=said.adapters)
+def _rows_in(file: Any, record: JobRecord) -> Rows:
+    names = tuple(record.names) or (record.name,)
+    return Rows(file, record.settings["seed"], names, defaults=record.defaults, adapters=record.adapters)
 
 
 def _chosen(rows: Rows, lines: OutputLines, options: Options) -> list[int]:
@@ -170,113 +166,90 @@ def _chosen(rows: Rows, lines: OutputLines, options: Options) -> list[int]:
 class _Again:
     """The rows answered again, and compared."""
 
-    def __init__(
-        self,
-        rows: Rows,
-        lines: OutputLines,
-        said: JobSaid,
-        options: Options,
-        found: Verified,
-        tell: Callable[[str], None],
-    ) -> None:
-        self._rows, self._lines, self._said, self._options = rows, lines, said, options
-        self._found, self._tell = found, tell
+    def __init__(self, rows: Rows, lines: OutputLines, record: JobRecord, options: Options, found: Verified) -> None:
+        self._rows, self._lines, self._record, self._options, self._found = rows, lines, record, options, found
         self._llm: BatchLLM | None = None
         self._same_model = True
-        self._looks_until_s = math.inf
+        self._margins_until_s = math.inf
 
-    def answer(self, make_llm: Callable[[JobStart, Callable[[Any], None]], BatchLLM], chosen: Sequence[int]) -> None:
-        def make(start: JobStart) -> BatchLLM:
-            llm = make_llm(start, self._check)
-            self._begin(llm)
-            self._llm = llm
-            return counted(llm, lambda count: self._tell(f"answered {count:,} of {len(chosen):,} rows again"))
+    def answer(self, make_llm: MakeLLM, chosen: Sequence[int], tell: Callable[[str], None]) -> None:
+        def on_progress(num_ok: int, num_failed: int) -> None:
+            tell(f"answered {num_ok + num_failed:,} of {len(chosen):,} rows again")
 
+        record = self._record
+        settings = JobSettings(
+            names=[name for name in record.names if name != record.name],
+            adapters=record.adapters,
+            seed=record.settings["seed"],
+            defaults=record.defaults,
+            others=record.settings,
+            now=lambda: record.created,
+        )
         with tempfile.TemporaryDirectory(prefix="ferrum-jax-verify-") as folder:
             source, target = Path(folder, "in.jsonl"), Path(folder, "out.jsonl")
             with open(source, "wb") as file:
                 file.writelines(self._rows.line(index).rstrip(b"\r\n") + b"\n" for index in chosen)
             try:
                 code = run_batch(
-                    make,
+                    lambda start: self._load(make_llm, start),
                     source,
                     target,
-                    model=self._said.name,
-                    settings=self._settings(),
+                    model=record.name,
+                    settings=settings,
+                    options=JobOptions(on_progress=on_progress),
                     console=plain_console(quiet=True),
                 )
             except OtherModel as error:
                 self._found.findings.add("other_model", str(error))
                 return
-            if code in (EXIT_OK, EXIT_ROWS_FAILED):
-                with open(target, "rb") as file:
-                    self._compare(zip(chosen, map(line_in, file), strict=True))
-                return
-            self._looks_until_s = time.monotonic() + _MOST_LOOKING_S
-            self._compare(self._answered(source, target))
+            is_stopped = code not in (EXIT_OK, EXIT_ROWS_FAILED)
+            if is_stopped:
+                self._margins_until_s = time.monotonic() + _MAX_MARGINS_S
+            self._compare(source, target)
+        if is_stopped:
             self._found.num_left = len(chosen) - self._found.num_answered
             raise VerifyStopped(code, self._found)
 
-    def _answered(self, source: Path, target: Path) -> Iterator[tuple[int, Line]]:
-        """(row, line) of those that a job which was stopped had answered."""
-        store = open_store(f"{target}.journal")
-        with _opened(str(source)) as file, open(target, "w+b") as lines:
-            rows = _rows_in(file, self._said)
-            journal = Journal(store, rows, "verify")
-            journal.refresh()
-            merge(rows, journal, store, lines)
-            lines.seek(0)
-            for line in map(line_in, lines):
-                index = self._rows.find(line.id)
-                assert index is not None, "the row was chosen"
-                yield index, line
-
-    def _settings(self) -> JobSettings:
-        said = self._said
-        return JobSettings(
-            names=[name for name in said.names if name != said.name],
-            adapters=said.adapters,
-            seed=said.settings["seed"],
-            defaults=said.defaults,
-            require_valid=bool(said.settings.get("require_valid")),
-            others=said.others,
-            now=lambda: said.created,
-        )
-
-    def _check(self, identity: Any) -> None:
-        """Raises OtherModel unless the model that answered is the one here."""
-        if changes := other_model(self._said, identity):
-            raise OtherModel(f"another model answered: {'; '.join(changes)}; name the one that did with --model")
-
-    def _begin(self, llm: BatchLLM) -> None:
+    def _load(self, make_llm: MakeLLM, start: JobStart) -> BatchLLM:
+        self._llm = llm = make_llm(start, self._check)
         identity = llm.identity
         assert identity is not None, "a model that is loaded is known"
         self._check(identity)
-        self._same_model = identity.values() == dict(self._said.model or {})
-        self._found.promise = promise_of(self._said, identity, self._options.margin)
+        self._same_model = identity.values() == dict(self._record.model or {})
+        self._found.promise = promise_of(self._record, identity, self._options.margin)
+        return llm
 
-    def _compare(self, pairs: Iterable[tuple[int, Line]]) -> None:
-        for index, here in pairs:
-            promise = self._found.promise
-            assert promise is not None, "rows were answered"
-            written = self._lines.line(index)
-            compared = compare(written, here, bits=promise.bits, margin=promise.margin, same_model=self._same_model)
-            verdict, parting = compared.verdict, None
-            if verdict == DIFFERENT and len(self._found.differing) < _MOST_SHOWN:
-                parting = self._parting(index, written, here)
-                if compared.is_of_text and not promise.bits and parting is not None and parting.is_tie(promise.margin):
-                    verdict = TIE
-            self._found.counts[verdict] += 1
-            if verdict in (TIE, DIFFERENT) and len(self._found.differing) < _MOST_SHOWN:
-                name = self._rows.read(index).custom_id or ""
-                self._found.differing.append(
-                    RowVerdict(custom_id=name, verdict=verdict, compared=compared, parting=parting)
-                )
+    def _check(self, identity: Any) -> None:
+        """Raises OtherModel unless the model that answered is the one here."""
+        if changes := other_model(self._record, identity):
+            raise OtherModel(f"another model answered: {'; '.join(changes)}; name the one that did with --model")
 
-    def _parting(self, index: int, written: Line, here: Line) -> Parting | None:
-        if time.monotonic() > self._looks_until_s:
-            return None
-        row, llm = self._rows.read(index), self._llm
-        assert isinstance(row, Row) and llm is not None, "the row was answered"
-        now = datetime.datetime.fromtimestamp(self._said.created, datetime.UTC)
-        return parting_of(llm, row, written, here, now)
+    def _compare(self, source: Path, target: Path) -> None:
+        """Compares the lines that the job of the chosen rows has; a job that was stopped has written no output."""
+        with _opened(str(source)) as file, open(target, "w+b") as lines:
+            rows = _rows_in(file, self._record)
+            journal = Journal(open_store(f"{target}.journal"), rows, "verify")
+            journal.refresh()
+            merge(rows, journal, lines)
+            lines.seek(0)
+            for here in map(line_in, lines):
+                index, promise = self._rows.find(here.id), self._found.promise
+                assert index is not None and promise is not None, "the row was chosen, and answered"
+                self._compare_row(index, here, promise)
+
+    def _compare_row(self, index: int, here: Line, promise: Promise) -> None:
+        written, found = self._lines.line(index), self._found
+        compared = compare(written, here, bits=promise.bits, margin=promise.margin, same_model=self._same_model)
+        verdict, parting = compared.verdict, None
+        if verdict == DIFFERENT and len(found.differing) < _MAX_SHOWN:
+            row, llm = self._rows.read(index), self._llm
+            assert isinstance(row, Row) and llm is not None, "the row was answered"
+            if time.monotonic() < self._margins_until_s:
+                now = datetime.datetime.fromtimestamp(self._record.created, datetime.UTC)
+                parting = parting_of(llm, row, written, here, now)
+            if compared.is_of_text and not promise.bits and parting is not None and parting.is_tie(promise.margin):
+                verdict = TIE
+            found.differing.append(
+                RowVerdict(custom_id=row.custom_id or "", verdict=verdict, compared=compared, parting=parting)
+            )
+        found.counts[verdict] += 1

@@ -12,27 +12,21 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import importlib
-import json
 import os
 import resource
 import signal
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable
-from pathlib import Path
 from typing import IO, Any
 
-_ROOT = Path(__file__).resolve().parents[3]
-_PROGRAM = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from ferrum_jax.io.sandbox.in_child import main; main()"
-)
-_ENVIRONMENT = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}  # each thread would count as memory
+from ferrum_jax.io.child import end, how_ended, limit_process, start
+
+_ENVIRONMENT = ("-i", "OPENBLAS_NUM_THREADS=1", "OMP_NUM_THREADS=1")  # each thread would count as memory
 _STEP_S = 0.05  # between looks at whether anybody still waits
 _START_S = 60.0  # in which even a busy machine has imported the module
 _ANSWERED, _REFUSED, _NO_MEMORY, _FAILED = b"A", b"R", b"M", b"F"
 _MOST_TEXT = 1 << 16  # bytes of a message
-_PAGE = resource.getpagesize()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -53,22 +47,18 @@ def in_child(
 ) -> bytes:
     """The bytes that function(content, order) returns in a child.
 
-    function: "package.module:name"; its module imports all that the function uses. order: any JSON value.
+    function: "package.module:name"; its module imports all that the function uses. order: whatever can be pickled.
     look: called while the child runs; what it raises ends the child.
     Raises ValueError with the text of one that the function raises, and NoAnswer where the child gave none.
     """
-    paths = [str(_ROOT), *(os.path.abspath(path) for path in sys.path if path)]
-    words = [sys.executable, "-I", "-S", "-c", _PROGRAM]
-    words += map(json.dumps, (paths, dataclasses.asdict(bounds), function, order))
-    with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as answer:
-        given.write(content)
-        given.seek(0)
-        how: dict[str, Any] = {"stdin": given, "stdout": answer, "stderr": subprocess.DEVNULL, "env": _ENVIRONMENT}
-        process: subprocess.Popen[Any] = subprocess.Popen(words, start_new_session=True, cwd="/", **how)
+    asked = function, content, order, bounds
+    with tempfile.TemporaryFile() as answer:
+        how: dict[str, Any] = {"stdout": answer, "stderr": subprocess.DEVNULL, "cwd": "/"}
+        process = start(f"{__name__}:main", asked, environment=_ENVIRONMENT, is_isolated=True, **how)
         try:
             code = _wait(process, bounds.seconds + _START_S, look)
         finally:
-            _end(process)
+            end(process)
         return _read(answer, code, bounds)
 
 
@@ -78,13 +68,6 @@ def _wait(process: subprocess.Popen[bytes], seconds: float, look: Callable[[], N
             return process.wait(_STEP_S)
         look()
     return -signal.SIGALRM  # it could not even be told
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """Ends the child and whatever it started."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
 
 
 def _read(answer: IO[bytes], code: int, bounds: ChildBounds) -> bytes:
@@ -101,19 +84,17 @@ def _read(answer: IO[bytes], code: int, bounds: ChildBounds) -> bytes:
         raise NoAnswer(f"it took more than {bounds.memory_bytes >> 20} MiB of memory")
     if code in (-signal.SIGALRM, -signal.SIGXCPU):
         raise NoAnswer(f"it took more than {bounds.seconds:g} s")
-    how = f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
-    raise NoAnswer(f"its process was ended {how}")
+    raise NoAnswer(how_ended(code))
 
 
-def main() -> None:
-    """The child. argv has the paths of modules, the bounds, the function and the order; stdin the content."""
-    given, function, order = map(json.loads, sys.argv[2:])
-    bounds = ChildBounds(**given)
+def main(asked: tuple[str, bytes, Any, ChildBounds]) -> None:
+    """The child."""
+    function, content, order, bounds = asked
     module, name = function.split(":")
     call = getattr(importlib.import_module(module), name)
     _confine(bounds)
     try:
-        kind, answer = _ANSWERED, call(sys.stdin.buffer.read(), order)
+        kind, answer = _ANSWERED, call(content, order)
     except MemoryError:
         kind, answer = _NO_MEMORY, b""
     except ValueError as error:
@@ -137,19 +118,3 @@ def _confine(bounds: ChildBounds) -> None:
         (resource.RLIMIT_FSIZE, bounds.answer_bytes + _MOST_TEXT),
         memory_bytes=bounds.memory_bytes,
     )
-
-
-def limit_process(*limits: tuple[int, int], memory_bytes: int) -> None:
-    """Lowers limits of this process for good. memory_bytes: of address space, beside what it has. It leaves no core."""
-    for limit, most in (*limits, (resource.RLIMIT_CORE, 0), (resource.RLIMIT_AS, _own_bytes() + memory_bytes)):
-        _, hard = resource.getrlimit(limit)
-        most = most if hard == resource.RLIM_INFINITY else min(most, hard)
-        with contextlib.suppress(OSError, ValueError):  # macOS has no bound on memory
-            resource.setrlimit(limit, (most, most))
-
-
-def _own_bytes() -> int:
-    """The address space that this process has taken."""
-    with contextlib.suppress(OSError), open("/proc/self/statm") as file:
-        return int(file.read().split()[0]) * _PAGE
-    return 1 << 30

@@ -321,7 +321,7 @@ class Clerk:
             rows = Rows(raw, 0)
             journal = Journal(place.journal, rows, secrets.token_hex(8))
             journal.refresh()
-            merge(rows, journal, place.journal, lines)
+            merge(rows, journal, lines)
             lines.seek(0)
             found = parted(lines, answers, errors)
             num_expired = write_expired(rows, journal, errors) if with_expired else 0

@@ -11,11 +11,9 @@ import math
 import mmap
 import multiprocessing
 import os
-import pickle
 import resource
 import signal
 import subprocess
-import tempfile
 import threading
 import time
 import weakref
@@ -23,8 +21,7 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
 
-from ferrum_jax.io import fresh
-from ferrum_jax.io.sandbox.in_child import limit_process
+from ferrum_jax.io import child
 
 STACK_BYTES = 4 << 20  # 1,000 rules that lead to one another, 2,048 properties, 64 levels
 _MEMORY_BYTES = 2 << 30  # of address space, beside what the child has
@@ -71,31 +68,25 @@ class TrialProcess:
 
     def _start(self) -> None:
         self._link, theirs = multiprocessing.Pipe()
-        with tempfile.TemporaryFile() as file, theirs:
-            pickle.dump(self._vocabulary, file)
-            file.seek(0)
-            descriptors = theirs.fileno(), file.fileno()
-            silent = dict.fromkeys(("stdout", "stderr"), subprocess.DEVNULL)
-            function = "ferrum_jax.text.structured.trial_process:serve"
-            process = fresh.start(function, descriptors, environment=_ONE_THREAD, pass_fds=descriptors, **silent)
+        with theirs:
+            order = theirs.fileno(), self._vocabulary
+            how: dict[str, Any] = {**dict.fromkeys(("stdout", "stderr"), subprocess.DEVNULL), "pass_fds": order[:1]}
+            process = child.start(f"{__name__}:serve", order, environment=_ONE_THREAD, **how)
         weakref.finalize(self, _end, process, self._link)
 
 
 def _end(process: subprocess.Popen[bytes], link: Connection) -> None:
     link.close()
-    process.kill()
-    process.wait()
+    child.end(process)
 
 
-def serve(descriptors: tuple[int, int]) -> None:
+def serve(order: tuple[int, Any]) -> None:
     """The child: forks workers until the other end of the link is closed.
 
-    descriptors: of the link, which workers read and write, and of the file with the vocabulary. Where a worker ended
-    amid a trial, the answer is its exit code.
+    order: a file descriptor of the link, which workers read and write, and the vocabulary. Where a worker ended amid a
+    trial, the answer is its exit code.
     """
-    link = Connection(descriptors[0])
-    with open(descriptors[1], "rb") as file:
-        vocabulary = pickle.load(file)
+    link, vocabulary = Connection(order[0]), order[1]
     is_busy = mmap.mmap(-1, 1)  # shared with the workers
     code = -1
     while code:
@@ -112,7 +103,7 @@ def serve(descriptors: tuple[int, int]) -> None:
 
 
 def _work(link: Connection, vocabulary: Any, is_busy: mmap.mmap) -> None:
-    limit_process(memory_bytes=_MEMORY_BYTES)
+    child.limit_process(memory_bytes=_MEMORY_BYTES)
     for _ in range(_MAX_TRIALS):
         is_busy[0] = 0
         try:

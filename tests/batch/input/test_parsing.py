@@ -45,7 +45,7 @@ def test_a_large_input_parsed_in_two_processes_gives_the_columns_of_one(many_pro
 
 
 def test_a_process_that_ends_before_its_time_is_an_error_that_says_what_to_do(many_processes, monkeypatch):
-    monkeypatch.setattr("ferrum_jax.io.fresh._PROGRAM", "pass")
+    monkeypatch.setattr("ferrum_jax.io.child._PROGRAM", "pass")
     with pytest.raises(OSError, match="ended before its time; start the job again"):
         columns()
 
@@ -64,7 +64,7 @@ def test_rows_read_ahead_by_a_process_equal_rows_read_here(many_processes, monke
 
 def test_a_process_that_reads_ahead_and_ends_is_an_error_that_says_what_to_do(many_processes, monkeypatch):
     rows = Rows(io.BytesIO(LINES[0]))
-    monkeypatch.setattr("ferrum_jax.io.fresh._PROGRAM", "pass")
+    monkeypatch.setattr("ferrum_jax.io.child._PROGRAM", "pass")
     with pytest.raises(OSError, match="ended before its time; start the job again"), rows.reading_ahead():
         rows.expect([0])
         rows.read(0)

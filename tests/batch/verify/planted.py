@@ -14,10 +14,9 @@ from ferrum_jax.batch.input.formats import Row, parse_line
 from ferrum_jax.batch.job import JobOptions, JobStart
 from ferrum_jax.batch.journal.job_identity import fingerprint_of
 from ferrum_jax.batch.journal.job_record import sealed
-from ferrum_jax.batch.journal.line_record import OutputDigest, json_of, line_digest
-from ferrum_jax.batch.verify.findings import Findings
+from ferrum_jax.batch.journal.line_record import OutputDigest, recorded_response
 from ferrum_jax.batch.verify.output_lines import line_in
-from ferrum_jax.batch.verify.verify_job import Options, Verified, read_said, verify_job
+from ferrum_jax.batch.verify.verify_job import Options, Verified, record_of, verify_job
 from tests.batch.fake_llm import json_lines
 from tests.batch.running import run_rows
 
@@ -84,7 +83,7 @@ class Written:
                     body["system_fingerprint"] = record["fingerprint"]
                 del said["line"]
                 id = line["id"].removeprefix("batch_req_")
-                said["line"] = line_digest(id, line["custom_id"], json_of(body), said)
+                line["response"] = json.loads(recorded_response(id, line["custom_id"], body, said))
             digest.add(index, line_in(json.dumps(line).encode()).as_written)
         record["output"] = digest.text
         record["input"].update(rows=len(self.rows), layout=_layout(self.rows, record))
@@ -125,7 +124,6 @@ def verified(
     def load(start: JobStart, check: Callable[[Any], None]) -> BatchLLM:
         return make()
 
-    findings = Findings()
     asked = Options(sample=sample, input_path=str(folder / "in.jsonl"), **options)
     path = str(folder / output)
-    return verify_job(load, path, read_said(path, asked, findings), findings, asked)
+    return verify_job(load, path, record_of(path, asked.report_path), asked)

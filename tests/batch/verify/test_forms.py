@@ -5,15 +5,13 @@ from __future__ import annotations
 import io
 import json
 import signal
-from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from ferrum_jax.batch.job import JobOptions
-from ferrum_jax.batch.verify.findings import Findings
+from ferrum_jax.batch.journal.job_record import record_in
 from ferrum_jax.batch.verify.line_difference import BITS
-from ferrum_jax.batch.verify.said import said_of
 from ferrum_jax.batch.verify.show import shown
 from ferrum_jax.batch.verify.verify_job import Options, Verified, VerifyStopped
 from tests.batch.fake_llm import FakeLLM, json_lines
@@ -175,4 +173,4 @@ def test_a_damaged_record_is_refused_by_name(tmp_path, sentence):
     DAMAGE[sentence](written.record)
     content = json.dumps(written.report).encode()
     with pytest.raises(ValueError, match=sentence):
-        said_of(content, str(Path("r.json")), Findings())
+        record_in(content, "r.json")

@@ -61,7 +61,7 @@ def test_a_draw_prefers_its_own_token_to_each_of_the_likeliest(whole, name):
             edited = with_text(line, number, text)
             parting = parting_of(small_llm("qwen3", INVARIANT), row, edited, line, now)
             assert parting is not None and (parting.choice, parting.token) == (number, place)
-            if parting.margin is None or parting.is_least:
+            if parting.margin is None or parting.is_at_least:
                 continue  # a longer token fits the text too
             assert parting.margin > 0
             count += 1

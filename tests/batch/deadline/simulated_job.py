@@ -1,4 +1,4 @@
-"""A job on simulated workers with a simulated clock: rows, steps that take time, and an Ending for each worker."""
+"""A job on simulated workers with a simulated clock: rows, steps that take time, and an Forecaster for each worker."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ferrum_jax.batch.ending.ending import Ending, Outlook, WorkerPace
+from ferrum_jax.batch.deadline.forecaster import Forecaster, Outlook, WorkerReport
 from ferrum_jax.batch.journal.leases import Leases
 from ferrum_jax.batch.journal.parts import JobParts
 from ferrum_jax.batch.share import WorkShare
@@ -58,7 +58,7 @@ class Forecast(NamedTuple):
 class SimulatedWorker:
     """Runs up to `width` rows at once, `speed` times as fast as others."""
 
-    ending: Ending
+    forecaster: Forecaster
     width: int
     speed: float
     share: WorkShare
@@ -72,7 +72,7 @@ class SimulatedWorker:
     outlook: Outlook | None = None
     look_s: float = 0.0  # when it looks at the job next
     told_s: float = 0.0  # when it looked at others
-    said: WorkerPace | None = None  # then
+    said: WorkerReport | None = None  # then
     waits: bool = False
     has_left: bool = False
 
@@ -120,23 +120,26 @@ class SimulatedJob:
         self.left = self.written.tolist() if goes_on is None else list(goes_on.left)  # tokens that each writes yet
         self.end_s, self.forecasts = 0.0, list[Forecast]()
         how = {"clock": lambda: self.now_s, "end_s": within_s, **terms}
-        endings = [Ending(self.tokens, worker=str(number), **how) for number in range(len(workers))]
+        forecasters = [Forecaster(self.tokens, worker=str(number), **how) for number in range(len(workers))]
         self.workers = [
-            self._worker(ending, width, speed) for ending, (width, speed) in zip(endings, workers, strict=True)
+            self._worker(forecaster, width, speed)
+            for forecaster, (width, speed) in zip(forecasters, workers, strict=True)
         ]
         self._run()
 
-    def _worker(self, ending: Ending, width: int, speed: float) -> SimulatedWorker:
-        leases = Leases(self.store, ending.worker, "l", expiry_s=1e9, clock=lambda: self.now_s)
+    def _worker(self, forecaster: Forecaster, width: int, speed: float) -> SimulatedWorker:
+        leases = Leases(self.store, forecaster.worker, "l", expiry_s=1e9, clock=lambda: self.now_s)
         known = self.done.copy()
 
         def refresh() -> None:
             known[:] = self.done
 
         parts = JobParts(self.parts, leases, unfinished=lambda rows: rows[~known[rows]], refresh=refresh)
-        share = WorkShare(parts, leases, ending, num_undone=lambda: int((~known).sum()), least_s=_LEAST_S)
-        worker = SimulatedWorker(ending=ending, width=width, speed=speed, share=share, known=known)
-        ending.progress = lambda: {index: (1.0, self._tokens_of(index, left)) for index, left in worker.running.items()}
+        share = WorkShare(parts, leases, forecaster, num_undone=lambda: int((~known).sum()), least_s=_LEAST_S)
+        worker = SimulatedWorker(forecaster=forecaster, width=width, speed=speed, share=share, known=known)
+        forecaster.progress = lambda: {
+            index: (1.0, self._tokens_of(index, left)) for index, left in worker.running.items()
+        }
         return worker
 
     def _tokens_of(self, index: int, left: int) -> int:
@@ -155,9 +158,9 @@ class SimulatedJob:
             worker = self.workers[number]
             self._end_rows(worker)
             took_s = self._look(worker) if self.now_s >= worker.look_s else 0.0
-            num_read = 0 if worker.ending.over else self._begin_rows(worker)
-            waits = not (worker.running or worker.ending.is_closed or worker.ending.num_passed or self.done.all())
-            worker.has_left = bool(worker.ending.over) or not (worker.running or waits)
+            num_read = 0 if worker.forecaster.over else self._begin_rows(worker)
+            waits = not (worker.running or worker.share.is_closed or worker.share.num_passed or self.done.all())
+            worker.has_left = bool(worker.forecaster.over) or not (worker.running or waits)
             if worker.has_left:
                 self._leave(worker)
             if waits and not worker.has_left:
@@ -176,7 +179,7 @@ class SimulatedJob:
         worker.left_s = self.now_s
         for index, left in worker.running.items():
             self.left[index] = left
-            worker.ending.drop(index)
+            worker.forecaster.meter.drop(index)
         worker.running.clear()
 
     def _speed(self, number: int) -> float:
@@ -189,7 +192,7 @@ class SimulatedJob:
         worker.running = {index: left - 1 for index, left in worker.running.items()}
         for index in [index for index, left in worker.running.items() if left <= 0]:
             del worker.running[index]
-            worker.ending.end(index, int(self.written[index]))
+            worker.forecaster.meter.end(index, int(self.written[index]))
             worker.num_done += 1
             worker.ended_s = self.now_s
             assert not self.done[index], "a row has two lines"
@@ -199,13 +202,13 @@ class SimulatedJob:
     def _begin_rows(self, worker: SimulatedWorker) -> int:
         """The tokens of the prompts of rows that are begun."""
         num_read = 0
-        while len(worker.running) < min(worker.width, worker.ending.most_together) and not worker.ending.is_closed:
+        while len(worker.running) < min(worker.width, worker.forecaster.most_together) and not worker.share.is_closed:
             if not (worker.share.queue or worker.share.take()):
                 break
             index, epoch = worker.share.queue.popleft()
             assert index not in worker.running and not self.done[index], "a row is begun twice"
-            if worker.ending.admits(index):
-                worker.ending.begin(index, self._tokens_of(index, self.left[index]))
+            if worker.share.admits(index, epoch):
+                worker.forecaster.meter.begin(index, self._tokens_of(index, self.left[index]))
                 worker.running[index] = self.left[index]
                 worker.most_running = max(worker.most_running, len(worker.running))
                 worker.epochs[index] = epoch
@@ -214,12 +217,12 @@ class SimulatedJob:
 
     def _look(self, worker: SimulatedWorker) -> float:
         """Looks at the job, and now and then at other workers; how long that took."""
-        left_s, spent_s = math.inf if worker.outlook is None else worker.outlook.seconds, worker.ending.spent_s
+        left_s, spent_s = math.inf if worker.outlook is None else worker.outlook.seconds, worker.forecaster.spent_s
         pause_s = look_pause_s(left_s, spent_s, self.takes_s if worker.said else 0.0, least_s=_LEAST_S / 2)
         tells = self.now_s - worker.told_s >= pause_s
         if tells:
             self._tell(worker)
-        worker.outlook = worker.ending.outlook(np.flatnonzero(~worker.known))
+        worker.outlook = worker.forecaster.outlook(np.flatnonzero(~worker.known))
         if worker.outlook is not None:
             self.forecasts.append(Forecast(self.now_s, worker.outlook))
         took_s = self.takes_s if tells else 0.0
@@ -229,10 +232,12 @@ class SimulatedJob:
     def _tell(self, worker: SimulatedWorker) -> None:
         """The worker says how it is, hears what others said last, and shares."""
         worker.told_s = self.now_s + self.takes_s
-        worker.said = worker.ending.report()
+        worker.said = worker.forecaster.report()
         worker.known[:] = self.done
         others = [(other.said, other.has_left) for other in self.workers if other is not worker]
-        worker.ending.tell([dataclasses.replace(said, is_alive=not left) for said, left in others if said is not None])
+        worker.forecaster.tell(
+            [dataclasses.replace(said, is_alive=not left) for said, left in others if said is not None]
+        )
         worker.share.look()
         if worker.share.breaks:
             running = sorted((index, worker.epochs[index]) for index in worker.running)

@@ -1,9 +1,9 @@
-"""The team: what each of unlike workers should have of a job, by their paces.
+"""The workers: what each of unlike workers should have of a job, by their throughputs.
 
     a worker's rate  /  the rates of all  *  the rows that are open  /  2  =  the rows that it takes next
 
 So parts last about equally long at each worker, and become shorter towards the end. Every worker reckons alike from
-what all of them wrote of themselves; where they differ, because one has read older paces, the leases still hold.
+what all of them wrote of themselves; where they differ, because one has read older throughputs, the leases still hold.
 """
 
 from __future__ import annotations
@@ -12,41 +12,41 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
-from ferrum_jax.batch.ending.ending import WorkerPace
+from ferrum_jax.batch.deadline.forecaster import WorkerReport
 
 _TAKEN = 0.5  # of a worker's share of the open rows, at once
 _LEAST_USED = 0.5  # of its slots, by a worker that has room for more
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Team:
-    """A worker and those others that are at work and have a pace.
+class Workers:
+    """A worker and those others that are at work and have a throughput.
 
     mean: tokens, read and written, of a row of the job. least_s: a part lasts as long at least.
     """
 
-    own: WorkerPace
-    others: Sequence[WorkerPace]
+    own: WorkerReport
+    others: Sequence[WorkerReport]
     mean: tuple[float, float]
     least_s: float
 
     @staticmethod
-    def of(own: WorkerPace, others: Sequence[WorkerPace], *, mean: tuple[float, float], least_s: float) -> Team:
-        """The team among all workers that were ever heard of."""
-        measured = [each for each in others if each.is_alive and each.pace is not None]
-        return Team(own=own, others=measured, mean=mean, least_s=least_s)
+    def of(own: WorkerReport, others: Sequence[WorkerReport], *, mean: tuple[float, float], least_s: float) -> Workers:
+        """The workers among all workers that were ever heard of."""
+        measured = [each for each in others if each.is_alive and each.throughput is not None]
+        return Workers(own=own, others=measured, mean=mean, least_s=least_s)
 
-    def rate(self, worker: WorkerPace) -> float:
-        """Rows a second, by those that run before its pace is known; 0 before anything is computed."""
-        if worker.pace is None:
+    def rate(self, worker: WorkerReport) -> float:
+        """Rows a second, by those that run before its throughput is known; 0 before anything is computed."""
+        if worker.throughput is None:
             return worker.num_running / worker.row_s if worker.row_s else 0.0
-        return 1 / max(worker.pace.seconds(*self.mean), 1e-9)
+        return 1 / max(worker.throughput.seconds(*self.mean), 1e-9)
 
     def rows_to_take(self, num_open: int, num_undone: int) -> int:
         """How many of the open rows this worker should take next."""
         if not self.others:
             return num_open
-        if self.own.pace is None:
+        if self.own.throughput is None:
             return max(math.ceil(_TAKEN * num_open / (1 + len(self.others))), 1)
         if not self.is_worthwhile(num_undone):
             return 0
@@ -86,6 +86,6 @@ class Team:
         return sum(map(self.rate, self.others))
 
 
-def has_room(worker: WorkerPace) -> bool:
+def has_room(worker: WorkerReport) -> bool:
     """Whether a worker could begin rows now."""
     return not worker.num_queued and worker.num_running <= _LEAST_USED * worker.num_slots

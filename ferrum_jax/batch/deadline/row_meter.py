@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from ferrum_jax.batch.ending.row_lengths import RowLengths, Written
+from ferrum_jax.batch.deadline.row_lengths import RowLengths, Written
 
 READ_TO_WRITE = 0.05  # what a token that is read costs beside one that is written, before it is measured
 _LEAST_WINDOWS = 4  # of time
@@ -31,7 +31,7 @@ _RECENT = 0.5  # what the seconds of rows before a look count beside those after
 _FORGOTTEN = 0.25  # what the first window counts beside the last
 
 
-class TokenPace(NamedTuple):
+class Throughput(NamedTuple):
     """What tokens cost a worker. spread: the standard error of a time that follows from it, as a share.
 
     write_s: of a token that is written. share: of the tokens that rows may write, those that they do.
@@ -66,15 +66,15 @@ class _RowInFlight:
 
 
 class RowMeter:
-    """Knows the pace of one worker. Times are those of any clock; tokens: [rows, 2] as of `Rows`."""
+    """Knows the throughput of one worker. tokens: [rows, 2] as of `Rows`. clock: any, in seconds."""
 
-    def __init__(self, tokens: np.ndarray, read_to_write: float = READ_TO_WRITE) -> None:
-        self._tokens, self._ratio = tokens, read_to_write
+    def __init__(self, tokens: np.ndarray, clock: Callable[[], float], read_to_write: float = READ_TO_WRITE) -> None:
+        self._tokens, self._clock, self._ratio = tokens, clock, read_to_write
         self._running: dict[int, _RowInFlight] = {}
         self._lengths, self._shares = RowLengths(), Written()
         self._reads = self._writes = 0.0  # of rows that run no more
         self._row_s = 0.0  # of rows that run no more
-        self._most_running = 0
+        self.max_running = 0
         self.num_ended = 0
         self._busy_s = 0.0
         self._looked_s: float | None = None
@@ -85,14 +85,15 @@ class RowMeter:
 
     # -- what happens ------------------------------------------------------------------------------------
 
-    def begin(self, index: int, now: float, written: float = 0.0) -> None:
+    def begin(self, index: int, written: float = 0.0) -> None:
         """A row is given to the engine. written: tokens that it has from an earlier run."""
+        now = self._clock()
         if not self._running:
             self._looked_s = now
         self._running[index] = _RowInFlight(now, written, written)
-        self._most_running = max(self._most_running, len(self._running))
+        self.max_running = max(self.max_running, len(self._running))
 
-    def end(self, index: int, now: float, written: float | None = None) -> None:
+    def end(self, index: int, written: float | None = None) -> None:
         """A row is answered. written: its tokens; None where all that it may write are counted."""
         row = self._running.get(index)
         if row is None:
@@ -101,15 +102,15 @@ class RowMeter:
         row.read, row.written = 1.0, limit if written is None else written
         self._lengths.add(row.start, row.written, limit)
         self.num_ended += 1
-        self.drop(index, now)
+        self.drop(index)
 
-    def drop(self, index: int, now: float) -> None:
+    def drop(self, index: int) -> None:
         """A row failed, or is begun anew later: what was computed of it took its time all the same."""
         row = self._running.pop(index, None)
         if row is not None:
             self._reads += row.read * float(self._tokens[index, 0])
             self._writes += row.written - row.start
-            self._row_s += now - row.began_s
+            self._row_s += self._clock() - row.began_s
 
     def note(self, progress: Mapping[int, tuple[float, float]]) -> None:
         """How far rows are: the share of the prompt that is computed, and the tokens written. Others count when they
@@ -118,9 +119,10 @@ class RowMeter:
             if (row := self._running.get(index)) is not None:
                 row.read, row.written = read, max(row.start, written)
 
-    def look(self, now: float, limits: np.ndarray, *, is_held: bool = False) -> None:
+    def look(self, limits: np.ndarray, *, is_held: bool = False) -> None:
         """Takes a sample, where rows run. limits: [rows left] tokens that each may write. is_held: whether rows wait
         that might not end in time; tokens would cost less beside them."""
+        now = self._clock()
         if self._looked_s is not None:
             self._busy_s += now - self._looked_s
         self._looked_s = now if self._running else None
@@ -134,7 +136,7 @@ class RowMeter:
         if shows_progress:
             self._recent += window[0] * len(self._running), window[1] * self._ratio + window[2], window[0]
             self._recent *= _RECENT
-            is_held |= len(self._running) < _FULL * self._most_running
+            is_held |= len(self._running) < _FULL * self.max_running
         if window.any() and not is_held:
             kept = _FORGOTTEN ** (window[0] / max(self._busy_s, 1e-9))
             self._sums = kept * self._sums + window
@@ -174,51 +176,52 @@ class RowMeter:
         reads, writes = self.under_way
         return self._reads + reads, self._writes + writes - sum(row.start for row in self._running.values())
 
-    def _lately(self, now: float) -> Sequence[float]:
+    def _lately(self) -> Sequence[float]:
         """Seconds of rows, what they computed, and seconds: the latest where progress is known, else of all the run."""
         if self._recent[1]:
             return self._recent.tolist()
         reads, writes = self._computed
-        row_s = self._row_s + sum(now - row.began_s for row in self._running.values())
+        row_s = self._row_s + sum(self._clock() - row.began_s for row in self._running.values())
         return row_s, reads * self._ratio + writes, self._busy_s
 
-    def row_s(self, tokens: Sequence[float], now: float) -> float:
+    def row_s(self, tokens: Sequence[float]) -> float:
         """How long a row takes that reads and may write so many tokens; 0 before anything is computed."""
-        row_s, weight, _ = self._lately(now)
+        row_s, weight, _ = self._lately()
         return self._weight(tokens) * row_s / weight if weight else 0.0
 
-    def rows_a_second(self, tokens: Sequence[float], now: float) -> float:
+    def rows_a_second(self, tokens: Sequence[float]) -> float:
         """How many rows that read and may write so many tokens this worker does in a second; 0 if unknown."""
-        _, weight, busy_s = self._lately(now)
+        _, weight, busy_s = self._lately()
         return weight / (max(self._weight(tokens), 1e-9) * busy_s) if busy_s else 0.0
 
-    def rest_s(self, now: float) -> float:
+    @property
+    def rest_s(self) -> float:
         """How long the rows that run take yet: the longest of them."""
-        return max((self._rest_of(index, row, now) for index, row in self._running.items()), default=0.0)
+        return max((self._rest_of(index, row) for index, row in self._running.items()), default=0.0)
 
-    def _rest_of(self, index: int, row: _RowInFlight, now: float) -> float:
+    def _rest_of(self, index: int, row: _RowInFlight) -> float:
         """Seconds that a row takes yet. A row whose progress is not known is judged by the time that it has run."""
         reads, writes = self._tokens[index].tolist()
         if not row.read:
-            return max(self.row_s((reads, writes), now) - now + row.began_s, 0.0)
-        return self.row_s((reads * (1 - row.read), max(writes - row.written, 0)), now)
+            return max(self.row_s((reads, writes)) - self._clock() + row.began_s, 0.0)
+        return self.row_s((reads * (1 - row.read), max(writes - row.written, 0)))
 
-    def last_s(self, pace: TokenPace, limit: float) -> float:
+    def last_s(self, throughput: Throughput, limit: float) -> float:
         """How long the last row takes yet, at the most: one that is begun last, or if none is, of those that run.
 
         limit: tokens that a row which is not begun may write at the most; 0 where all are.
         """
-        longest = self._lengths.longest(self._most_running)
+        longest = self._lengths.longest(self.max_running)
         left = [min(longest, limit)]
         left += [
             max(min(longest, float(self._tokens[index, 1])) - row.written, 1.0) for index, row in self._running.items()
         ]
-        return max(left) * pace.write_s * self._most_running
+        return max(left) * throughput.write_s * self.max_running
 
     @property
-    def pace(self) -> TokenPace | None:
+    def throughput(self) -> Throughput | None:
         """What tokens cost; None before enough rows have ended."""
-        least = max(_LEAST_ROWS, math.ceil(_PART_OF_WAVE * self._most_running))
+        least = max(_LEAST_ROWS, math.ceil(_PART_OF_WAVE * self.max_running))
         if self.num_ended < least or not self._num_windows:
             return None
         spread = math.hypot(_LEAST_SPREAD, VARIATION / math.sqrt(self.num_ended))
@@ -229,7 +232,7 @@ class RowMeter:
             spread = math.hypot(spread, _ALIKE * of_windows)
         else:
             spread = 2 * spread
-        return TokenPace(read_s, write_s, spread, self.num_ended, *self._shares)
+        return Throughput(read_s, write_s, spread, self.num_ended, *self._shares)
 
     def _fitted(self) -> tuple[float, float]:
         """Least squares over windows, near the ratio; then scaled to the whole time."""

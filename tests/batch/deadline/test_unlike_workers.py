@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ferrum_jax.batch.ending.ending import WorkerPace
-from ferrum_jax.batch.ending.row_meter import TokenPace
-from ferrum_jax.batch.ending.team import Team
-from tests.batch.ending.simulated_job import SimulatedJob
+from ferrum_jax.batch.deadline.forecaster import WorkerReport
+from ferrum_jax.batch.deadline.row_meter import Throughput
+from ferrum_jax.batch.deadline.workers import Workers
+from tests.batch.deadline.simulated_job import SimulatedJob
 from tests.histories import seeded
 
 RATES = (1.0, 2.0, 4.0, 8.0)
@@ -27,34 +27,34 @@ def test_workers_of_rates_1_to_8_end_together_and_as_soon_as_their_rates_add_up_
     assert shares == pytest.approx(np.array(RATES) / sum(RATES), abs=0.03)
 
 
-def worker(name: str, row_s: float, **more: int | float) -> WorkerPace:
+def worker(name: str, row_s: float, **more: int | float) -> WorkerReport:
     """A worker that takes so long for a row, 8 at once."""
     about = {"row_s": 8 * row_s, "num_slots": 8, "is_alive": True, "worker": name, **more}
-    return WorkerPace(pace=TokenPace(0.0, row_s, 0.05, 9), spent_s=9.0, price_per_hour=None, **about)
+    return WorkerReport(throughput=Throughput(0.0, row_s, 0.05, 9), spent_s=9.0, price_per_hour=None, **about)
 
 
-def team(own: WorkerPace, *others: WorkerPace) -> Team:
-    return Team.of(own, others, mean=(10.0, 1.0), least_s=2.0)
+def together(own: WorkerReport, *others: WorkerReport) -> Workers:
+    return Workers.of(own, others, mean=(10.0, 1.0), least_s=2.0)
 
 
 SLOW, FAST = worker("slow", 1.0), worker("fast", 0.125)
 
 
 def test_the_rows_that_are_left_are_run_by_the_fewest_and_fastest_workers():
-    assert team(SLOW, FAST).finishers(8) == team(FAST, SLOW).finishers(8) == ["fast"]
-    assert team(SLOW, FAST).finishers(9) == ["fast", "slow"] and team(SLOW, FAST).finishers(17) == []
+    assert together(SLOW, FAST).finishers(8) == together(FAST, SLOW).finishers(8) == ["fast"]
+    assert together(SLOW, FAST).finishers(9) == ["fast", "slow"] and together(SLOW, FAST).finishers(17) == []
 
 
 def test_a_slow_worker_begins_no_row_that_would_end_long_after_all_others():
-    assert team(SLOW, FAST).rows_to_take(900, 900) == 50
-    assert team(SLOW, FAST).rows_to_take(10, 10) == 0 and team(FAST, SLOW).rows_to_take(10, 10) == 16
-    assert team(SLOW, worker("dead", 0.125, is_alive=False)).rows_to_take(10, 10) == 10
+    assert together(SLOW, FAST).rows_to_take(900, 900) == 50
+    assert together(SLOW, FAST).rows_to_take(10, 10) == 0 and together(FAST, SLOW).rows_to_take(10, 10) == 16
+    assert together(SLOW, worker("dead", 0.125, is_alive=False)).rows_to_take(10, 10) == 10
 
 
 def test_rows_that_were_not_begun_are_given_to_workers_that_have_room_by_their_rates():
-    assert team(SLOW, FAST).rows_to_keep(90, 900) == 10
-    assert team(SLOW, worker("fast", 0.125, num_running=8)).rows_to_keep(90, 900) == 90
-    assert team(SLOW, FAST).rows_to_keep(1, 900) == 1  # it is not worth it
+    assert together(SLOW, FAST).rows_to_keep(90, 900) == 10
+    assert together(SLOW, worker("fast", 0.125, num_running=8)).rows_to_keep(90, 900) == 90
+    assert together(SLOW, FAST).rows_to_keep(1, 900) == 1  # it is not worth it
 
 
 @pytest.mark.parametrize("slowed", [3, 2])

@@ -1,4 +1,4 @@
-"""The paces of a job's workers, in its journal: a file `paces/WORKER.json` that each worker writes as it goes.
+"""The reports of a job's workers, in its journal: a file `paces/WORKER.json` that each worker writes as it goes.
 
 Others read it for their forecasts, later runs and `--plan` begin with it, and it says what the job has cost so far,
 also of a worker that was killed. A file that appears or changes while they are watched is of a worker at work; where it
@@ -13,8 +13,8 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ferrum_jax.batch.ending.ending import WorkerPace
-from ferrum_jax.batch.ending.row_meter import TokenPace
+from ferrum_jax.batch.deadline.forecaster import WorkerReport
+from ferrum_jax.batch.deadline.row_meter import Throughput
 from ferrum_jax.batch.journal.journal_file import file_of, object_in
 from ferrum_jax.io.files.store import Store
 
@@ -22,8 +22,8 @@ _FOLDER = "paces"
 _COUNTS = ("num_slots", "num_running", "num_queued")
 
 
-class Paces:
-    """The paces of a job, for one of its workers."""
+class WorkerReports:
+    """The reports of a job, for one of its workers."""
 
     def __init__(
         self, store: Store, worker: str, *, lives: Callable[[str], bool] = lambda worker: False, least_s: float = 1.0
@@ -34,51 +34,52 @@ class Paces:
         self._seen: dict[str, bytes] | None = None
         self._moving = set[str]()  # files that were seen to appear or to change
 
-    def write(self, own: WorkerPace, *, ended: bool = False) -> None:
+    def write(self, own: WorkerReport, *, ended: bool = False) -> None:
         """Says what this worker knows of itself."""
-        pace = None if own.pace is None else own.pace._asdict()
-        found = {**dataclasses.asdict(own), "pace": pace, "is_alive": not ended}
+        throughput = None if own.throughput is None else own.throughput._asdict()
+        found = {**vars(own), "pace": throughput, "is_alive": not ended}
+        del found["throughput"]  # the file calls it pace
         with contextlib.suppress(OSError):  # of a full disk the journal says more
             # the engine waits for it, and a loss of power may take it; what a run ends with lasts
             self._store.replace(f"{_FOLDER}/{self.worker}.json", file_of(found), lasts=ended)
 
-    def own(self) -> WorkerPace | None:
+    def own(self) -> WorkerReport | None:
         """What this worker said of itself last."""
         said = object_in(self._store.read(f"{_FOLDER}/{self.worker}.json"))
-        return None if said is None else _pace_in(said)
+        return None if said is None else _report_in(said)
 
-    def others(self) -> list[WorkerPace]:
+    def others(self) -> list[WorkerReport]:
         """What the other workers, those of earlier runs too, say of themselves. A damaged file says nothing."""
         found, before = [], self._seen
         self._seen = {} if before is None else before
         for name in sorted(self._store.names(_FOLDER)):
             content = self._store.read(f"{_FOLDER}/{name}") if name != f"{self.worker}.json" else None
             said = object_in(content)
-            pace = None if said is None else _pace_in(said)
-            if content is None or pace is None:
+            throughput = None if said is None else _report_in(said)
+            if content is None or throughput is None:
                 continue
             worker, has_moved = name.removesuffix(".json"), before is not None and before.get(name) != content
             self._seen[name] = content
             if has_moved:
                 self._moving.add(name)
-            is_alive = pace.is_alive and name in self._moving and (has_moved or self._lives(worker))
-            found.append(dataclasses.replace(pace, is_alive=is_alive, worker=worker))
+            is_alive = throughput.is_alive and name in self._moving and (has_moved or self._lives(worker))
+            found.append(dataclasses.replace(throughput, is_alive=is_alive, worker=worker))
         return found
 
 
-def earlier_paces(store: Store) -> Sequence[WorkerPace]:
+def earlier_reports(store: Store) -> Sequence[WorkerReport]:
     """What is known of a job's workers, as if none were at work."""
-    return Paces(store, "").others()
+    return WorkerReports(store, "").others()
 
 
-def _pace_in(said: dict[str, Any]) -> WorkerPace | None:
-    """The pace that a file says; None where it is damaged."""
+def _report_in(said: dict[str, Any]) -> WorkerReport | None:
+    """The throughput that a file says; None where it is damaged."""
     try:
         reads, writes = (_number(each) for each in said.get("under_way", (0, 0)))  # an older version's: 0
-        pace, price = said["pace"], said["price_per_hour"]
+        throughput, price = said["pace"], said["price_per_hour"]
         counts: dict[str, Any] = {name: int(_number(said.get(name, 0))) for name in _COUNTS}
-        return WorkerPace(
-            pace=None if pace is None else _token_pace(pace),
+        return WorkerReport(
+            throughput=None if throughput is None else _throughput_in(throughput),
             under_way=(reads, writes),
             row_s=_number(said["row_s"]),
             last_s=_number(said.get("last_s", said["row_s"])),
@@ -91,10 +92,10 @@ def _pace_in(said: dict[str, Any]) -> WorkerPace | None:
         return None
 
 
-def _token_pace(said: Mapping[str, Any]) -> TokenPace:
-    shares = {name: _number(said[name]) for name in TokenPace._field_defaults if name in said}
-    read_s, write_s, spread, num_rows = (_number(said[name]) for name in TokenPace._fields[:4])
-    return TokenPace(read_s, write_s, spread, int(num_rows), **shares)
+def _throughput_in(said: Mapping[str, Any]) -> Throughput:
+    shares = {name: _number(said[name]) for name in Throughput._field_defaults if name in said}
+    read_s, write_s, spread, num_rows = (_number(said[name]) for name in Throughput._fields[:4])
+    return Throughput(read_s, write_s, spread, int(num_rows), **shares)
 
 
 def _number(value: Any) -> float:

@@ -1,10 +1,9 @@
-"""The ending: when a job is done and what it costs, whether that fits, and what a worker does about it.
+"""The forecaster: when a job is done and what it costs, whether that fits, and which rows a worker begins.
 
-    tokens that are left  /  the paces of all workers  +  the last row of all  =  seconds to the end
+    tokens that are left  /  the throughputs of all workers  +  the last row of all  =  seconds to the end
 
-What is asked of it is answered from what it was told: which rows began and ended here, how far those are that run,
-which rows are left, and what other workers wrote of their own paces. It reads no file and no clock but the one that it
-was given.
+It knows what it was told: which rows began and ended here, how far those are that run, which rows are left, and what
+other workers wrote of their own throughputs. It reads no file and no clock but the one that it was given.
 
 A row is begun only where it may end in time, and only as many together as may, so that each of them ends sooner: a few
 before anything is measured, and fewer again towards the end. A row that no run of this length could finish is begun all
@@ -20,8 +19,8 @@ from collections.abc import Callable, Mapping, Sequence, Sized
 
 import numpy as np
 
-from ferrum_jax.batch.ending.row_lengths import Written
-from ferrum_jax.batch.ending.row_meter import VARIATION, RowMeter, TokenPace
+from ferrum_jax.batch.deadline.row_lengths import Written
+from ferrum_jax.batch.deadline.row_meter import VARIATION, RowMeter, Throughput
 
 _SIGMAS = 2.0
 _LAST_SHARE = 0.4  # of the last row's time that comes on top: its tokens are counted, and it runs with few others
@@ -29,24 +28,23 @@ _FIRST_ROWS, _FIRST_TOKENS = 4, 64  # where there is an end: so many rows run to
 _MOST_LIMITS = 4096  # rows whose limits stand for those of all
 _HASTE = 0.7  # a row may take this share of the time that is expected
 _BEGUN = 0.7  # of the rows that would end in time together, as many are begun
-_MOST_PASSED = 64  # rows that would not end in time, one after the other
 _CLOSING_S, _ROW_CLOSING_S = 2.0, 40e-6  # what is written at the end, for a job and for each of its rows
 _MOST_CLOSING = 0.1  # of the whole time
 TIME, BUDGET = "time", "budget"
-_EARLIER_SPREAD = 0.1  # of a pace that another run measured
+_EARLIER_SPREAD = 0.1  # of a throughput that another run measured
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class WorkerPace:
+class WorkerReport:
     """What a worker says of itself, for others and for later runs.
 
-    pace: None before it was measured. under_way: tokens read and written of rows that it has begun and not ended.
+    throughput: None before it was measured. under_way: tokens read and written of rows that it has begun and not ended.
     row_s: how long its rows take. last_s: the longest of them. spent_s: since it started. is_alive: whether it is at
     work now. worker: its name. num_slots: the most rows that it has run at once. num_running, num_queued: rows that it
     has begun, and those that it has not.
     """
 
-    pace: TokenPace | None
+    throughput: Throughput | None
     row_s: float
     spent_s: float
     price_per_hour: float | None
@@ -82,8 +80,8 @@ class Outlook:
     num_alive: int = 1
 
 
-class Ending:
-    """The ending of one worker's run. All seconds are those of `clock`."""
+class Forecaster:
+    """The forecaster of one worker's run. All seconds are those of `clock`."""
 
     def __init__(
         self,
@@ -101,38 +99,21 @@ class Ending:
         self._began_s = clock()
         self._closing_s = _CLOSING_S + _ROW_CLOSING_S * len(tokens)
         self._end_s = end_s
-        self.others: Sequence[WorkerPace] = ()
+        self.others: Sequence[WorkerReport] = ()
         self._others_s = self._began_s  # when they were told
-        self.meter = RowMeter(tokens)
+        self.meter = RowMeter(tokens, clock)
         self.mean = _mean(_sum(tokens), len(tokens))  # of a row
         self.queue: Sized = ()  # rows that the worker has and has not begun
         self.progress: Callable[[], Mapping[int, tuple[float, float]]] = dict  # of rows that run; see `RowMeter.note`
-        self.kept = 0.0  # tokens that rows have from earlier runs, before any of them goes on
-        self._num_slots = 0
-        self.num_passed = 0  # rows that were not begun
-        self._passed_in_turn = 0
+        self.kept = 0.0  # tokens that rows have from earlier runs, where none of them goes on yet
 
     # -- what happens ------------------------------------------------------------------------------------
-
-    def begin(self, index: int, written: float = 0.0) -> None:
-        """A row is given to the engine. written: tokens that it has from an earlier run."""
-        self.meter.begin(index, self._clock(), written)
-        self._num_slots = max(self._num_slots, len(self.meter.running))
-        self.kept = 0.0
-
-    def end(self, index: int, written: float | None = None) -> None:
-        """A row is answered. written: its tokens; None where all that it may write are counted."""
-        self.meter.end(index, self._clock(), written)
-
-    def drop(self, index: int) -> None:
-        """A row failed, or is begun anew later."""
-        self.meter.drop(index, self._clock())
 
     def note(self) -> None:
         """Notes how far rows are."""
         self.meter.note(self.progress())
 
-    def tell(self, others: Sequence[WorkerPace]) -> None:
+    def tell(self, others: Sequence[WorkerReport]) -> None:
         """What other workers and earlier runs say of themselves."""
         self.others, self._others_s = others, self._clock()
 
@@ -179,30 +160,8 @@ class Ending:
     def fits(self, index: int) -> bool:
         """Whether the row should be begun, as far as is known now."""
         left_s = self.left_s
-        need_s = _HASTE * self.meter.row_s(self._tokens[index], self._clock())
+        need_s = _HASTE * self.meter.row_s(self._tokens[index])
         return left_s is None or need_s <= left_s or need_s > left_s + self.spent_s
-
-    def admits(self, index: int) -> bool:
-        """Whether the row, which has its turn, should be begun; one that should not is passed over."""
-        if self.fits(index):
-            self._passed_in_turn = 0
-            return True
-        self.num_passed += 1
-        self._passed_in_turn += 1
-        return False
-
-    def return_to(self, index: int) -> bool:
-        """Whether a row that was passed over has its turn again, for it fits now: the pace was that of a start, say."""
-        if not self.fits(index):
-            return False
-        self.num_passed -= 1
-        self._passed_in_turn = 0
-        return True
-
-    @property
-    def is_closed(self) -> bool:
-        """Whether rows that may end in time are no longer looked for."""
-        return self._passed_in_turn >= _MOST_PASSED
 
     @property
     def most_together(self) -> float:
@@ -212,7 +171,7 @@ class Ending:
             return math.inf
         if self.meter.num_written < _FIRST_TOKENS and self.meter.num_ended < _FIRST_ROWS:
             return _FIRST_ROWS  # the first steps load executables and read prompts: they say nothing of those to come
-        rows_a_second = self.meter.rows_a_second(self.mean, self._clock())
+        rows_a_second = self.meter.rows_a_second(self.mean)
         if not rows_a_second:
             return _FIRST_ROWS
         if rows_a_second * (left_s + self.spent_s) < _HASTE:
@@ -222,61 +181,56 @@ class Ending:
     # -- what is expected --------------------------------------------------------------------------------
 
     @property
-    def rest_s(self) -> float:
-        """How long the rows that run take yet."""
-        return self.meter.rest_s(self._clock())
-
-    @property
-    def pace(self) -> TokenPace | None:
+    def throughput(self) -> Throughput | None:
         """The worker's own, or the mean of other workers and earlier runs where that is surer."""
-        found = (self.meter.pace, mean_pace(self.others))
+        found = (self.meter.throughput, mean_throughput(self.others))
         return min((each for each in found if each is not None), key=lambda each: each.spread, default=None)
 
-    def report(self) -> WorkerPace:
+    def report(self) -> WorkerReport:
         """What the worker says of itself."""
-        now = self._clock()
-        pace = self.meter.pace
-        return WorkerPace(
-            pace=pace,
+        throughput = self.meter.throughput
+        return WorkerReport(
+            throughput=throughput,
             under_way=self.meter.under_way,
-            row_s=self.meter.row_s(self.mean, now),
-            last_s=0.0 if pace is None else self.meter.last_s(pace, float(self._tokens[:, 1].max(initial=0))),
+            row_s=self.meter.row_s(self.mean),
+            last_s=0.0
+            if throughput is None
+            else self.meter.last_s(throughput, float(self._tokens[:, 1].max(initial=0))),
             spent_s=self.spent_s,
             price_per_hour=self._price,
             is_alive=True,
             worker=self.worker,
-            num_slots=self._num_slots,
+            num_slots=self.meter.max_running,
             num_running=len(self.meter.running),
             num_queued=len(self.queue),
         )
 
     def outlook(self, undone: np.ndarray) -> Outlook | None:
         """What is expected where these rows have no answer; None before anything was measured. Takes a sample."""
-        now = self._clock()
         limits = self._tokens[undone[:: max(len(undone) // _MOST_LIMITS, 1)], 1].astype(float)
         self.note()
-        self.meter.look(now, limits, is_held=self.most_together <= len(self.meter.running))
-        pace = self.pace
-        if pace is None:
+        self.meter.look(limits, is_held=self.most_together <= len(self.meter.running))
+        throughput = self.throughput
+        if throughput is None:
             return None
         alive = [each for each in self.others if each.is_alive]
-        like_others = mean_pace(self.others) or pace  # who is at work and was not measured yet
-        paces = [pace, *(each.pace or like_others for each in alive)]
+        like_others = mean_throughput(self.others) or throughput  # who is at work and was not measured yet
+        throughputs = [throughput, *(each.throughput or like_others for each in alive)]
         begun = _sum(self._tokens[self.meter.running])
         done = [begun, (0.0, self.kept), *(each.under_way for each in alive)]
         reads, writes = np.maximum(np.array(_sum(self._tokens[undone])) - np.sum(done, axis=0), 0.0).tolist()
         rest_reads, rest = self.meter.rest
         num_waiting = len(undone) - len(self.meter.running) - sum(each.num_running for each in alive)
-        own_s = self.meter.last_s(pace, float(limits.max(initial=0)) if num_waiting > 0 else 0.0)
+        own_s = self.meter.last_s(throughput, float(limits.max(initial=0)) if num_waiting > 0 else 0.0)
         last_s = max([own_s, *(each.last_s for each in (alive if own_s else self.others))]) if len(undone) else 0.0
         of_few = VARIATION / math.sqrt(max(len(undone), 1))
-        factor = 1 + _SIGMAS * math.hypot(max(each.spread for each in paces), of_few)
+        factor = 1 + _SIGMAS * math.hypot(max(each.spread for each in throughputs), of_few)
         tokens = reads + rest_reads, writes
-        least_s, queue_s, most_s = (_seconds(paces, tokens, which, rest) for which in range(3))
+        least_s, queue_s, most_s = (_seconds(throughputs, tokens, which, rest) for which in range(3))
         add = operator.add if num_waiting > 0 else max  # where none waits, those that run are the last ones
         seconds = add(queue_s, _LAST_SHARE * last_s)
         low_s, high_s = least_s / factor, add(most_s, last_s) * factor
-        one_s = _seconds([pace], tokens, 1, rest)
+        one_s = _seconds([throughput], tokens, 1, rest)
         return self._judged(seconds, low_s, high_s, one_s=one_s, last_s=_LAST_SHARE * last_s, num_alive=1 + len(alive))
 
     def _judged(
@@ -313,24 +267,24 @@ class Ending:
         assert self._price is not None, "a budget has a price"
         return self._price + sum(self._price_of(each) for each in self.others if each.is_alive)
 
-    def _price_of(self, other: WorkerPace) -> float:
+    def _price_of(self, other: WorkerReport) -> float:
         return (self._price or 0.0) if other.price_per_hour is None else other.price_per_hour
 
 
-def mean_pace(workers: Sequence[WorkerPace]) -> TokenPace | None:
-    """The pace of a worker that is as these were on average; None without any."""
-    paces = [each.pace for each in workers if each.pace is not None]
-    if not paces:
+def mean_throughput(workers: Sequence[WorkerReport]) -> Throughput | None:
+    """The throughput of a worker that is as these were on average; None without any."""
+    throughputs = [each.throughput for each in workers if each.throughput is not None]
+    if not throughputs:
         return None
-    counts = np.maximum([each.num_rows for each in paces], 1)
-    mean = TokenPace(*np.average(np.array(paces), axis=0, weights=counts).tolist())
+    counts = np.maximum([each.num_rows for each in throughputs], 1)
+    mean = Throughput(*np.average(np.array(throughputs), axis=0, weights=counts).tolist())
     return mean._replace(spread=math.hypot(mean.spread, _EARLIER_SPREAD), num_rows=int(counts.sum()))
 
 
-def _seconds(paces: Sequence[TokenPace], tokens: tuple[float, float], which: int, rest: Written) -> float:
+def _seconds(throughputs: Sequence[Throughput], tokens: tuple[float, float], which: int, rest: Written) -> float:
     """The time of tokens by all workers together. tokens: to read, to write. rest: to write beside, by `which`."""
     reads, writes = tokens
-    times = (each.read_s * reads + each.write_s * (writes * each.shares[which] + rest[which]) for each in paces)
+    times = (each.read_s * reads + each.write_s * (writes * each.shares[which] + rest[which]) for each in throughputs)
     return 1 / sum(1 / max(each, 1e-9) for each in times)
 
 

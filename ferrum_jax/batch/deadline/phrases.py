@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import datetime
 
-from ferrum_jax.batch.ending.end_terms import EndTerms, of_day, said
-from ferrum_jax.batch.ending.ending import Outlook
+from ferrum_jax.batch.deadline.end_terms import EndTerms, of_day, said
+from ferrum_jax.batch.deadline.forecaster import Outlook
 from ferrum_jax.core.progress import clock
 
 Zone = datetime.tzinfo | None
