@@ -22,6 +22,7 @@ from typing import Any, Literal, TypeVar
 from flax import nnx
 
 from checkpoints.hub import Show
+from ferrum_jax.batch.row_tasks import RowTasks
 from ferrum_jax.config import EngineConfig
 from ferrum_jax.core.outputs import (
     ClassOutput,
@@ -482,6 +483,10 @@ class LLM:
 
         heard = read_ahead(requests, lambda request: HeardSound.of(transcriber, request[1], request[2]))
         return self.run((key, partial(task, key, reading)) for (key, *_), reading in heard)
+
+    def row_tasks(self, now: datetime.datetime) -> RowTasks:
+        """Makes the tasks of a job's rows, for `run`. now: the time of day that chat templates see."""
+        return RowTasks(self.model.tasks, now)
 
     def hear(self, sound: str, params: TranscriptionParams) -> HeardSound:
         """A sound, by its URL or its path below `image_root`, as requests of its windows; any thread may ask.

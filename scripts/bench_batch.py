@@ -31,6 +31,7 @@ from typing import Any
 
 import numpy as np
 
+from ferrum_jax.batch.batch_llm import RowRequest
 from ferrum_jax.batch.job import EXIT_PREEMPTED, JobOptions, JobStart, run_batch
 from ferrum_jax.batch.notice import Notice
 from ferrum_jax.core.kv_cache.cache_manager import CacheManager
@@ -78,28 +79,27 @@ class HostLLM:
         self.num_answers = 0
         self.step_s = array("d")  # of the host, for steps of all rows
 
-    def as_completed(
+    def row_tasks(self, now: datetime.datetime) -> Callable[[RowRequest], RowRequest]:
+        return lambda request: request
+
+    def run(
         self,
-        requests: Iterable[tuple[int, Prompt, SamplingParams]],
+        tasks: Iterable[tuple[int, Callable[[], RowRequest]]],
         *,
-        resume: Callable[[int], Sequence[CompletionOutput]],
         wants_partials: Callable[[], bool],
         most_running: Callable[[], float] = lambda: math.inf,
-        now: datetime.datetime,
     ) -> Generator[tuple[int, RequestOutput | ValueError], None, None]:
-        source = iter(requests)
+        source = (make() for _, make in tasks)
         if not self._schedules:
-            for key, prompt, _ in source:
-                resume(key)
-                ids = array("i", [*prompt, *[1] * TOKENS_OUT])  # type: ignore[misc]
-                yield self._answer(Request(id=key, token_ids=ids, num_prompt_tokens=TOKENS_IN, max_total_tokens=0))
+            for row in source:
+                ids = array("i", [*row.content, *[1] * TOKENS_OUT])
+                yield self._answer(Request(id=row.key, token_ids=ids, num_prompt_tokens=TOKENS_IN, max_total_tokens=0))
             return
         in_flight: StepsInFlight[tuple[StepPlan, np.ndarray]] = StepsInFlight()
         while True:
             room = int(min(2 * ROWS_AT_ONCE, most_running())) - len(self._running)
-            for key, prompt, params in itertools.islice(source, max(room, 0)):
-                resume(key)
-                self._running[key] = self._add(key, array("i", prompt), params)  # type: ignore[arg-type]
+            for row in itertools.islice(source, max(room, 0)):
+                self._running[row.key] = self._add(row.key, array("i", row.content), row.params)
             if not self._running:
                 return
             if wants_partials():

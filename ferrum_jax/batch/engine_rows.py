@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from ferrum_jax.batch.batch_llm import RowRequest
 from ferrum_jax.batch.input.formats import Row
 from ferrum_jax.batch.row_answers import Answer, Answers
 from ferrum_jax.core.outputs import CompletionOutput, RequestOutput
@@ -29,21 +30,17 @@ class EngineRows(dict[int, EngineRow]):
         self._unanswered: set[int] = set()  # keys of requests that the engine has
         self._awaited: set[int] = set()  # keys of those whose last partial has not come yet
         self._asked_last = False
-        self.resumes: dict[int, tuple[CompletionOutput, ...]] = {}  # by key: what a request goes on from
 
-    def begin(self, index: int, row: Row, epoch: int, before: Sequence[CompletionOutput] | None) -> Iterator[tuple]:
-        """Opens a row; (key, prompt, its sampling parameters) of each request, in the order to begin them.
+    def begin(self, index: int, row: Row, epoch: int, before: Sequence[CompletionOutput]) -> Iterator[RowRequest]:
+        """Opens a row; its requests, in the order to begin them.
 
-        before: the choices of all prompts as they were journaled; None for a kind of row that does not go on from any.
+        before: the choices of all prompts as they were journaled.
         """
-        self[index] = EngineRow(row, epoch, answers := Answers(row, before or ()))
+        self[index] = EngineRow(row, epoch, answers := Answers(row, before))
         for place in answers.order:
             key = index + place * self._num_rows
             self._unanswered.add(key)
-            begun = answers.begin(place)
-            if before is not None:
-                self.resumes[key] = begun
-            yield key, row.prompts[place], row.params_of(place)
+            yield RowRequest(key, row.kind, row.prompts[place], row.params_of(place), answers.begin(place))
 
     def of(self, key: int) -> tuple[int, int]:
         """The place of the prompt in its row, and the row's index."""

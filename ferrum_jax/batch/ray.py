@@ -11,24 +11,21 @@ from __future__ import annotations
 import datetime
 import functools
 import itertools
-import math
 import os
 import pickle
 import queue
 import threading
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
-from ferrum_jax.batch.batch_llm import BatchLLM, RowCrash, begun
-from ferrum_jax.batch.input.formats import EMBEDS, GENERATES, SCORES
+from ferrum_jax.batch.batch_llm import BatchLLM, RowCrash, RowRequest, run_rows
+from ferrum_jax.batch.input.formats import GENERATES
 from ferrum_jax.batch.job import JobStart, run_batch
-from ferrum_jax.core.outputs import CompletionOutput, EmbeddingOutput, RequestOutput, ScoreOutput
 from ferrum_jax.inputs.identity import ModelIdentity
 from ferrum_jax.inputs.params.transcription_params import TranscriptionParams
-from ferrum_jax.inputs.prompt import Prompt
 from ferrum_jax.io.ints import ceil_div
 from ferrum_jax.io.paths import install_command
-from ferrum_jax.sampling_params import SamplingParams
+from ferrum_jax.tasks.task import NOT_BEGUN
 
 if TYPE_CHECKING:
     from ferrum_jax.tasks.transcription.heard_sound import HeardSound
@@ -74,15 +71,7 @@ def run_batch_on_ray(
     return run_batch(llm.started, input_path, output_path, **job)
 
 
-class _ActorTask(NamedTuple):
-    """A prompt or a pair to answer. params: of a row that generates."""
-
-    key: int
-    prompt: Any
-    params: SamplingParams | None
-    kind: int = GENERATES
-    resume: tuple[CompletionOutput, ...] = ()
-    now: datetime.datetime | None = None
+_Window = Sequence[tuple[RowRequest, datetime.datetime]]  # requests, and the time of day that they see
 
 
 class RayLLM:
@@ -117,19 +106,18 @@ class RayLLM:
     def identity(self) -> None:
         """None: the model's identity is not known before the first answers."""
 
-    def as_completed(
+    def row_tasks(self, now: datetime.datetime) -> Callable[[RowRequest], tuple[RowRequest, datetime.datetime]]:
+        return lambda request: (request, now)
+
+    def run(
         self,
-        requests: Iterable[tuple[int, Prompt, SamplingParams]],
+        tasks: Iterable[tuple[int, Callable[[], Any]]],
         *,
-        resume: Callable[[int], Sequence[CompletionOutput]],
         wants_partials: Callable[[], bool],
-        most_running: Callable[[], float] = lambda: math.inf,
-        now: datetime.datetime,
-    ) -> Generator[tuple[int, RequestOutput | ValueError], None, None]:
-        tasks = (
-            _ActorTask(key, prompt, params, GENERATES, tuple(resume(key)), now) for key, prompt, params in requests
-        )
-        while window := list(itertools.islice(tasks, int(min(self._window_rows, most_running())))):
+        most_running: Callable[[], float],
+    ) -> Generator[tuple[int, Any], None, None]:
+        source = (make() for _, make in tasks)
+        while window := list(itertools.islice(source, int(min(self._window_rows, most_running())))):
             yield from self._answers(window, wants_partials)
 
     def learn(self, texts: Iterable[str], *, cache_salt: str) -> None:
@@ -138,20 +126,6 @@ class RayLLM:
     def hear(self, sound: str, params: TranscriptionParams) -> HeardSound:
         """Raises ValueError: sounds do not travel to actors."""
         raise ValueError("sounds are not written down over Ray; run the job without it, on one machine or several")
-
-    def embed_as_completed(
-        self, requests: Iterable[tuple[int, Prompt]]
-    ) -> Generator[tuple[int, EmbeddingOutput | ValueError], None, None]:
-        return self._read(_ActorTask(key, prompt, None, EMBEDS) for key, prompt in requests)
-
-    def score_as_completed(
-        self, requests: Iterable[tuple[int, Mapping[str, Any]]]
-    ) -> Generator[tuple[int, ScoreOutput | ValueError], None, None]:
-        return self._read(_ActorTask(key, pair, None, SCORES) for key, pair in requests)
-
-    def _read(self, tasks: Iterator[_ActorTask]) -> Generator[tuple[int, Any], None, None]:
-        while window := list(itertools.islice(tasks, self._window_rows)):
-            yield from self._answers(window, lambda: False)
 
     def progress(self) -> dict[str, tuple[float, float, float]]:
         """Nothing: answers come whole."""
@@ -162,16 +136,14 @@ class RayLLM:
         found = {name: sum(stats[name] for stats in self._stats.values()) for name in _SUMMED}
         return {**found, "actors": len(self._stats)}
 
-    def _answers(
-        self, window: Sequence[_ActorTask], wants_partials: Callable[[], bool]
-    ) -> Generator[tuple[int, Any], None, None]:
-        """Each task's answer as it comes. Tasks in progress count as without tokens, since those are with the actor."""
-        waiting, answers, ended = {task.key for task in window}, queue.SimpleQueue(), threading.Event()
+    def _answers(self, window: _Window, wants_partials: Callable[[], bool]) -> Generator[tuple[int, Any], None, None]:
+        """Each request's answer as it comes. A request in progress has no tokens here: these are with the actor."""
+        waiting, answers, ended = {request.key for request, _ in window}, queue.SimpleQueue(), threading.Event()
         threading.Thread(target=self._run, args=(window, answers, ended), name="ray", daemon=True).start()
         try:
             while waiting:
                 if wants_partials():
-                    yield from [(key, begun(key)) for key in sorted(waiting)]
+                    yield from [(key, NOT_BEGUN) for key in sorted(waiting)]
                 try:
                     key, answer = answers.get(timeout=_MOST_WAIT_S)
                 except queue.Empty:
@@ -187,9 +159,9 @@ class RayLLM:
         finally:
             ended.set()
 
-    def _run(self, window: Sequence[_ActorTask], answers: queue.SimpleQueue, ended: threading.Event) -> None:
-        """Puts (key, answer) of each task into the queue; before them (None, identity of the model that answers), and
-        (None, error) if Ray fails."""
+    def _run(self, window: _Window, answers: queue.SimpleQueue, ended: threading.Event) -> None:
+        """Puts (key, answer) of each request into the queue; (None, identity of the model that answers) before these,
+        and (None, error) if Ray fails."""
         import ray.data  # type: ignore[import-not-found]
 
         try:
@@ -229,33 +201,25 @@ class _Actor:
         found = self._answers([pickle.loads(task) for task in rows["task"].to_pylist()])
         return pyarrow.table({"answers": [pickle.dumps((found, self._name, self._llm.identity, self._llm.stats()))]})
 
-    def _answers(self, tasks: Sequence[_ActorTask]) -> list[tuple[int, Any]]:
-        """The answers. If the engine crashes, each task without an answer is run once more, alone."""
+    def _answers(self, tasks: _Window) -> list[tuple[int, Any]]:
+        """The answers. If the engine crashes, each request without an answer is run once more, alone."""
         found: dict[int, Any] = {}
         try:
             self._session(tasks, found)
         except Exception:
             for task in tasks:
-                if task.key not in found:
+                if (key := task[0].key) not in found:
                     try:
                         self._session([task], found)
                     except Exception as error:
-                        found[task.key] = RowCrash(repr(error))
+                        found[key] = RowCrash(repr(error))
         return list(found.items())
 
-    def _session(self, tasks: Sequence[_ActorTask], found: dict[int, Any]) -> None:
-        """Adds the answers of tasks of one kind, as they come."""
-        resumes = {task.key: task.resume for task in tasks}
-        if tasks[0].kind != GENERATES:
-            read = self._llm.embed_as_completed if tasks[0].kind == EMBEDS else self._llm.score_as_completed
-            answers: Any = read((task.key, task.prompt) for task in tasks)
-        else:
-            own = self._llm.identity.generation if self._llm.identity else {}
-            requests = ((task.key, task.prompt, task.params.over(own)) for task in tasks)  # type: ignore[union-attr]
-            answers = self._llm.as_completed(
-                requests,  # type: ignore[arg-type]
-                resume=resumes.__getitem__,
-                wants_partials=lambda: False,
-                now=tasks[0].now,  # type: ignore[arg-type]
-            )
-        found.update(answers)
+    def _session(self, window: _Window, found: dict[int, Any]) -> None:
+        """Adds the answers to requests, as they come."""
+        own = self._llm.identity.generation if self._llm.identity else {}
+        requests = (
+            request._replace(params=request.params.over(own)) if request.kind == GENERATES else request
+            for request, _ in window
+        )
+        found.update(run_rows(self._llm, requests, now=window[0][1]))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from ferrum_jax.batch.input.formats import EMBEDS, GENERATES, SCORES, TRANSCRIBES, BadRow, Row
+from ferrum_jax.batch.input.formats import GENERATES, SCORES, TRANSCRIBES, BadRow, Row
 from ferrum_jax.batch.input.rows import Rows
 from ferrum_jax.core.scheduler.request_log import LoggedChoice, LoggedRequest
 from ferrum_jax.inputs.prompt import PromptIds, take_apart
@@ -87,7 +87,8 @@ def _measured(row: Row, prompt: Any, token_ids: PromptIds, max_model_len: int) -
 def _most_outputs(row: Row, num_tokens: int, max_model_len: int) -> int:
     """Tokens behind a prompt of so many. Raises ValueError where there is no room for them."""
     outputs = max_model_len - num_tokens if row.asked.max_tokens is None else row.asked.max_tokens
-    room = max_model_len + (row.kind in (EMBEDS, SCORES))  # of a text that is read no token is computed after it
+    is_read = row.kind not in (GENERATES, TRANSCRIBES)  # no token is computed after such a text
+    room = max_model_len + is_read
     if outputs < 1 or num_tokens + outputs > room:
         raise ValueError(f"{num_tokens} tokens and {outputs} more are beyond {max_model_len}")
     return outputs

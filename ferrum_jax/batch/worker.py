@@ -16,29 +16,27 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
-from ferrum_jax.batch.batch_llm import BatchLLM, RowCrash
+from ferrum_jax.batch.batch_llm import BatchLLM, RowCrash, RowRequest, run_rows
 from ferrum_jax.batch.engine_rows import EngineRows, num_written
-from ferrum_jax.batch.input.formats import EMBEDS, GENERATES, SCORES, TRANSCRIBES, BadRow, Row
+from ferrum_jax.batch.input.formats import TRANSCRIBES, BadRow, Row
 from ferrum_jax.batch.input.rows import Rows
 from ferrum_jax.batch.journal.job_identity import JobIdentity, JobRefused
 from ferrum_jax.batch.journal.journal import CRASH, FAILED, OK, PARTIAL
 from ferrum_jax.batch.journal.keeper import Keeper
 from ferrum_jax.batch.journal.partials import encode_partial
 from ferrum_jax.batch.journal.parts import JobParts
-from ferrum_jax.batch.journal.responses import answered_line, failed_line, texts_of, transcribed_line
+from ferrum_jax.batch.journal.responses import answered_line, failed_line, texts_of
 from ferrum_jax.batch.notice import Notice
 from ferrum_jax.batch.report.display import Display
 from ferrum_jax.batch.report.recorder import Recorder
 from ferrum_jax.batch.row_answers import Answer, was_aborted
-from ferrum_jax.batch.row_sounds import READ_AHEAD, RowSounds
 from ferrum_jax.batch.share import WorkShare
 from ferrum_jax.batch.structure_cuts import cut_off
 from ferrum_jax.batch.timekeeper import Timekeeper
 from ferrum_jax.core.outputs import NOT_FINITE_REASON, RequestOutput
 from ferrum_jax.inputs.prompt import take_apart
-from ferrum_jax.sampling_params import SamplingParams
+from ferrum_jax.tasks.transcription.reading_ahead import READ_AHEAD, SoundsAhead
 
-_WITH_TOKENS = (GENERATES, TRANSCRIBES)  # kinds of rows that go on from tokens
 _MOST_CRASHES = 2  # of the engine with one row
 _SHOW_INTERVAL_S = 0.05
 _LEARNT_BYTES = 4 << 20  # of answers in the journal: a million tokens, which drafts come from
@@ -72,7 +70,7 @@ class Worker:
             least_s=keeper.options.share_s,
         )
         self._queue = self._share.queue
-        self._open, self._sounds = EngineRows(len(rows)), RowSounds(rows)
+        self._open, self._sounds = EngineRows(len(rows)), SoundsAhead[int, Any]()
         self._suspects: deque[tuple[int, int]] = deque()  # rows with which the engine crashed, to be run alone
         self._num_told = self._num_crashes_in_turn = 0
         self._source_error: Exception | None = None
@@ -118,10 +116,9 @@ class Worker:
                     self._sample()
                     self._teach(llm)
             if self._queue:
-                self._session(llm, self._requests(), self._kind_next())
+                self._session(llm, self._requests())
             while self._suspects and not self.is_over:
-                suspect = self._suspects.popleft()
-                self._session(llm, iter([suspect]), self._kind_of(suspect))
+                self._session(llm, iter([self._suspects.popleft()]))
             self._journal.flush()
             self._show()
         self._sounds.close()
@@ -143,12 +140,8 @@ class Worker:
         return bool(rows)
 
     def _requests(self) -> Iterator[tuple[int, int]]:
-        """Queued rows and those of further parts, with their epochs; those that crashed the engine wait.
-
-        All are of one kind: they end where rows of another begin.
-        """
-        kind = self._kind_next()
-        while self._may_begin and (self._queue or self._take()) and self._kind_next() == kind:
+        """Queued rows and those of further parts, with their epochs; those that crashed the engine wait."""
+        while self._may_begin and (self._queue or self._take()):
             index, epoch = self._queue.popleft()
             if index in self._journal.num_crashes:
                 self._suspect(index, epoch)
@@ -159,12 +152,6 @@ class Worker:
     @property
     def _may_begin(self) -> bool:
         return not (self.is_over or self._share.is_closed or self._share.is_done)
-
-    def _kind_next(self) -> int:
-        return self._kind_of(self._queue[0]) if self._queue else GENERATES
-
-    def _kind_of(self, queued: tuple[int, int]) -> int:
-        return int(self._rows.kinds[queued[0]])
 
     def _suspect(self, index: int, epoch: int) -> None:
         """A row with which the engine crashed: run alone, or set aside."""
@@ -177,7 +164,7 @@ class Worker:
         message = f"the engine crashed {_MOST_CRASHES} times while it ran this row; the row is set aside"
         self._fail(index, BadRow(id=row.id, custom_id=row.custom_id, code="engine_crash", message=message), epoch)
 
-    def _source(self, llm: BatchLLM, rows: Iterator[tuple[int, int]]) -> Iterator[tuple[int, Any, SamplingParams]]:
+    def _source(self, llm: BatchLLM, rows: Iterator[tuple[int, int]]) -> Iterator[RowRequest]:
         """The engine's requests. An error in here is the job's and not the engine's."""
         try:
             for index, epoch in rows:
@@ -185,34 +172,40 @@ class Worker:
                 assert isinstance(row, Row), f"row {index} is bad and was to be run"
                 if row.kind == TRANSCRIBES:
                     try:
-                        row = self._sounds.read(llm, index, row, [each for each, _ in islice(self._queue, READ_AHEAD)])
+                        row = self._with_windows(llm, index, row)
                     except ValueError as error:
                         self._fail(index, _bad_row(row, str(error)), epoch)
                         continue
-                before = self._journal.partial(index) if row.kind in _WITH_TOKENS else None
-                self._time.forecaster.meter.begin(index, num_written(before or ()))
+                before = self._journal.partial(index)
+                self._time.forecaster.meter.begin(index, num_written(before))
                 yield from self._open.begin(index, row, epoch, before)
         except Exception as error:
             self._source_error = error
             raise
 
+    def _with_windows(self, llm: BatchLLM, index: int, row: Row) -> Row:
+        """The row of a sound that is read; the sounds that are likely to come next are read meanwhile.
+
+        Raises ValueError for a sound that cannot be read, and for what the model cannot do.
+        """
+        for each in (index, *(following for following, _ in islice(self._queue, READ_AHEAD))):
+            if self._rows.kinds[each] != TRANSCRIBES:
+                continue
+            if isinstance(named := row if each == index else self._rows.read(each), Row):
+                self._sounds.begin(each, functools.partial(llm.hear, named.prompts[0], named.how.how))
+        return row.with_windows(self._sounds.take(index).result())
+
     # -- what becomes of them ----------------------------------------------------------------------------
 
-    def _session(self, llm: BatchLLM, rows: Iterator[tuple[int, int]], kind: int) -> None:
-        """Runs the rows, all of one kind, to their end, to the notice or to a crash of the engine."""
-        source = self._source(llm, rows)
-        if kind == EMBEDS:
-            completions = llm.embed_as_completed((index, prompt) for index, prompt, _ in source)
-        elif kind == SCORES:
-            completions = llm.score_as_completed((index, pair) for index, pair, _ in source)
-        else:
-            completions = llm.as_completed(
-                source,
-                resume=self._open.resumes.pop,
-                wants_partials=self._wants_partials,
-                most_running=lambda: self._time.forecaster.most_together,
-                now=self._job.started,
-            )
+    def _session(self, llm: BatchLLM, rows: Iterator[tuple[int, int]]) -> None:
+        """Runs the rows to their end, to the notice or to a crash of the engine."""
+        completions = run_rows(
+            llm,
+            self._source(llm, rows),
+            now=self._job.started,
+            wants_partials=self._wants_partials,
+            most_running=lambda: self._time.forecaster.most_together,
+        )
         with contextlib.closing(completions):
             while not self._open.has_said_all:
                 try:
@@ -245,7 +238,6 @@ class Worker:
         for index in self._open:
             self._time.forecaster.meter.drop(index)
         self._open.forget()
-        self._sounds.clear()
         return had
 
     def _wants_partials(self) -> bool:
@@ -299,17 +291,13 @@ class Worker:
             self._fail(index, cut, epoch)
         else:
             self._answer(index, row, answers, epoch)
-        self._sounds.forget(index)
         if time.monotonic() - self._shown_s > _SHOW_INTERVAL_S:
             self._show()
 
     def _answer(self, index: int, row: Row, answers: Sequence[Any], epoch: int) -> None:
         """answers: none of them an error."""
         try:
-            if row.kind == TRANSCRIBES:
-                line = transcribed_line(row, self._sounds.transcription(index, answers))
-            else:
-                line = answered_line(row, answers, self._job.label)
+            line = answered_line(row, answers, self._job.label)
         except ValueError as error:  # more dimensions than the vectors have
             self._fail(index, _bad_row(row, str(error)), epoch)
             return

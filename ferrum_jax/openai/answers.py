@@ -167,6 +167,21 @@ def vectors_answer(
     return {"object": "list", "data": data, **head, "usage": read_usage(num_tokens)}
 
 
+def classes_answer(found: Sequence[tuple[str, np.ndarray]], num_tokens: int, head: Mapping[str, Any]) -> dict[str, Any]:
+    """The body of /classify, as vLLM has it. found: the label of each text, and the probabilities of all labels."""
+    data = [
+        {"index": index, "label": label, "probs": _plain(probs, as_base64=False), "num_classes": len(probs)}
+        for index, (label, probs) in enumerate(found)
+    ]
+    return {"object": "list", "data": data, **head, "usage": read_usage(num_tokens)}
+
+
+def rewards_answer(rewards: Sequence[float], num_tokens: int, head: Mapping[str, Any]) -> dict[str, Any]:
+    """The body of /pooling of a reward model, as vLLM has it."""
+    data = [{"object": "pooling", "index": index, "data": [number(each)]} for index, each in enumerate(rewards)]
+    return {"object": "list", "data": data, **head, "usage": read_usage(num_tokens)}
+
+
 def _plain(vector: np.ndarray, *, as_base64: bool) -> Any:
     if as_base64:
         return base64.b64encode(np.ascontiguousarray(vector, "<f4").tobytes()).decode()

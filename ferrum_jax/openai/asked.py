@@ -90,10 +90,14 @@ class AskedText(Asked):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AskedSound(Asked):
-    """A transcript of a sound, the only one of `prompts`. params: of its windows, without a transcript's rules."""
+    """A transcript of a sound, the only one of `prompts`. params: of its windows, without a transcript's rules.
+
+    heard: the HeardSound, once a job has read it.
+    """
 
     how: TranscriptionParams
     response_format: str = "json"
+    heard: Any = None
     streams: bool = False
     request_id: str | None = None
 
@@ -103,6 +107,16 @@ class AskedVectors(Asked):
     """Vectors of texts. options: how they are made, and the salt."""
 
     form: ReadingForm
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AskedClasses(Asked):
+    """Classes of texts. options: whether they are cut, and the salt."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AskedRewards(Asked):
+    """Rewards of texts. options: as of classes."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -15,6 +15,8 @@ from ferrum_jax.inputs.prompt import VECTOR_ARGUMENTS, Content, Prompt, joined_t
 from ferrum_jax.io.error_text import quoted
 from ferrum_jax.openai.asked import (
     AnswerOptions,
+    AskedClasses,
+    AskedRewards,
     AskedScores,
     AskedSound,
     AskedText,
@@ -22,7 +24,7 @@ from ferrum_jax.openai.asked import (
     BodyLimits,
     ReadingForm,
 )
-from ferrum_jax.openai.body_fields import PAIRS, RESPONSE_FORMATS, SOUNDS, given
+from ferrum_jax.openai.body_fields import CLASSES, PAIRS, RESPONSE_FORMATS, SOUNDS, given
 from ferrum_jax.openai.body_rules import Rules, rules_of
 from ferrum_jax.openai.contents import prompts_of
 from ferrum_jax.openai.errors import FieldError, naming_fields
@@ -185,6 +187,9 @@ def how_of(kind: str, body: Mapping[str, Any]) -> Any:
         return sound_of(body, kind=kind)
     if kind in PAIRS:
         return scores_of(body, ranks=kind == "rerank")
+    if kind in CLASSES:
+        options = _cut_of(body) | _salt_of(body)
+        return (AskedRewards if kind == "reward" else AskedClasses)(options=options, **_of_all(body))
     return vectors_of(body) if kind == "embedding" else AskedText(**text_of(body, is_chat=kind == "chat"))
 
 
@@ -224,7 +229,7 @@ def vectors_of(body: Mapping[str, Any]) -> AskedVectors:
 
 def scores_of(body: Mapping[str, Any], *, ranks: bool) -> AskedScores:
     form = ReadingForm(top_n=given(body, "top_n"), shows_documents=given(body, "return_documents") is not False)
-    options = {"truncate": True} if given(body, "truncate") is True else {}
+    options: dict[str, Any] = _cut_of(body)
     if given(body, "instruction") is not None:
         options["instruction"] = body["instruction"]
     return AskedScores(options=options | _salt_of(body), form=form, ranks=ranks, **_of_all(body))
@@ -278,6 +283,10 @@ def _of_all(body: Mapping[str, Any]) -> dict[str, Any]:
         "priority": FLEX if body.get("service_tier") == "flex" else given(body, "priority") or 0,
         "timeout_s": given(body, "timeout"),
     }
+
+
+def _cut_of(body: Mapping[str, Any]) -> dict[str, Any]:
+    return {"truncate": True} if given(body, "truncate") is True else {}
 
 
 def _salt_of(body: Mapping[str, Any]) -> dict[str, Any]:

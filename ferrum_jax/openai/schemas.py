@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from ferrum_jax.openai.body_fields import BODIES, ROW_BODIES, fields_of
+from ferrum_jax.openai.body_fields import BODIES, CLASSES, ROW_BODIES, fields_of
 from ferrum_jax.openai.body_rules import rules_of
 from ferrum_jax.openai.value_schemas import IDS, NULL, Schema, list_of, one_of, whole
 from ferrum_jax.sampling_params import MAX_LOGPROBS
@@ -23,7 +23,7 @@ def body_schema(body: str, door: str) -> dict[str, Any]:
     needed = [name for name in _NEEDED.get(body, ()) if name in known]
     schemas = {name: _OF_ONE.get((body, name), field.schema) for name, field in known.items()}
     properties = {name: _value(field.says, schemas[name], name in needed) for name, field in known.items()}
-    if body in BODIES:
+    if body in (*BODIES, *CLASSES):
         refused = rules_of(body, door).refused
         properties |= {name: _harmless(*said) for name, said in refused.items() if name not in known}
     return {
@@ -53,7 +53,8 @@ def row_schema() -> dict[str, Any]:
     ]
     ids = {**bodies["completion"], "properties": {**bodies["completion"]["properties"], "prompt": NULL}}
     ids["properties"]["prompt_token_ids"] = one_of(IDS, list_of(IDS, minItems=1))
-    short = [_short(schema) for schema in (*bodies.values(), {**ids, "required": ["prompt_token_ids"]})]
+    own = [schema for body, schema in bodies.items() if body not in CLASSES]  # `input` alone asks for vectors
+    short = [_short(schema) for schema in (*own, {**ids, "required": ["prompt_token_ids"]})]
     return {"$schema": DIALECT, "title": "a row of `ferrum-jax batch`", "anyOf": whole + short, "$defs": bodies}
 
 

@@ -1,1 +1,1 @@
-"""From texts to vectors: encoders and their executables, and pooling. No pools, no scheduler."""
+"""What can be asked of a model, as tasks: requests to an engine, and a function from their outputs to the answer."""

@@ -86,8 +86,10 @@ def _scores(outputs: Sequence[RequestOutput]) -> SequenceLogprobs:
     return scores
 
 
-def completion_ids(completion: Completion, tokenizer: Tokenizer | None, most: int) -> Sequence[int]:
-    """The token ids of a completion. Raises ValueError for what is none."""
+def completion_ids(completion: Completion | None, tokenizer: Tokenizer | None, most: int) -> Sequence[int] | None:
+    """The token ids of a completion, if there is one. Raises ValueError for a value that is no completion."""
+    if completion is None:
+        return None
     if isinstance(completion, str):
         tokenizer = require_tokenizer(tokenizer, "the model")
         return tokenizer.encode(completion, add_special_tokens=False, at_most=most)

@@ -23,7 +23,7 @@ from ferrum_jax.text.output_processor.collect import failure_of
 
 Key = TypeVar("Key")
 Answer = TypeVar("Answer")
-_NOT_BEGUN = RequestOutput(
+NOT_BEGUN = RequestOutput(
     request_id=0, prompt=None, prompt_token_ids=(), outputs=(), num_cached_tokens=0, finished=False
 )
 # Computes a prompt, whose last state is a text's vector; the token that is drawn is of no use, and has no text.
@@ -99,7 +99,7 @@ class RunningRequest:
 
     def __init__(self, request: EngineRequest) -> None:
         self.request = request
-        self.output: Callable[[], RequestOutput] = lambda: _NOT_BEGUN
+        self.output: Callable[[], RequestOutput] = lambda: NOT_BEGUN
         self.tasks: list[_RunningTask] = []  # several if they share it
         self.has_ended = False
         self.error: ValueError | None = None  # why the engine refused it

@@ -100,16 +100,11 @@ class TaskMaker:
         for number, (prompt, given) in enumerate(completions_for(many, completions)):
             try:
                 request = self.request(prompt, SamplingParams(), RequestOptions(), now)._replace(sampling=params)
-                behind = self._ids_behind(given)
+                behind = completion_ids(given, self.prompts.tokenizer, self.max_model_len)
                 found.append(logprobs_task(request, behind, mode, self.vocab_size))
             except ValueError as error:
                 raise ValueError(f"prompt {number}: {error}") from error
         return found
-
-    def _ids_behind(self, completion: Completion | None) -> Sequence[int] | None:
-        if completion is None:
-            return None
-        return completion_ids(completion, self.prompts.tokenizer, self.max_model_len)
 
     def transcription(self, heard: HeardSound, key: object = "") -> Task[Transcription]:
         """A sound that was read. key: seeds its windows, with their places."""

@@ -9,11 +9,13 @@ import json
 import math
 import random
 from array import array
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from ferrum_jax.batch.batch_llm import RowRequest
+from ferrum_jax.batch.input.formats import EMBEDS, SCORES
 from ferrum_jax.core.outputs import CompletionOutput, EmbeddingOutput, Logprob, RequestOutput, ScoreOutput
 from ferrum_jax.inputs.identity import ModelIdentity
 from ferrum_jax.inputs.prompt import take_apart
@@ -63,19 +65,21 @@ class FakeLLM:
         self.identity = identity
         self.now: datetime.datetime | None = None
 
-    def as_completed(
+    def row_tasks(self, now: datetime.datetime) -> Callable[[RowRequest], RowRequest]:
+        self.now = now
+        return lambda request: request
+
+    def run(
         self,
-        requests: Iterable[tuple[Hashable, object, SamplingParams]],
+        tasks: Iterable[tuple[int, Callable[[], RowRequest]]],
         *,
-        resume: Callable[[Hashable], Sequence[CompletionOutput]] = lambda key: (),
         wants_partials: Callable[[], bool] = lambda: False,
         most_running: Callable[[], float] = lambda: math.inf,
-        now: datetime.datetime | None = None,
-    ) -> Iterator[tuple[Hashable, RequestOutput | ValueError]]:
-        source, self.running, self.now = iter(requests), [], now
+    ) -> Iterator[tuple[int, Any]]:
+        source, self.running = (make() for _, make in tasks), []
         try:
             while True:
-                yield from self._fill(source, resume, most_running)
+                yield from self._fill(source, most_running)
                 if wants_partials():
                     yield from [(row.key, row.output(finished=False)) for row in self.running]
                 if not self.running:
@@ -88,45 +92,24 @@ class FakeLLM:
         self.learnt += texts
         self.salts.append(cache_salt)
 
-    def embed_as_completed(
-        self, requests: Iterable[tuple[Hashable, object]]
-    ) -> Iterator[tuple[Hashable, EmbeddingOutput | ValueError]]:
-        for key, prompt in requests:
-            ids = tuple(answer(prompt, SamplingParams()).prompt_token_ids)
-            self.num_pulled += 1
-            if len(ids) > self.limit:
-                yield key, ValueError(f"the prompt has {len(ids)} tokens, more than {self.limit}")
-            else:
-                vector = np.asarray(ids, np.float32)[:3] / np.float32(7)
-                yield key, EmbeddingOutput(prompt=None, prompt_token_ids=ids, embedding=vector)
-
-    def score_as_completed(
-        self, requests: Iterable[tuple[Hashable, Mapping[str, Any]]]
-    ) -> Iterator[tuple[Hashable, ScoreOutput | ValueError]]:
-        for key, pair in requests:
-            self.num_pulled += 1
-            ids = tuple(map(ord, pair["query"] + pair["document"]))
-            if len(ids) > self.limit:
-                yield key, ValueError(f"the pair has {len(ids)} tokens, more than {self.limit}")
-            else:
-                yield key, ScoreOutput(prompt_token_ids=ids, score=1 / len(ids))
-
     def stats(self) -> dict[str, int]:
         return {"live": len(self.running), "num_blocks": 8, "computed_tokens": self.num_steps, "padded_tokens": 999}
 
     def progress(self) -> dict[str, tuple[float, float, float]]:
         return {str(row.key): (len(row.prompt), len(row.prompt), row.num_written) for row in self.running}
 
-    def _fill(
-        self, source: Iterator, resume: Callable, most_running: Callable[[], float]
-    ) -> Iterator[tuple[Hashable, ValueError]]:
+    def _fill(self, source: Iterator[RowRequest], most_running: Callable[[], float]) -> Iterator[tuple[int, Any]]:
+        """Texts that are read are answered at once."""
         while len(self.running) < min(self.width, most_running()):
             request = next(source, None)
             if request is None:
                 return
             self.num_pulled += 1
-            key, prompt, params = request
-            prompt, before = take_apart(prompt).content, resume(key)
+            key, kind, content, params, before = request
+            if kind in _READ:
+                yield key, _READ[kind](content, self.limit)
+                continue
+            prompt = take_apart(content).content
             if len(prompt) > self.limit:
                 yield key, ValueError(f"the prompt has {len(prompt)} tokens, more than {self.limit}")
                 continue
@@ -134,7 +117,7 @@ class FakeLLM:
             self.running.append(_Running(key, prompt, params, before))
             self.most_ahead = max(self.most_ahead, len(self.running))
 
-    def _step(self) -> Iterator[tuple[Hashable, RequestOutput]]:
+    def _step(self) -> Iterator[tuple[int, RequestOutput]]:
         self.num_steps += 1
         self.on_step(self)
         for row in self.random.sample(self.running, len(self.running)):
@@ -147,7 +130,7 @@ class FakeLLM:
 
 
 class _Running:
-    def __init__(self, key: Hashable, prompt: object, params: SamplingParams, before: Sequence[CompletionOutput]):
+    def __init__(self, key: int, prompt: Any, params: SamplingParams, before: Sequence[CompletionOutput]):
         self.key, self.prompt, self._whole = key, prompt, answer(prompt, params)
         self._ends = [len(choice.token_ids) for choice in self._whole.outputs]
         self._lengths = [len(choice.token_ids) for choice in before] or [0] * len(self._ends)
@@ -171,6 +154,23 @@ class _Running:
     def output(self, *, finished: bool) -> RequestOutput:
         choices = tuple(map(_cut, self._whole.outputs, self._lengths))
         return dataclasses.replace(self._whole, outputs=choices, finished=finished)
+
+
+def _vector(prompt: object, limit: int) -> EmbeddingOutput | ValueError:
+    ids = tuple(answer(prompt, SamplingParams()).prompt_token_ids)
+    if len(ids) > limit:
+        return ValueError(f"the prompt has {len(ids)} tokens, more than {limit}")
+    return EmbeddingOutput(prompt=None, prompt_token_ids=ids, embedding=np.asarray(ids, np.float32)[:3] / np.float32(7))
+
+
+def _score(pair: Any, limit: int) -> ScoreOutput | ValueError:
+    ids = tuple(map(ord, pair["query"] + pair["document"]))
+    if len(ids) > limit:
+        return ValueError(f"the pair has {len(ids)} tokens, more than {limit}")
+    return ScoreOutput(prompt_token_ids=ids, score=1 / len(ids))
+
+
+_READ: dict[int, Callable[[Any, int], Any]] = {EMBEDS: _vector, SCORES: _score}
 
 
 def _plain(entry: dict[int, Logprob]) -> dict[int, tuple[float, int]]:

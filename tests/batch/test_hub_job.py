@@ -42,7 +42,7 @@ def test_a_branch_that_moves_between_start_and_resume_does_not_move_the_job(hub,
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(LLM, "as_completed", interrupted)
+        patched.setattr(LLM, "run", interrupted)
         assert batch(tmp_path) == 130
     moved = hub.push(Path(shutil.copytree(GOLDENS / "llama", tmp_path / "moved")))
     assert batch(tmp_path, "--revision", moved) == 2

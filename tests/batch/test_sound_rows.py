@@ -6,6 +6,7 @@ import base64
 import dataclasses
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -59,8 +60,10 @@ def test_a_row_that_asks_for_something_else_is_a_bad_row(body, said):
 def test_windows_have_the_seed_of_their_row():
     plain, own = parsed(**row("a", file="a.wav", temperature=1)), parsed(**row("a", file="a.wav", seed=5))
     assert isinstance(plain, Row) and isinstance(own, Row)
-    assert len(set(plain.with_windows([1, 2, 3], plain.asked).seeds)) == 1
-    assert own.with_windows([1, 2, 3], own.asked).seeds == (5, 5, 5)
+    windows = [SimpleNamespace(prompt=place, sampling=plain.asked) for place in range(3)]
+    heard = SimpleNamespace(requests=windows)
+    assert len(set(plain.with_windows(heard).seeds)) == 1
+    assert own.with_windows(heard).seeds == (5, 5, 5)
 
 
 def test_a_folder_is_a_row_for_each_of_its_sounds(tmp_path):

@@ -397,7 +397,7 @@ def test_batch_exits_1_when_a_row_failed_and_130_when_it_was_interrupted(llms, t
     def interrupted(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(CommandLLM, "as_completed", interrupted)
+    monkeypatch.setattr(CommandLLM, "run", interrupted)
     assert cli.main(["batch", "--model", "m", "--input", str(rows), "--output", out + "2"]) == 130
     monkeypatch.setattr(CommandLLM, "stream", interrupted)
     assert cli.main(["generate", "--model", "m", "p"]) == 130

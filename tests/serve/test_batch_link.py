@@ -9,7 +9,8 @@ import threading
 
 import pytest
 
-from ferrum_jax.batch.batch_llm import RowAborted
+from ferrum_jax.batch.batch_llm import RowAborted, RowRequest, run_rows
+from ferrum_jax.batch.input.formats import EMBEDS, GENERATES
 from ferrum_jax.core.request import FLEX
 from ferrum_jax.sampling_params import SamplingParams
 from ferrum_jax.serve.batches.link_llm import EngineGone, LinkLLM
@@ -58,9 +59,8 @@ def side():
 
 
 def answers(llm: LinkLLM, count: int, **more):
-    requests = ((key, [5, 6, 7], SamplingParams(max_tokens=2)) for key in range(count))
-    how = {"resume": lambda key: (), "wants_partials": lambda: False, "now": NOW, **more}
-    return llm.as_completed(requests, **how)
+    requests = (RowRequest(key, GENERATES, [5, 6, 7], SamplingParams(max_tokens=2)) for key in range(count))
+    return run_rows(llm, requests, now=NOW, **more)
 
 
 def test_rows_go_out_as_flexible_requests_without_a_stream(side):
@@ -103,7 +103,7 @@ def test_a_failed_step_is_the_engines_fault(side):
 
 
 def test_vectors_that_who_owns_the_engine_ended_are_no_rows_fault(side):
-    found = side.open().embed_as_completed([(0, "a text")])
+    found = run_rows(side.open(), [RowRequest(0, EMBEDS, "a text", SamplingParams())], now=NOW)
 
     def serve() -> None:
         ((_, request_id, *_),) = side.got()
@@ -153,7 +153,6 @@ def test_rows_that_are_given_up_are_aborted(side):
 
 
 def test_the_whole_vocabulary_of_a_prompt_is_not_sent(side):
-    requests = [(0, [5, 6], SamplingParams(prompt_logprobs=-1))]
-    how = {"resume": lambda key: (), "wants_partials": lambda: False, "now": NOW}
-    ((key, error),) = side.open().as_completed(requests, **how)
+    request = RowRequest(0, GENERATES, [5, 6], SamplingParams(prompt_logprobs=-1))
+    ((key, error),) = run_rows(side.open(), [request], now=NOW)
     assert key == 0 and "prompt_logprobs is -1" in str(error)

@@ -9,7 +9,9 @@ import pytest
 
 from ferrum_jax.core.outputs import RequestOutput
 from ferrum_jax.core.request_options import NO_OPTIONS
+from ferrum_jax.sampling_params import SamplingParams
 from ferrum_jax.tasks.task import ONE_TOKEN, EngineRequest, RunningRequest, RunningTasks, Task
+from tests.support import small_llm
 
 
 def request(token: int) -> EngineRequest:
@@ -116,3 +118,17 @@ def test_an_answer_that_cannot_be_made_is_the_tasks_error(ends):
     assert runs.end(one) is None if ends else list(runs.partials()) == []
     ((key, error),) = runs.answers()
     assert key == "a" and str(error) == "not finite" and aborted == ([] if ends else [one])
+
+
+def test_an_engine_runs_the_requests_of_a_task_and_drops_those_of_a_refused_one():
+    llm, greedy = small_llm("qwen3"), SamplingParams(max_tokens=3, temperature=0.0)
+    one, two = (EngineRequest(ids, greedy, NO_OPTIONS) for ids in ([5, 6, 7], [8, 9]))
+    too_long = EngineRequest([5] * 10_000, greedy, NO_OPTIONS)
+
+    def texts(outputs: Sequence[RequestOutput]) -> list[tuple[int, ...]]:
+        return [output.token_ids for output in outputs]
+
+    tasks = {"both": Task([two, one], texts), "refused": Task([one, too_long], texts)}
+    found = dict(llm.run((key, lambda task=task: task) for key, task in tasks.items()))
+    assert found["both"] == [llm.generate(ids, greedy)[0].token_ids for ids in ([8, 9], [5, 6, 7])]
+    assert "10000" in str(found["refused"]).replace(",", "") and not llm.calls.busy

@@ -23,7 +23,15 @@ from typing import Any, NamedTuple
 from ferrum_jax.batch.input.lines import LineError, canonical, custom_id_of, load_line, refuse_unreadable
 from ferrum_jax.inputs.prompt import Prompt, take_apart, with_adapter
 from ferrum_jax.io.error_text import bounded, quoted
-from ferrum_jax.openai.asked import Asked, AskedScores, AskedSound, AskedText, AskedVectors
+from ferrum_jax.openai.asked import (
+    Asked,
+    AskedClasses,
+    AskedRewards,
+    AskedScores,
+    AskedSound,
+    AskedText,
+    AskedVectors,
+)
 from ferrum_jax.openai.bodies import how_of, sides_of, with_options
 from ferrum_jax.openai.body_fields import LABELS, ROW_BODIES, SOUNDS, TEXTS, given
 from ferrum_jax.openai.body_rules import rules_of
@@ -41,9 +49,20 @@ CONTENTS = {  # field with what a row is about -> url
     "query": "/v1/rerank",
     "file": "/v1/audio/transcriptions",
 }
-_CONTENT_OF = {url: field for field, url in reversed(CONTENTS.items())} | {"/v1/audio/translations": "file"}
-GENERATES, EMBEDS, SCORES, TRANSCRIBES = range(4)  # what an engine is asked for
-_KINDS = {AskedText: GENERATES, AskedVectors: EMBEDS, AskedScores: SCORES, AskedSound: TRANSCRIBES}
+_CONTENT_OF = {url: field for field, url in reversed(CONTENTS.items())} | {
+    "/v1/audio/translations": "file",
+    "/classify": "input",
+    "/pooling": "input",
+}
+GENERATES, EMBEDS, SCORES, TRANSCRIBES, CLASSIFIES, REWARDS = range(6)  # what an engine is asked for
+_KINDS = {
+    AskedText: GENERATES,
+    AskedVectors: EMBEDS,
+    AskedScores: SCORES,
+    AskedSound: TRANSCRIBES,
+    AskedClasses: CLASSIFIES,
+    AskedRewards: REWARDS,
+}
 NO_DEFAULTS: Mapping[str, Any] = MappingProxyType({})
 _PACE_TYPES = {"speculative": (bool, type(None)), "priority": (int, type(None))}
 _OF_ROWS = LABELS | {"seed", "priority"}  # fields in which rows that ask alike may differ
@@ -62,7 +81,7 @@ class Row(NamedTuple):
     id: str
     custom_id: str
     prompts: tuple[Any, ...]
-    how: Any  # AskedText, AskedVectors, AskedScores or AskedSound
+    how: Any  # AskedText or another of `_KINDS`
     seeds: tuple[int, ...]
     url: str
     model: str | None = None
@@ -113,13 +132,14 @@ class Row(NamedTuple):
 
     @property
     def kind(self) -> int:
-        """GENERATES, EMBEDS, SCORES or TRANSCRIBES."""
+        """GENERATES, EMBEDS, SCORES, TRANSCRIBES, CLASSIFIES or REWARDS."""
         return _KINDS[type(self.how)]
 
-    def with_windows(self, prompts: Sequence[Any], sampling: SamplingParams) -> Row:
-        """The row of a sound that was read. Its windows have its seed."""
-        how = dataclasses.replace(self.how, params=sampling)
-        return self._replace(prompts=tuple(prompts), how=how, seeds=self.seeds * len(prompts))
+    def with_windows(self, heard: Any) -> Row:
+        """The row of a sound that was read, a HeardSound. Its windows have its seed."""
+        prompts = tuple([each.prompt for each in heard.requests])
+        how = dataclasses.replace(self.how, params=heard.requests[0].sampling, heard=heard)
+        return self._replace(prompts=prompts, how=how, seeds=self.seeds * len(prompts))
 
 
 class _BadFields(NamedTuple):

@@ -12,14 +12,32 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ferrum_jax.batch.input.formats import EMBEDS, GENERATES, SCORE_URL, BadRow, Row
+from ferrum_jax.batch.input.formats import (
+    CLASSIFIES,
+    EMBEDS,
+    GENERATES,
+    REWARDS,
+    SCORE_URL,
+    SCORES,
+    TRANSCRIBES,
+    BadRow,
+    Row,
+)
 from ferrum_jax.batch.journal.line_record import images_digest, json_of, line_of, recorded_response, tokens_digest
-from ferrum_jax.core.outputs import EmbeddingOutput, RequestOutput, ScoreOutput, Transcription
+from ferrum_jax.core.outputs import ClassOutput, EmbeddingOutput, RequestOutput, RewardOutput, ScoreOutput
 from ferrum_jax.inputs.prompt import joined_text, take_apart
-from ferrum_jax.openai.answers import TextForm, ranking, read_usage, text_answer, vectors_answer
+from ferrum_jax.openai.answers import (
+    TextForm,
+    classes_answer,
+    ranking,
+    read_usage,
+    rewards_answer,
+    text_answer,
+    vectors_answer,
+)
 from ferrum_jax.openai.logprob_forms import number
 from ferrum_jax.tasks.transcription.forms import as_object
 
@@ -78,9 +96,7 @@ def _continued(row: Row) -> str:
 
 def answered_line(row: Row, outputs: Sequence[Any], job: JobLabel) -> bytes:
     """The line of a row whose prompts were all answered. Raises ValueError for vectors shorter than it asks for."""
-    if row.kind == GENERATES:
-        return completed_line(row, outputs, job)
-    return (embedding_line if row.kind == EMBEDS else score_line)(row, outputs, job)
+    return _LINES[row.kind](row, outputs, job)
 
 
 def embedding_line(row: Row, outputs: Sequence[EmbeddingOutput], job: JobLabel) -> bytes:
@@ -104,14 +120,39 @@ def score_line(row: Row, outputs: Sequence[ScoreOutput], job: JobLabel) -> bytes
     return _answer(row, {**answer, **job.fields, "usage": read_usage(_num_tokens(outputs))})
 
 
-def transcribed_line(row: Row, found: Transcription) -> bytes:
-    """The line of a sound that was written down, with its newline. A form that is a text stands in the field text."""
+def transcribed_line(row: Row, outputs: Sequence[RequestOutput], job: JobLabel) -> bytes:
+    """The line of a sound that was written down, with its newline. A form that is a text stands in the field text.
+
+    outputs: of its windows.
+    """
+    found = row.how.heard.transcription([output.outputs[0] for output in outputs])
     body = as_object(found, row.how.response_format, row.how.how.temperature)
     answer = {"text": body} if isinstance(body, str) else body
     return _answer(row, answer, tokens=tokens_digest([found.token_ids]))
 
 
-def _num_tokens(outputs: Sequence[EmbeddingOutput | ScoreOutput]) -> int:
+def class_line(row: Row, outputs: Sequence[ClassOutput], job: JobLabel) -> bytes:
+    """The line of a row that asked for classes, with its newline. outputs: of its texts."""
+    found = [(output.label, output.probs) for output in outputs]
+    return _answer(row, classes_answer(found, _num_tokens(outputs), job.fields))
+
+
+def reward_line(row: Row, outputs: Sequence[RewardOutput], job: JobLabel) -> bytes:
+    """The line of a row that asked for rewards, with its newline. outputs: of its texts."""
+    return _answer(row, rewards_answer([output.reward for output in outputs], _num_tokens(outputs), job.fields))
+
+
+_LINES: Mapping[int, Callable[[Row, Sequence[Any], JobLabel], bytes]] = {
+    GENERATES: completed_line,
+    EMBEDS: embedding_line,
+    SCORES: score_line,
+    TRANSCRIBES: transcribed_line,
+    CLASSIFIES: class_line,
+    REWARDS: reward_line,
+}
+
+
+def _num_tokens(outputs: Sequence[ClassOutput | EmbeddingOutput | RewardOutput | ScoreOutput]) -> int:
     return sum([len(output.prompt_token_ids) for output in outputs])
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from ferrum_jax.batch.batch_llm import BatchLLM
+from ferrum_jax.batch.batch_llm import BatchLLM, RowRequest, run_rows
 from ferrum_jax.batch.input.formats import GENERATES, Row
 from ferrum_jax.batch.verify.output_lines import Line
 from ferrum_jax.core.outputs import CompletionOutput, Logprob, RequestOutput
@@ -54,8 +54,7 @@ def parting_of(llm: BatchLLM, row: Row, written: Line, here: Line, now: datetime
         return None
     place, index = divmod(number, row.asked.n)
     params = dataclasses.replace(row.params_of(place), logprobs=MAX_LOGPROBS)
-    requests = [(0, row.prompts[place], params)]
-    answers = llm.as_completed(requests, resume=lambda key: (), wants_partials=lambda: False, now=now)
+    answers = run_rows(llm, [RowRequest(0, row.kind, row.prompts[place], params)], now=now)
     output = next((answer for _, answer in answers), None)
     if not isinstance(output, RequestOutput):
         return None

@@ -10,7 +10,6 @@ import base64
 import contextlib
 import datetime
 import itertools
-import math
 import queue
 import socket
 import threading
@@ -20,10 +19,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ferrum_jax.batch.batch_llm import RowAborted, begun
+from ferrum_jax.batch.batch_llm import RowAborted, RowRequest
+from ferrum_jax.batch.input.formats import EMBEDS, GENERATES
 from ferrum_jax.batch.journal.job_identity import JobRefused
 from ferrum_jax.core.delta import Delta
-from ferrum_jax.core.outputs import CompletionOutput, EmbeddingOutput, RequestOutput, ScoreOutput
+from ferrum_jax.core.outputs import EmbeddingOutput, RequestOutput
 from ferrum_jax.core.request import FLEX
 from ferrum_jax.core.request_options import RequestOptions
 from ferrum_jax.inputs.identity import ModelIdentity
@@ -35,6 +35,7 @@ from ferrum_jax.serve.http.service import wire_params
 from ferrum_jax.serve.link.engine_client import EngineLost
 from ferrum_jax.serve.link.wire import Message, received, send
 from ferrum_jax.serve.link.wire_images import wire_images
+from ferrum_jax.tasks.task import NOT_BEGUN
 from ferrum_jax.text.output_processor.choice_text import TokenTexts
 from ferrum_jax.text.output_processor.collect import Collected, Collector, failure_of
 from ferrum_jax.text.prompts import PromptEncoder
@@ -91,32 +92,15 @@ class LinkLLM:
         values = self.facts["identity"]
         return ModelIdentity(**{**values, "end_tokens": tuple(values["end_tokens"]), "adapter": ""})
 
-    def as_completed(
-        self,
-        requests: Iterable[tuple[int, Prompt, SamplingParams]],
-        *,
-        resume: Callable[[int], Sequence[CompletionOutput]],
-        wants_partials: Callable[[], bool],
-        most_running: Callable[[], float] = lambda: math.inf,
-        now: datetime.datetime,
-    ) -> Generator[tuple[int, RequestOutput | ValueError], None, None]:
-        def begins() -> Iterator[tuple[int, _Begin]]:
-            for key, prompt, params in requests:
-                resume(key)
-                yield key, _begin_text(self, key, prompt, params, now)
+    def row_tasks(self, now: datetime.datetime) -> Callable[[RowRequest], _Begin]:
+        def make(request: RowRequest) -> _Begin:
+            if request.kind == GENERATES:
+                return _begin_text(self, request.key, request.content, request.params, now)
+            if request.kind == EMBEDS:
+                return _begin_vector(self, request.content)
+            raise ValueError("pairs of texts are not scored in batches; ask /v1/score")
 
-        return self._run(begins(), wants_partials, most_running)
-
-    def embed_as_completed(
-        self, requests: Iterable[tuple[int, Prompt]]
-    ) -> Generator[tuple[int, EmbeddingOutput | ValueError], None, None]:
-        return self._run(((key, _begin_vector(self, prompt)) for key, prompt in requests))
-
-    def score_as_completed(
-        self, requests: Iterable[tuple[int, Mapping[str, Any]]]
-    ) -> Generator[tuple[int, ScoreOutput | ValueError], None, None]:
-        for key, _ in requests:
-            yield key, ValueError("pairs of texts are not scored in batches; ask /v1/score")
+        return make
 
     def hear(self, sound: str, params: TranscriptionParams) -> HeardSound:
         """Raises ValueError: a batch has no sounds to write down."""
@@ -135,14 +119,15 @@ class LinkLLM:
 
     # -- a session -------------------------------------------------------------------------------------
 
-    def _run(
+    def run(
         self,
-        begins: Iterable[tuple[int, _Begin]],
-        wants_partials: Callable[[], bool] = lambda: False,
-        most_running: Callable[[], float] = lambda: math.inf,
+        tasks: Iterable[tuple[int, Callable[[], _Begin]]],
+        *,
+        wants_partials: Callable[[], bool],
+        most_running: Callable[[], float],
     ) -> Generator[tuple[int, Any], None, None]:
         """The answers as they come. Requests in progress count as without tokens."""
-        source, is_dry = iter(begins), False
+        source, is_dry = iter(tasks), False
         most = self.facts["num_rows"]
         running: dict[int, tuple[int, _Take]] = {}
         try:
@@ -152,10 +137,10 @@ class LinkLLM:
                     if found is None:
                         is_dry = True
                         break
-                    key, begin = found
+                    key, make = found
                     request_id = next(self._ids)
                     try:
-                        message, take = begin(request_id)
+                        message, take = make()(request_id)
                         self._send(message)
                     except EngineGone:
                         raise
@@ -164,7 +149,7 @@ class LinkLLM:
                         continue
                     running[request_id] = key, take
                 if wants_partials():
-                    yield from [(key, begun(key)) for key, _ in running.values()]
+                    yield from [(key, NOT_BEGUN) for key, _ in running.values()]
                 if is_dry and not running:
                     return
                 for request_id, message in self._next():

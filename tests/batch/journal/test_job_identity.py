@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from ferrum_jax.batch.batch_llm import run_rows
 from ferrum_jax.batch.job import EXIT_OK, EXIT_PREEMPTED, JobOptions, JobSettings, JobStart, run_batch
 from ferrum_jax.batch.journal.job_identity import JobIdentity, JobRefused
 from ferrum_jax.batch.journal.journal_file import object_in
@@ -362,12 +363,9 @@ class Chatting(FakeLLM):
 
     TEMPLATE = ChatTemplate("{{ strftime_now('%d %b %Y %H:%M') }} {{ messages[0].content }}")
 
-    def as_completed(self, requests, *, now, **how):
-        def rendered():
-            for key, prompt, params in requests:
-                yield key, self.TEMPLATE.render(prompt, now) if isinstance(prompt, list) else prompt, params
-
-        return super().as_completed(rendered(), now=now, **how)
+    def row_tasks(self, now):
+        make = super().row_tasks(now)
+        return lambda request: make(request._replace(content=self.TEMPLATE.render(request.content, now)))
 
 
 def test_a_job_that_goes_on_the_next_day_has_the_same_prompts(tmp_path, monkeypatch):
@@ -393,9 +391,9 @@ def test_an_actor_with_another_model_ends_a_job_on_ray_before_its_answers_count(
 
         def _run(self, window, answers: queue.SimpleQueue, ended):
             fake = FakeLLM()
-            for task in window:
+            for request, now in window:
                 answers.put((None, other(weights=next(self.weights, "ff"))))
-                [(key, output)] = fake.as_completed([(task.key, task.prompt, task.params)], now=task.now)
+                [(key, output)] = run_rows(fake, [request], now=now)
                 answers.put((key, output))
 
     llm = Actors(FakeLLM, num_actors=1, rows_at_once=1, window_rows=9, actor_options={})
