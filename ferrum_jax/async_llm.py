@@ -61,7 +61,7 @@ class AsyncLLM:
 
     def _take(self, llm: LLM) -> None:
         self.llm = llm
-        self.thread = EngineThread(llm)
+        self.thread = EngineThread(llm.calls)
         self._keys = itertools.count()
         self._open: set[_Mailbox] = set()
         self._drains = False

@@ -1,4 +1,4 @@
-"""EngineThread: an LLM on a thread of its own. Commands go in by a queue, deltas come out by calls of sinks.
+"""EngineThread: an engine on a thread of its own. Commands go in by a queue, deltas come out by calls of sinks.
 
     add(ticket, ..)  abort(ticket)  call(function)  pause(requests)  resume()      from any thread, at once
     sink([(ticket, delta or error), ..])                on this thread, at most once a step for each sink
@@ -18,11 +18,11 @@ import queue
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from ferrum_jax.core.delta import Delta
 from ferrum_jax.core.request_options import RequestOptions
-from ferrum_jax.engine.shared import WHAT_BECOMES, Inbox
+from ferrum_jax.engine.shared import WHAT_BECOMES, Inbox, SharedEngine
 from ferrum_jax.io.watched_threads import start_thread
 from ferrum_jax.sampling_params import SamplingParams
 
@@ -74,26 +74,16 @@ class _Pause(NamedTuple):
     futures: list[concurrent.futures.Future[Any]]
 
 
-class _Steps(Protocol):
-    """The engine of an `LLM`, as a thread needs it."""
-
-    @property
-    def calls(self) -> Any: ...
-
-    @property
-    def is_sleeping(self) -> bool: ...
-
-
 class EngineThread:
     """num_steps, last_step: how many steps ended well, and when the last one did or the engine had nothing to do.
 
     after_errands: called on the thread after each `call`, as one may change the weights.
     """
 
-    def __init__(self, llm: _Steps) -> None:
+    def __init__(self, calls: SharedEngine) -> None:
         self.num_steps, self.last_step = 0, time.monotonic()
         self.after_errands: list[Callable[[], None]] = []
-        self._llm = llm
+        self._calls = calls
         self._commands: queue.SimpleQueue[_NewRequest | _Leaving | _Errand | None] = queue.SimpleQueue()
         self._inbox: Inbox = deque()
         self._tickets: dict[int, Ticket] = {}
@@ -133,7 +123,7 @@ class EngineThread:
         self._commands.put(_Leaving(ticket))
 
     def call(self, function: Callable[[], Any]) -> concurrent.futures.Future[Any]:
-        """The result of a function of the LLM, called between two steps."""
+        """The result of a function, called on the thread between two steps."""
         future: concurrent.futures.Future[Any] = concurrent.futures.Future()
         self._commands.put(_Errand(function, future))
         return future
@@ -186,7 +176,7 @@ class EngineThread:
             self._failed = EngineFailed(f"the engine's thread failed: {_words(error)}", is_final=True)
             self._failed.__cause__ = error
             with contextlib.suppress(BaseException):  # those who wait hear of it whatever the engine has come to
-                self._llm.calls.drop()
+                self._calls.drop()
             self._end(self._failed)
         return True
 
@@ -229,7 +219,7 @@ class EngineThread:
 
     def _begin_pause(self, requests: str, paused: concurrent.futures.Future[None]) -> None:
         if requests == "abort" and self._tickets:
-            self._guarded(lambda: self._llm.calls.quiet("abort"))
+            self._guarded(lambda: self._calls.quiet("abort"))
         self._pause = _Pause(requests, [*(self._pause.futures if self._pause else ()), paused])
 
     def _end_pause(self) -> None:
@@ -243,11 +233,11 @@ class EngineThread:
         if self._failed is not None:
             ticket.sink([(ticket, self._failed)])
             return
-        if self._pause is not None or (ticket.waits and self._llm.is_sleeping):
+        if self._pause is not None or (ticket.waits and self._calls.asleep):
             self._held.append(command)
             return
         try:
-            submission = self._llm.calls.add(self._inbox, command.token_ids, command.sampling, command.options)
+            submission = self._calls.add(self._inbox, command.token_ids, command.sampling, command.options)
         except ValueError as error:
             ticket.sink([(ticket, error)])
             return
@@ -261,13 +251,13 @@ class EngineThread:
     def _drop(self, ticket: Ticket) -> None:
         self._held = [each for each in self._held if each.ticket is not ticket]
         if ticket.submission in self._tickets:
-            self._llm.calls.abort(ticket.submission)
+            self._calls.abort(ticket.submission)
             self._tickets.pop(ticket.submission, None)
             self._rest()
 
     def _step(self) -> None:
         if not self._inbox:  # a call that stepped the engine may have filled it
-            if not self._guarded(self._llm.calls.step):
+            if not self._guarded(self._calls.step):
                 return
             self.num_steps += 1
             self.last_step, self._failures = time.monotonic(), 0
@@ -285,7 +275,7 @@ class EngineThread:
     def _rest(self) -> None:
         """Takes the last step's results off the device where nothing runs any more."""
         if not self._tickets:
-            self._llm.calls.end(self._inbox)
+            self._calls.end(self._inbox)
 
     def _guarded(self, call: Callable[[], None]) -> bool:
         """Whether a call into the engine went well."""
@@ -303,7 +293,7 @@ class EngineThread:
         failed.__cause__ = error
         if self._failures >= MOST_FAILURES:
             failed.is_final, self._failed = True, failed
-        self._llm.calls.drop()
+        self._calls.drop()
         self._end(failed)
 
     def _end(self, failed: EngineFailed) -> None:
@@ -317,7 +307,7 @@ class EngineThread:
                 paused.set_exception(failed)
         if tickets:
             with contextlib.suppress(*(BaseException,) * failed.is_final):
-                self._llm.calls.end(self._inbox)
+                self._calls.end(self._inbox)
         for ticket in tickets:
             with contextlib.suppress(BaseException):  # a sink that fails keeps no other from hearing it
                 ticket.sink([(ticket, failed)])

@@ -1,6 +1,6 @@
 """Threads of a server. None ends by an exception unseen: what it did is not done any more, and who depends on it hears.
 
-Every thread below `ferrum_jax/serve` is started here, but for those of pools whose results somebody awaits.
+Every thread of a server and of its engine is started here, but for those of pools whose results somebody awaits.
 """
 
 from __future__ import annotations

@@ -151,7 +151,7 @@ class HttpChild:
     ) -> int:
         """Answers until the end; the exit code. roots: as `EngineSide` has them. batch_order: as `BatchChild` takes it;
         None answers no batches."""
-        thread = EngineThread(llm)
+        thread = EngineThread(llm.calls)
         side = EngineSide(llm, thread, self._child.outbox, roots)
         self._child.carry(side)
         gc.collect()

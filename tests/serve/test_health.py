@@ -84,14 +84,14 @@ def test_health_is_200_only_while_requests_are_taken(state, status, said):
 def thread():
     llm = small_llm("qwen3")
     llm.calls.drop()
-    found = EngineThread(llm)
+    found = EngineThread(llm.calls)
     yield found
     found.close()
 
 
 def test_a_panic_on_the_engines_thread_is_told_to_who_waits_and_to_the_server(thread, monkeypatch):
     heard: list = []
-    monkeypatch.setattr(thread._llm.calls, "step", panics)
+    monkeypatch.setattr(thread._calls, "step", panics)
     thread.add(Ticket(heard.extend), [7, 9], SamplingParams(max_tokens=3), RequestOptions())
     until(lambda: heard)
     ((_, error),) = heard
@@ -115,7 +115,7 @@ def test_a_call_that_hangs_is_silence_though_nothing_runs(thread):
 @pytest.mark.parametrize("where", ["_to_embed", "_tell_beat"])
 def test_a_panic_in_any_thread_of_the_engines_side_makes_the_server_unhealthy(thread, monkeypatch, where):
     outbox = Outbox()
-    side = EngineSide(thread._llm, thread, outbox)
+    side = EngineSide(small_llm("qwen3"), thread, outbox)
     monkeypatch.setattr(side, where, panics)
     monkeypatch.setattr(side, "_tell_beat", lambda: told.append(side.failed) if side.failed else panics())
     told: list = []
@@ -144,7 +144,7 @@ def carried(thread, tmp_path):
     """A side of the engine whose messages are carried, and the other end of its link."""
     (tmp_path / "loop").symlink_to("loop")
     ours, theirs = socket.socketpair()
-    side = EngineSide(thread._llm, thread, Outbox(), (str(tmp_path), str(tmp_path)))
+    side = EngineSide(small_llm("qwen3"), thread, Outbox(), (str(tmp_path), str(tmp_path)))
     engine_process.carry_messages(ours, side._outbox, side)
     yield side, theirs
     theirs.close()
@@ -193,14 +193,15 @@ AWAITED = {"async_llm.py", "fair_workers.py"}  # every result of their pools is 
 
 
 def test_no_thread_of_a_server_is_started_unwatched():
-    folder = ROOT / "ferrum_jax" / "serve"
+    folder = ROOT / "ferrum_jax"
+    alone = [folder / name for name in ("async_llm.py", "engine/engine_thread.py", "io/watched_threads.py")]
     starts = ("Thread", "Timer", "ThreadPoolExecutor", "start_new_thread", "ThreadPool")
     found = set()
-    for path in folder.rglob("*.py"):
+    for path in (*alone, *(folder / "serve").rglob("*.py")):
         called = (each.func for each in ast.walk(ast.parse(path.read_text())) if isinstance(each, ast.Call))
         names = {getattr(each, "attr", getattr(each, "id", "")) for each in called}
         found |= {path.name} if names & {*starts} else set()
-    assert found == AWAITED | {"watched.py"}
+    assert found == AWAITED | {"watched_threads.py"}
 
 
 @pytest.mark.parametrize("broken", ["thread", "side"])

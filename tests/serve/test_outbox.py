@@ -93,7 +93,7 @@ def test_an_engine_to_which_nobody_listens_ends_what_runs_and_goes_on(monkeypatc
     monkeypatch.setattr(outbox_module, "MOST_UNSENT_TOKENS", 20)
     llm = small_llm("qwen3")
     llm.calls.drop()
-    thread, outbox = EngineThread(llm), Outbox()
+    thread, outbox = EngineThread(llm.calls), Outbox()
     side = EngineSide(llm, thread, outbox)
     params = {"temperature": 0.0, "ignore_eos": True, "detokenize": False}
     try:
