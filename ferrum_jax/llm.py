@@ -569,7 +569,7 @@ class LLM(PrefixCacheCalls):
     ) -> Scores[Key]:
         """(key, score) of each pair in the order in which they are ready; a refused one gives its ValueError."""
         make = self.model.tasks.pairs(truncate, instruction)
-        return self.run((key, partial(make, pair)) for key, pair in requests)
+        return self.run((key, partial(make, pair, str(key))) for key, pair in requests)
 
     @checked
     def classify(

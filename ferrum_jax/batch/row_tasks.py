@@ -26,7 +26,7 @@ class RowTasks:
         if request.kind == EMBEDS:
             return maker.embedder.task(request.content, maker.embedder.params(), key=key)
         if request.kind == SCORES:
-            return self._pair(request.content)
+            return self._pair(request.content, key)
         if request.kind in (CLASSIFIES, REWARDS):
             parts = take_apart(request.content)
             make = maker.reward if request.kind == REWARDS else maker.classification

@@ -28,27 +28,27 @@ class PairTasks:
         self._params = embedder.params() if self._compares else None
         self._query: tuple[Mapping[str, Any], Task[EmbeddingOutput]] | None = None  # of the pair before
 
-    def __call__(self, pair: Pair) -> Task[ScoreOutput]:
-        """Raises ValueError for a pair that the model cannot read, and for a model that scores no pairs."""
+    def __call__(self, pair: Pair, key: str = "") -> Task[ScoreOutput]:
+        """key: of its requests. Raises ValueError for a pair that cannot be read, and for a model that scores none."""
         if self._scorer is None and not self._compares:
             raise ValueError(
                 f"{self._name} does not read two texts together; compare vectors of LLM.embed, or name a "
                 "cross-encoder, or score_tokens='yes,no' for a reranker that generates"
             )
         parts = pair_parts(pair, **self._how)
-        return self._compared(parts) if self._scorer is None else self._read_together(self._scorer, parts)
+        return self._compared(parts, key) if self._scorer is None else self._read_together(self._scorer, parts, key)
 
-    def _read_together(self, scorer: Scorer, parts: PairParts) -> Task[ScoreOutput]:
+    def _read_together(self, scorer: Scorer, parts: PairParts, key: str) -> Task[ScoreOutput]:
         request = scorer.request(parts.both, truncate=parts.truncate, instruction=parts.instruction)
-        if parts.cache_salt:
-            request = request._replace(options=dataclasses.replace(request.options, cache_salt=parts.cache_salt))
+        options = dataclasses.replace(request.options, key=key, cache_salt=parts.cache_salt)
+        request = request._replace(options=options)
 
         def finish(outputs: Sequence[RequestOutput]) -> ScoreOutput:
             return _score(scorer.score(vector_in(outputs[0])), outputs)
 
         return Task([request], finish)
 
-    def _compared(self, parts: PairParts) -> Task[ScoreOutput]:
+    def _compared(self, parts: PairParts, key: str) -> Task[ScoreOutput]:
         both = both_of(parts.both)
         if parts.instruction is not None:
             raise ValueError(TOLD)
@@ -58,8 +58,8 @@ class PairTasks:
             for text, name in zip(both, side_prompts(self._embedder.layout.prompts), strict=True)
         )
         if self._query is None or self._query[0] != left:
-            self._query = left, self._vector(left)
-        query, document = self._query[1], self._vector(right)
+            self._query = left, self._vector(left, key)
+        query, document = self._query[1], self._vector(right, key)
 
         def finish(outputs: Sequence[RequestOutput]) -> ScoreOutput:
             one, other = query.finish(outputs[:1]), document.finish(outputs[1:])
@@ -67,9 +67,9 @@ class PairTasks:
 
         return Task([*query.requests, *document.requests], finish)
 
-    def _vector(self, prompt: Mapping[str, Any]) -> Task[EmbeddingOutput]:
+    def _vector(self, prompt: Mapping[str, Any], key: str) -> Task[EmbeddingOutput]:
         assert self._params is not None, "only models of vectors compare"
-        return self._embedder.task(prompt, self._params)
+        return self._embedder.task(prompt, self._params, key=key)
 
 
 def _score(score: float, outputs: Sequence[RequestOutput]) -> ScoreOutput:

@@ -51,7 +51,6 @@ ANSWERED_ELSEWHERE: Mapping[str, BySection] = {
         ),
         "embeddings_refused": (
             "input = []",
-            "input = [['x']]",
             "normalize = 1",
             "prompt_name = {}",
             "truncate = yes",
