@@ -35,22 +35,15 @@ __all__ = [
     "to_huggingface",
 ]
 
-_MODULES = {
-    "Adapter": "adapters.lora",
-    "CLASSES": "rules",
-    "CastError": "conversion",
-    "Checkpoint": "checkpoint",
-    "ConvertSummary": "conversion",
-    "Expansion": "rules",
-    "Rule": "rules",
-    "TensorSlice": "rules",
-    "convert": "conversion",
-    "fingerprint": "fingerprints",
-    "open_checkpoint": "checkpoint",
-    "read_adapter": "checkpoint",
-    "stored_forms": "checkpoint",
-    "to_huggingface": "export",
+_NAMES = {
+    "adapters.lora": ("Adapter",),
+    "checkpoint": ("Checkpoint", "open_checkpoint", "read_adapter", "stored_forms"),
+    "conversion": ("CastError", "ConvertSummary", "convert"),
+    "export": ("to_huggingface",),
+    "fingerprints": ("fingerprint",),
+    "rules": ("CLASSES", "Expansion", "Rule", "TensorSlice"),
 }
+_MODULES = {name: module for module, names in _NAMES.items() for name in names}
 
 
 def __getattr__(name: str) -> object:

@@ -230,7 +230,7 @@ def test_a_processor_that_is_no_object_is_refused_with_its_file(tmp_path, value)
 @pytest.mark.parametrize("root", ["", "  "])
 def test_an_empty_root_is_not_the_working_directory(root):
     with pytest.raises(ValueError, match="image_root is empty; name the folder"):
-        ImageSources.of_config(EngineConfig(image_root=root))
+        ImageSources.allowed("", root)
 
 
 @pytest.mark.parametrize("name", ["max_image_tokens", "max_image_patches"])

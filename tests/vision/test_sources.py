@@ -168,11 +168,12 @@ def test_settings_that_mean_nothing_are_refused(field, said):
 
 
 def test_a_config_says_what_is_allowed(tmp_path):
-    config = EngineConfig(allow_image_hosts="a.test, b.test:8080", image_root=str(tmp_path))
-    assert ImageSources.of_config(config) == ImageSources(hosts=("a.test", "b.test:8080"), root=str(tmp_path))
-    assert ImageSources.of_config(EngineConfig()) == NONE
+    allowed = ImageSources.allowed("a.test, b.test:8080", str(tmp_path))
+    assert allowed == ImageSources(hosts=("a.test", "b.test:8080"), root=str(tmp_path))
+    config = EngineConfig()
+    assert ImageSources.allowed(config.allow_image_hosts, config.image_root) == NONE
     with pytest.raises(ValueError, match="image_root is 'nowhere', which is no folder"):
-        ImageSources.of_config(EngineConfig(image_root="nowhere"))
+        ImageSources.allowed("", "nowhere")
 
 
 PUBLIC = ("93.184.216.34", "8.8.8.8", "2606:4700:4700::1111", "::ffff:8.8.8.8", "2002:808:808::1", "64:ff9b::808:808")

@@ -267,25 +267,29 @@ class Opening(LoadRequest):
         """Tokens that a sequence may have before memory is planned."""
         return self.config.max_model_len or self.source.spec.max_position_embeddings
 
+    @property
+    def _media(self) -> tuple[str, str | None]:
+        return self.config.allow_image_hosts, self.config.image_root
+
     def _images(self) -> PromptImages | None:
         """How prompts have images, of a model that sees them and whose folder says how they are processed."""
         source = self.source
         if source.folder is None or not source.sees_images or not self.config.max_image_tokens:
             return None
-        return PromptImages.of_folder(source.folder, ImageSources.of_config(self.config))
+        return PromptImages.of_folder(source.folder, ImageSources.allowed(*self._media))
 
     def _sounds(self) -> PromptSounds | None:
         """How prompts have sounds, of a model that hears them and whose folder says how they are processed."""
         source, config = self.source, self.config
         if source.folder is None or not source.hears_in_prompts or not config.max_image_tokens:
             return None
-        return PromptSounds.of_folder(source.folder, SoundSources.of_config(config), config.max_image_patches)
+        return PromptSounds.of_folder(source.folder, SoundSources.allowed(*self._media), config.max_image_patches)
 
     def _transcriber(self, prompts: PromptEncoder) -> Transcriber | None:
         """How the model writes down sounds, where it does and its folder says how."""
         if self.source.folder is None or not self.source.hears_beside:
             return PromptTranscriber.of_prompts(prompts)
-        return WhisperTranscriber.of_folder(self.source.folder, prompts, SoundSources.of_config(self.config))
+        return WhisperTranscriber.of_folder(self.source.folder, prompts, SoundSources.allowed(*self._media))
 
     def _identity(
         self, texts: Texts, config: EngineConfig, layout: ModelLayout, fingerprint: Fingerprint | None

@@ -14,7 +14,7 @@ import re
 import stat
 import urllib.parse
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, Self
+from typing import Any, ClassVar, Self
 
 from ferrum_jax.inputs.media.fetching import FetchLimits, fetched
 from ferrum_jax.inputs.media.kinds import MediaKind
@@ -23,16 +23,6 @@ _SCHEME = re.compile(r"(data|https?|file):", re.IGNORECASE)
 _MEDIA_TYPE = re.compile(r"data:(\w+)/[\w.+-]+(?:;[\w.+=-]+)*;base64", re.IGNORECASE)
 _LONGEST_HEAD = 200  # characters of a data: URL before its comma
 _SHOWN = 80
-
-
-class MediaConfig(Protocol):
-    """The fields of `EngineConfig` that say from where media may come."""
-
-    @property
-    def allow_image_hosts(self) -> str: ...
-
-    @property
-    def image_root(self) -> str | None: ...
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -69,15 +59,14 @@ class MediaSources:
         return "max_bytes", "max_prompt_bytes"
 
     @classmethod
-    def of_config(cls, config: MediaConfig) -> Self:
-        """The sources that a config allows. Raises ValueError for a host or a root that cannot be one."""
-        hosts = tuple(name.strip() for name in config.allow_image_hosts.split(",") if name.strip())
-        if config.image_root is not None and not config.image_root.strip():
+    def allowed(cls, hosts: str, folder: str | None) -> Self:
+        """Sources by `allow_image_hosts` and `image_root`. Raises ValueError for a host or a root that cannot be."""
+        if folder is not None and not folder.strip():
             raise ValueError("image_root is empty; name the folder that holds images, or leave it out")
-        root = None if config.image_root is None else os.path.abspath(os.path.expanduser(config.image_root))
+        root = None if folder is None else os.path.abspath(os.path.expanduser(folder))
         if root is not None and not os.path.isdir(root):
-            raise ValueError(f"image_root is {config.image_root!r}, which is no folder; name the one that holds images")
-        return cls(hosts=hosts, root=root)
+            raise ValueError(f"image_root is {folder!r}, which is no folder; name the one that holds images")
+        return cls(hosts=tuple(name.strip() for name in hosts.split(",") if name.strip()), root=root)
 
     def content(self, given: Any) -> bytes | None:
         """The bytes given, or of the file that a path or URL names; None for any other value.
