@@ -154,7 +154,7 @@ def test_a_kept_executable_whose_classes_have_moved_is_one_that_is_compiled_agai
     moved = [each for each in kept if b"ferrum_jax.pools.blocks" in each]
     assert moved
     for each in moved:
-        with pytest.raises(Unloadable, match="No module named 'ferrum_jax.pools'"):
+        with pytest.raises(Unloadable, match="No module named 'ferrum_jax\\.pools'"):
             load_executable(each, jax.devices()[:1])
 
 
