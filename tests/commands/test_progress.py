@@ -4,10 +4,12 @@ import io
 import re
 import threading
 import types
+from typing import Any
 
 import pytest
 from rich.console import Console
 
+from ferrum_jax.core.outputs import RequestOutput
 from ferrum_jax.core.progress import clock, plain_console, plain_lines, progress_bar, status
 from tests.support import ROOT
 
@@ -61,7 +63,8 @@ def test_at_80_columns_the_bar_of_generate_shows_counts_time_and_all_rates(monke
     monkeypatch.setattr(
         "ferrum_jax.core.progress.Console", lambda **_: Console(file=shown, width=80, force_terminal=True)
     )
-    output = types.SimpleNamespace(outputs=[types.SimpleNamespace(token_ids=range(10**6))], num_cached_tokens=10**6)
+    choice: Any = types.SimpleNamespace(token_ids=range(10**6))
+    output = RequestOutput(request_id=1, prompt=None, prompt_token_ids=(), outputs=(choice,), num_cached_tokens=10**6)
     with progress_bar(1_000_000, shown=True) as count:
         for _ in range(12):
             count(output)

@@ -170,8 +170,7 @@ def test_settings_that_mean_nothing_are_refused(field, said):
 def test_a_config_says_what_is_allowed(tmp_path):
     allowed = ImageSources.allowed("a.test, b.test:8080", str(tmp_path))
     assert allowed == ImageSources(hosts=("a.test", "b.test:8080"), root=str(tmp_path))
-    config = EngineConfig()
-    assert ImageSources.allowed(config.allow_image_hosts, config.image_root) == NONE
+    assert ImageSources.allowed(EngineConfig().allow_image_hosts, EngineConfig().image_root) == NONE
     with pytest.raises(ValueError, match="image_root is 'nowhere', which is no folder"):
         ImageSources.allowed("", "nowhere")
 
