@@ -42,7 +42,6 @@ SHOWS = (
 )  # what they write on the terminal is rich's
 
 LAZY = ("ferrum_jax", "checkpoints")  # packages that import what they name on its first use
-
 # The lowest first: a package, or a file of the root, imports only from ranks below its own.
 RANKS = (
     "io",

@@ -29,10 +29,8 @@ SHARED_CLASSES = {
 INVERTED = re.compile(r"(?:^|(?<=[.!?;:] ))(?:Of|Those)\b|\bof which\b|\bof whose\b")
 MOST_INVERTED = 0  # it may only fall
 # Words whose noun a reader has to guess, and docstrings that begin with one.
-PRONOUNS = {
-    *("that", "one", "ones", "none", "it", "what", "those", "which", "this", "these", "they", "them"),
-    *("its", "other", "others"),
-}
+PRONOUNS = {"that", "one", "ones", "none", "it", "what", "those", "which", "this", "these", "they", "them", "its"}
+PRONOUNS |= {"other", "others"}
 RIDDLE = 0.44  # the share of a sentence's words
 VAGUE = re.compile(r"(?:What|The same|That of|Those)\b")
 MOST_RIDDLES, MOST_VAGUE = 69, 322  # they may only fall
