@@ -89,7 +89,7 @@ def _has_parts(submission: Submission) -> bool:
 
 
 def _fault(submission: Submission) -> ValueError | None:
-    """Why it cannot be queued; None where it can. Waits for what is compiled."""
+    """The reason why it cannot be queued, or None. Waits for what is compiled."""
     if submission.part is not None:
         submission.part.wait()
         if (error := submission.part.error()) is not None:

@@ -144,7 +144,7 @@ class EngineSide:
             self.thread.abort(ticket)
 
     def _forget(self, ticket: Ticket) -> int | None:
-        """The id of a request that has ended; None of one that ended before."""
+        """The id of a request that ends now; None if it ended before."""
         request_id = self._ids.pop(ticket, None)
         self._tickets.pop(-1 if request_id is None else request_id, None)
         return request_id

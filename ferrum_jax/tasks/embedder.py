@@ -34,7 +34,7 @@ NO_WISHES: Mapping[str, Any] = MappingProxyType({})
 class EmbeddingParams:
     """How the texts of a call become vectors.
 
-    prefix: what is put before each. max_tokens: longer texts are cut to this; None refuses them.
+    prefix: what is put before each. max_tokens: longer texts are cut to this; None refuses long texts.
     """
 
     pooling: str

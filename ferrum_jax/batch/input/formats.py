@@ -151,7 +151,7 @@ class _BadFields(NamedTuple):
 
 
 class BadRow(_BadFields):
-    """A line that cannot be run. custom_id: what the line says, None where it says none.
+    """A line that cannot be run. custom_id: the line's own, or None.
 
     message: of a bounded length, whatever the line holds. line: its number, from 1; None for a row that failed while it
     ran.
@@ -219,7 +219,7 @@ def duplicate_row(raw: bytes, line_number: int, custom_id: str, first_line_numbe
 
 
 def foreign_row(raw: bytes, line_number: int, row: Row, names: Sequence[str], adapters: Sequence[str]) -> BadRow:
-    """The error for a row that asks for what the job has not. names: those of its model. adapters: those it has.
+    """The error for a row that asks for what the job has not. names: its model's. adapters: the loaded ones.
 
     Its id differs from the row's, so that an earlier answer by the other model is not taken for this row's.
     """

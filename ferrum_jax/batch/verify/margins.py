@@ -62,7 +62,7 @@ def parting_of(llm: BatchLLM, row: Row, written: Line, here: Line, now: datetime
 
 
 def _choices(line: Line) -> list[Mapping[str, Any]]:
-    """The choices of an answered line; none where it has none."""
+    """The choices of an answered line, which may have none."""
     body = (line.response or {}).get("body")
     choices = body.get("choices") if isinstance(body, dict) else None
     return [choice if isinstance(choice, dict) else {} for choice in choices] if isinstance(choices, list) else []

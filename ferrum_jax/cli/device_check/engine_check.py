@@ -115,7 +115,7 @@ def _line(run: EngineRun, name: str, part: Part, found: Mapping[str, Outputs], n
 
 
 def runs(base: EngineConfig, kernel: str | None, num_devices: int, *, full: bool) -> Iterator[EngineRun]:
-    """The engines that are compared. kernel: of this platform, None where it has none that runs."""
+    """The engines that are compared. kernel: of this platform, or None where no kernel runs."""
     widest = max((n for n in (1, 2, 4, 8) if n <= num_devices), default=1)
     meshes = [f"tp={n}" for n in (2, 4, 8) if n <= num_devices] if full else [f"tp={widest}"] * (widest > 1)
     yield EngineRun(name="xla", config=base, beside=None)

@@ -69,7 +69,7 @@ class CacheManager:
         self._has_unkeyed = False  # so rows may hold published blocks without a key
 
     def _state_slots(self) -> StateSlots | None:
-        """The state slots of a model with recurrent layers; None for others."""
+        """The state slots of a model with recurrent layers, or None."""
         if self.sizes.max_snapshots is None:
             return None
         return StateSlots(

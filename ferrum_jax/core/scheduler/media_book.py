@@ -155,7 +155,7 @@ class MediaBook:
             self._pool.release(reversed(request.image_runs.pop(index)))
 
     def forget(self) -> None:
-        """No image is found any more; rows keep those that they hold."""
+        """No image is found any more; rows keep the images that they hold."""
         self._pool.unkey_all()
 
     @property
@@ -184,7 +184,7 @@ class MediaBook:
         )
 
     def check_invariants(self, rows: Sequence[Request]) -> None:
-        """Prove the book. rows: those that run."""
+        """Prove the book. rows: the running ones."""
         holders: dict[int, int] = {}
         for request in {request.id: request for request in (*rows, *self._early.values())}.values():
             for runs in request.image_runs.values():

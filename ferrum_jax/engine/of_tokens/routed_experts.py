@@ -8,7 +8,7 @@ import numpy as np
 class RoutedExperts:
     """The experts of tokens 0, 1, ... of a sequence, as far as they were computed or came with a hit.
 
-    num_layers: those that have experts.
+    num_layers: the layers with experts.
     """
 
     def __init__(self, num_layers: int) -> None:

@@ -128,7 +128,7 @@ def group_of(name: str) -> str | None:
 
 
 def adapter_slots(config: EngineConfig, model: ShardedModel, dtype: jnp.dtype, mesh: Mesh) -> AdapterSlots | None:
-    """The slots that a config asks for; None for none. Raises ValueError for targets that cannot have any."""
+    """The slots that a config asks for, or None. Raises ValueError for targets that cannot have any."""
     if not config.max_adapters:
         return None
     asked = [part.strip() for part in config.adapter_targets.split(",")]

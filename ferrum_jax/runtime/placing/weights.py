@@ -20,7 +20,7 @@ Made = TypeVar("Made")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PlacedWeights:
-    """arrays: in the order of the layout's targets. read_s: what reading them took."""
+    """arrays: in the order of the layout's targets. read_s: seconds of reading."""
 
     arrays: tuple[jax.Array, ...]
     fingerprint: Fingerprint

@@ -33,7 +33,7 @@ async def models(request: Request) -> Response:
 
 
 async def model(request: Request) -> Response:
-    """One of them."""
+    """One model or adapter of the server."""
     exchange = Exchange(request)
     name = request.path_params["name"]
     exchange.service.require_ready()

@@ -163,7 +163,7 @@ class Clerk:
         return sorted(found, key=lambda each: (each[1].status == VALIDATING, self._turns.get(each[0].owner, 0)))
 
     def _ends_as(self, asked: AskedBatch) -> str | None:
-        """CANCELLED or EXPIRED of a batch that is to end now; None of all others."""
+        """CANCELLED or EXPIRED of a batch that is to end now, else None."""
         if self._folder.cancelled_at(asked.id) is not None:
             return CANCELLED
         return EXPIRED if self._times.now() >= asked.expires else None

@@ -75,7 +75,7 @@ class Exchange:
         self.key: ApiKey = request.scope["state"].get("key", OPEN)
 
     def take_id(self, request_id: str | None) -> None:
-        """Takes the id that a body gives, in place of the header's; None leaves it."""
+        """Takes the id that a body gives, in place of the header's; None keeps the header's."""
         if request_id is not None:
             self.id = self.request.scope["state"]["request_id"] = request_id
 

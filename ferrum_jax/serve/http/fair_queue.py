@@ -17,7 +17,7 @@ QUANTUM = 2048  # tokens
 
 
 class QueueEntry:
-    """One request that waits. cost: in tokens, of the prompt and what may be generated. rows: choices that will run.
+    """A waiting request. cost: in tokens, of the prompt and what may be generated. rows: choices that will run.
 
     is_queued: it waits for its turn now.
     """

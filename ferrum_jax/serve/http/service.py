@@ -104,7 +104,7 @@ class Service:
         self.client.tell_opened()
 
     def sick(self) -> str | None:
-        """Why this server does not answer as it should; None while it does."""
+        """Why this server does not answer as it should; None while it answers."""
         client, most = self.client, self.settings.watchdog_s
         if client.lost is not None:
             return client.lost

@@ -49,7 +49,7 @@ class EngineVector(NamedTuple):
 
 
 class EngineDone(NamedTuple):
-    """Answers a call. result: as JSON has it, None of one that has none."""
+    """Answers a call. result: the call's JSON result; None if it returns nothing."""
 
     result: Any
 
