@@ -45,7 +45,7 @@ IN_TURN = pytest.mark.parametrize("in_turn", [True, pytest.param(False, marks=py
 @IN_TURN
 @pytest.mark.parametrize("generation", OF_PRODUCTS)
 def test_each_product_compiles_or_is_refused_with_a_reason(generation: str, in_turn: bool) -> None:
-    """Of few rows and of many."""
+    """Few rows and many."""
     names = [name for name in PRODUCT_NAMES if (turn_of(name, OF_PRODUCTS) == generation) == in_turn]
     found = described("product_program", generation, names)
     assert len(found) == 2 * len(names)
