@@ -127,7 +127,7 @@ class VideoSources(MediaSources):
         if importlib.util.find_spec("av") is None:
             raise ValueError(f"videos need PyAV; {install_command('video')}")
         own = _OWN_MEMORY + _BYTES_OF_PIXEL * self.max_pixels
-        memory = own + 2 * len(content) + 2 * answer_bytes
+        memory = own + 2 * answer_bytes
         bounds = ChildBounds(seconds=self.decode_s, memory_bytes=memory, answer_bytes=answer_bytes)
         try:
             return in_child(f"{_CHILD}:{function}", content, order, bounds, look=look)
