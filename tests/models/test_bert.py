@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from ferrum_jax.models.families import registry
 from ferrum_jax.models.layers.text_rows import TextRows, attend
 from ferrum_jax.models.sharding import make_mesh
 from ferrum_jax.runtime.compile.executable_store import ExecutableStore
-from ferrum_jax.runtime.encoder_runner import EncoderRunner
+from ferrum_jax.runtime.encoder_runner import EncoderRunner, VectorsInFlight, WholeText
 from ferrum_jax.runtime.encoder_runtime import (
     POOLINGS,
     compile_encoder,
@@ -52,10 +53,24 @@ def load(name: str, max_num_batched_tokens: int = 512):
     return EncoderRunner(tuple(tensors.values()), executables), golden
 
 
+def steps(runner: EncoderRunner, texts: list[np.ndarray], pooling: str = "mean") -> list[tuple[int, VectorsInFlight]]:
+    """Tokens and texts of each step, texts of one length after another."""
+    wholes = [WholeText(i, text, pooling, None) for i, text in enumerate(texts)]
+    wholes.sort(key=lambda text: runner.length_of(len(text.token_ids)))
+    found = []
+    for _, same in itertools.groupby(wholes, lambda text: runner.length_of(len(text.token_ids))):
+        left = list(same)
+        while left:
+            before = runner.num_padded_tokens
+            step, left = runner.dispatch(left)
+            found.append((runner.num_padded_tokens - before, step))
+    return found
+
+
 def vectors(runner: EncoderRunner, texts: list[np.ndarray], pooling: str) -> np.ndarray:
     found = {}
-    for members, part in runner.run(texts, pooling):
-        found |= dict(zip(members, part, strict=True))
+    for _, step in steps(runner, texts, pooling):
+        found |= dict(zip([text.id for text in step.texts], step.fetch(), strict=True))
     return np.stack([found[i] for i in range(len(texts))])
 
 
@@ -81,15 +96,15 @@ def test_companions_padding_and_row_counts_change_no_bit_of_a_vector():
 def test_a_step_takes_texts_of_one_length_until_its_tokens_are_full():
     runner, _ = load("bert")
 
-    def steps(lengths: list[int]) -> list[tuple[int, list[int]]]:
-        return [(bucket.num_tokens, [len(each) for each in members]) for bucket, members in runner._steps(lengths)]
+    def sizes(lengths: list[int]) -> list[tuple[int, int]]:
+        return [(n, len(step.texts)) for n, step in steps(runner, [np.full(length, 7) for length in lengths])]
 
-    assert {(b.num_tokens, b.num_texts) for b in runner.executables if b.length == 32} == {(128, 6), (512, 24)}
-    assert steps([20]) == [(128, [1])]
-    assert steps([20] * 30) == [(512, [24]), (128, [6])]  # no room for a 25th text
-    assert steps([32] * 17) == [(512, [16]), (128, [1])]  # nor for a 513th token
-    assert steps([20] * 18) == [(128, [6])] * 3 and steps([20] * 19) == [(512, [19])]
-    assert [len(each) for _, (each,) in runner._steps([30] * 4 + [17] * 3)] == [4, 3]  # 8 tokens are left over
+    assert {(b.num_tokens, b.num_texts) for b in runner._executables if b.length == 32} == {(128, 6), (512, 24)}
+    assert sizes([20]) == [(128, 1)]
+    assert sizes([20] * 30) == [(512, 24), (128, 6)]  # no room for a 25th text
+    assert sizes([32] * 17) == [(512, 16), (128, 1)]  # nor for a 513th token
+    assert sizes([20] * 18) == [(128, 6)] * 3 and sizes([20] * 19) == [(512, 19)]
+    assert [number for _, number in sizes([30] * 4 + [17] * 3)] == [4, 3]  # 8 tokens are left over
 
 
 def test_texts_that_stand_end_to_end_are_spread_over_rows_and_joined_again():
