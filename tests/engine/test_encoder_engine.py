@@ -14,9 +14,8 @@ from ferrum_jax.core.delta import Delta
 from ferrum_jax.core.request_options import RequestOptions
 from ferrum_jax.engine import encoder_engine
 from ferrum_jax.engine.encoder_engine import EncoderEngine
-from ferrum_jax.engine.shared import Ask
 from ferrum_jax.sampling_params import SamplingParams
-from ferrum_jax.tasks.embedder import ONE_TOKEN
+from ferrum_jax.tasks.task import ONE_TOKEN, EngineRequest, completion
 from tests.support import COMPILED, GOLDENS
 
 CONFIG = EngineConfig(max_model_len=64, max_num_seqs=8, max_num_batched_tokens=128, compilation_cache_dir=str(COMPILED))
@@ -86,10 +85,8 @@ def test_an_engines_calls_run_poolings_side_by_side_and_refuse_the_rest():
     }
     asked = {key: case[:3] for key, case in refused.items()} | {"mean": (TEXTS[9], ONE_TOKEN, MEAN)}
     asked["cls"] = (TEXTS[9], ONE_TOKEN, pooled)
-    asks = [
-        Ask(key, how, lambda ids=ids, options=options: (ids, options)) for key, (ids, how, options) in asked.items()
-    ]
-    found: dict[str, Any] = dict(calls.run(asks))
+    tasks = [(key, lambda case=case: completion(EngineRequest(*case))) for key, case in asked.items()]
+    found: dict[str, Any] = dict(calls.run(tasks))
     for key, case in refused.items():
         with pytest.raises(ValueError, match=case[3]):
             raise found[key]

@@ -7,7 +7,7 @@ import pickle
 import subprocess
 import sys
 
-from ferrum_jax.io import fresh
+from ferrum_jax.io.child import start
 
 
 def shows(order) -> None:
@@ -15,11 +15,11 @@ def shows(order) -> None:
 
 
 def test_a_fresh_process_has_the_order_and_environment_and_no_library():
-    with fresh.start("tests.startup.test_fresh:shows", ("a", 1), environment=["FRESH=yes"], stdout=-1) as process:
+    with start("tests.startup.test_fresh:shows", ("a", 1), environment=["FRESH=yes"], stdout=-1) as process:
         assert process.stdout is not None and process.stdout.read() == b"('a', 1)|yes|False\n"
     assert process.returncode == 0
 
 
 def test_a_process_that_ends_at_once_is_no_error_of_who_gives_it_a_large_order():
-    with fresh.start("no.such.module:f", pickle.dumps(bytes(1 << 22)), stderr=subprocess.DEVNULL) as process:
+    with start("no.such.module:f", pickle.dumps(bytes(1 << 22)), stderr=subprocess.DEVNULL) as process:
         assert process.wait() == 1
