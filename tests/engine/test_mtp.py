@@ -32,10 +32,11 @@ PROMPTS = [[3, 4, 5, 6] * 8, [7] * 20, [9], [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 1, 2
 GREEDY = SamplingParams(max_tokens=24, temperature=0.0, ignore_eos=True, logprobs=2)
 DRAWN = dataclasses.replace(GREEDY, temperature=0.8, seed=5)
 MTP = {"method": "mtp"}
-QUICK = ("deepseek_v3", "qwen3_next")
-SLOW = tuple(
+OF_KEYS, OF_STATES = "deepseek_v3", pytest.param("qwen3_next", marks=pytest.mark.slow)  # what their layers keep
+OTHERS = [
     pytest.param(name, marks=pytest.mark.slow) for name in ("glm4_moe", "glm4_moe_lite", "qwen3_5", "qwen3_5_moe")
-)
+]
+LADDER = dataclasses.replace(SMALL, max_num_seqs=1)
 LEAST = 1e-4  # of the largest logit: what float32 steps differ by, in other buckets
 
 
@@ -108,7 +109,7 @@ def assert_whole(llm, kept: dict[tuple[int, ...], int]) -> None:
 
 
 @pytest.mark.parametrize("params", [GREEDY, DRAWN], ids=["greedy", "drawn"])
-@pytest.mark.parametrize("name", [*QUICK, *SLOW])
+@pytest.mark.parametrize("name", [OF_KEYS, OF_STATES, *OTHERS])
 def test_in_invariant_mode_every_bit_is_that_without_drafts(name, params):
     plain = run(small_llm(f"mtp/{name}", INVARIANT), PROMPTS, params)
     engine = drafting_engine(mtp_llm(name), source := KeptDrafts(), check_writes=True)
@@ -118,7 +119,7 @@ def test_in_invariant_mode_every_bit_is_that_without_drafts(name, params):
 
 
 @pytest.mark.parametrize("kind", ["right", "mixed"])
-@pytest.mark.parametrize("name", [*QUICK, *SLOW])
+@pytest.mark.parametrize("name", [OF_KEYS, OF_STATES, *OTHERS])
 def test_drafts_are_those_of_the_whole_sequence_where_others_came_true(name, kind):
     llm, plain = mtp_llm(name), run(small_llm(f"mtp/{name}", INVARIANT), PROMPTS, DRAWN)
     source = KeptDrafts(ToldDrafts(plain, kind, llm.spec.vocab_size))
@@ -129,7 +130,8 @@ def test_drafts_are_those_of_the_whole_sequence_where_others_came_true(name, kin
     assert_whole(llm, source.kept)
 
 
-@pytest.mark.parametrize("name", [QUICK[0], *(pytest.param(name, marks=pytest.mark.slow) for name in QUICK[1:])])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [OF_KEYS, OF_STATES])
 def test_elsewhere_tokens_are_those_without_drafts(name):
     llm, plain = mtp_llm(name, SMALL), run(small_llm(f"mtp/{name}", SMALL), PROMPTS, DRAWN)
     for source in (KeptDrafts(), KeptDrafts(ToldDrafts(plain, "mixed", llm.spec.vocab_size))):
@@ -139,7 +141,7 @@ def test_elsewhere_tokens_are_those_without_drafts(name):
         assert_whole(llm, source.kept)
 
 
-@pytest.mark.parametrize("name", QUICK)
+@pytest.mark.parametrize("name", [OF_KEYS, OF_STATES])
 def test_rows_that_are_preempted_go_on_with_drafts(name):
     plain = run(small_llm(f"mtp/{name}", INVARIANT), PROMPTS, DRAWN)
     engine = drafting_engine(mtp_llm(name), source := KeptDrafts(), num_blocks=9)
@@ -147,7 +149,7 @@ def test_rows_that_are_preempted_go_on_with_drafts(name):
     assert_whole(mtp_llm(name), source.kept)
 
 
-@pytest.mark.parametrize("name", QUICK)
+@pytest.mark.parametrize("name", [OF_KEYS, OF_STATES])
 def test_what_is_hit_has_the_keys_and_values_of_the_head_too(name):
     llm = mtp_llm(name)
     engine = drafting_engine(llm, source := KeptDrafts())
@@ -200,7 +202,7 @@ def test_a_request_that_wants_no_drafts_has_none():
 
 
 def test_each_bucket_has_a_draft_and_is_missing_without_it():
-    llm = mtp_llm("deepseek_v3", SMALL)
+    llm = mtp_llm("deepseek_v3", LADDER)
     executables, ladder = llm.loaded.executables, llm.loaded.layout.ladder
     drafts = ladder.drafts_of(ladder.buckets)
     assert set(executables.drafts) == set(drafts) and len(drafts) == len(ladder.buckets)
@@ -210,7 +212,7 @@ def test_each_bucket_has_a_draft_and_is_missing_without_it():
 
 
 def test_a_forward_that_is_compiled_while_steps_run_comes_with_its_draft():
-    llm = mtp_llm("deepseek_v3", SMALL)
+    llm = mtp_llm("deepseek_v3", LADDER)
     layout, whole = llm.loaded.layout, llm.loaded.executables
     bucket, *others = layout.ladder.buckets
     made = DeferredExecutable.made
@@ -226,7 +228,7 @@ def test_a_forward_that_is_compiled_while_steps_run_comes_with_its_draft():
 
 
 def test_a_draft_writes_its_keys_and_values_in_place():
-    llm = mtp_llm("deepseek_v3", SMALL)
+    llm = mtp_llm("deepseek_v3", LADDER)
     layout = llm.loaded.layout
     own = layout.pools.flat_caches()[layout.draft_layer.span(layout.pools)]
     num_bytes = sum(math.prod(array.shape) * array.dtype.itemsize for array in own)

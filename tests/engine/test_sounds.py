@@ -19,8 +19,7 @@ POSITIONS = 37
     "config",
     [
         CONFIG,
-        dataclasses.replace(LADDER, block_size=8),
-        pytest.param(dataclasses.replace(LADDER, block_size=64), marks=pytest.mark.slow),
+        *(pytest.param(dataclasses.replace(LADDER, block_size=size), marks=pytest.mark.slow) for size in (8, 64)),
     ],
     ids=["", "ladder", "a block a sound"],
 )

@@ -46,7 +46,7 @@ def prompt_of(name: str, number: int) -> dict:
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-@pytest.mark.parametrize("caches", [True, False], ids=["cache", "no_cache"])
+@pytest.mark.parametrize("caches", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["cache", "no_cache"])
 def test_tokens_and_logits_are_the_reference_s(name, caches, tmp_path_factory):
     llm, arrays = llm_of(name, tmp_path_factory, caches=caches), golden(name)
     params = dataclasses.replace(GREEDY, logprobs=20)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import shutil
 
@@ -18,7 +17,7 @@ from ferrum_jax.llm import LLM
 from ferrum_jax.openai.bodies import text_of
 from ferrum_jax.sampling_params import SamplingParams
 from tests.serve.running import DEMO
-from tests.support import COMPILED, SMALL
+from tests.support import INVARIANT
 
 SAID = {"do_sample": True, "temperature": 0.6, "top_k": 1, "top_p": None, "max_new_tokens": 5}
 TAKEN = {"temperature": 0.6, "top_k": 1, "max_new_tokens": 5}
@@ -34,7 +33,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def llm(folder):
-    return LLM(str(folder), dataclasses.replace(SMALL, compilation_cache_dir=str(COMPILED)))
+    return LLM(str(folder), INVARIANT)
 
 
 def test_a_request_without_parameters_is_sampled_as_the_file_says(llm):

@@ -18,6 +18,8 @@ from tests.turns.history import history
 from tests.turns.sixths import NUM_SIXTHS, file_of, unit_of
 from tests.turns.touched import Turn, imports_of, turn
 
+pytest_plugins = ("tests.spent",)
+
 _LATE = "left out: the time of --until was over before it began"
 
 
