@@ -42,9 +42,9 @@ def _work_s() -> float:
     return time.thread_time() - began
 
 
-def _proven(tests: Counter[str], seconds: float, exitstatus: int) -> str:
+def proven(tests: Counter[str], seconds: float, exitstatus: int) -> str:
     if exitstatus:
-        return f"NOT proven: some of {tests.total():,} tests failed"
+        return f"NOT proven: not all of {tests.total():,} tests passed"
     return f"proven: {tests.total():,} tests of {len(tests)} folders hold on this CPU, in {seconds:.0f} CPU seconds"
 
 
@@ -127,7 +127,7 @@ class Summed:
     def _draw(self) -> None:
         """A line that is drawn over on a terminal, and one for each tenth elsewhere."""
         share, is_terminal = min(self.done / max(self.all, self.done, 1e-9), 1.0), self.terminal.isatty
-        if not self.has_bar or share < self.shown:
+        if not self.has_bar or share + 1e-6 < self.shown:
             return
         self.shown = (int(share * 200) + 1) / 200 if is_terminal else (int(share * 10 + 1e-6) + 1) / 10
         left = (time.monotonic() - self.began) * (1 - share) / share
@@ -137,6 +137,8 @@ class Summed:
 
     @pytest.hookimpl(trylast=True)
     def pytest_terminal_summary(self, exitstatus: int) -> None:
+        if not self.tests:
+            return
         if self.file:
             Path(self.file).write_text(json.dumps(self.used, indent=0))
         folders = Counter[str]()
@@ -147,7 +149,7 @@ class Summed:
         cells = [self._cell(folder, seconds) for folder, seconds in sorted(folders.items())]
         for first in range(0, len(cells), 4):
             self.terminal.write_line("".join(cells[first : first + 4]).rstrip())
-        self.terminal.write_line(_proven(self.tests, folders.total(), exitstatus))
+        self.terminal.write_line(proven(self.tests, folders.total(), exitstatus))
 
     def _cell(self, folder: str, seconds: float) -> str:
         """A folder's name, what it used and, in the fast suite, its budget."""

@@ -197,6 +197,11 @@ def test_what_is_no_sound_of_the_model_is_refused_by_name():
         images=[few],
         media=[dataclasses.replace(span, length=13)],
     )
+
+
+@pytest.mark.slow
+def test_sounds_that_there_is_no_room_for_are_refused():
+    ids, params, options = asked(1, folder=QWEN)
     with pytest.raises(ValueError, match="sound 0 has 400 frames, and max_image_patches is 200; give a shorter sound"):
         engine_of(dataclasses.replace(HEARD, max_image_patches=200), folder=QWEN).add(ids, params, options)
     small = dataclasses.replace(HEARD, max_image_tokens=32)
@@ -240,6 +245,7 @@ def test_media_that_are_not_the_spans_are_refused_by_their_kind(change, message)
         engine_of(folder=BOTH).add(ids, params, dataclasses.replace(options, images=given))
 
 
+@pytest.mark.slow
 def test_more_than_the_pool_holds_is_refused_for_both_together():
     ids, params, options = asked(4, folder=BOTH)
     engine = engine_of(dataclasses.replace(FAMILIES[BOTH].config, max_image_tokens=48), folder=BOTH)

@@ -26,11 +26,8 @@ from tests.engine.golden_media import (
     engine_of,
     run,
 )
+from tests.marks import slow
 from tests.support import SMALL
-
-
-def slow(*values):
-    return pytest.param(*values, marks=pytest.mark.slow)
 
 
 def long(*values):

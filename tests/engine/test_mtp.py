@@ -25,6 +25,7 @@ from ferrum_jax.models.layers.attention import ForwardContext
 from ferrum_jax.runtime.compile.deferred import DeferredExecutable, Prepared
 from ferrum_jax.runtime.compile.executable_store import ExecutableStore
 from tests.golden_table import GOLDENS
+from tests.marks import few, slow
 from tests.speculation.told import ToldDrafts, take_source
 from tests.support import INVARIANT, SMALL, answers, fresh_engine, requests_of, run, small_llm, told
 
@@ -32,10 +33,8 @@ PROMPTS = [[3, 4, 5, 6] * 8, [7] * 20, [9], [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 1, 2
 GREEDY = SamplingParams(max_tokens=24, temperature=0.0, ignore_eos=True, logprobs=2)
 DRAWN = dataclasses.replace(GREEDY, temperature=0.8, seed=5)
 MTP = {"method": "mtp"}
-OF_KEYS, OF_STATES = "deepseek_v3", pytest.param("qwen3_next", marks=pytest.mark.slow)  # what their layers keep
-OTHERS = [
-    pytest.param(name, marks=pytest.mark.slow) for name in ("glm4_moe", "glm4_moe_lite", "qwen3_5", "qwen3_5_moe")
-]
+OF_KEYS, OF_STATES = "deepseek_v3", slow("qwen3_next")  # what their layers keep
+OTHERS = few(("glm4_moe", "glm4_moe_lite", "qwen3_5", "qwen3_5_moe"), 0)
 LADDER = dataclasses.replace(SMALL, max_num_seqs=1)
 LEAST = 1e-4  # of the largest logit: what float32 steps differ by, in other buckets
 

@@ -9,6 +9,7 @@ import pytest
 from ferrum_jax.core.request_options import RequestOptions
 from ferrum_jax.runtime.compile.compile import CompileCounter
 from tests.engine.golden_media import FAMILIES, WHISPER, asked, assert_golden, assert_goldens, engine_of, run
+from tests.marks import slow
 from tests.support import finish, step
 
 CONFIG, LADDER = FAMILIES[WHISPER].config, FAMILIES[WHISPER].ladder
@@ -19,7 +20,7 @@ POSITIONS = 37
     "config",
     [
         CONFIG,
-        *(pytest.param(dataclasses.replace(LADDER, block_size=size), marks=pytest.mark.slow) for size in (8, 64)),
+        *(slow(dataclasses.replace(LADDER, block_size=size)) for size in (8, 64)),
     ],
     ids=["", "ladder", "a block a sound"],
 )

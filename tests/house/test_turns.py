@@ -103,6 +103,14 @@ def test_what_changes_touch_has_a_limit_and_the_rest_is_said():
     assert len({of_unit[unit] for unit in set().union(*seen)}) == 6  # three turns see some of each
 
 
+def test_a_sixth_has_a_limit_and_what_is_late_comes_in_a_later_lap(monkeypatch):
+    monkeypatch.setattr(touched, "seconds_of", lambda unit: 50.0)
+    laps = [turn(0, MANY, (), {}, lap) for lap in range(9)]
+    own = {unit for unit, its in sixths(MANY).items() if its == 0}
+    assert all(len(each.kept) == 13 and each.kept | {*each.late} == own for each in laps)
+    assert set().union(*(each.kept for each in laps)) == own
+
+
 def test_a_unit_that_takes_longer_than_a_folder_has_runs_first_of_its_folder(monkeypatch):
     monkeypatch.setattr(touched, "seconds_of", lambda unit: 2.0 * FOLDER_S)
     kept = {sixth: turn(sixth, MANY, ["tests/engine/test_many.py"], {}).touched for sixth in range(6)}

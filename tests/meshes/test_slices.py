@@ -13,15 +13,12 @@ import pytest
 
 from scripts import csv_tables
 from scripts import slices_page as slices
+from tests.marks import slow
 
 TELLING = ("v6e-1", "v6e-4")
 # Dense, experts, states, images, sounds, an encoder, and one that fits nowhere.
 KINDS = ("Qwen3-0.6B", "gpt-oss-20b", "LFM2-1.2B", "Qwen3-VL-2B", "Whisper-tiny", "all-MiniLM-L6", "DeepSeek-V3")
 TOO_SMALL = r"it does not fit these \d+ devices: the nearest mesh, [\w=,]+, is [\d.]+ GiB too small a device, .*"
-
-
-def slow(model: str):
-    return pytest.param(model, marks=pytest.mark.slow)
 
 
 def on_page(model: str) -> dict[str, str]:

@@ -12,6 +12,7 @@ from safetensors.numpy import load_file, save_file
 from ferrum_jax.inputs.prompt import PlacedImage, rope_positions, whole_chunk
 from ferrum_jax.models.families import registry
 from ferrum_jax.runtime.media_encoders.image_slots import encoder_sizes
+from tests.marks import slow
 from tests.models.test_goldens import NEAR_TIE, assert_close, parameters_of
 from tests.models.vision_goldens import (
     CAUSAL_GEMMA4,
@@ -32,12 +33,6 @@ from tests.models.vision_goldens import (
 
 FAST = (QWEN[0], GLM[0], GEMMA3, GEMMA4, MISTRAL3)  # a tower of each kind
 SLOW = (*QWEN[1:], *GLM[1:])
-
-
-def slow(*values: object):
-    return pytest.param(*values, marks=pytest.mark.slow)
-
-
 NAMES = (*FAST, *map(slow, (*SLOW, CAUSAL_GEMMA4)))
 # Patches of a call; 300 is not a multiple of a tile. None: those of the prompt, for this tower is never padded.
 CALLS = [

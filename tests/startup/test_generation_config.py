@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 
@@ -17,7 +18,7 @@ from ferrum_jax.llm import LLM
 from ferrum_jax.openai.bodies import text_of
 from ferrum_jax.sampling_params import SamplingParams
 from tests.serve.running import DEMO
-from tests.support import INVARIANT
+from tests.support import INVARIANT, SMALL
 
 SAID = {"do_sample": True, "temperature": 0.6, "top_k": 1, "top_p": None, "max_new_tokens": 5}
 TAKEN = {"temperature": 0.6, "top_k": 1, "max_new_tokens": 5}

@@ -13,6 +13,7 @@ from ferrum_jax.batch.deadline.row_meter import Throughput
 from ferrum_jax.batch.share import WorkShare
 from tests.batch.deadline.simulated_job import SimulatedJob
 from tests.histories import seeded
+from tests.marks import few
 
 UNEQUAL = ((16, 1.0), (16, 0.5), (32, 1.0), (8, 0.7))
 KINDS = {
@@ -23,9 +24,7 @@ KINDS = {
 }
 
 
-ONE, *OTHERS = KINDS
-FEW = [ONE, *(pytest.param(kind, marks=pytest.mark.slow) for kind in OTHERS)]
-SEEDS = [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2))]
+FEW, SEEDS = few(KINDS), few(range(3))
 
 
 def by_length(tokens: np.ndarray) -> np.ndarray:

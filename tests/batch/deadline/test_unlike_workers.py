@@ -10,12 +10,13 @@ from ferrum_jax.batch.deadline.row_meter import Throughput
 from ferrum_jax.batch.deadline.workers import Workers
 from tests.batch.deadline.simulated_job import SimulatedJob
 from tests.histories import seeded
+from tests.marks import few
 
 RATES = (1.0, 2.0, 4.0, 8.0)
 UNLIKE = tuple((16, rate) for rate in RATES)
 
 
-@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2))])
+@pytest.mark.parametrize("seed", few(range(3)))
 def test_workers_of_rates_1_to_8_end_together_and_as_soon_as_their_rates_add_up_to(seed):
     alone_s = SimulatedJob(seeded(seed), num_rows=12000).end_s
     job = SimulatedJob(seeded(seed), num_rows=12000, workers=UNLIKE)
