@@ -88,7 +88,7 @@ def generates_nothing(name: str, why: str) -> str:
     """The refusal of a request for text by a model that has none. name: of its architecture."""
     return (
         f"{name} {why} and generates nothing; ask it for vectors: LLM.embed, `ferrum-jax embed`, "
-        "or rows of a batch with `input`"
+        "/v1/embeddings, or rows of a batch with `input`"
     )
 
 
