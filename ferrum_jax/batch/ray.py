@@ -19,12 +19,12 @@ from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ferrum_jax.batch.batch_llm import BatchLLM, RowCrash, RowRequest, run_rows
-from ferrum_jax.batch.input.formats import GENERATES
 from ferrum_jax.batch.job import JobStart, run_batch
 from ferrum_jax.inputs.identity import ModelIdentity
 from ferrum_jax.inputs.params.transcription_params import TranscriptionParams
 from ferrum_jax.io.ints import ceil_div
 from ferrum_jax.io.paths import install_command
+from ferrum_jax.openai.asked import GENERATES
 from ferrum_jax.tasks.task import NOT_BEGUN
 
 if TYPE_CHECKING:

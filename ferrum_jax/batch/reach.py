@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from ferrum_jax.batch.input.formats import GENERATES, SCORES, TRANSCRIBES, BadRow, Row
+from ferrum_jax.batch.input.formats import BadRow, Row
 from ferrum_jax.batch.input.rows import Rows
 from ferrum_jax.core.scheduler.request_log import LoggedChoice, LoggedRequest
 from ferrum_jax.inputs.prompt import PromptIds, take_apart
 from ferrum_jax.inputs.sizes.engine_sizes import Reach
+from ferrum_jax.openai.asked import GENERATES, SCORES, TRANSCRIBES
 
 if TYPE_CHECKING:
     from ferrum_jax.tasks.transcription.foreseen import Foresee, ForeseenSound

@@ -18,7 +18,7 @@ from typing import Any
 
 from ferrum_jax.batch.batch_llm import BatchLLM, RowCrash, RowRequest, run_rows
 from ferrum_jax.batch.engine_rows import EngineRows, num_written
-from ferrum_jax.batch.input.formats import TRANSCRIBES, BadRow, Row
+from ferrum_jax.batch.input.formats import BadRow, Row
 from ferrum_jax.batch.input.rows import Rows
 from ferrum_jax.batch.journal.job_identity import JobIdentity, JobRefused
 from ferrum_jax.batch.journal.journal import CRASH, FAILED, OK, PARTIAL
@@ -35,6 +35,7 @@ from ferrum_jax.batch.structure_cuts import cut_off
 from ferrum_jax.batch.timekeeper import Timekeeper
 from ferrum_jax.core.outputs import NOT_FINITE_REASON, RequestOutput
 from ferrum_jax.inputs.prompt import take_apart
+from ferrum_jax.openai.asked import TRANSCRIBES
 from ferrum_jax.tasks.transcription.reading_ahead import READ_AHEAD, SoundsAhead
 
 _MOST_CRASHES = 2  # of the engine with one row

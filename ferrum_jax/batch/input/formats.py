@@ -23,19 +23,12 @@ from typing import Any, NamedTuple
 from ferrum_jax.batch.input.lines import LineError, canonical, custom_id_of, load_line, refuse_unreadable
 from ferrum_jax.inputs.prompt import Prompt, take_apart, with_adapter
 from ferrum_jax.io.error_text import bounded, quoted
-from ferrum_jax.openai.asked import (
-    Asked,
-    AskedClasses,
-    AskedRewards,
-    AskedScores,
-    AskedSound,
-    AskedText,
-    AskedVectors,
-)
+from ferrum_jax.openai.asked import GENERATES, Asked, AskedScores, AskedSound, AskedText
 from ferrum_jax.openai.bodies import how_of, sides_of, with_options
 from ferrum_jax.openai.body_fields import LABELS, ROW_BODIES, SOUNDS, TEXTS, given
 from ferrum_jax.openai.body_rules import rules_of
 from ferrum_jax.openai.contents import packed_ids, prompts_of
+from ferrum_jax.openai.readings import contents_of
 from ferrum_jax.openai.sampling_fields import with_defaults
 from ferrum_jax.sampling_params import PACE, SamplingParams
 
@@ -53,15 +46,6 @@ _CONTENT_OF = {url: field for field, url in reversed(CONTENTS.items())} | {
     "/v1/audio/translations": "file",
     "/classify": "input",
     "/pooling": "input",
-}
-GENERATES, EMBEDS, SCORES, TRANSCRIBES, CLASSIFIES, REWARDS = range(6)  # what an engine is asked for
-_KINDS = {
-    AskedText: GENERATES,
-    AskedVectors: EMBEDS,
-    AskedScores: SCORES,
-    AskedSound: TRANSCRIBES,
-    AskedClasses: CLASSIFIES,
-    AskedRewards: REWARDS,
 }
 NO_DEFAULTS: Mapping[str, Any] = MappingProxyType({})
 _PACE_TYPES = {"speculative": (bool, type(None)), "priority": (int, type(None))}
@@ -81,7 +65,7 @@ class Row(NamedTuple):
     id: str
     custom_id: str
     prompts: tuple[Any, ...]
-    how: Any  # AskedText or another of `_KINDS`
+    how: Any  # AskedText or another kind of Asked
     seeds: tuple[int, ...]
     url: str
     model: str | None = None
@@ -133,7 +117,7 @@ class Row(NamedTuple):
     @property
     def kind(self) -> int:
         """GENERATES, EMBEDS, SCORES, TRANSCRIBES, CLASSIFIES or REWARDS."""
-        return _KINDS[type(self.how)]
+        return self.how.kind
 
     def with_windows(self, heard: Any) -> Row:
         """The row of a sound that was read, a HeardSound. Its windows have its seed."""
@@ -319,12 +303,7 @@ def _prompts(key: str, given: Any, rest: Mapping[str, Any], how: Asked) -> tuple
         return (given,)
     if isinstance(how, AskedScores):
         left, right = sides_of({**rest, key: given}, ranks=how.ranks)
-        pairs = dataclasses.replace(how, left=left, right=right).pairs
-        more = {**how.options, **({"ranks": True} if how.ranks else {})}
-        found = [{"query": one, "document": other, **more} for one, other in pairs]
-        for each in found[1:] if len(left) == 1 else ():
-            each["query_counts"] = False
-        return tuple(found)
+        return tuple(contents_of(dataclasses.replace(how, left=left, right=right)))
     contents = (given,) if isinstance(given, array) else prompts_of(key, given)
     return tuple([with_options(content, how.options) for content in contents]) if how.options else contents
 

@@ -19,8 +19,9 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from ferrum_jax.batch.input.formats import GENERATES, TRANSCRIBES, BadRow, Row
+from ferrum_jax.batch.input.formats import BadRow, Row
 from ferrum_jax.inputs.prompt import Prompt, PromptParts, take_apart
+from ferrum_jax.openai.asked import GENERATES, TRANSCRIBES
 
 DEPTHS = tuple(128 << k for k in range(8))  # bytes of a prompt; a token id counts for four
 _MOST_LENGTH = 2**32 - 1

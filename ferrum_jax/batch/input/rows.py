@@ -16,11 +16,12 @@ from typing import Any, BinaryIO, NoReturn
 
 import numpy as np
 
-from ferrum_jax.batch.input.formats import GENERATES, NO_DEFAULTS, BadRow, Row, duplicate_row, foreign_row, parse_line
+from ferrum_jax.batch.input.formats import NO_DEFAULTS, BadRow, Row, duplicate_row, foreign_row, parse_line
 from ferrum_jax.batch.input.ordering import by_priority
 from ferrum_jax.batch.input.parsing import Line, name_digest, num_worthwhile, parse_file, parser
 from ferrum_jax.batch.input.read_ahead import ReadAhead
 from ferrum_jax.io.ints import ceil_div
+from ferrum_jax.openai.asked import GENERATES
 
 _MOST_NAMED = 5
 _MOST_ROWS_IN_PART, _LEAST_ROWS_IN_PART, _PARTS = 1024, 8, 64

@@ -16,9 +16,10 @@ from typing import Any
 import numpy as np
 
 from ferrum_jax.batch.batch_llm import BatchLLM, RowRequest, run_rows
-from ferrum_jax.batch.input.formats import GENERATES, Row
+from ferrum_jax.batch.input.formats import Row
 from ferrum_jax.batch.verify.output_lines import Line
 from ferrum_jax.core.outputs import CompletionOutput, Logprob, RequestOutput
+from ferrum_jax.openai.asked import GENERATES
 from ferrum_jax.sampling_params import MAX_LOGPROBS, SamplingParams
 
 _MAX_BYTES = 4  # of a character, whose tokens have no text of their own
