@@ -6,6 +6,8 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 from tests.support import ROOT
 
 TESTS = """
@@ -36,6 +38,7 @@ def test_of_a_seed():
 """
 
 
+@pytest.mark.slow
 def test_histories_are_the_same_without_a_seed_and_with_the_same_one(tmp_path):
     (tmp_path / "conftest.py").write_text('pytest_plugins = ("tests.histories",)\n')
     (tmp_path / "test_it.py").write_text(TESTS)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.marks import few
 from tests.support import ROOT
 from tests.turns import touched
 from tests.turns.history import history
@@ -164,7 +165,7 @@ def run(checkout: Path, *arguments: object) -> subprocess.CompletedProcess:
     return subprocess.run(command, cwd=checkout, env=environment, capture_output=True, text=True)
 
 
-@pytest.mark.parametrize("num_processes", [0, 2])
+@pytest.mark.parametrize("num_processes", few([2, 0]))
 def test_a_run_prints_what_it_selects_and_how_a_failure_runs_alone(checkout, num_processes):
     git(checkout, "tag", "v1", "HEAD~1")
     done = run(checkout, "-n", num_processes, "-m", "slow", "--sixth", "auto", "--seed", 7)
@@ -176,7 +177,7 @@ def test_a_run_prints_what_it_selects_and_how_a_failure_runs_alone(checkout, num
     assert done.stdout.count("histories from --seed 7") >= 2
 
 
-@pytest.mark.parametrize("num_processes", [0, 2])
+@pytest.mark.parametrize("num_processes", few([2, 0]))
 def test_no_test_begins_after_the_time_of_until_and_the_summary_counts_them(checkout, num_processes):
     done = run(checkout, "-n", num_processes, "--until", 1, "tests/test_a.py")
     assert "12 skipped" in done.stdout and "\n12 of tests/test_a.py\n" in done.stdout, done.stdout + done.stderr
