@@ -1,7 +1,5 @@
 """Parameters of tests that the fast suite leaves to the slow one, which runs them in turns."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 

@@ -4,8 +4,6 @@ The unit is a CPU second of the machine that the budget was measured on: a fixed
 faster this one is. No test fails for its time, for a busy machine would fail it: what is over its budget is printed.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import time

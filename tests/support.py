@@ -1,7 +1,5 @@
 """Small engines over golden folders, and how tests run them."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import fcntl

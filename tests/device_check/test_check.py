@@ -1,7 +1,5 @@
 """`ferrum-jax check`: every part runs without a chip, each fault is a line, and the page does not tell whose it is."""
 
-from __future__ import annotations
-
 import io
 import itertools
 import json

@@ -3,8 +3,6 @@
 Images whose tokens stand in rows with a token of text between.
 """
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Images with the host tier: blocks of prompts with images come back from host memory under their own keys alone."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest

@@ -1,7 +1,5 @@
 """Images and sounds in prompts: encoded once, cached by content, cut anywhere, and gone again without a trace."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest

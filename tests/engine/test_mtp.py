@@ -1,7 +1,5 @@
 """Tokens that a checkpoint's own head drafts: they change no byte, and they are those of the whole sequence."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import math

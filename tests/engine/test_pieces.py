@@ -1,7 +1,5 @@
 """Forwards in pieces: one executable for each kind of layer, and the tokens of whole forwards."""
 
-from __future__ import annotations
-
 import dataclasses
 from types import SimpleNamespace
 

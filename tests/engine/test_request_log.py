@@ -1,7 +1,5 @@
 """A request log that an engine writes: replayed at the same pool size it gives the engine's own counters and steps."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 

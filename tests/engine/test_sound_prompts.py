@@ -1,7 +1,5 @@
 """Sounds as users give them to a model whose prompts have tokens for them: beside a prompt, or in a chat's messages."""
 
-from __future__ import annotations
-
 import base64
 import dataclasses
 import io

@@ -1,7 +1,5 @@
 """Sounds beside prompts: shared by choices, waited for, and gone again without a trace; see test_media.py too."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest

@@ -1,7 +1,5 @@
 """Drafted tokens change no byte: greedy and drawn, alone and in batches, with all that a request may ask for."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest

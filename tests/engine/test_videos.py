@@ -1,7 +1,5 @@
 """Videos in prompts: the reference's tokens and logits, each group of frames encoded once and cached by content."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The fast suite's budget of CPU seconds: each folder of tests has its part, and together they are no more than 500."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 from tests.spent import FOLDERS, folder_of, proven

@@ -1,7 +1,5 @@
 """`--seed`: every run draws the same histories, unless it is given a seed; with one seed it draws the same again."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

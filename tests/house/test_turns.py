@@ -1,7 +1,5 @@
 """Which slow tests .ci/run runs: every sixth in its turn, and those that the last changes touch."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

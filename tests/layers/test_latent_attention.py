@@ -1,7 +1,5 @@
 """Latent attention against keys and values of every head, in float64, and over a pool that keeps latents."""
 
-from __future__ import annotations
-
 import functools
 
 import jax

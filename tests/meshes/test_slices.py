@@ -4,8 +4,6 @@ By shapes alone. The fast tests have one model of each kind on one TPU and on fo
 family, and one has all.
 """
 
-from __future__ import annotations
-
 import itertools
 import re
 

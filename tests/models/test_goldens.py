@@ -3,8 +3,6 @@
 A golden's tests stand together, for it is compiled once: that is the module's scope of their names.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import pathlib

@@ -1,7 +1,5 @@
 """The encoder of sounds that have tokens in a prompt against the reference, and how its config and tensors are read."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 

@@ -1,7 +1,5 @@
 """Models that see images against the reference: tower, merged embeddings, every layer, greedy tokens."""
 
-from __future__ import annotations
-
 import itertools
 import json
 

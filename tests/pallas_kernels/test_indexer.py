@@ -1,7 +1,5 @@
 """Keys that an indexer chooses, and attention to them, against float64 oracles, over pools poisoned with NaN."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from typing import Any

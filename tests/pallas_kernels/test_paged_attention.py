@@ -1,7 +1,5 @@
 """Paged attention against its float64 oracle, over pools poisoned with NaN; its memory; its invariance."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 

@@ -1,7 +1,5 @@
 """Attention for Hopper, of latents too, interpreted with race detection over memory that starts as NaN."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from typing import Any

@@ -1,7 +1,5 @@
 """The TPU's kernels as a step calls them, interpreted with race detection over memory of NaN, against the oracles."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 from collections.abc import Sequence

@@ -16,8 +16,6 @@ A folder here holds what a version wrote, named by its commit; make.py wrote it.
 The folders checkpoints/demo and checkpoints/demo_digits are Orbax folders of the first format, read by many tests.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """Long seeded histories with drafts under pressure; grammars force tokens and stop strings end rows within a draft."""
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """A file becomes the sound that it holds, or an error that says why not; whatever it is, memory stays bounded."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import struct

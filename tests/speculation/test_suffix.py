@@ -1,7 +1,5 @@
 """SuffixDrafts against a search through all texts, over random histories of requests."""
 
-from __future__ import annotations
-
 import random
 
 import hypothesis.strategies as st

@@ -1,7 +1,5 @@
 """Which attention an engine runs: what a check finds on this chip decides, and each fault of a chip is found."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import json

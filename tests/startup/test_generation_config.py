@@ -1,7 +1,5 @@
 """generation_config.json and the tokenizer's end token: what a request has that says nothing, through every door."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import shutil

@@ -1,7 +1,5 @@
 """The tiny Whisper of tests/goldens/whisper_words, and the sounds that transformers wrote down with it."""
 
-from __future__ import annotations
-
 import functools
 import json
 from typing import Any

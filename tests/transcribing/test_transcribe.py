@@ -3,8 +3,6 @@
 The model that is shipped reads the sound that is shipped.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import types
 

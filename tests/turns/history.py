@@ -1,7 +1,5 @@
 """What git says of a checkout: whose turn it is, and which files have changed."""
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 from typing import NamedTuple

@@ -4,8 +4,6 @@ It prints what it selects and what it leaves out, and how each test that fails r
 after which no more tests begin; the summary names those that were left out.
 """
 
-from __future__ import annotations
-
 import shlex
 import sys
 import time

@@ -7,8 +7,6 @@ folder's first unit runs however long it takes. The sixth has what is left of th
 there are none are others each time that the sixth has its turn, and are said.
 """
 
-from __future__ import annotations
-
 import ast
 import tomllib
 import zlib

@@ -1,7 +1,5 @@
 """Films are decoded in a child within bounds, and a damaged or hostile file is refused with what is wrong with it."""
 
-from __future__ import annotations
-
 import contextlib
 import http.server
 import importlib.util

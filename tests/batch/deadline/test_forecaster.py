@@ -1,7 +1,5 @@
 """Ends and prices on simulated clocks and workers: forecasts hold, deadlines that can be kept are kept."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any, cast
 

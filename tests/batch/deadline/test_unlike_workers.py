@@ -1,7 +1,5 @@
 """Unlike workers share a job by their rates: they end together, and the slow ones hand over what is left at the end."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
