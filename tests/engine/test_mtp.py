@@ -79,24 +79,29 @@ def run_all(engine, prompts, params) -> list:
     return answers(engine, requests_of(prompts, params))
 
 
-def assert_whole(llm, kept: dict[tuple[int, ...], int]) -> None:
-    """Each draft is what the head says of the whole sequence at once, without blocks, chunks or steps."""
-    layout = llm.loaded.layout
-    weights = dict(zip(layout.targets, llm.loaded.weights, strict=True))
+@functools.cache
+def whole_draft(llm):
+    """What the head says behind each token of a sequence, without blocks, chunks or steps."""
 
     @jax.jit
     def draft(weights, ids):
-        model, context = bind(layout.graph, weights), ForwardContext()
+        model, context = bind(llm.loaded.layout.graph, weights), ForwardContext()
         positions = jnp.arange(len(ids), dtype=jnp.int32)
         hidden = model(ids, positions, context)
         return model.logits(model.draft(ids[1:], hidden[:-1], positions[:-1], context))
 
+    return draft
+
+
+def assert_whole(llm, kept: dict[tuple[int, ...], int]) -> None:
+    """Each draft is what the head says of the whole sequence at once."""
+    weights = dict(zip(llm.loaded.layout.targets, llm.loaded.weights, strict=True))
     sequences = [ids for ids in kept if not any(len(more) > len(ids) and more[: len(ids)] == ids for more in kept)]
     known, compared = {ids: token for ids, token in kept.items() if token != UNKNOWN}, 0
     for ids in sequences:
         padded = np.zeros(128, np.int32)
         padded[: len(ids)] = ids
-        logits = np.asarray(draft(weights, padded))
+        logits = np.asarray(whole_draft(llm)(weights, padded))
         for length in range(2, len(ids) + 1):
             if (token := known.get(ids[:length])) is not None:
                 of_draft = logits[length - 2]

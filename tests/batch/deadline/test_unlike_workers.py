@@ -14,7 +14,8 @@ RATES = (1.0, 2.0, 4.0, 8.0)
 UNLIKE = tuple((16, rate) for rate in RATES)
 
 
-@pytest.mark.parametrize("seed", few(range(3)))
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(3))
 def test_workers_of_rates_1_to_8_end_together_and_as_soon_as_their_rates_add_up_to(seed):
     alone_s = SimulatedJob(seeded(seed), num_rows=12000).end_s
     job = SimulatedJob(seeded(seed), num_rows=12000, workers=UNLIKE)
@@ -56,8 +57,7 @@ def test_rows_that_were_not_begun_are_given_to_workers_that_have_room_by_their_r
     assert together(SLOW, FAST).rows_to_keep(1, 900) == 1  # it is not worth it
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("slowed", [3, 2])
+@pytest.mark.parametrize("slowed", few([3, 2]))
 def test_what_a_worker_that_slows_to_half_cannot_do_others_take_over(slowed):
     """It slows in the middle. Ideal is when the rates then, added up, would be done."""
     alone_s = SimulatedJob(seeded(1), num_rows=6000).end_s
