@@ -1,7 +1,7 @@
-"""CPU seconds that each folder of tests uses beside its budget in tests/budget.toml, and a bar with the time left.
+"""CPU seconds that each folder of tests uses, beside its budget in tests/budget.toml, and a bar with the time left.
 
 The unit is a CPU second of the machine that the budget was measured on: a fixed piece of Python and NumPy says how much
-faster this one is. No test fails for its time, for a busy machine would fail it: what is over its budget is printed.
+faster this one is. A folder over its budget is printed. No test fails for its time: a busy machine would lengthen it.
 """
 
 import json
@@ -26,7 +26,7 @@ def folder_of(node_id: str) -> str:
 
 
 def cpu_s() -> float:
-    """Used by this process with its threads, and by its children that have ended."""
+    """CPU seconds used by this process with its threads, and by its children that have ended."""
     return sum(os.times()[:4])
 
 
@@ -87,14 +87,11 @@ class Summed:
 
     def __init__(self, config: pytest.Config) -> None:
         self.terminal: Any = config.pluginmanager.getplugin("terminalreporter")
-        self.is_fast = "not slow" in config.option.markexpr
-        self.has_bar = config.option.verbose < 0
-        self.file: str | None = config.option.spent
+        self.option, self.has_bar = config.option, config.option.verbose < 0
         self.faster = BUDGET["work_s"] / min(_work_s() for _ in range(3))
         self.used, self.tests = Counter[str](), Counter[str]()
         self.weights: dict[str, float] = {}  # of each folder's tests, to guess the time left
-        self.all = self.done = self.shown = 0.0
-        self.began = time.monotonic()
+        self.all = self.done = self.shown = self.began = 0.0
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         self.pytest_xdist_node_collection_finished([item.nodeid for item in session.items])
@@ -129,28 +126,29 @@ class Summed:
             return
         self.shown = (int(share * 200) + 1) / 200 if is_terminal else (int(share * 10 + 1e-6) + 1) / 10
         left = (time.monotonic() - self.began) * (1 - share) / share
-        bar = "#" * int(share * 30)
-        line = f"[{bar:.<30}] {share:4.0%}, {self.tests.total():,} tests, {left / 60:.0f} min {left % 60:02.0f} s left"
+        bar = f"[{'#' * int(share * 30):.<30}] {share:4.0%}"
+        line = f"{bar}, {self.tests.total():,} tests, {left // 60:.0f} min {left % 60:02.0f} s left"
         self.terminal.write(f"\r{line}  " if is_terminal else f"{line}\n", flush=True)
 
     @pytest.hookimpl(trylast=True)
     def pytest_terminal_summary(self, exitstatus: int) -> None:
         if not self.tests:
             return
-        if self.file:
-            Path(self.file).write_text(json.dumps(self.used, indent=0))
-        folders = Counter[str]()
+        if self.option.spent:
+            Path(self.option.spent).write_text(json.dumps(self.used, indent=0))
+        folders, is_fast = Counter[str](), "not slow" in self.option.markexpr
         for node_id, seconds in self.used.items():
             folders[folder_of(node_id) or node_id] += seconds
+        cells = [_cell(folder, seconds, is_fast) for folder, seconds in sorted(folders.items())]
         self.terminal.ensure_newline()
         self.terminal.write_line(f"CPU seconds, of a machine that this one is {self.faster:.2f} times as fast as:")
-        cells = [self._cell(folder, seconds) for folder, seconds in sorted(folders.items())]
         for first in range(0, len(cells), 4):
             self.terminal.write_line("".join(cells[first : first + 4]).rstrip())
         self.terminal.write_line(proven(self.tests, folders.total(), exitstatus))
 
-    def _cell(self, folder: str, seconds: float) -> str:
-        """A folder's name, what it used and, in the fast suite, its budget."""
-        budget = FOLDERS.get(folder, 0.0)
-        of = f" of {budget:g}" + (" OVER" if seconds > budget else "") if self.is_fast else ""
-        return f"{folder[:15]:<16}{seconds:5.0f}{of:<12}"
+
+def _cell(folder: str, seconds: float, is_fast: bool) -> str:
+    """A folder's name, what it used and, in the fast suite, its budget."""
+    budget = FOLDERS.get(folder, 0.0)
+    of = f" of {budget:g}" + (" OVER" if seconds > budget else "") if is_fast else ""
+    return f"{folder[:15]:<16}{seconds:5.0f}{of:<12}"
