@@ -36,7 +36,7 @@ def checked(method: Callable[Given, Returned]) -> Callable[Given, Returned]:
 
 def require_one(prompt: Any, verb: str) -> None:
     """Raises ValueError for several prompts of a call of AsyncLLM that takes one."""
-    if not single(prompt) and isinstance(prompt, Sequence) and len(prompt):
+    if not single(prompt) and isinstance(prompt, Sequence) and len(prompt) > 1:
         raise ValueError(
             f"AsyncLLM.{verb} takes one prompt, and {len(prompt)} are given; make one call for each, side by side"
         )
