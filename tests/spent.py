@@ -9,11 +9,15 @@ import os
 import time
 import tomllib
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
 import pytest
+
+from tests.turns.sixths import unit_of
+from tests.turns.touched import Unit, seconds_of
 
 BUDGET = tomllib.loads((Path(__file__).parent / "budget.toml").read_text())
 FOLDERS: dict[str, float] = BUDGET["folders"]
@@ -38,6 +42,14 @@ def _work_s() -> float:
     for _ in range(10):
         np.sort(np.sin(np.arange(200_000, dtype=np.float64)))
     return time.thread_time() - began
+
+
+def dear(used: Mapping[str, float]) -> list[tuple[Unit, float]]:
+    """Units of slow tests that took more than 10 seconds and twice what is recorded, by which turns are chosen."""
+    units = Counter[Unit]()
+    for node_id, seconds in used.items():
+        units[unit_of(node_id)] += seconds
+    return [(unit, seconds) for unit, seconds in units.most_common() if seconds > max(10.0, 2 * seconds_of(unit))]
 
 
 def proven(tests: Counter[str], seconds: float, exitstatus: int) -> str:
@@ -144,6 +156,8 @@ class Summed:
         self.terminal.write_line(f"CPU seconds, of a machine that this one is {self.faster:.2f} times as fast as:")
         for first in range(0, len(cells), 4):
             self.terminal.write_line("".join(cells[first : first + 4]).rstrip())
+        for unit, seconds in [] if is_fast else dear(self.used):
+            self.terminal.write_line(f"{' '.join(unit)} took {seconds:.0f} s; say so in tests/turns/seconds.toml")
         self.terminal.write_line(proven(self.tests, folders.total(), exitstatus))
 
 
