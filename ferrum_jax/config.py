@@ -348,7 +348,7 @@ class EngineConfig:
 
     @functools.cached_property
     def mesh_shape(self) -> MeshShape:
-        """What `mesh` says, of a config that leaves it open no longer. The text is parsed here and nowhere else."""
+        """The parsed `mesh` of a config that names one. The text is parsed here and nowhere else."""
         assert self.mesh is not None, "the mesh was not chosen: meshes.settle does it"
         return MeshShape.parse(self.mesh)
 

@@ -314,7 +314,7 @@ class SamplingParams:
         return found
 
     def with_seed(self, seed: int) -> SamplingParams:
-        """The same parameters with this seed. Only the seed is checked again."""
+        """These parameters with this seed. Only the seed is checked again."""
         seed = as_whole(seed)
         _check_one("seed", PARAMETERS["seed"], seed)
         found = object.__new__(SamplingParams)
@@ -322,7 +322,7 @@ class SamplingParams:
         return found
 
     def without_min_tokens(self) -> SamplingParams:
-        """The same parameters but for min_tokens, which masks see to where there are some."""
+        """These parameters with min_tokens 0, for requests whose masks see to min_tokens."""
         found = object.__new__(SamplingParams)
         found.__dict__.update(self.__dict__, min_tokens=0)
         return found

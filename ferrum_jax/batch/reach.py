@@ -1,4 +1,4 @@
-"""What a job can reach, counted from its file before the model loads: rows at once, tokens of a step, the longest row.
+"""A job's largest sizes, counted from its file before the model loads: rows at once, tokens of a step, the longest row.
 
 All rows count, those that are done too, so that a job has the same executables at each of its starts.
 """

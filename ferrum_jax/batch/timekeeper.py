@@ -123,7 +123,7 @@ class Timekeeper:
 
     @property
     def more(self) -> str:
-        """What is to be given beside the same command so that it goes on."""
+        """The change to the command without which it would stop again, or ""."""
         is_spent = self.has_stopped and self.forecaster.over == BUDGET
         return " with a higher --budget" if is_spent else ""
 

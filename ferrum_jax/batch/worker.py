@@ -233,7 +233,7 @@ class Worker:
         self._share.leave_engine(self._forget_open())
 
     def _forget_open(self) -> list[tuple[int, int]]:
-        """What the engine had: rows and their epochs."""
+        """Forgets the engine's rows; returns them with their epochs."""
         had = self._open.by_epoch
         for index in self._open:
             self._time.forecaster.meter.drop(index)
@@ -355,6 +355,6 @@ class Worker:
 
 
 def _bad_row(row: Row, why: str) -> BadRow:
-    """What is said of a row that ran, or was to run, and has no answer."""
+    """The error of a row that ran, or was to run, and has no answer."""
     bad = BadRow(id=row.id, custom_id=row.custom_id, code="invalid_request", message=why)
     return bad._replace(code="logits_not_finite") if why == NOT_FINITE_REASON else bad

@@ -39,7 +39,7 @@ class MachineThroughput:
             reports.write(dataclasses.replace(own, spent_s=0.0, under_way=(0.0, 0.0), price_per_hour=None), ended=True)
 
     def find(self) -> WorkerReport | None:
-        """What was kept last."""
+        """The report that was kept last."""
         reports = self._reports()
         return None if reports is None else reports.own()
 

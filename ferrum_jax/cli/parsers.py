@@ -1,4 +1,4 @@
-"""What every command's parser has: a short `--help` with examples, and `--help-all` with every flag."""
+"""The parser of every command: a short `--help` with examples, and `--help-all` with every flag."""
 
 from __future__ import annotations
 

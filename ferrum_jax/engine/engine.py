@@ -168,7 +168,7 @@ class Engine:
         self._submissions.drop(submission)
 
     def peek(self, submission_id: int) -> list[Delta]:
-        """What is new of an unfinished submission as far as its tokens are known; nothing where it has ended."""
+        """The new tokens of an unfinished submission as far as they are known; [] if it has ended."""
         return self._submissions.peek(submission_id)
 
     def progress(self) -> dict[str, tuple[float, float, float]]:
@@ -210,7 +210,7 @@ class Engine:
         self.weights_version = version
 
     def counts(self) -> dict[str, Any]:
-        """What was counted of reuse, grammars and masks, adapters, images and drafts."""
+        """Counts of reuse, grammars and masks, adapters, images and drafts."""
         parts = (self._constraints.counts(), self._adapters.counts(), self.scheduler.images.counts())
         counts = {name: value for part in parts for name, value in dataclasses.asdict(part).items()}
         drafting = self.scheduler.drafting

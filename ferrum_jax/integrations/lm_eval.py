@@ -54,7 +54,7 @@ class FerrumJaxLM(TemplateLM):
 
     @property
     def prefix_token_id(self) -> int:
-        """What stands before a text without context: what begins every text, or else what ends it."""
+        """The token before a text without context: the tokenizer's first of every text, or else its end token."""
         bos = self._texts.bos_id
         return self.eot_token_id if bos is None else bos
 

@@ -49,7 +49,7 @@ class Bucket:
 
     @property
     def kind(self) -> tuple[bool, bool]:
-        """What its steps may have beyond those of other buckets."""
+        """Features that only this bucket's steps may have."""
         return self.adapted, self.imaged
 
     def __str__(self) -> str:
@@ -113,7 +113,7 @@ class Ladder:
         return (*self.largest, self.row_buckets[-1], *self.drafts_of(self.largest[:1]))
 
     def draft_of(self, bucket: Bucket) -> DraftBucket | None:
-        """What predicts one token more behind a forward; None where nothing does.
+        """The bucket that predicts one token more behind a forward, or None.
 
         A row has one draft at most, hence two places; one place where no row computes more than one token.
         """

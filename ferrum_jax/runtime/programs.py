@@ -200,7 +200,7 @@ def _programs_of_tower(
 
 
 def parts_of_tower(layout: Layout) -> tuple[str, ...]:
-    """What fills slots of images or clips, in order of use; nothing of a model that reads text alone."""
+    """The programs that fill slots of images or clips, in order of use; () for a model of text alone."""
     if layout.images is None:
         return ()
     fresh = () if isinstance(layout.images, ClipSlots) else (OF_IMAGES,)
@@ -220,7 +220,7 @@ def _layers_together(layout: Layout, bucket: Bucket) -> int | None:
 
 
 def _kernels_of(layout: Layout) -> str:
-    """What a step's kernels are specialised to on a device, in words; "" where it has none."""
+    """The sizes that a step's kernels are specialised to on a device, in words; "" without kernels."""
     options, own = layout.options, layout.options.local.attention
     if options.implementation == "xla":
         return ""
@@ -301,7 +301,7 @@ def in_order_of_use(layout: Layout) -> Iterator[Part]:
 
 
 def _first_parts(layout: Layout) -> list[Bucket | RowBucket]:
-    """What a start makes of the ladder: no decode of its own for a model so small that its compile pays late."""
+    """The ladder's parts that a start compiles: no decode bucket for a model so small that its compile pays late."""
     parts = layout.ladder.first_parts(_first_tokens(layout))
     if sum(weight.size for weight in _weights_of_layers(layout)) >= DECODES_AT_ONCE:
         return [*parts]

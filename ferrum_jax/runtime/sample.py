@@ -85,7 +85,7 @@ class Head:
         return *(self.weights[name] for name in self.names), *of_adapters
 
     def pick(self, arrays: Sequence[jax.Array], adapters: tuple[jax.Array, ...] = ()) -> tuple[jax.Array, ...]:
-        """What the head reads: of the model's arrays, in the order of its weights, and of those of adapters."""
+        """The arrays that the head reads: the model's, in the order of its weights, and adapters' ones."""
         named = dict(zip(self.weights, arrays, strict=True))
         of_adapters = () if self.adapters is None else self.adapters.of_head(adapters)
         return *(named[name] for name in self.names), *of_adapters
@@ -121,7 +121,7 @@ class Head:
 
 
 def make_sample(head: Head, num_rows: int, options: StepOptions) -> Callable[..., SampleResult]:
-    """What samples the rows of a row bucket; slots and prompts are to be donated."""
+    """The function that samples a row bucket's rows; slots and prompts are to be donated."""
 
     def sample(
         weights: tuple[jax.Array, ...],
@@ -167,7 +167,7 @@ def make_score(head: Head, *, every: bool) -> Callable[..., tuple[jax.Array]]:
 
 
 def trace_sample(head: Head, pools: Pools, num_rows: int, options: StepOptions, mesh: Mesh) -> jax.stages.Traced:
-    """What samples the rows of a row bucket on a mesh, ready to be lowered. Slots and prompts are donated."""
+    """The traced function that samples a row bucket's rows on a mesh. Slots and prompts are donated."""
     sample: Callable[..., Any] = make_sample(head, num_rows, options)
     blob = on_mesh(mesh, (sample_words(num_rows),), jnp.int32, "words")
     arguments = (head.shapes, pools.slots, pools.prompts, pools.masks, pools.hidden, blob)

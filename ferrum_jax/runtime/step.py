@@ -299,7 +299,7 @@ def schedules_of(
 def _across(
     pool: KVPool, inputs: ForwardInputs, tokens: TokenLayout, bucket: Bucket, options: StepOptions
 ) -> LayerSchedule:
-    """What layers that attend to a clip need of the step: each token is a row of its own, behind all positions."""
+    """The schedule of layers that attend to a clip: each token is a row of its own, behind all positions."""
     sound = options.spec.sound
     assert sound is not None, "layers attend to a clip"
     size, T = options.block_size, bucket.num_tokens

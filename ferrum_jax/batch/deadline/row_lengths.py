@@ -57,7 +57,7 @@ class RowLengths:
         self._rate = float(rows[:, 2].sum() / max((rows[:, 1] - rows[:, 0]).sum(), 1e-9))
 
     def rest(self, written: np.ndarray, limits: np.ndarray) -> Written:
-        """What rows write yet, all together. written, limits: [rows] tokens that each has, and may have."""
+        """Tokens that rows will still write, all together. written, limits: [rows] tokens now, and at most."""
         reach, rate = self._edges[-1], max(self._rate, 1e-12)
         alive = np.maximum(self._alive[np.searchsorted(self._edges, written, side="right") - 1], 1e-9)
         seen = (np.interp(limits, self._edges, self._tokens) - np.interp(written, self._edges, self._tokens)) / alive

@@ -32,7 +32,7 @@ _FORGOTTEN = 0.25  # what the first window counts beside the last
 
 
 class Throughput(NamedTuple):
-    """What tokens cost a worker. spread: the standard error of a time that follows from it, as a share.
+    """A worker's seconds for each token. spread: the standard error of a time that follows from it, as a share.
 
     write_s: of a token that is written. share: of the tokens that rows may write, those that they do.
     """
@@ -152,14 +152,14 @@ class RowMeter:
 
     @property
     def under_way(self) -> tuple[float, float]:
-        """What is done of the rows that run: tokens read and written, in earlier runs too."""
+        """Finished work of the running rows: tokens read and written, in earlier runs too."""
         rows = self._running.items()
         reads = sum(row.read * float(self._tokens[index, 0]) for index, row in rows)
         return reads, sum(row.written for _, row in rows)
 
     @property
     def rest(self) -> tuple[float, Written]:
-        """What is left of the rows that run: tokens to read, and to write."""
+        """Remaining work of the running rows: tokens to read, and to write."""
         rows = self._running.items()
         reads = sum((1 - row.read) * float(self._tokens[index, 0]) for index, row in rows)
         written = np.array([row.written for _, row in rows], float)
@@ -220,7 +220,7 @@ class RowMeter:
 
     @property
     def throughput(self) -> Throughput | None:
-        """What tokens cost; None before enough rows have ended."""
+        """The seconds for each token; None before enough rows have ended."""
         least = max(_LEAST_ROWS, math.ceil(_PART_OF_WAVE * self.max_running))
         if self.num_ended < least or not self._num_windows:
             return None

@@ -28,7 +28,7 @@ _UNLIMITED_TOKENS = 1024  # how many a row without max_tokens is expected to gen
 
 
 class Features:
-    """What the order of rows depends on, row by row."""
+    """The values that decide the order of rows, row by row."""
 
     def __init__(self) -> None:
         self._keys = array("I")  # [rows, depths]; keys that are equal by chance only make a worse order

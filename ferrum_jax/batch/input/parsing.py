@@ -44,7 +44,7 @@ Line = tuple[bytes, int, str]  # a line that was parsed as a good row before, it
 
 @dataclasses.dataclass(kw_only=True, slots=True)
 class Columns:
-    """What is kept of the lines that are not blank, in their order."""
+    """The kept fields of all lines that are not blank, in their order."""
 
     offsets: array[int] = dataclasses.field(default_factory=lambda: array("Q"))
     numbers: array[int] = dataclasses.field(default_factory=lambda: array("I"))

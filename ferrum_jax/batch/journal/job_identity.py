@@ -168,7 +168,7 @@ class JobIdentity:
         return {"identity": identity, "environments": self._environments(), "differing_bits": self.differing_bits()}
 
     def record(self) -> dict[str, Any]:
-        """What the report's record says of the job: its settings, the model that answered, the lines' fingerprint."""
+        """The job's part of the report's record: its settings, the model that answered, the lines' fingerprint."""
         model, hub = self._read(_MODEL), self._read(_HUB)
         return {
             "created": self.created,
@@ -198,7 +198,7 @@ class JobIdentity:
         return [environment for environment in found if environment is not None]
 
     def _read(self, name: str) -> dict[str, Any] | None:
-        """The file's record; None without one. Raises JobRefused for a damaged file."""
+        """The file's record, or None. Raises JobRefused for a damaged file."""
         content = self._store.read(name)
         recorded = object_in(content)
         needed = _OF_HUB if name == _HUB else frozenset()
@@ -210,7 +210,7 @@ class JobIdentity:
 
 
 def fingerprint_of(settings: Mapping[str, Any], model: Mapping[str, Any] | None) -> str:
-    """What the lines of a job carry of its settings and its model's identity."""
+    """The digest of settings and model identity that a job's lines carry."""
     return f"fp_{digest_of(settings, model)[:16]}"
 
 

@@ -1,4 +1,4 @@
-"""What a run of a job looked like over time, and the report: all that depends on the run, and so is in no line."""
+"""A run's measurements over time, and the report: facts of the run alone, so no line holds them."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def padding_waste(*stats: Mapping[str, Any]) -> float:
 
 
 def media_of(*stats: Mapping[str, Any]) -> dict[str, float]:
-    """What engines together saw and heard, by the names of `MEDIA`; without what there was none of."""
+    """Counts of media that all engines encoded, by the names of `MEDIA`; zeros are left out."""
     counts = {name: round(sum(found.get(name, 0) for found in stats), 3) for name in MEDIA}
     return {name: count for name, count in counts.items() if count}
 

@@ -43,7 +43,7 @@ class Report:
 
     @classmethod
     def of_json(cls, values: dict[str, Any]) -> Report:
-        """What `as_json` gave."""
+        """The report that `as_json` wrote."""
         return cls(**{name: value for name, value in values.items() if name not in ("format", "is_right")})
 
     @property
@@ -276,7 +276,7 @@ def _share(share: float | None) -> str:
 
 
 def scrubbed(value: Any) -> Any:
-    """The same values; texts without paths of this machine and without its name."""
+    """The values, with this machine's paths and name removed from texts."""
     if isinstance(value, dict):
         return {scrubbed(key): scrubbed(each) for key, each in value.items()}
     if isinstance(value, list | tuple):

@@ -30,7 +30,7 @@ _FIRST_RATE, _OF_ROW, _OF_ALL = 0.5, 0.2, 0.02  # at which drafts come true, and
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StepCosts:
-    """What steps of so many rows take, in any unit. sizes: (tokens, seconds) of steps that are there, ascending.
+    """Times of steps with one number of rows, in any unit. sizes: (tokens, seconds) of compiled steps, ascending.
 
     bare: of a step in which each row computes one token.
     """
@@ -41,7 +41,7 @@ class StepCosts:
 
     @classmethod
     def of(cls, num_rows: int, bare: float, sizes: Iterable[Sequence[float]]) -> StepCosts:
-        """The same of lists, as they are read from elsewhere."""
+        """Step times from lists, as a request log or message has them."""
         return cls(num_rows=num_rows, bare=bare, sizes=tuple((int(tokens), float(s)) for tokens, s in sizes))
 
     @functools.cached_property
@@ -75,7 +75,7 @@ class OpenShard:
 
 @dataclasses.dataclass(slots=True)
 class _RowRate:
-    """What is known of a row's drafts. expected: the last ones, which came after its first `length` tokens."""
+    """Statistics of a row's drafts. expected: the last draft, which came after its first `length` tokens."""
 
     rate: float
     length: int = 0
@@ -116,9 +116,9 @@ class Drafting:
         return max(0, min(self._most, request.max_total_tokens - len(request.token_ids) - 1))
 
     def pays(self, shards: Sequence[OpenShard]) -> bool:
-        """Whether the next step would have drafts, once the tokens in flight are known: these come before them.
+        """Whether the next step would have drafts, once the tokens in flight, which come first, are known.
 
-        rows: those that decode. Their tokens are one behind what the step in flight has drawn.
+        rows: the decoding rows. Their tokens are one behind the step in flight.
         """
         if any(shard.has_prompts for shard in shards):
             return False
@@ -230,7 +230,7 @@ class Drafting:
 
 
 def drafting_of(sizes: EngineSizes) -> Drafting | None:
-    """What decides on the drafts of an engine; None where it has none."""
+    """The object that decides on an engine's drafts; None of an engine without drafts."""
     asked = sizes.speculative_config
     if asked is None:
         return None

@@ -45,7 +45,7 @@ class PromptScores:
         return found
 
     def _rows(self, position: int, count: int) -> list[Sequence[int]]:
-        """What is named of the tokens from `position` on."""
+        """The ids to score at each of `count` tokens from `position` on."""
         if len(self._named) == 1:
             return [self._named[0] if each >= self._named_from else () for each in range(position, position + count)]
         at = position - self._named_from

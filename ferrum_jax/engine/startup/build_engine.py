@@ -134,7 +134,7 @@ def _intake(
 
 
 def _kept_experts(layout: Layout, sizes: EngineSizes) -> KeptExperts | None:
-    """What keeps experts beside the blocks; None where steps give none, and where all layers have a window."""
+    """The book of experts beside the blocks; None if steps give no experts, or all layers have a window."""
     experts = layout.spec.experts
     if experts is None or not layout.options.gives_experts or None not in sizes.windows:
         return None
@@ -143,7 +143,7 @@ def _kept_experts(layout: Layout, sizes: EngineSizes) -> KeptExperts | None:
 
 
 def _image_limits(layout: Layout, sizes: EngineSizes) -> tuple[ImageLimits, ...]:
-    """What there is room for, of each tower."""
+    """The limits of each tower's items."""
     images, rope = layout.images, layout.spec.attention.rope
     if images is None:
         return (NO_IMAGES,)

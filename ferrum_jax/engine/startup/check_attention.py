@@ -47,7 +47,7 @@ class Rehearsal:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AttentionOrder:
-    """What is to be checked. implementation: the kernel.
+    """One check's order. implementation: the kernel.
 
     config: of the layout, which in a rehearsal is that of "xla". num_chips: that this machine shows, from which a mesh
     that config leaves open follows.

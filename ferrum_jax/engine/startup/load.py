@@ -88,7 +88,7 @@ class Loaded:
 
     @property
     def cache_fingerprint(self) -> bytes:
-        """What keys of cached prefixes begin with: the fingerprint, and what a sample of updated weights may not show.
+        """The beginning of cached prefixes' keys: the fingerprint, and updates that its sample of weights may not show.
 
         The salt is of this object alone: two programs that updated parts of their weights differently share nothing.
         """
@@ -142,7 +142,7 @@ class Loaded:
         return digest.hexdigest()
 
     def with_weights(self, copies: Copies) -> Loaded:
-        """The same executables with copies of other weights in the place of those that have one, which are freed."""
+        """These executables with copies of new weights, whose old ones are freed."""
         weights = replace_weights(self.layout, self.weights, copies)
         return dataclasses.replace(
             self,

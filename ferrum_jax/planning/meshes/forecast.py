@@ -67,7 +67,7 @@ class StepTime:
 
     @property
     def bound_by(self) -> str:
-        """What takes most of it: "memory", "arithmetic" or "collectives"."""
+        """The longest part: "memory", "arithmetic" or "collectives"."""
         sent = self.collectives_s + self.experts_s
         found = {"memory": self.memory_s, "arithmetic": self.arithmetic_s, "collectives": sent}
         return max(found, key=lambda name: found[name])

@@ -84,7 +84,7 @@ class AdapterSlots:
         return found
 
     def _whole_head_bytes(self, head: np.ndarray) -> int:
-        """What a head takes in the dtype of the slots, on all devices."""
+        """A head's bytes in the dtype of the slots, on all devices."""
         return head.size * jax.tree.leaves(self.staged)[0].dtype.itemsize
 
     @property
@@ -100,7 +100,7 @@ class AdapterSlots:
         return {name: pool for name, pool in pools.items() if name != HEAD_PART}
 
     def of_head(self, arrays: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-        """The head's slot arrays, picked from all; () if it has none."""
+        """The head's slot arrays, picked from all slot arrays; () without any."""
         return tuple(jax.tree.leaves(jax.tree.unflatten(jax.tree.structure(self.pools), arrays).get(HEAD_PART)))
 
     def stage(self, adapter: Adapter) -> dict[str, Staged]:

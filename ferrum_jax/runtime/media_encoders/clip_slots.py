@@ -47,7 +47,7 @@ class ClipSlots:
 
     @property
     def in_words(self) -> tuple[str, str]:
-        """What the memory is for."""
+        """The memory's purpose, in words."""
         return "sounds", f"keys and values of {self.num_clips} windows"
 
     @property

@@ -114,7 +114,7 @@ class TooSmall(ValueError):
 
 
 def kv_bytes_left(layout: Layout, memory: int, temporaries: int) -> int:
-    """What a device of so much memory has left for its KV pool beside everything else of a layout.
+    """Bytes for the KV pool of a device of so much memory, beside everything else of a layout.
 
     Raises TooSmall saying by how much it is, if not even one block fits beside the null block.
     """
@@ -134,9 +134,9 @@ def kv_bytes_left(layout: Layout, memory: int, temporaries: int) -> int:
 
 
 def changes_that_fit(spec: ModelSpec, config: EngineConfig, devices: Sequence[Any], small: TooSmall) -> list[str]:
-    """What would make the memory do, each setting at the value nearest to its own; of the target's devices if it can.
+    """Settings with which the memory does, each at the value nearest to its own, on the target's devices if possible.
 
-    The needs of a step are what shapes say. Nothing, where neither a mesh nor a smaller step will do.
+    A step's needs come from shapes. [] if neither a mesh nor a smaller step will do.
     """
     rows = config.rows_on(devices[0].platform)
 
@@ -181,7 +181,7 @@ def with_temporaries(layout: Layout, temporaries: int) -> Layout:
 
 
 def temporaries_bytes(layout: Layout, executable_cache: ExecutableCache | None) -> int:
-    """What a step needs at most on a device beside its arguments, by the compiler's own analysis of the largest.
+    """The most bytes of a step on a device beside its arguments, by the compiler's own analysis of the largest.
 
     A tile of prompt scores is one of them where it has more logits than all rows have.
     """
@@ -194,7 +194,7 @@ def temporaries_bytes(layout: Layout, executable_cache: ExecutableCache | None) 
 
 
 def expected_temporaries(layout: Layout) -> int:
-    """What a step should need at most on a device beside its arguments, by shapes alone.
+    """The most bytes that a step should need on a device beside its arguments, by shapes alone.
 
     That is the logits of all rows of a decode step, several times over, and activations of a layer. It is for who
     compiles the largest steps anyway, and looks then whether they need more.
@@ -211,13 +211,13 @@ def expected_temporaries(layout: Layout) -> int:
 
 
 def temporaries_in(executable: Any) -> int:
-    """What an executable needs on a device beside its arguments, by the compiler's own analysis."""
+    """An executable's bytes on a device beside its arguments, by the compiler's own analysis."""
     memory = executable.memory_analysis()
     return memory.temp_size_in_bytes + max(memory.output_size_in_bytes - memory.alias_size_in_bytes, 0)
 
 
 def available_bytes(device: Any) -> int:
-    """What weights, pools and steps may take of a device: of one that is here what is free, else all but a reserve."""
+    """A device's bytes for weights, pools and steps: the free ones if it is here, else all but a reserve."""
     try:
         stats = device.memory_stats()
     except jax.errors.JaxRuntimeError:  # it is known by description only
