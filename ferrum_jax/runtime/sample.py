@@ -24,7 +24,7 @@ from checkpoints.stored_weight import weight_of
 from ferrum_jax.inputs.sizes import invariance
 from ferrum_jax.models.families.registry import bind
 from ferrum_jax.models.layers.adapted_weight import put_adapters
-from ferrum_jax.models.sharding import on_mesh, partition, partitions
+from ferrum_jax.models.sharding import on_mesh, partition, partitions, trace_update
 from ferrum_jax.models.sharding.shards import DATA
 from ferrum_jax.runtime import sampling
 from ferrum_jax.runtime.inputs import SampleInputs, sample_words, score_words, unpack_sample, unpack_score
@@ -216,11 +216,8 @@ def trace_write_drafts(pools: Pools, mesh: Mesh) -> jax.stages.Traced:
         rows, positions, token_ids = blob.reshape(3, -1)
         return sampling.append_tokens(slots, rows, positions, token_ids, rows < slots.shape[0])
 
-    arguments = (pools.slots, on_mesh(mesh, (3 * most_drafts(pools, mesh.shape[DATA]),), jnp.int32, "words"))
-    if mesh.size > 1:
-        specs = partitions(arguments)
-        write = jax.shard_map(write, mesh=mesh, in_specs=specs, out_specs=specs[0], check_vma=False)
-    return jax.jit(write, donate_argnums=(0,)).trace(*arguments)
+    blob = on_mesh(mesh, (3 * most_drafts(pools, mesh.shape[DATA]),), jnp.int32, "words")
+    return trace_update(write, (pools.slots, blob), mesh)
 
 
 def most_drafts(pools: Pools, num_shards: int) -> int:
@@ -232,11 +229,7 @@ def trace_write_masks(pools: Pools, mesh: Mesh) -> jax.stages.Traced:
     """The write of masks of each data shard, to be lowered; the pool is donated."""
     rows = on_mesh(mesh, (MASKS_AT_ONCE, pools.masks.shape[1]), jnp.int32, "slots", None)
     arguments = (pools.masks, on_mesh(mesh, (MASKS_AT_ONCE,), jnp.int32, "slots"), rows)
-    write: Callable[..., Any] = sampling.write_masks
-    if mesh.size > 1:
-        specs = partitions(arguments)
-        write = jax.shard_map(write, mesh=mesh, in_specs=specs, out_specs=specs[0], check_vma=False)
-    return jax.jit(write, donate_argnums=(0,)).trace(*arguments)
+    return trace_update(sampling.write_masks, arguments, mesh)
 
 
 def _pad_rows(a: jax.Array, count: int) -> jax.Array:

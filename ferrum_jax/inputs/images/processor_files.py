@@ -205,16 +205,7 @@ def _qwen(found: Mapping[str, Any], tower: Mapping[str, Any]) -> QwenImages:
         raise ValueError(
             f"size.shortest_edge is {least}, and every image would have so many pixels; give {_MAX_PIXELS} at most"
         )
-    _check_patches(found, tower)
-    return QwenImages(
-        normalising=_normalising(found),
-        patch_size=found["patch_size"],
-        merge_size=found["merge_size"],
-        temporal_patch_size=found["temporal_patch_size"],
-        min_pixels=least,
-        max_pixels=most,
-        resample=found["resample"],
-    )
+    return QwenImages(**_patches(found, tower, least, most))
 
 
 def _glm(found: Mapping[str, Any], tower: Mapping[str, Any]) -> GlmImages:
@@ -283,9 +274,12 @@ def _pixtral(found: Mapping[str, Any], tower: Mapping[str, Any]) -> PixtralImage
     )
 
 
-def _check_patches(found: Mapping[str, Any], tower: Mapping[str, Any]) -> None:
+def _patches(found: Mapping[str, Any], tower: Mapping[str, Any], least: float, most: float) -> dict[str, Any]:
+    """The fields of Qwen's processors. Raises ValueError where the tower has other patches."""
     for key, its_key in (("patch_size",) * 2, ("merge_size", "spatial_merge_size"), ("temporal_patch_size",) * 2):
         _check_tower(key, found[key], tower, its_key)
+    own = {key: found[key] for key in ("patch_size", "merge_size", "temporal_patch_size", "resample")}
+    return {**own, "normalising": _normalising(found), "min_pixels": least, "max_pixels": most}
 
 
 def _check_tower(key: str, value: int, tower: Mapping[str, Any], its_key: str) -> None:
@@ -398,15 +392,8 @@ def _qwen_videos(found: Mapping[str, Any], tower: Mapping[str, Any]) -> QwenVide
         )
     if found["min_frames"] > found["max_frames"]:
         raise ValueError(f"min_frames is {found['min_frames']}, more than max_frames, {found['max_frames']}")
-    _check_patches(found, tower)
     return QwenVideos(
-        normalising=_normalising(found),
-        patch_size=found["patch_size"],
-        merge_size=found["merge_size"],
-        temporal_patch_size=found["temporal_patch_size"],
-        min_pixels=least,
-        max_pixels=most,
-        resample=found["resample"],
+        **_patches(found, tower, least, most),
         fps=float(found["fps"]),
         min_frames=found["min_frames"],
         max_frames=found["max_frames"],

@@ -24,7 +24,7 @@ from ferrum_jax.inputs.prompt import EncodableImage
 from ferrum_jax.io.ints import ceil_div, round_up
 from ferrum_jax.models.families import registry
 from ferrum_jax.models.layers.segment_attention import QUERY_TILE
-from ferrum_jax.models.sharding import local_bytes, partitions, whole
+from ferrum_jax.models.sharding import local_bytes, trace_update, whole
 from ferrum_jax.models.spec import ModelSpec, SoundSpec, VisionSpec
 from ferrum_jax.runtime.media_encoders.packing import call_name, given, num_embeddings, packed, places_shape
 
@@ -227,7 +227,4 @@ def trace_encode(slots: ImageSlots, encoder: SlotEncoder, num_patches: int, mesh
         struct(places_shape(tower, num_patches), jnp.int32),
         struct((encoder.embeddings_of_call(num_patches),), jnp.int32),
     )
-    if mesh.size > 1:
-        specs = partitions(arguments)
-        encode = jax.shard_map(encode, mesh=mesh, in_specs=specs, out_specs=specs[1], check_vma=False)
-    return jax.jit(encode, donate_argnums=(1,), out_shardings=slots.pool.sharding).trace(*arguments)
+    return trace_update(encode, arguments, mesh, at=1, placed=slots.pool.sharding)
