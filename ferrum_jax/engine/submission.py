@@ -85,7 +85,7 @@ class Submission:
         return [choice for choice in self.choices if choice.request.finish_reason is None]
 
 
-class Intake:
+class InputProcessor:
     """Makes submissions of what is asked, for one model and one engine's limits; refuses what cannot be served."""
 
     def __init__(

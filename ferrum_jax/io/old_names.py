@@ -8,7 +8,6 @@ from __future__ import annotations
 import importlib
 import sys
 import warnings
-from collections.abc import Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
@@ -39,20 +38,16 @@ def warn_of(old: str, new: str, stacklevel: int = 3) -> None:
 class _OldModules(MetaPathFinder, Loader):
     """Finds a module of MODULES by its old name, with the contents of the one that stands for it."""
 
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
+    def find_spec(self, fullname: str, path: object, target: object = None) -> ModuleSpec | None:
         name = fullname.removeprefix("ferrum_jax.")
         if name == fullname or name not in MODULES.keys() | _FOLDERS:
             return None
-        return ModuleSpec(fullname, self, is_package=name in _FOLDERS)
+        return ModuleSpec(fullname, self if name in MODULES else None, is_package=name in _FOLDERS)
 
     def exec_module(self, module: ModuleType) -> None:
-        new = MODULES.get(module.__name__.removeprefix("ferrum_jax."))
-        if new is None:
-            return
-        warn_of(module.__name__, f"ferrum_jax.{new}")  # frames of an import do not count
-        found = vars(importlib.import_module(f"ferrum_jax.{new}"))
+        new = f"ferrum_jax.{MODULES[module.__name__.removeprefix('ferrum_jax.')]}"
+        warn_of(module.__name__, new)  # frames of an import do not count
+        found = vars(importlib.import_module(new))
         vars(module).update({name: value for name, value in found.items() if not name.startswith("__")})
 
 

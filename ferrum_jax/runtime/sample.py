@@ -24,7 +24,7 @@ from checkpoints.stored_weight import weight_of
 from ferrum_jax.inputs.sizes import invariance
 from ferrum_jax.models.families.registry import bind
 from ferrum_jax.models.layers.adapted_weight import put_adapters
-from ferrum_jax.models.sharding import on_mesh, partition, partitions, trace_update
+from ferrum_jax.models.sharding import on_mesh, partitions, trace_update
 from ferrum_jax.models.sharding.shards import DATA
 from ferrum_jax.runtime import sampling
 from ferrum_jax.runtime.inputs import SampleInputs, sample_words, score_words, unpack_sample, unpack_score
@@ -201,12 +201,8 @@ def trace_write_slot(pools: Pools, mesh: Mesh) -> jax.stages.Traced:
     def write(slots: jax.Array, slot: jax.Array, record: jax.Array) -> jax.Array:
         return sampling.write_slot(slots, slot[0], record)
 
-    record = jax.ShapeDtypeStruct(pools.slots.shape[1:], jnp.int32)
-    arguments = (pools.slots, on_mesh(mesh, (1,), jnp.int32, "slots"), record)
-    if mesh.size > 1:
-        specs = (*partitions(arguments[:2]), partition(None))
-        write = jax.shard_map(write, mesh=mesh, in_specs=specs, out_specs=specs[0], check_vma=False)
-    return jax.jit(write, donate_argnums=(0,)).trace(*arguments)
+    record = on_mesh(mesh, pools.slots.shape[1:], jnp.int32, None)
+    return trace_update(write, (pools.slots, on_mesh(mesh, (1,), jnp.int32, "slots"), record), mesh)
 
 
 def trace_write_drafts(pools: Pools, mesh: Mesh) -> jax.stages.Traced:
