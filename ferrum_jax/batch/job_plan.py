@@ -25,7 +25,7 @@ from ferrum_jax.io.files.store import Store
 if TYPE_CHECKING:
     from ferrum_jax.tasks.transcription.foreseen import Foresee
 
-_MOST_NAMED = 5
+_MAX_NAMED = 5
 _OTHER_JOB_SPREAD = 0.25  # of the throughput of another job
 
 
@@ -96,7 +96,7 @@ def make_plan(
         num_groups=counts["groups"],
         num_grouped=counts["grouped"],
         **dataclasses.asdict(heard),
-        bad=[bad.message for _, (_, bad) in zip(range(_MOST_NAMED), rows.bad_rows(), strict=False)],
+        bad=[bad.message for _, (_, bad) in zip(range(_MAX_NAMED), rows.bad_rows(), strict=False)],
     )
 
 

@@ -37,10 +37,10 @@ from ferrum_jax.core.outputs import NOT_FINITE_REASON, RequestOutput
 from ferrum_jax.inputs.prompt import take_apart
 from ferrum_jax.tasks.transcription.reading_ahead import READ_AHEAD, SoundsAhead
 
-_MOST_CRASHES = 2  # of the engine with one row
+_MAX_CRASHES = 2  # of the engine with one row
 _SHOW_INTERVAL_S = 0.05
 _LEARNT_BYTES = 4 << 20  # of answers in the journal: a million tokens, which drafts come from
-_MOST_CRASHES_IN_TURN = 4  # with no row finished between them: it is not the rows then
+_MAX_CRASHES_IN_TURN = 4  # with no row finished between them: it is not the rows then
 
 
 class Worker:
@@ -155,13 +155,13 @@ class Worker:
 
     def _suspect(self, index: int, epoch: int) -> None:
         """A row with which the engine crashed: run alone, or set aside."""
-        if self._journal.num_crashes[index] < _MOST_CRASHES:
+        if self._journal.num_crashes[index] < _MAX_CRASHES:
             self._suspects.append((index, epoch))
         else:
             self._set_aside(index, self._rows.read(index), epoch)
 
     def _set_aside(self, index: int, row: Row | BadRow, epoch: int) -> None:
-        message = f"the engine crashed {_MOST_CRASHES} times while it ran this row; the row is set aside"
+        message = f"the engine crashed {_MAX_CRASHES} times while it ran this row; the row is set aside"
         self._fail(index, BadRow(id=row.id, custom_id=row.custom_id, code="engine_crash", message=message), epoch)
 
     def _source(self, llm: BatchLLM, rows: Iterator[tuple[int, int]]) -> Iterator[RowRequest]:
@@ -321,7 +321,7 @@ class Worker:
             self._journal.append(CRASH, index, type(error).__name__.encode(), epoch)
         self._journal.flush()
         self._num_crashes_in_turn += 1
-        if self._num_crashes_in_turn >= _MOST_CRASHES_IN_TURN:
+        if self._num_crashes_in_turn >= _MAX_CRASHES_IN_TURN:
             raise error
         self._display.say(f"the engine crashed with {error!r}; each row that it had is run again by itself")
         for index, epoch in self._forget_open():

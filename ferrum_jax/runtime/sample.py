@@ -36,7 +36,7 @@ from pallas_kernels.low_rank import pairs_of
 
 MASKS_AT_ONCE = 32  # that one call writes
 SCORE_TILE = 64  # prompt tokens whose logits exist at once
-assert SCORE_TILE == invariance.FEWEST_ROWS, "invariant tiles of rows and of prompt tokens have one shape"
+assert SCORE_TILE == invariance.MIN_ROWS, "invariant tiles of rows and of prompt tokens have one shape"
 
 Shapes = Mapping[str, jax.ShapeDtypeStruct]
 SampleResult = tuple[jax.Array, jax.Array, jax.Array, jax.Array]
@@ -265,7 +265,7 @@ def _sample_rows(
 
     if not options.invariant:
         return by_row(states, draw, inputs.slots, inputs.positions, active, inputs.mask_ids)
-    R, tile = len(active), invariance.FEWEST_ROWS
+    R, tile = len(active), invariance.MIN_ROWS
     padded = -R % tile  # the last tile must not reach back into rows already done
     whole = [_pad_rows(a, padded) for a in (states, inputs.slots, inputs.positions, active, inputs.mask_ids)]
 

@@ -103,7 +103,7 @@ def _adapters(
     slots_of: AdapterSlots, arrays: tuple[jax.Array, ...], tokens: TokenLayout, options: StepOptions
 ) -> tuple[dict[str, LowRankSlots | ExpertSlots], Pairs]:
     """The slots of layers' weights by name, and which tokens of the step name them."""
-    tile = {"tile": invariance.FEWEST_ROWS} if options.invariant else {}
+    tile = {"tile": invariance.MIN_ROWS} if options.invariant else {}
     counts = {"num_tiles": slots_of.num_tiles, "slots_per_tile": slots_of.slots_per_tile}
     return slots_of.of_layers(arrays), pairs_of(tokens.adapter_slots, **counts, **tile)
 

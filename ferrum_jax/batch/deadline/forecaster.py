@@ -25,11 +25,11 @@ from ferrum_jax.batch.deadline.row_meter import VARIATION, RowMeter, Throughput
 _SIGMAS = 2.0
 _LAST_SHARE = 0.4  # of the last row's time that comes on top: its tokens are counted, and it runs with few others
 _FIRST_ROWS, _FIRST_TOKENS = 4, 64  # where there is an end: so many rows run together until these are written
-_MOST_LIMITS = 4096  # rows whose limits stand for those of all
+_MAX_LIMITS = 4096  # rows whose limits stand for those of all
 _HASTE = 0.7  # a row may take this share of the time that is expected
 _BEGUN = 0.7  # of the rows that would end in time together, as many are begun
 _CLOSING_S, _ROW_CLOSING_S = 2.0, 40e-6  # what is written at the end, for a job and for each of its rows
-_MOST_CLOSING = 0.1  # of the whole time
+_MAX_CLOSING = 0.1  # of the whole time
 TIME, BUDGET = "time", "budget"
 _EARLIER_SPREAD = 0.1  # of a throughput that another run measured
 
@@ -155,7 +155,7 @@ class Forecaster:
         return {what: each - self._closing(each + self.spent_s) for what, each in found.items()}
 
     def _closing(self, whole_s: float) -> float:
-        return min(self._closing_s, _MOST_CLOSING * max(whole_s, 0.0))
+        return min(self._closing_s, _MAX_CLOSING * max(whole_s, 0.0))
 
     def fits(self, index: int) -> bool:
         """Whether the row should be begun, as far as is known now."""
@@ -207,7 +207,7 @@ class Forecaster:
 
     def outlook(self, undone: np.ndarray) -> Outlook | None:
         """The forecast while these rows lack answers; None before any measurement. Takes a sample."""
-        limits = self._tokens[undone[:: max(len(undone) // _MOST_LIMITS, 1)], 1].astype(float)
+        limits = self._tokens[undone[:: max(len(undone) // _MAX_LIMITS, 1)], 1].astype(float)
         self.note()
         self.meter.look(limits, is_held=self.most_together <= len(self.meter.running))
         throughput = self.throughput

@@ -27,7 +27,7 @@ from ferrum_jax.io.paths import is_url
 
 _MERGED = "merged.json"  # what the output is that was written
 _OF_PARTIAL = "partial.json"  # how many rows the partial output has
-_MOST_TURNS, _TURN_S = 100, 0.1  # in which others that stop write it
+_MAX_TURNS, _TURN_S = 100, 0.1  # in which others that stop write it
 
 
 class JobFolder:
@@ -153,7 +153,7 @@ class JobFolder:
         Workers that stop at one moment do so in turn, so the last of them has all rows. None where there is no line, or
         others take too long.
         """
-        for _ in range(_MOST_TURNS):
+        for _ in range(_MAX_TURNS):
             if (epoch := leases.acquire("partial")) is not None:
                 path = self._merge_partial(rows, journal)
                 leases.give("partial", epoch + 1)

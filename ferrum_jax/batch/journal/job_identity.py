@@ -31,7 +31,7 @@ _MODEL, _HUB, _ENVIRONMENTS = "model.json", "hub.json", "environments"
 OF_MODEL = (_MODEL, _ENVIRONMENTS)  # recorded once a model is loaded
 BEFORE_ROWS = (*OF_MODEL, _HUB, RECORD)  # the job's record last: without it nothing else counts
 _OF_HUB = frozenset(("model", "revision", "commit"))
-_MOST_SHOWN = 60  # characters of a value
+_MAX_SHOWN = 60  # characters of a value
 
 
 class JobRefused(ValueError):
@@ -274,10 +274,10 @@ def environment_changes(before: Mapping[str, str], now: Mapping[str, str]) -> li
 
 def _differing(before: str, now: str) -> str:
     """'A and B' for two texts; for long ones, which are lists of words, only the words that the other lacks."""
-    if max(len(before), len(now)) > _MOST_SHOWN:
+    if max(len(before), len(now)) > _MAX_SHOWN:
         had, has = before.split(), now.split()
         before, now = (" ".join(word for word in a if word not in set(b)) for a, b in ((had, has), (has, had)))
-    return f"{before[:_MOST_SHOWN] or 'none'!r} and {now[:_MOST_SHOWN] or 'none'!r}"
+    return f"{before[:_MAX_SHOWN] or 'none'!r} and {now[:_MAX_SHOWN] or 'none'!r}"
 
 
 def _phrase(name: str) -> str:
@@ -288,4 +288,4 @@ def _shown(values: Mapping[str, Any], name: str) -> str:
     if name not in values:
         return "none"
     text = json.dumps(values[name], ensure_ascii=False)
-    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}... (digest {digest_of(values[name])[:12]})"
+    return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}... (digest {digest_of(values[name])[:12]})"

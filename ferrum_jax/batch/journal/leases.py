@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 from ferrum_jax.batch.journal.journal_file import object_in
 from ferrum_jax.io.files.store import Store
 
-_MOST_BYTES = 100  # of a lease
+_MAX_BYTES = 100  # of a lease
 
 
 class LeaseLost(OSError):
@@ -132,11 +132,11 @@ class Leases:
         """The lease's contents. Raises OSError where the file is damaged or has vanished."""
         name = f"{part}.{epoch}"
         if name not in self._known:
-            content = self._store.read(f"{self._folder}/{name}", 0, _MOST_BYTES + 1)
+            content = self._store.read(f"{self._folder}/{name}", 0, _MAX_BYTES + 1)
             if content is None:
                 raise OSError(f"the lease {name} has vanished from the journal; start the job again")
             worker, _, cut = content.decode(errors="replace").partition(" ")
-            if len(content) > _MOST_BYTES or (cut and not (cut.isascii() and cut.isdigit())):
+            if len(content) > _MAX_BYTES or (cut and not (cut.isascii() and cut.isdigit())):
                 raise OSError(f"the lease {name} of the journal is damaged, it holds {content!r}; delete it")
             self._known[name] = Lease(worker, int(cut) if cut else None)
         return self._known[name]

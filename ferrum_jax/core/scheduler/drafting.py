@@ -21,8 +21,8 @@ from ferrum_jax.core.metrics import SpeculationCounts
 from ferrum_jax.core.request import Request
 from ferrum_jax.inputs.sizes.engine_sizes import EngineSizes
 
-_LEAST_GAIN = 1.1  # tokens a second, over those without drafts
-_LEAST_CHANCE = 0.05  # of a token that is computed
+_MIN_GAIN = 1.1  # tokens a second, over those without drafts
+_MIN_CHANCE = 0.05  # of a token that is computed
 _SELDOM = 4  # steps or tokens from one look to the next, where drafts do not pay
 _FRUITLESS = 8  # looks after which that is so
 _FIRST_RATE, _OF_ROW, _OF_ALL = 0.5, 0.2, 0.02  # at which drafts come true, and how fast that is learnt
@@ -47,7 +47,7 @@ class StepCosts:
     @functools.cached_property
     def break_even(self) -> float:
         """The rate at which drafts of all rows must come true to pay."""
-        gains = [_LEAST_GAIN * seconds / self.bare - 1 for _, seconds in self.sizes]
+        gains = [_MIN_GAIN * seconds / self.bare - 1 for _, seconds in self.sizes]
         return max(0.0, min((gain / (1 + gain) for gain in gains), default=0.0))
 
     def smallest(self, num_tokens: int) -> tuple[int, float]:
@@ -166,7 +166,7 @@ class Drafting:
         has_prompts = any(shard.has_prompts for shard in shards)
         is_bare = not has_prompts and all(shard.num_tokens == shard.num_places for shard in shards)
         most, seconds = (0, costs.bare) if is_bare else costs.smallest(least)
-        best, best_size = num_rows / seconds * _LEAST_GAIN, None
+        best, best_size = num_rows / seconds * _MIN_GAIN, None
         for size, seconds in costs.sizes:
             if size < least or (has_prompts and size > most):  # beside prompts only what is padding else
                 continue
@@ -246,6 +246,6 @@ def drafting_of(sizes: EngineSizes) -> Drafting | None:
 def _ranked(drafts: Iterable[tuple[Sequence[int], Sequence[float]]]) -> Iterator[tuple[float, int]]:
     """(chance, row) of drafted tokens, the likeliest first: of equal ones those of earlier rows, in their order."""
     of_rows = [
-        [(-chance, row) for chance in chances if chance >= _LEAST_CHANCE] for row, (_, chances) in enumerate(drafts)
+        [(-chance, row) for chance in chances if chance >= _MIN_CHANCE] for row, (_, chances) in enumerate(drafts)
     ]
     return ((-chance, row) for chance, row in heapq.merge(*of_rows))

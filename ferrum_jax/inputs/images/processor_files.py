@@ -32,8 +32,8 @@ _CLIP = [0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.26130258, 0.27577711
 _HALF = [0.5, 0.5, 0.5], [0.5, 0.5, 0.5]
 _BILINEAR, _BICUBIC = 2, 3  # Pillow's numbers
 _AS_IT_IS = [0.0, 0.0, 0.0], [1.0, 1.0, 1.0]
-_MOST_OF_CHANNEL = 1e6  # of a mean or a standard deviation; neither infinity nor NaN is less
-_LEAST_STD = 1e-6
+_MAX_OF_CHANNEL = 1e6  # of a mean or a standard deviation; neither infinity nor NaN is less
+_MIN_STD = 1e-6
 _MAX_PIXELS = 1 << 28  # that the smallest image is made larger to
 _OF_WHOLE = ("spatial_merge_size",)  # of a tower, and beside its config
 _SOFT_TOKENS = (70, 140, 280, 560, 1120)  # of an image, as Gemma 4 was trained
@@ -66,7 +66,7 @@ _CHANNELS = FieldKind(
     lambda value: (
         isinstance(value, list | tuple)
         and len(value) == 3
-        and all(type(each) in (int, float) and abs(each) <= _MOST_OF_CHANNEL for each in value)
+        and all(type(each) in (int, float) and abs(each) <= _MAX_OF_CHANNEL for each in value)
     ),
     "three numbers, one for each of red, green and blue",
 )
@@ -303,9 +303,9 @@ _KINDS: Mapping[str, tuple[_Make, Fields]] = {
 
 def _normalising(found: Mapping[str, Any]) -> Normalising:
     std = found["image_std"]
-    if min(std) < _LEAST_STD:
+    if min(std) < _MIN_STD:
         raise ValueError(
-            f"image_std is {std!r}; pixels are divided by it, so it must be three numbers of at least {_LEAST_STD:g}"
+            f"image_std is {std!r}; pixels are divided by it, so it must be three numbers of at least {_MIN_STD:g}"
         )
     mean, std = (tuple(map(float, found[key])) for key in ("image_mean", "image_std"))
     return Normalising(scale=float(found["rescale_factor"]), mean=mean, std=std)  # type: ignore[arg-type]

@@ -34,10 +34,10 @@ from pallas_kernels.paged_attention import LatentConfig, TpuConfig
 from pallas_kernels.target import Target
 
 PROBE_BLOCKS = 16
-_FEWEST_ROWS = 8  # that are chosen here
+_MIN_ROWS = 8  # that are chosen here
 _GIB = 2**30
 # Qwen3-0.6B on v6e: a decode step of 256 rows needs 6.2 arrays of logits, a mixed one of 2,048 tokens 2.8 of 64 rows.
-_LOGIT_ARRAYS, _LEAST_LOGIT_ROWS, _ACTIVATION_ARRAYS = 7, 64, 2
+_LOGIT_ARRAYS, _MIN_LOGIT_ROWS, _ACTIVATION_ARRAYS = 7, 64, 2
 _GRAIN_BYTES = 256 << 20  # free memory differs a little at each start, and every pool size wants executables of its own
 
 
@@ -110,7 +110,7 @@ class TooSmall(ValueError):
     @property
     def is_hopeless(self) -> bool:
         """Whether fewer rows would not do: the weights alone are too many, or the rows as few as is worth it."""
-        return self.weights_bytes >= self.memory_bytes or self.num_rows < 2 * _FEWEST_ROWS
+        return self.weights_bytes >= self.memory_bytes or self.num_rows < 2 * _MIN_ROWS
 
 
 def kv_bytes_left(layout: Layout, memory: int, temporaries: int) -> int:
@@ -201,7 +201,7 @@ def expected_temporaries(layout: Layout) -> int:
     """
     spec, tp = layout.options.spec, layout.options.shards.size
     rows = max([bucket.num_rows for bucket in layout.ladder.buckets if bucket.decode_only], default=0)
-    logits = 4 * spec.vocab_size * max(ceil_div(rows, tp), _LEAST_LOGIT_ROWS)
+    logits = 4 * spec.vocab_size * max(ceil_div(rows, tp), _MIN_LOGIT_ROWS)
     own = layout.options.local.attention
     heads = own.num_attention_heads + 2 * spec.attention.num_key_value_heads
     mlp = max(each.intermediate_size for each in (spec.mlp, *(own for _, own in spec.other_mlp)))

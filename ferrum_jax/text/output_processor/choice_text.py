@@ -22,7 +22,7 @@ from ferrum_jax.text.stream import TextStream
 from ferrum_jax.text.structured.reading.message_stream import NO_FORMS, PROMPT_END_TOKENS, MessageForms, MessageStream
 from ferrum_jax.text.tokenizer import Tokenizer
 
-_MOST_TEXTS = 1 << 16
+_MAX_TEXTS = 1 << 16
 
 
 class TokenTexts:
@@ -31,7 +31,7 @@ class TokenTexts:
     def __init__(self, tokenizer: Tokenizer | None, forms: MessageForms = NO_FORMS) -> None:
         self.tokenizer, self.forms = tokenizer, forms
         self._specials = () if tokenizer is None else tuple(tokenizer.special_texts())
-        self._of = functools.lru_cache(maxsize=_MOST_TEXTS)(self._decoded)
+        self._of = functools.lru_cache(maxsize=_MAX_TEXTS)(self._decoded)
 
     def _decoded(self, token_id: int, starts: bool) -> str | None:
         if self.tokenizer is None:
