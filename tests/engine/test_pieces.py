@@ -24,7 +24,7 @@ SLOW = ["gemma3", "gemma4", "qwen3_next", "granitemoehybrid", "deepseek_v3", "gp
 @pytest.mark.parametrize("family", ["qwen3", *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)])
 def test_tokens_in_pieces_are_those_of_the_whole(family, monkeypatch):
     whole = small_llm(family)
-    monkeypatch.setattr(programs, "LEAST_PIECE_BYTES", 0)
+    monkeypatch.setattr(programs, "MIN_PIECE_BYTES", 0)
     pieced = LLM(str(GOLDENS / family), SMALL)
     layers = registry.abstract_model(pieced.spec).layers
     kinds = {registry.unbind(layer)[0] for layer in layers}
@@ -39,7 +39,7 @@ def test_tokens_in_pieces_are_those_of_the_whole(family, monkeypatch):
 @pytest.mark.slow
 def test_in_invariant_mode_bits_in_pieces_are_those_of_the_whole(monkeypatch):
     whole = small_llm("qwen3", INVARIANT)
-    monkeypatch.setattr(programs, "LEAST_PIECE_BYTES", 0)
+    monkeypatch.setattr(programs, "MIN_PIECE_BYTES", 0)
     pieced = LLM(str(GOLDENS / "qwen3"), INVARIANT)
     own, theirs = run(pieced, PROMPTS, GREEDY), run(whole, PROMPTS, GREEDY)
     assert [output.outputs[0].logprobs for output in own] == [output.outputs[0].logprobs for output in theirs]
@@ -52,14 +52,14 @@ def test_a_piece_has_layers_enough_to_take_its_time(monkeypatch):
     large = SimpleNamespace(mesh=layout.mesh, decoder_targets=targets, spec=layers)
     sizes = {b.num_tokens: programs._layers_together(large, b) for b in layout.ladder.buckets}
     assert sizes[1] == 3 and sizes[16] == 1
-    monkeypatch.setattr(programs, "LEAST_PIECE_BYTES", 10 * 64 << 20)
+    monkeypatch.setattr(programs, "MIN_PIECE_BYTES", 10 * 64 << 20)
     assert programs._layers_together(large, layout.ladder.buckets[0]) is None, "three pieces save too little"
 
 
 def test_small_layers_and_meshes_stay_whole(monkeypatch):
     layout = small_llm("qwen3").loaded.layout
     assert not any(program.pieces_at for program in programs.programs_of(layout).values())
-    monkeypatch.setattr(programs, "LEAST_PIECE_BYTES", 0)
+    monkeypatch.setattr(programs, "MIN_PIECE_BYTES", 0)
     cut = {part for part, program in programs.programs_of(layout).items() if program.pieces_at}
     assert cut == set(layout.ladder.buckets)
     mesh = jax.sharding.Mesh(layout.mesh.devices.repeat(2).reshape(1, 2), layout.mesh.axis_names)
