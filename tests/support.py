@@ -123,8 +123,8 @@ _COLLECTED = weakref.WeakKeyDictionary()  # by engine: what has come of its subm
 def step(engine, call=None) -> list:
     """The outputs of one step, or of another call that gives deltas: of what has ended, and of what grows."""
     found = _COLLECTED.setdefault(engine, {})
-    texts = TokenTexts(engine._intake.tokenizer, engine._constraints.forms)
-    collector = Collector(texts, engine._intake._max_model_len)
+    texts = TokenTexts(engine._input_processor.tokenizer, engine._constraints.forms)
+    collector = Collector(texts, engine._input_processor._max_model_len)
     for id, submission in engine._submissions.items():
         if id not in found:
             found[id] = collector.collected(submission.prompt_token_ids, submission.sampling, submission.options)

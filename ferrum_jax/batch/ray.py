@@ -30,7 +30,7 @@ from ferrum_jax.tasks.task import NOT_BEGUN
 if TYPE_CHECKING:
     from ferrum_jax.tasks.transcription.heard_sound import HeardSound
 
-_MOST_WAIT_S = 0.2  # for an answer, before the job is asked whether it wants partial ones
+_MAX_WAIT_S = 0.2  # for an answer, before the job is asked whether it wants partial ones
 _SUMMED = ("live", "num_blocks", "computed_tokens", "padded_tokens")
 
 
@@ -145,7 +145,7 @@ class RayLLM:
                 if wants_partials():
                     yield from [(key, NOT_BEGUN) for key in sorted(waiting)]
                 try:
-                    key, answer = answers.get(timeout=_MOST_WAIT_S)
+                    key, answer = answers.get(timeout=_MAX_WAIT_S)
                 except queue.Empty:
                     continue
                 if isinstance(answer, ModelIdentity):

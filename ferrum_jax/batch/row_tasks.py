@@ -8,7 +8,7 @@ from typing import Any
 from ferrum_jax.batch.batch_llm import RowRequest
 from ferrum_jax.core.request_options import RequestOptions
 from ferrum_jax.openai.asked import GENERATES, TRANSCRIBES
-from ferrum_jax.tasks.reading import Reader
+from ferrum_jax.tasks.reading import ReadingTasks
 from ferrum_jax.tasks.task import Task
 from ferrum_jax.tasks.task_maker import TaskMaker
 
@@ -17,7 +17,7 @@ class RowTasks:
     """Makes the tasks of rows that run together. now: the time of day that chat templates see."""
 
     def __init__(self, maker: TaskMaker, now: datetime.datetime) -> None:
-        self._maker, self._now, self._read = maker, now, Reader(maker)
+        self._maker, self._now, self._read = maker, now, ReadingTasks(maker)
 
     def __call__(self, request: RowRequest) -> Task[Any]:
         """Raises ValueError for what the model cannot do."""

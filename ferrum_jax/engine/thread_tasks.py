@@ -77,7 +77,7 @@ class ThreadTasks:
         self._thread.abort(inner)
 
     def _take(self, answers: Sequence[tuple[Ticket, FromThread]]) -> None:
-        """On the engine's thread: what one step gave."""
+        """The deltas of one step, on the engine's thread."""
         with self._lock:
             for inner, answer in answers:
                 if inner not in self._requests:  # its asker has left

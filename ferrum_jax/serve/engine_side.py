@@ -27,7 +27,7 @@ from ferrum_jax.serve.link.outbox import Outbox
 from ferrum_jax.serve.link.wire import Message, wire_reading
 from ferrum_jax.serve.link.wire_images import with_images
 from ferrum_jax.tasks.embedder import UNTRAINED
-from ferrum_jax.tasks.reading import Reader
+from ferrum_jax.tasks.reading import ReadingTasks
 from ferrum_jax.tasks.task import Task
 from ferrum_jax.tasks.transcription.whisper_transcriber import WhisperTranscriber
 
@@ -58,7 +58,7 @@ class EngineSide:
         self._tickets: dict[int, Ticket] = {}
         self._tasks = ThreadTasks(thread, lambda: llm.calls.collector, waits=waits)
         self._readings: dict[int, TaskTicket] = {}
-        self._reader = Reader(llm.model.tasks)
+        self._reader = ReadingTasks(llm.model.tasks)
         self._stats_asked = False
         self._told_version = 0  # of the weights
         self.opened = threading.Event()  # HTTP takes requests
@@ -184,7 +184,7 @@ class EngineSide:
         """On the engine's thread, before all that other weights answer, whoever gave them."""
         if self._told_version != self._llm.weights_version:
             self._told_version = self._llm.weights_version
-            self._reader = Reader(self._llm.model.tasks)  # a query that was read before is read again
+            self._reader = ReadingTasks(self._llm.model.tasks)  # a query that was read before is read again
             self._send([["changed", changing_facts(self._llm)]])
 
     def _control(self, request_id: int, verb: str, arguments: Mapping[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Reader: what a body asks of texts that are only read, as tasks: vectors, scores, classes, rewards."""
+"""ReadingTasks: what a body asks of texts that are only read, as tasks: vectors, scores, classes, rewards."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ferrum_jax.tasks.task import Task
 from ferrum_jax.tasks.task_maker import TaskMaker
 
 
-class Reader:
+class ReadingTasks:
     """Makes the tasks of one model's readings; any thread may ask."""
 
     def __init__(self, maker: TaskMaker) -> None:

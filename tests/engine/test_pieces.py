@@ -23,7 +23,7 @@ OTHERS = ["gemma3", "gemma4", "qwen3_next", "granitemoehybrid", "deepseek_v3", "
 @pytest.mark.parametrize("family", ["qwen3", *OTHERS])
 def test_tokens_in_pieces_are_those_of_the_whole(family, monkeypatch):
     whole = small_llm(family)
-    monkeypatch.setattr(programs, "LEAST_PIECE_BYTES", 0)
+    monkeypatch.setattr(programs, "MIN_PIECE_BYTES", 0)
     pieced = LLM(str(GOLDENS / family), SMALL)
     layers = registry.abstract_model(pieced.spec).layers
     kinds = {registry.unbind(layer)[0] for layer in layers}
@@ -37,7 +37,7 @@ def test_tokens_in_pieces_are_those_of_the_whole(family, monkeypatch):
 
 def test_in_invariant_mode_bits_in_pieces_are_those_of_the_whole(monkeypatch):
     whole = small_llm("qwen3", INVARIANT)
-    monkeypatch.setattr(programs, "LEAST_PIECE_BYTES", 0)
+    monkeypatch.setattr(programs, "MIN_PIECE_BYTES", 0)
     pieced = LLM(str(GOLDENS / "qwen3"), INVARIANT)
     assert all(isinstance(each, PiecedExecutable) for each in pieced.loaded.executables.forwards.values())
     own, theirs = run(pieced, PROMPTS, GREEDY), run(whole, PROMPTS, GREEDY)
@@ -51,14 +51,14 @@ def test_a_piece_has_layers_enough_to_take_its_time(monkeypatch):
     large = SimpleNamespace(mesh=layout.mesh, decoder_targets=targets, spec=layers)
     sizes = {b.num_tokens: programs._layers_together(large, b) for b in layout.ladder.buckets}
     assert sizes[1] == 3 and sizes[16] == 1
-    monkeypatch.setattr(programs, "LEAST_PIECE_BYTES", 10 * 64 << 20)
+    monkeypatch.setattr(programs, "MIN_PIECE_BYTES", 10 * 64 << 20)
     assert programs._layers_together(large, layout.ladder.buckets[0]) is None, "three pieces save too little"
 
 
 def test_small_layers_and_meshes_stay_whole(monkeypatch):
     layout = small_llm("qwen3").loaded.layout
     assert not any(program.pieces_at for program in programs.programs_of(layout).values())
-    monkeypatch.setattr(programs, "LEAST_PIECE_BYTES", 0)
+    monkeypatch.setattr(programs, "MIN_PIECE_BYTES", 0)
     cut = {part for part, program in programs.programs_of(layout).items() if program.pieces_at}
     assert cut == set(layout.ladder.buckets)
     mesh = jax.sharding.Mesh(layout.mesh.devices.repeat(2).reshape(1, 2), layout.mesh.axis_names)

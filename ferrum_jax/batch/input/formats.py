@@ -56,10 +56,10 @@ class Row(NamedTuple):
     """One request of a job.
 
     id: 32 hex digits that digest the whole line's content. prompts: Prompts, or pairs of texts; usually one; the answer
-    lists all choices of the first, then those of the next. how: it is asked, one object for rows that ask alike.
+    lists all choices of the first, then of the next. how: the request's parameters, one object for equal ones.
     A sound is named by its URL, or by a path below the root, until it is read; then its prompts are its windows.
     seeds: one for each prompt; none if nothing is generated. model: that the row asks for; None accepts the job's.
-    adapter: that its prompts name. priority: lower runs first.
+    adapter: the name in its prompts. priority: lower runs first.
     """
 
     id: str
@@ -296,7 +296,7 @@ def _known(kind: str, fields: tuple[tuple[str, Any], ...], _types: tuple[type, .
 
 
 def _prompts(key: str, given: Any, rest: Mapping[str, Any], how: Asked) -> tuple[Any, ...]:
-    """What a row asks about, with what belongs to each prompt. given: the value of its field `key`."""
+    """A row's prompts, each with its media and salt. given: the value of the row's field `key`."""
     if isinstance(how, AskedSound):
         if not isinstance(given, str) or not given:
             raise ValueError(f"file is {quoted(given)}; it must be a URL, or a path below the root")

@@ -143,7 +143,7 @@ def _margin(
 
 
 def _noise(seed: int, choice: int, position: int, tokens: tuple[int, int]) -> list[float]:
-    """What a draw adds to these tokens' scores."""
+    """The noise that a draw adds to these tokens' scores."""
     from ferrum_jax.runtime.sampling.noise import gumbel
     from ferrum_jax.runtime.sampling.record_words import CHOICE, NUM_PARAMETERS, SEED_HIGH, SEED_LOW
 
