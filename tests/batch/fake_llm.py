@@ -1,7 +1,5 @@
 """A stand-in for the engine: answers are a function of prompt and parameters, in shuffled order of completion."""
 
-from __future__ import annotations
-
 import dataclasses
 import datetime
 import hashlib
@@ -54,7 +52,7 @@ class FakeLLM:
         order: int = 0,
         width: int = 4,
         limit: int = 1000,
-        on_step: Callable[[FakeLLM], None] = lambda llm: None,
+        on_step: "Callable[[FakeLLM], None]" = lambda llm: None,
     ):
         self.random, self.width, self.limit, self.on_step = random.Random(order), width, limit, on_step
         self.learnt: list[str] = []  # texts that tokens may be drafted from

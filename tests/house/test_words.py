@@ -4,8 +4,6 @@ Classes, modules and the glossary's words each name one thing; methods such as `
 sentences, in docstrings, comments and pages, are counted against a limit that only falls.
 """
 
-from __future__ import annotations
-
 import ast
 import collections
 import functools
