@@ -267,8 +267,7 @@ class AsyncLLM:
         """As `LLM.score`, beside the requests that run."""
         make = self.llm.model.tasks.pairs(truncate, instruction)
         made = pairs if documents is None else paired(pairs, documents)
-        tasks = await asyncio.to_thread(lambda: [make(pair) for pair in made])
-        return await self._in_order([partial(_same, task) for task in tasks])
+        return await self._in_order([partial(make, pair) for pair in made])
 
     @checked
     async def classify(self, prompts: Prompt | Sequence[Prompt], *, truncate: bool = False) -> list[ClassOutput]:
