@@ -171,7 +171,8 @@ def test_a_query_is_read_again_beside_a_document_of_other_weights():
             make = llm.model.tasks.pairs()  # reads a query once for all its pairs
 
             async def score() -> float:
-                return [found.score async for _, found in engine.run([(0, lambda: make(pair))])][0]
+                (found,) = [one async for _, one in engine.run([(0, lambda: make(pair))])]
+                return found.score
 
             before = await score()
             await engine.pause("keep")
