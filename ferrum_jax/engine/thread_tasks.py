@@ -100,7 +100,7 @@ class ThreadTasks:
         with self._lock:
             answers = list(self._runs.answers())
         for ticket, parts in answers:
-            if _mixes_weights(parts):  # the query's vector is of those before
+            if ticket.running and _mixes_weights(parts):  # the query's vector is of those before
                 self.begin(ticket, Task([EngineRequest(*each) for each in ticket.running.task.requests], list))
             else:
                 ticket.answered(parts)
@@ -108,5 +108,5 @@ class ThreadTasks:
 
 def _mixes_weights(parts: Parts | Exception) -> bool:
     """Whether texts that are compared were read with several versions of the weights."""
-    found = () if isinstance(parts, Exception) else [part.output() for part in parts]
+    found = () if isinstance(parts, Exception) else [part.choices[0].beside for part in parts]
     return len({each.weights_version for each in found if each.embedding is not None}) > 1
