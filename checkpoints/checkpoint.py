@@ -15,7 +15,6 @@ import jax
 from checkpoints import hub, huggingface, orbax_folder
 from checkpoints.adapters.lora import WEIGHTS, Adapter, take_apart
 from checkpoints.adapters.peft_config import CONFIG, AdapterConfig
-from checkpoints.folder import has_chat_template, tokenizer_files
 from checkpoints.formats import Scheme, StoredForms, said_of_forms, scheme_of, stored_scale_dtype
 from checkpoints.remote import RemoteFolder
 from checkpoints.rules import CLASSES, HEAD, MISTRALS_HEAD, Expansion, Rule, Shape, saved_alone
@@ -31,8 +30,6 @@ class Checkpoint:
     path: Path  # if it is remote, local copies of all files but the weights
     config: dict[str, Any]  # config.json
     generation_config: dict[str, Any]  # generation_config.json, {} when there is none
-    tokenizer_files: tuple[str, ...]  # names of those that are there
-    has_chat_template: bool
     remote: RemoteFolder | None = None
 
     @property
@@ -128,8 +125,6 @@ def open_checkpoint(
         remote=remote,
         config=read_json(folder / "config.json"),
         generation_config=read_optional_json(folder / "generation_config.json"),
-        tokenizer_files=tokenizer_files(folder),
-        has_chat_template=has_chat_template(folder),
     )
 
 

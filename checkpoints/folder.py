@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
 from checkpoints.file_names import name_inside
-from ferrum_jax.io.files.json_files import parse_json, read_optional_json
+from ferrum_jax.io.files.json_files import parse_json
 
 TOKENIZER_FILES = (
     "tokenizer.json",
@@ -76,17 +76,6 @@ def _held(folder: Path, *, is_needed: bool = True) -> Iterator[None]:
         yield
     finally:
         os.close(handle)
-
-
-def tokenizer_files(folder: Path) -> tuple[str, ...]:
-    """Names of the tokenizer's files that the folder has, in the order of TOKENIZER_FILES."""
-    return tuple(name for name in TOKENIZER_FILES if (folder / name).is_file())
-
-
-def has_chat_template(folder: Path) -> bool:
-    """True when the folder brings a chat template, in a file of its own or inside tokenizer_config.json."""
-    has_file = any((folder / f"chat_template.{kind}").is_file() for kind in ("jinja", "json"))
-    return has_file or bool(read_optional_json(folder / "tokenizer_config.json").get("chat_template"))
 
 
 def copy_companions(source: Path, target: Path) -> None:

@@ -36,7 +36,7 @@ INDEX = "model.safetensors.index.json"
 LEFTOVERS = "leftovers.safetensors"  # in our own folder: tensors that its parameters do not say
 SHARD_BYTES = 5 * 10**9  # of a file that is written
 SINGLE = "model.safetensors"
-_MOST_AXES, _LONGEST_NAME = 32, 1024
+_MAX_AXES, _LONGEST_NAME = 32, 1024
 _LONGEST_HEADER = 8 + 100_000_000  # bytes; the format's own limit
 
 # Source: the safetensors format's dtype names. Whole numbers are here because leftovers may have them.
@@ -214,11 +214,9 @@ def _entries(header: dict[str, Any], file: Path | str) -> dict[str, dict[str, An
     unknown = sorted(f"{name} {entry['dtype']}" for name, entry in entries.items() if entry["dtype"] not in _DTYPES)
     if unknown:
         raise ValueError(f"{file} holds tensors of dtypes that are not supported: {shown(unknown)}")
-    if odd := [
-        name for name, entry in entries.items() if len(entry["shape"]) > _MOST_AXES or len(name) > _LONGEST_NAME
-    ]:
+    if odd := [name for name, entry in entries.items() if len(entry["shape"]) > _MAX_AXES or len(name) > _LONGEST_NAME]:
         raise ValueError(
-            f"{file} holds tensors of more than {_MOST_AXES} axes, or with names of more than {_LONGEST_NAME} "
+            f"{file} holds tensors of more than {_MAX_AXES} axes, or with names of more than {_LONGEST_NAME} "
             f"characters: {shown(odd)}; copy the checkpoint again"
         )
     return entries

@@ -37,7 +37,7 @@ FORMAT = 2
 DESCRIPTION = "ferrum_jax.json"
 PARAMS = "params"
 _CHUNK_BYTES = 1 << 25  # what is compressed and read as one
-_MOST_IN_FLIGHT = 8  # chunks that are read at once
+_MAX_IN_FLIGHT = 8  # chunks that are read at once
 
 
 def check_free(path: Path) -> None:
@@ -116,7 +116,7 @@ def _open(path: Path, dtypes: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     import tensorstore as ts
 
     _check_files(path)
-    limits = {"data_copy_concurrency": {"limit": min(os.cpu_count() or 1, _MOST_IN_FLIGHT)}}
+    limits = {"data_copy_concurrency": {"limit": min(os.cpu_count() or 1, _MAX_IN_FLIGHT)}}
     context = ts.Context(limits | {"cache_pool": {"total_bytes_limit": 0}})
     entries = read_description(path)["parameters"]
     for folder, members in _folders(path):

@@ -10,6 +10,8 @@ import importlib.util
 import os
 from typing import TYPE_CHECKING
 
+from ferrum_jax.io.old_names import take_old_modules
+
 if TYPE_CHECKING:
     from ferrum_jax.async_llm import AsyncLLM
     from ferrum_jax.cli.device_check.run_check import check_device
@@ -47,6 +49,7 @@ def _require_own_packages() -> None:
 
 
 _require_own_packages()
+take_old_modules()
 
 
 _MODULES = {

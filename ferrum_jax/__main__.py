@@ -28,6 +28,7 @@ try:
     from ferrum_jax.cli.given_paths import require_files_apart
     from ferrum_jax.cli.parsers import CommandParser
     from ferrum_jax.engine.startup.accelerators import idle_packages
+    from ferrum_jax.io.old_names import COMMANDS
 except KeyboardInterrupt:  # these take a good part of a second
     print(_INTERRUPTED, file=sys.stderr)
     sys.exit(130)
@@ -67,8 +68,11 @@ def command() -> NoReturn:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command and returns its exit code."""
+    parser, begun = _parser(), " ".join((sys.argv[1:] if argv is None else argv)[:2])
+    if begun in COMMANDS:
+        parser.error(f"`ferrum-jax {begun}` is gone: take {COMMANDS[begun]}")
     try:
-        args = _parser().parse_args(argv)
+        args = parser.parse_args(argv)
     except BrokenPipeError:  # of what a flag prints, such as `--help-all` or `batch --schema`
         _output_is_closed()
         return EXIT_CLOSED

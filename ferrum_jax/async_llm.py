@@ -13,24 +13,37 @@ import contextlib
 import itertools
 import os
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 from ferrum_jax.config import EngineConfig
-from ferrum_jax.core.outputs import ABORTED, EmbeddingOutput, RequestOutput, SequenceLogprobs, Transcription
+from ferrum_jax.core.outputs import (
+    ClassOutput,
+    EmbeddingOutput,
+    RequestOutput,
+    RewardOutput,
+    ScoreOutput,
+    SequenceLogprobs,
+    Transcription,
+)
 from ferrum_jax.core.request_options import RequestOptions
-from ferrum_jax.engine.engine_thread import Answer, EngineFailed, EngineThread, Ticket
+from ferrum_jax.engine.engine_thread import Answer as FromThread
+from ferrum_jax.engine.engine_thread import EngineThread, Ticket
+from ferrum_jax.engine.thread_tasks import Parts, TaskTicket, ThreadTasks, finished
 from ferrum_jax.inputs.images.decoding import Look, Stopped
 from ferrum_jax.inputs.params.transcription_params import TranscriptionParams
-from ferrum_jax.inputs.prompt import Prompt, take_apart
+from ferrum_jax.inputs.prompt import Message, Prompt, listed, take_apart
 from ferrum_jax.llm import LLM, NewWeights
 from ferrum_jax.sampling_params import SamplingParams
-from ferrum_jax.tasks.calls.arguments import BEAM_SEARCH, ENCODE, GET_METRICS
+from ferrum_jax.tasks.calls.arguments import BEAM_SEARCH, ENCODE, GET_METRICS, checked, require_one, with_tools
 from ferrum_jax.tasks.logprobs import Completion, score_params
-from ferrum_jax.tasks.task import EngineRequest
+from ferrum_jax.tasks.scorer import Pair, paired
+from ferrum_jax.tasks.task import Answer, EngineRequest, MakeTask, Task
 from ferrum_jax.tasks.transcription.heard_sound import HeardSound
 from ferrum_jax.text.output_processor.collect import Collected
 
+Key = TypeVar("Key")
 Result = TypeVar("Result")
 
 _IMAGE_THREADS = 2
@@ -62,8 +75,9 @@ class AsyncLLM:
     def _take(self, llm: LLM) -> None:
         self.llm = llm
         self.thread = EngineThread(llm.calls)
+        self._tasks = ThreadTasks(self.thread, lambda: llm.calls.collector)
         self._keys = itertools.count()
-        self._open: set[_Mailbox] = set()
+        self._open: set[_Mailbox | TaskTicket] = set()
         self._drains = False
         self._images = concurrent.futures.ThreadPoolExecutor(_IMAGE_THREADS, thread_name_prefix="ferrum-images")
 
@@ -108,6 +122,7 @@ class AsyncLLM:
         where it has none: equal requests of one id draw equal tokens. priority: lower runs first.
         Raises ValueError for a request that cannot be served, EngineFailed if a step fails, and Refused after `drain`.
         """
+        require_one(prompt, "generate")
         key = f"request-{next(self._keys)}" if request_id is None else request_id
         options = RequestOptions(key=key, priority=priority, streams=True)
         params = sampling_params or self.llm.model.default_params
@@ -116,34 +131,146 @@ class AsyncLLM:
             while not mailbox.ended and (output := await mailbox.next()) is not None:
                 yield output
 
+    def chat(
+        self,
+        messages: Sequence[Message],
+        sampling_params: SamplingParams | None = None,
+        *,
+        request_id: str | None = None,
+        priority: int = 0,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        tool_choice: str | Mapping[str, Any] | None = None,
+        parallel_tool_calls: bool | None = None,
+        **how: Any,
+    ) -> AsyncIterator[RequestOutput]:
+        """The answer to one conversation as it grows, as of `generate`; the other arguments are those of `LLM.chat`."""
+        params = sampling_params or self.llm.model.default_params
+        params = with_tools(params, tools, tool_choice, parallel_tool_calls)
+        prompt = {"messages": messages, "tools": None if tool_choice == "none" else tools, **how}
+        return self.generate(prompt, params, request_id=request_id, priority=priority)
+
+    async def run(
+        self, tasks: Iterable[tuple[Key, MakeTask[Answer]]]
+    ) -> AsyncGenerator[tuple[Key, Answer | ValueError], None]:
+        """(key, answer) of each task in the order in which they end, beside the requests that run.
+
+        tasks: as of `LLM.run`; all are begun. A refused one gives its ValueError. Raises as `generate`.
+        """
+        ended: asyncio.Queue[tuple[Key, Any]] = asyncio.Queue()
+        many, running = list(tasks), set[asyncio.Task[None]]()
+
+        async def answer(key: Key, task: Task[Answer]) -> None:
+            try:
+                ended.put_nowait((key, await self._answer(task)))
+            except Exception as error:
+                ended.put_nowait((key, error))
+
+        async def begin() -> None:
+            for key, make in many:
+                try:
+                    task = await asyncio.to_thread(make)
+                except Exception as error:
+                    ended.put_nowait((key, error))
+                else:
+                    running.add(asyncio.create_task(answer(key, task)))
+
+        running.add(asyncio.create_task(begin()))
+        try:
+            for _ in many:
+                key, found = await ended.get()
+                if isinstance(found, Exception) and not isinstance(found, ValueError):
+                    raise found
+                yield key, found
+        finally:
+            for each in running:
+                each.cancel()
+
+    async def _answer(self, task: Task[Answer]) -> Answer:
+        """The answer of one task; one that is cancelled ends its requests."""
+        self._refuse_at_end()
+        loop = asyncio.get_running_loop()
+        answered: asyncio.Future[Parts | Exception] = loop.create_future()
+
+        def put(parts: Parts | Exception) -> None:
+            with contextlib.suppress(RuntimeError):  # its loop is closed, and nobody reads
+                loop.call_soon_threadsafe(lambda: answered.done() or answered.set_result(parts))
+
+        ticket = TaskTicket(put)
+        self._open.add(ticket)
+        self._tasks.begin(ticket, task)
+        try:
+            return finished(task, await answered)
+        finally:
+            self._open.discard(ticket)
+            self._tasks.leave(ticket)
+
+    async def _in_order(self, tasks: Sequence[MakeTask[Answer]]) -> list[Answer]:
+        """The answers in the order of their tasks. Raises ValueError naming the prompt that is refused."""
+        found: dict[int, Answer] = {}
+        async with contextlib.aclosing(self.run(enumerate(tasks))) as answers:
+            async for number, answer in answers:
+                if isinstance(answer, ValueError):
+                    raise ValueError(f"prompt {number}: {answer}") from answer
+                found[number] = answer
+        return [found[number] for number in sorted(found)]
+
     async def transcribe(self, sound: Any, *, priority: int = 0, **how: Any) -> Transcription:
         """What is said in one sound, whose windows run side by side. how: as of `TranscriptionParams`.
 
         The rest is as in `LLM.transcribe`. Raises as `generate`.
         """
-        params, transcriber = TranscriptionParams(**how), self.llm.model.transcriber
-        heard = await self._in_thread(lambda look: HeardSound.of(transcriber, sound, params, look), self._images)
-        name = next(self._keys)
-        prepared = []
-        for place, each in enumerate(heard.requests):
-            options = RequestOptions(key=f"sound-{name}-{place}", priority=priority)
-            prepared.append(await self._prepared(each.prompt, options, each.sampling))
-        with contextlib.ExitStack() as stack:
-            opened = [self._mailbox(None, *request) for request in prepared]
-            mailboxes = [stack.enter_context(each) for each in opened]
-            outputs = [await mailbox.whole() for mailbox in mailboxes]
-        return heard.transcription([output.outputs[0] for output in outputs])
+        model, params = self.llm.model, checked(TranscriptionParams)(**how)
+        name, transcriber = f"sound-{next(self._keys)}", model.transcriber
 
+        def made(look: Look) -> Task[Transcription]:
+            return model.tasks.transcription(HeardSound.of(transcriber, sound, params, look), name, priority)
+
+        return await self._answer(await self._in_thread(made, self._images))
+
+    @checked
     async def embed(
-        self, prompt: Prompt, *, pooling: str | None = None, normalize: bool | None = None, truncate: bool = False
+        self,
+        prompt: Prompt,
+        *,
+        prompt_name: str | None = None,
+        pooling: str | None = None,
+        normalize: bool | None = None,
+        truncate: bool = False,
     ) -> EmbeddingOutput:
         """The vector of a text; the rest is as in `LLM.embed`."""
-        llm = self.llm
-        params = llm.model.embedder.params(prompt_name=None, pooling=pooling, normalize=normalize, truncate=truncate)
-        task = await asyncio.to_thread(llm.model.embedder.task, prompt, params)
-        with self._mailbox(None, *task.requests[0]) as mailbox:
-            return task.finish([await mailbox.whole()])
+        require_one(prompt, "embed")
+        how = {"prompt_name": prompt_name, "pooling": pooling, "normalize": normalize, "truncate": truncate}
+        embedder = self.llm.model.embedder
+        return await self._answer(await asyncio.to_thread(embedder.task, prompt, embedder.params(**how), how))
 
+    @checked
+    async def score(
+        self,
+        pairs: Sequence[Pair] | str,
+        documents: str | Sequence[str] | None = None,
+        *,
+        truncate: bool = False,
+        instruction: str | None = None,
+    ) -> list[ScoreOutput]:
+        """As `LLM.score`, beside the requests that run."""
+        make = self.llm.model.tasks.pairs(truncate, instruction)
+        made = pairs if documents is None else paired(pairs, documents)
+        tasks = await asyncio.to_thread(lambda: [make(pair) for pair in made])
+        return await self._in_order([partial(_same, task) for task in tasks])
+
+    @checked
+    async def classify(self, prompts: Prompt | Sequence[Prompt], *, truncate: bool = False) -> list[ClassOutput]:
+        """As `LLM.classify`, beside the requests that run."""
+        make = self.llm.model.tasks.classification(truncate)
+        return await self._in_order([partial(make, prompt, "") for prompt in listed(prompts)])
+
+    @checked
+    async def reward(self, prompts: Prompt | Sequence[Prompt], *, truncate: bool = False) -> list[RewardOutput]:
+        """As `LLM.reward`, beside the requests that run."""
+        make = self.llm.model.tasks.reward(truncate)
+        return await self._in_order([partial(make, prompt, "") for prompt in listed(prompts)])
+
+    @checked
     async def compute_logprobs(
         self,
         prompts: Prompt | Sequence[Prompt],
@@ -154,15 +281,10 @@ class AsyncLLM:
         sampling_params: SamplingParams | None = None,
     ) -> list[SequenceLogprobs]:
         """As `LLM.compute_logprobs`, beside the requests that run."""
-        llm = self.llm
-        params = score_params(top, mode, sampling_params, llm.model.default_params)
-        tasks = await asyncio.to_thread(llm.model.tasks.logprobs, prompts, completions, mode, params)
-        self._refuse_at_end()
-        with contextlib.ExitStack() as stack:
-            opened = [[self._mailbox(None, *each) for each in task.requests] for task in tasks]
-            mailboxes = [[stack.enter_context(each) for each in of_task] for of_task in opened]
-            outputs = [[await mailbox.whole() for mailbox in of_task] for of_task in mailboxes]
-        return [task.finish(of_task) for task, of_task in zip(tasks, outputs, strict=True)]
+        model = self.llm.model
+        params = score_params(top, mode, sampling_params, model.default_params)
+        tasks = await asyncio.to_thread(model.tasks.logprobs, prompts, completions, mode, params)
+        return await self._in_order([partial(_same, task) for task in tasks])
 
     async def update_weights(self, state: NewWeights, **how: Any) -> int:
         """As `LLM.update_weights`, between two steps; while requests run, say what becomes of them: `requests=`."""
@@ -209,7 +331,8 @@ class AsyncLLM:
 
     async def abort(self, request_id: str) -> None:
         """Ends the requests of this id; their loops end with the output that they had. Unknown ones are ignored."""
-        for mailbox in [box for box in list(self._open) if box.request_id == request_id]:
+        boxes = [box for box in list(self._open) if isinstance(box, _Mailbox)]
+        for mailbox in [box for box in boxes if box.request_id == request_id]:
             self.thread.abort(mailbox.ticket)
             mailbox.stop()
 
@@ -269,10 +392,10 @@ class _Mailbox:
         self.ticket = Ticket(self._put)
         self._loop, self._collected = loop, collected
         self._lock = threading.Lock()
-        self._waiting: list[Answer] = []
+        self._waiting: list[FromThread] = []
         self._filled = asyncio.Event()
 
-    def _put(self, answers: Sequence[tuple[Ticket, Answer]]) -> None:
+    def _put(self, answers: Sequence[tuple[Ticket, FromThread]]) -> None:
         """On the engine's thread. The task is woken once for all that comes before it looks."""
         with self._lock:
             is_woken = bool(self._waiting)
@@ -288,13 +411,6 @@ class _Mailbox:
     def _wake(self) -> None:
         with contextlib.suppress(RuntimeError):  # its loop is closed, and nobody reads
             self._loop.call_soon_threadsafe(self._filled.set)
-
-    async def whole(self) -> RequestOutput:
-        """The only output of a request. Raises what the engine raised, and EngineFailed if it was cut."""
-        output = await self.next()
-        if output is None or output.finish_reason == "abort":
-            raise EngineFailed(ABORTED)
-        return output
 
     async def next(self) -> RequestOutput | None:
         """The next output; None where it was stopped. Raises what the engine raised."""
@@ -312,6 +428,10 @@ class _Mailbox:
         assert waiting, "a task is woken for a delta"
         self.ended = self._collected.has_ended
         return self._collected.output()
+
+
+def _same(task: Task[Answer]) -> Task[Answer]:
+    return task
 
 
 def live_stats(llm: LLM) -> dict[str, Any]:

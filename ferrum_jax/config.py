@@ -16,7 +16,7 @@ from ferrum_jax.inputs.sizes.tiles import tiles_of
 
 _DTYPES = ("auto", "float32", "bfloat16")
 MANY_ROWS, _ROWS_ON_CPU = 256, 16  # that run at once: where throughput counts; where each row slows the others
-_MOST_OF_IMAGES = 1 << 30  # tokens or patches, which are counted in 32 bits
+_MAX_OF_IMAGES = 1 << 30  # tokens or patches, which are counted in 32 bits
 
 
 def _wrong_tokens(text: str) -> str | None:
@@ -239,10 +239,10 @@ class EngineConfig:
         8192,
         "tokens of images or sounds whose embeddings are kept on the device; 0 serves such a model for text",
         least=0,
-        most=_MOST_OF_IMAGES,
+        most=_MAX_OF_IMAGES,
     )
     max_image_patches: int = setting(
-        16384, "most patches of an image or frames of a sound, and of a step's", least=1, most=_MOST_OF_IMAGES
+        16384, "most patches of an image or frames of a sound, and of a step's", least=1, most=_MAX_OF_IMAGES
     )
     allow_image_hosts: str = setting(
         "",
@@ -348,7 +348,7 @@ class EngineConfig:
 
     @functools.cached_property
     def mesh_shape(self) -> MeshShape:
-        """What `mesh` says, of a config that leaves it open no longer. The text is parsed here and nowhere else."""
+        """The parsed `mesh` of a config that names one. The text is parsed here and nowhere else."""
         assert self.mesh is not None, "the mesh was not chosen: meshes.settle does it"
         return MeshShape.parse(self.mesh)
 

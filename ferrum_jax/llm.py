@@ -178,7 +178,7 @@ class LLM(PrefixCacheCalls):
         state: a model, its state, or a mapping of names to arrays: dotted paths of parameters, or the names of a
         Hugging Face checkpoint, which go through the rules that loading has. Arrays may be on any devices, in any
         sharding: they go from device to device where no tensor is cut, stacked or quantised. Or a checkpoint's folder.
-        requests: what becomes of those that run: "abort" ends them, "wait" lets them end first, "keep" goes on over the
+        requests: the fate of running requests: "abort" ends them, "wait" lets them end first, "keep" goes on over the
         KV that they have; their outputs name the version of each token. None refuses while any run.
         partial: parameters that `state` lacks stay as they are. names: the name that each of these is meant by.
         cast: take other dtypes than the engine's; tensors of a checkpoint are cast as loading casts them.
@@ -235,7 +235,7 @@ class LLM(PrefixCacheCalls):
 
     @property
     def model(self) -> OpenModel:
-        """What was opened. Raises RuntimeError in a forked child, where no thread of jax runs and every call hangs."""
+        """The opened model. Raises RuntimeError in a forked child, where no thread of jax runs and every call hangs."""
         if os.getpid() != self._process:
             raise RuntimeError(
                 f"this LLM was opened in process {self._process}, and process {os.getpid()} is a fork of it; open "
@@ -397,7 +397,7 @@ class LLM(PrefixCacheCalls):
         (`finished` is False). most_running: how many may run or wait together, 1 at least. resume: gives the `outputs`
         that a request had in another process, to continue from.
         embeds: outputs have `embedding`, the final hidden state of the prompt's last token. now: the time of day that
-        chat templates see; None takes that of this call.
+        chat templates see; None takes the call's own.
         """
         now, make = now or datetime.datetime.now(), partial(self.model.tasks.completion, fails=True)
 
@@ -448,7 +448,7 @@ class LLM(PrefixCacheCalls):
         progress: bool | None = None,
         use_tqdm: bool | None = None,
     ) -> list[Transcription]:
-        """What is said in each sound, in their order, by a model such as Whisper.
+        """The text of each sound, in their order, by a model such as Whisper.
 
         sounds: one or many: bytes of a file, pathlib.Path, URLs, or arrays with their rate, as in (samples, 16000).
         Each is cut in windows of 30 s, which run side by side. The next arguments are those of `TranscriptionParams`.

@@ -24,15 +24,15 @@ MAX_LOGPROBS = 20
 
 WHOLE_VOCABULARY = -1  # in place of a number of log-probabilities
 
-MAX_NAMED_IDS, MOST_NAMED_SCORES = 128, 1 << 22  # tokens that are scored at one token of a prompt, and at all of them
+MAX_NAMED_IDS, MAX_NAMED_SCORES = 128, 1 << 22  # tokens that are scored at one token of a prompt, and at all of them
 
 MAX_LOGIT_BIAS = 300
 
 MAX_STOP_IDS = 16
 
-MAX_STOPS, MOST_STOP_CHARACTERS = 64, 256  # 16,384 states of their automaton, which takes 20 ms to make
+MAX_STOPS, MAX_STOP_CHARACTERS = 64, 256  # 16,384 states of their automaton, which takes 20 ms to make
 
-MAX_BAD_WORDS, MOST_WORD_CHARACTERS = 300, 256
+MAX_BAD_WORDS, MAX_WORD_CHARACTERS = 300, 256
 
 MAX_TOKEN_IDS = 1 << 18  # in a list; no fewer than the tokens of the largest vocabularies
 
@@ -257,8 +257,8 @@ class SamplingParams:
         for field, kinds, what in _COLLECTIONS:
             if not isinstance(getattr(self, field), kinds):
                 raise ValueError(f"{field} is {quoted(getattr(self, field))}; it must be {what}")
-        _check_texts("stop", self.stop, MAX_STOPS, MOST_STOP_CHARACTERS, "string that is not empty")
-        _check_texts("bad_words", self.bad_words, MAX_BAD_WORDS, MOST_WORD_CHARACTERS, "text that is not blank")
+        _check_texts("stop", self.stop, MAX_STOPS, MAX_STOP_CHARACTERS, "string that is not empty")
+        _check_texts("bad_words", self.bad_words, MAX_BAD_WORDS, MAX_WORD_CHARACTERS, "text that is not blank")
         _check_named_ids(self.prompt_logprob_token_ids, self.prompt_logprob_start)
         for field in ("stop_token_ids", "allowed_token_ids"):
             _check_ints(field, getattr(self, field))
@@ -314,7 +314,7 @@ class SamplingParams:
         return found
 
     def with_seed(self, seed: int) -> SamplingParams:
-        """The same parameters with this seed. Only the seed is checked again."""
+        """These parameters with this seed. Only the seed is checked again."""
         seed = as_whole(seed)
         _check_one("seed", PARAMETERS["seed"], seed)
         found = object.__new__(SamplingParams)
@@ -322,7 +322,7 @@ class SamplingParams:
         return found
 
     def without_min_tokens(self) -> SamplingParams:
-        """The same parameters but for min_tokens, which masks see to where there are some."""
+        """These parameters with min_tokens 0, for requests whose masks see to min_tokens."""
         found = object.__new__(SamplingParams)
         found.__dict__.update(self.__dict__, min_tokens=0)
         return found
@@ -401,8 +401,8 @@ def _check_named_ids(asked: object, start: int) -> None:
         if len(row) > MAX_NAMED_IDS:
             raise ValueError(f"{field} holds a list of {len(row):,} ids; at most {MAX_NAMED_IDS} are scored at a token")
         _check_ints(field, row)
-    if (count := sum(map(len, rows))) > MOST_NAMED_SCORES:
-        raise ValueError(f"{field} holds {count:,} ids; at most {MOST_NAMED_SCORES:,} are scored")
+    if (count := sum(map(len, rows))) > MAX_NAMED_SCORES:
+        raise ValueError(f"{field} holds {count:,} ids; at most {MAX_NAMED_SCORES:,} are scored")
 
 
 def _check_texts(field: str, texts: Collection[object], most: int, longest: int, what: str) -> None:

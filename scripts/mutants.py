@@ -34,7 +34,7 @@ from scripts.goldens.weights import CACHE
 ROOT = Path(__file__).parent.parent
 TABLE = ROOT / "scripts" / "mutants.toml"
 _LIMIT_S = 600.0  # a test that never ends has found its mutant too
-_MOST_SHOWN = 2000  # characters of what pytest says when it cannot run
+_MAX_SHOWN = 2000  # characters of what pytest says when it cannot run
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -116,7 +116,7 @@ def _first_failure(tests: Sequence[str], folder: Path) -> str | None:
         return f"the death of its process by signal {-code}" if code else None
     failed = re.search(r"(?m)^(?:FAILED|ERROR) (\S+::.+?)(?: - .*)?$", text)
     if failed is None:
-        raise RuntimeError(f"pytest ended with {code} and names no test that failed:\n{text[-_MOST_SHOWN:]}")
+        raise RuntimeError(f"pytest ended with {code} and names no test that failed:\n{text[-_MAX_SHOWN:]}")
     return failed[1]
 
 

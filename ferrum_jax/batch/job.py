@@ -61,7 +61,7 @@ __all__ = [
 ]
 
 
-_MOST_NAMED, _MOST_REPORTED = 5, 20  # rows that failed
+_MAX_NAMED, _MAX_REPORTED = 5, 20  # rows that failed
 _GOES_ON = "killed, or still at work"  # what the record of a run says until it has ended
 
 
@@ -305,7 +305,7 @@ class _Run:
             runs,
             num_invalid=self._rows.num_bad,
             usage=self._journal.usage,
-            errors=[] if self._notice.is_urgent else self._failures(_MOST_REPORTED),  # after a notice time is short
+            errors=[] if self._notice.is_urgent else self._failures(_MAX_REPORTED),  # after a notice time is short
             torn_segments=self._journal.num_torn,
             rows_that_crashed_the_engine=len(self._journal.num_crashes),
             **self._time.report(self._partial),
@@ -352,7 +352,7 @@ class _Run:
 
     def _name_failed(self) -> None:
         """Prints why the first few rows failed: a job that stops because of them has no output yet to look into."""
-        found = self._failures(_MOST_NAMED)
+        found = self._failures(_MAX_NAMED)
         for error in found:
             whose = "" if error["is_invalid"] else f"{error['custom_id']!r}: "
             self._console.print(Text(f"{whose}{error['message']}"), soft_wrap=not self._console.is_terminal)

@@ -25,7 +25,7 @@ from ferrum_jax.io.files.store import Store
 if TYPE_CHECKING:
     from ferrum_jax.tasks.transcription.foreseen import Foresee
 
-_MOST_NAMED = 5
+_MAX_NAMED = 5
 _OTHER_JOB_SPREAD = 0.25  # of the throughput of another job
 
 
@@ -58,7 +58,7 @@ class Plan:
 
     @property
     def tokens(self) -> int:
-        """What is computed at most."""
+        """The most tokens that the job computes."""
         return self.prompt_tokens - self.saved_tokens + self.most_output_tokens
 
 
@@ -96,13 +96,13 @@ def make_plan(
         num_groups=counts["groups"],
         num_grouped=counts["grouped"],
         **dataclasses.asdict(heard),
-        bad=[bad.message for _, (_, bad) in zip(range(_MOST_NAMED), rows.bad_rows(), strict=False)],
+        bad=[bad.message for _, (_, bad) in zip(range(_MAX_NAMED), rows.bad_rows(), strict=False)],
     )
 
 
 @dataclasses.dataclass
 class _CountedSounds:
-    """What a plan counts of sounds; see `Plan`."""
+    """Counts of a plan's sounds; see `Plan`."""
 
     num_sounds: int = 0
     num_windows: int = 0
@@ -140,7 +140,7 @@ def _num_shared(a: np.ndarray, b: np.ndarray) -> int:
 def measured_outlook(
     rows: Rows, store: Store, terms: EndTerms, now: float, known: WorkerReport | None = None
 ) -> tuple[Outlook, str] | None:
-    """What is expected of one worker at the throughput of earlier ones, and by what; None where nothing was measured.
+    """One worker's forecast at the throughput of earlier workers, and its source; None before any measurement.
 
     store: of the journal. now: seconds since 1970. known: of another job, whose rows may stop sooner or later; it
     counts where this job has had no worker.
@@ -169,7 +169,7 @@ def measured_outlook(
 
 
 def bounded_rows(least_s: float, terms: EndTerms, now: float) -> list[tuple[str, str]]:
-    """What is known of time and cost before anything was measured: the least, by the device's own limits."""
+    """The least time and cost, by the device's own limits, before anything was measured."""
     found = _asked_rows(terms, now, None)
     found += [("expected time", f"more than {least_s:,.1f} s, by the device's own limits; a run will measure it")]
     cost = None if terms.price_per_hour is None else least_s / 3600 * terms.price_per_hour
@@ -184,7 +184,7 @@ def bounded_rows(least_s: float, terms: EndTerms, now: float) -> list[tuple[str,
 
 
 def outlook_rows(outlook: Outlook, by: str, terms: EndTerms, now: float) -> list[tuple[str, str]]:
-    """Time and cost with their ranges, and whether they fit the terms. by: what they are expected."""
+    """Time and cost with their ranges, and whether they fit the terms. by: the forecast's source."""
     takes = seconds_phrase(outlook.low_s, outlook.seconds, outlook.high_s)
     found = _asked_rows(terms, now, outlook.spent)
     found += [(f"expected time of one worker, {by}", takes)]

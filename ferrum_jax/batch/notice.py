@@ -23,7 +23,7 @@ EXIT_INTERRUPTED, EXIT_PREEMPTED = 130, 75  # by the user; by the system, to be 
 ENDPOINTS = {"gce": "http://metadata.google.internal", "aws": "http://169.254.169.254"}  # metadata server of a cloud
 _POLL_S, _TIMEOUT_S = 2.0, 2.0
 _EXIT_CODES: dict[int, int] = {signal.SIGINT: EXIT_INTERRUPTED, signal.SIGTERM: EXIT_PREEMPTED}
-_MOST_EXIT_S, _LISTEN_S = 17.0, 0.25  # machines are given about 30 s; a service is killed some 20 s after its notice
+_MAX_EXIT_S, _LISTEN_S = 17.0, 0.25  # machines are given about 30 s; a service is killed some 20 s after its notice
 
 
 class Notice:
@@ -88,7 +88,7 @@ def notice_of_signals(notice: Notice) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def exit_in_time(notice: Notice, within_s: float = _MOST_EXIT_S) -> Iterator[None]:
+def exit_in_time(notice: Notice, within_s: float = _MAX_EXIT_S) -> Iterator[None]:
     """Ends the process with the notice's exit code if it still runs `within_s` after the notice. For a main program.
 
     Python handles a signal only when a call returns to it, and a compile or a step may take minutes, so a thread

@@ -19,18 +19,18 @@ from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ferrum_jax.batch.batch_llm import BatchLLM, RowCrash, RowRequest, run_rows
-from ferrum_jax.batch.input.formats import GENERATES
 from ferrum_jax.batch.job import JobStart, run_batch
 from ferrum_jax.inputs.identity import ModelIdentity
 from ferrum_jax.inputs.params.transcription_params import TranscriptionParams
 from ferrum_jax.io.ints import ceil_div
 from ferrum_jax.io.paths import install_command
+from ferrum_jax.openai.asked import GENERATES
 from ferrum_jax.tasks.task import NOT_BEGUN
 
 if TYPE_CHECKING:
     from ferrum_jax.tasks.transcription.heard_sound import HeardSound
 
-_MOST_WAIT_S = 0.2  # for an answer, before the job is asked whether it wants partial ones
+_MAX_WAIT_S = 0.2  # for an answer, before the job is asked whether it wants partial ones
 _SUMMED = ("live", "num_blocks", "computed_tokens", "padded_tokens")
 
 
@@ -145,7 +145,7 @@ class RayLLM:
                 if wants_partials():
                     yield from [(key, NOT_BEGUN) for key in sorted(waiting)]
                 try:
-                    key, answer = answers.get(timeout=_MOST_WAIT_S)
+                    key, answer = answers.get(timeout=_MAX_WAIT_S)
                 except queue.Empty:
                     continue
                 if isinstance(answer, ModelIdentity):

@@ -1,4 +1,4 @@
-"""What a job can reach, counted from its file before the model loads: rows at once, tokens of a step, the longest row.
+"""A job's largest sizes, counted from its file before the model loads: rows at once, tokens of a step, the longest row.
 
 All rows count, those that are done too, so that a job has the same executables at each of its starts.
 """
@@ -10,18 +10,19 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from ferrum_jax.batch.input.formats import GENERATES, SCORES, TRANSCRIBES, BadRow, Row
+from ferrum_jax.batch.input.formats import BadRow, Row
 from ferrum_jax.batch.input.rows import Rows
 from ferrum_jax.core.scheduler.request_log import LoggedChoice, LoggedRequest
 from ferrum_jax.inputs.prompt import PromptIds, take_apart
 from ferrum_jax.inputs.sizes.engine_sizes import Reach
+from ferrum_jax.openai.asked import GENERATES, SCORES, TRANSCRIBES
 
 if TYPE_CHECKING:
     from ferrum_jax.tasks.transcription.foreseen import Foresee, ForeseenSound
 
-MOST_MEASURED = 20_000  # rows; a job of more reaches the limits of any engine, and its prompts take minutes to read
-MOST_HEARD = 32  # sounds; a job of more reaches those limits too, and each header of an MP3 takes a process of its own
-MOST_REPLAYED = 512
+MAX_MEASURED = 20_000  # rows; a job of more reaches the limits of any engine, and its prompts take minutes to read
+MAX_HEARD = 32  # sounds; a job of more reaches those limits too, and each header of an MP3 takes a process of its own
+MAX_REPLAYED = 512
 _LONG_OUTPUT = 256  # tokens that a row without max_tokens is taken to generate
 
 
@@ -95,10 +96,10 @@ def _most_outputs(row: Row, num_tokens: int, max_model_len: int) -> int:
 
 
 def reach_of(rows: Rows, token_ids: PromptIds, max_model_len: int, foresee: Foresee) -> Reach | None:
-    """The reach of a job; None of one with more than MOST_MEASURED rows or MOST_HEARD sounds, with pairs, whose
+    """The reach of a job; None of one with more than MAX_MEASURED rows or MAX_HEARD sounds, with pairs, whose
     templates add to them, or with a sound whose header does not say its length."""
     num_sounds = int((rows.kinds == TRANSCRIBES).sum())
-    if len(rows.order) > MOST_MEASURED or num_sounds > MOST_HEARD or (rows.kinds == SCORES).any():
+    if len(rows.order) > MAX_MEASURED or num_sounds > MAX_HEARD or (rows.kinds == SCORES).any():
         return None
     found = list(measured(rows, rows.order.tolist(), token_ids, max_model_len, foresee))
     if num_sounds and any(each is None or (each.sound and each.sound.seconds is None) for each in found):
@@ -114,9 +115,9 @@ def reach_of(rows: Rows, token_ids: PromptIds, max_model_len: int, foresee: Fore
 
 
 def as_logged(rows: Rows, token_ids: PromptIds, max_model_len: int, foresee: Foresee) -> list[LoggedRequest]:
-    """The first MOST_REPLAYED rows as if each had run and generated all it may."""
+    """The first MAX_REPLAYED rows as if each had run and generated all it may."""
     requests = []
-    for found in measured(rows, rows.order[:MOST_REPLAYED].tolist(), token_ids, max_model_len, foresee):
+    for found in measured(rows, rows.order[:MAX_REPLAYED].tolist(), token_ids, max_model_len, foresee):
         if found is None:
             continue
         row, salt, ids, outputs, _ = found

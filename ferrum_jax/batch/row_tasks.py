@@ -6,9 +6,9 @@ import datetime
 from typing import Any
 
 from ferrum_jax.batch.batch_llm import RowRequest
-from ferrum_jax.batch.input.formats import CLASSIFIES, EMBEDS, REWARDS, SCORES
 from ferrum_jax.core.request_options import RequestOptions
-from ferrum_jax.inputs.prompt import take_apart
+from ferrum_jax.openai.asked import GENERATES, TRANSCRIBES
+from ferrum_jax.tasks.reading import ReadingTasks
 from ferrum_jax.tasks.task import Task
 from ferrum_jax.tasks.task_maker import TaskMaker
 
@@ -17,19 +17,12 @@ class RowTasks:
     """Makes the tasks of rows that run together. now: the time of day that chat templates see."""
 
     def __init__(self, maker: TaskMaker, now: datetime.datetime) -> None:
-        self._maker, self._now = maker, now
-        self._pair = maker.pairs()
+        self._maker, self._now, self._read = maker, now, ReadingTasks(maker)
 
     def __call__(self, request: RowRequest) -> Task[Any]:
         """Raises ValueError for what the model cannot do."""
-        maker, key = self._maker, str(request.key)
-        if request.kind == EMBEDS:
-            return maker.embedder.task(request.content, maker.embedder.params(), key=key)
-        if request.kind == SCORES:
-            return self._pair(request.content, key)
-        if request.kind in (CLASSIFIES, REWARDS):
-            parts = take_apart(request.content)
-            make = maker.reward if request.kind == REWARDS else maker.classification
-            return make(bool(parts.vector.get("truncate")))(parts, key)
+        key = str(request.key)
+        if request.kind not in (GENERATES, TRANSCRIBES):
+            return self._read(request.kind, request.content, key)
         options = RequestOptions(key=key, resume=request.resume)
-        return maker.completion(request.content, request.params, options, self._now, fails=True)
+        return self._maker.completion(request.content, request.params, options, self._now, fails=True)

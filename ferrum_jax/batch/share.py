@@ -22,7 +22,7 @@ _END = "last"  # the lease of the worker that stays until all rows are done
 
 
 class WorkShare:
-    """What one worker has of a job. breaks: the engine should be left, for running rows are to be given back or joined
+    """One worker's rows of a job. breaks: the engine should be left, for running rows are to be given back or joined
     by others."""
 
     def __init__(
@@ -103,7 +103,7 @@ class WorkShare:
         )
 
     def leave_engine(self, running: Iterable[tuple[int, int]]) -> None:
-        """What the engine ran is given back where this worker is done, else queued again; it is durable.
+        """Gives the engine's rows back if this worker is done, else queues them again; they are durable.
 
         running: rows and their epochs.
         """

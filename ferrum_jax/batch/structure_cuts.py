@@ -10,7 +10,7 @@ from ferrum_jax.core.outputs import RequestOutput
 
 
 def cut_off(row: Row, answers: Sequence[Answer]) -> BadRow | None:
-    """What is said of a row with a structure that one of its choices did not come to the end of; else None."""
+    """The error of a row in which a choice ended before its structure did, or None."""
     if row.asked.structured_outputs is None:
         return None
     choices = [choice for answer in answers if isinstance(answer, RequestOutput) for choice in answer.outputs]

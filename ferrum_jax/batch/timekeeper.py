@@ -20,9 +20,9 @@ from ferrum_jax.batch.notice import EXIT_PREEMPTED, Notice
 from ferrum_jax.batch.report.display import Tally
 from ferrum_jax.batch.worker_reports import WorkerReports
 
-_LOOK_S, _MOST_TELL_S = 1.0, 10.0  # between two forecasts; between two looks at other workers
+_LOOK_S, _MAX_TELL_S = 1.0, 10.0  # between two forecasts; between two looks at other workers
 _TELLS = 0.1  # of the time that the run has taken, or takes yet: so much between two looks at other workers
-_MOST_LOOKING = 100  # a look takes at most one part in so many of the time
+_MAX_LOOKING = 100  # a look takes at most one part in so many of the time
 _SURE_SPREAD = 0.2  # of a forecast by which a job is said to fit
 
 
@@ -32,7 +32,7 @@ def look_pause_s(left_s: float, spent_s: float, took_s: float, *, least_s: float
     left_s, spent_s: of the job and of this run. took_s: the last look, which holds up the run.
     """
     pause_s = max(_TELLS * min(left_s, spent_s), least_s)
-    return max(min(pause_s, _MOST_TELL_S), _MOST_LOOKING * took_s)
+    return max(min(pause_s, _MAX_TELL_S), _MAX_LOOKING * took_s)
 
 
 class Timekeeper:
@@ -116,14 +116,14 @@ class Timekeeper:
         started_s = self._clock()
         self._look()
         now = self._clock()
-        self._look_s = now + max(min(_LOOK_S, self._reports.least_s), _MOST_LOOKING * (now - started_s))
+        self._look_s = now + max(min(_LOOK_S, self._reports.least_s), _MAX_LOOKING * (now - started_s))
         if self.outlook is not None:
             tally.left_s = self.outlook.seconds
             tally.outlook = progress_phrase(self.outlook, self._terms, self._now())
 
     @property
     def more(self) -> str:
-        """What is to be given beside the same command so that it goes on."""
+        """The change to the command without which it would stop again, or ""."""
         is_spent = self.has_stopped and self.forecaster.over == BUDGET
         return " with a higher --budget" if is_spent else ""
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from ferrum_jax.batch.batch_llm import BatchLLM, RowCrash, RowRequest, run_rows
 from ferrum_jax.batch.engine_rows import EngineRows, num_written
-from ferrum_jax.batch.input.formats import TRANSCRIBES, BadRow, Row
+from ferrum_jax.batch.input.formats import BadRow, Row
 from ferrum_jax.batch.input.rows import Rows
 from ferrum_jax.batch.journal.job_identity import JobIdentity, JobRefused
 from ferrum_jax.batch.journal.journal import CRASH, FAILED, OK, PARTIAL
@@ -35,12 +35,13 @@ from ferrum_jax.batch.structure_cuts import cut_off
 from ferrum_jax.batch.timekeeper import Timekeeper
 from ferrum_jax.core.outputs import NOT_FINITE_REASON, RequestOutput
 from ferrum_jax.inputs.prompt import take_apart
+from ferrum_jax.openai.asked import TRANSCRIBES
 from ferrum_jax.tasks.transcription.reading_ahead import READ_AHEAD, SoundsAhead
 
-_MOST_CRASHES = 2  # of the engine with one row
+_MAX_CRASHES = 2  # of the engine with one row
 _SHOW_INTERVAL_S = 0.05
 _LEARNT_BYTES = 4 << 20  # of answers in the journal: a million tokens, which drafts come from
-_MOST_CRASHES_IN_TURN = 4  # with no row finished between them: it is not the rows then
+_MAX_CRASHES_IN_TURN = 4  # with no row finished between them: it is not the rows then
 
 
 class Worker:
@@ -155,13 +156,13 @@ class Worker:
 
     def _suspect(self, index: int, epoch: int) -> None:
         """A row with which the engine crashed: run alone, or set aside."""
-        if self._journal.num_crashes[index] < _MOST_CRASHES:
+        if self._journal.num_crashes[index] < _MAX_CRASHES:
             self._suspects.append((index, epoch))
         else:
             self._set_aside(index, self._rows.read(index), epoch)
 
     def _set_aside(self, index: int, row: Row | BadRow, epoch: int) -> None:
-        message = f"the engine crashed {_MOST_CRASHES} times while it ran this row; the row is set aside"
+        message = f"the engine crashed {_MAX_CRASHES} times while it ran this row; the row is set aside"
         self._fail(index, BadRow(id=row.id, custom_id=row.custom_id, code="engine_crash", message=message), epoch)
 
     def _source(self, llm: BatchLLM, rows: Iterator[tuple[int, int]]) -> Iterator[RowRequest]:
@@ -233,7 +234,7 @@ class Worker:
         self._share.leave_engine(self._forget_open())
 
     def _forget_open(self) -> list[tuple[int, int]]:
-        """What the engine had: rows and their epochs."""
+        """Forgets the engine's rows; returns them with their epochs."""
         had = self._open.by_epoch
         for index in self._open:
             self._time.forecaster.meter.drop(index)
@@ -321,7 +322,7 @@ class Worker:
             self._journal.append(CRASH, index, type(error).__name__.encode(), epoch)
         self._journal.flush()
         self._num_crashes_in_turn += 1
-        if self._num_crashes_in_turn >= _MOST_CRASHES_IN_TURN:
+        if self._num_crashes_in_turn >= _MAX_CRASHES_IN_TURN:
             raise error
         self._display.say(f"the engine crashed with {error!r}; each row that it had is run again by itself")
         for index, epoch in self._forget_open():
@@ -355,6 +356,6 @@ class Worker:
 
 
 def _bad_row(row: Row, why: str) -> BadRow:
-    """What is said of a row that ran, or was to run, and has no answer."""
+    """The error of a row that ran, or was to run, and has no answer."""
     bad = BadRow(id=row.id, custom_id=row.custom_id, code="invalid_request", message=why)
     return bad._replace(code="logits_not_finite") if why == NOT_FINITE_REASON else bad

@@ -44,12 +44,12 @@ class WorkerReports:
             self._store.replace(f"{_FOLDER}/{self.worker}.json", file_of(found), lasts=ended)
 
     def own(self) -> WorkerReport | None:
-        """What this worker said of itself last."""
+        """This worker's last report."""
         said = object_in(self._store.read(f"{_FOLDER}/{self.worker}.json"))
         return None if said is None else _report_in(said)
 
     def others(self) -> list[WorkerReport]:
-        """What the other workers, those of earlier runs too, say of themselves. A damaged file says nothing."""
+        """The reports of other workers and of earlier runs. A damaged file is passed over."""
         found, before = [], self._seen
         self._seen = {} if before is None else before
         for name in sorted(self._store.names(_FOLDER)):
@@ -68,7 +68,7 @@ class WorkerReports:
 
 
 def earlier_reports(store: Store) -> Sequence[WorkerReport]:
-    """What is known of a job's workers, as if none were at work."""
+    """The reports of a job's workers, as if none were at work."""
     return WorkerReports(store, "").others()
 
 

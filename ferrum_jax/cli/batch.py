@@ -8,7 +8,6 @@ import functools
 import json
 import os
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +29,7 @@ from ferrum_jax.cli.model import (
     named_adapters,
 )
 from ferrum_jax.cli.model_names import model_names
-from ferrum_jax.cli.parsers import new_command
+from ferrum_jax.cli.parsers import PrintAndExit, new_command
 from ferrum_jax.config import EngineConfig
 from ferrum_jax.io.paths import require_free
 from ferrum_jax.openai.schemas import row_schema
@@ -88,7 +87,10 @@ def add(commands: Any) -> None:
         help="print rows, tokens, shared prefixes, executables, memory, expected time and cost; run and write nothing",
     )
     batch.add_argument(
-        "--schema", action=_Schema, help="print the JSON schema (2020-12) of a row of the input, and end"
+        "--schema",
+        action=PrintAndExit,
+        const=lambda: json.dumps(row_schema(), indent=1, ensure_ascii=False),
+        help="print the JSON schema (2020-12) of a row of the input, and end",
     )
     batch.add_argument(
         "--report",
@@ -117,15 +119,6 @@ def _add_files(batch: argparse.ArgumentParser) -> None:
         help="file or its URL, of the same kinds, written when all rows are answered, in the order of the input; "
         "FILE.journal holds what is done until then",
     )
-
-
-class _Schema(argparse.Action):
-    def __init__(self, option_strings: Sequence[str], dest: str, help: str) -> None:
-        super().__init__(option_strings, dest, nargs=0, default=argparse.SUPPRESS, help=help)
-
-    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
-        print(json.dumps(row_schema(), indent=1, ensure_ascii=False))
-        parser.exit()
 
 
 def _add_leaving(batch: argparse.ArgumentParser) -> None:

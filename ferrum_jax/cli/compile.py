@@ -58,7 +58,7 @@ def add_target(parser: argparse.ArgumentParser) -> None:
 
 
 def order_of(args: argparse.Namespace) -> BundleOrder:
-    """What the flags ask for; of a hub's model the description is fetched first."""
+    """The order that the flags give; the description of a hub's model is fetched first."""
     from checkpoints.hub import model_folder
     from ferrum_jax.planning.offline.bundle_order import BundleOrder
 

@@ -37,7 +37,7 @@ def add_end(batch: argparse.ArgumentParser) -> None:
 
 
 def end_terms(args: argparse.Namespace, now: Callable[[], float] = time.time) -> EndTerms:
-    """What the flags say. Raises ValueError with the value that is wrong."""
+    """The deadline and budget of the flags. Raises ValueError with the wrong value."""
     started = now()
     deadline = None if args.deadline is None else deadline_of(args.deadline, started)
     return EndTerms(

@@ -66,7 +66,7 @@ def job_llm(
 
 
 def loading_of(args: argparse.Namespace, input_path: str) -> dict[str, Any]:
-    """What the flags say of how the model is loaded, for the report. input_path: as the user gave it."""
+    """The flags that load the model, for the report. input_path: as the user gave it."""
     config = {name: value for name, value in given_fields(args, EngineConfig).items() if name not in _OF_HERE}
     if config.get("image_root") is not None:
         config["image_root"] = os.path.abspath(config["image_root"])

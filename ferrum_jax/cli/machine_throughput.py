@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ferrum_jax.batch.deadline.forecaster import WorkerReport
     from ferrum_jax.batch.worker_reports import WorkerReports
 
-_LEAST_ROWS = 50
+_MIN_ROWS = 50
 _CHANGES_NO_THROUGHPUT = ("seed", "request_log", "compilation_cache_dir", "on_recompile", "ready", "image_root")
 
 
@@ -35,11 +35,11 @@ class MachineThroughput:
     def keep(self, own: WorkerReport) -> None:
         """Keeps what a worker measured, where that was enough."""
         reports = self._reports()
-        if reports is not None and own.throughput is not None and own.throughput.num_rows >= _LEAST_ROWS:
+        if reports is not None and own.throughput is not None and own.throughput.num_rows >= _MIN_ROWS:
             reports.write(dataclasses.replace(own, spent_s=0.0, under_way=(0.0, 0.0), price_per_hour=None), ended=True)
 
     def find(self) -> WorkerReport | None:
-        """What was kept last."""
+        """The report that was kept last."""
         reports = self._reports()
         return None if reports is None else reports.own()
 

@@ -92,7 +92,7 @@ def named_adapters(args: argparse.Namespace) -> dict[str, str]:
 
 
 def adapters_of(args: argparse.Namespace, config: EngineConfig) -> dict[str, str]:
-    """What `named_adapters` gives. Raises ValueError too where nothing could hold them."""
+    """The adapters of `named_adapters`. Raises ValueError too where no slot could hold them."""
     found = named_adapters(args)
     if found and not config.max_adapters:
         raise ValueError(f"--adapter names {len(found)}, and there is no slot for one; set --max-adapters, as in 8")
@@ -197,7 +197,7 @@ def open_llm(
 
 
 def _notes(llm: LLM) -> Iterator[str]:
-    """What a user should know of an LLM that is ready, a sentence each."""
+    """Sentences for the user about an LLM that is ready."""
     ledger = llm.ledger
     if llm.products.why:
         yield llm.products.why
@@ -227,7 +227,7 @@ def _notes(llm: LLM) -> Iterator[str]:
 
 
 def _room(llm: LLM) -> str:
-    """What an engine has room for, in words; nothing of an encoder, which has no pools."""
+    """The engine's capacity in words; "" for an encoder, which has no pools."""
     ledger, config = llm.ledger, llm.config
     if not ledger.groups:
         return ""

@@ -1,4 +1,4 @@
-"""What every command's parser has: a short `--help` with examples, and `--help-all` with every flag."""
+"""The parser of every command: a short `--help` with examples, and `--help-all` with every flag."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import re
 import shutil
 from collections.abc import Callable, Sequence
 from difflib import get_close_matches
+from functools import partial
 from typing import Any
 
 from ferrum_jax.config import EngineConfig
@@ -48,13 +49,14 @@ class CommandParser(argparse.ArgumentParser):
         return formatter.format_help() + "".join(f"{example}\n" for example in examples)
 
 
-class _HelpAll(argparse.Action):
-    def __init__(self, option_strings: Sequence[str], dest: str, help: str) -> None:
-        super().__init__(option_strings, dest, nargs=0, default=argparse.SUPPRESS, help=help)
+class PrintAndExit(argparse.Action):
+    """A flag that prints the text which `const` makes."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, const: Callable[[], str], help: str) -> None:
+        super().__init__(option_strings, dest, nargs=0, const=const, default=argparse.SUPPRESS, help=help)
 
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
-        assert isinstance(parser, CommandParser)
-        print(parser.help_of(None), end="")
+        print(self.const().rstrip())
         parser.exit()
 
 
@@ -85,7 +87,8 @@ def new_command(
     command.add_argument("-h", "--help", action="help", help="show this and exit")
     if common is not None:
         command.common = _COMMON | {"help", "help_all", *common.split()}
-    command.add_argument("--help-all", action=_HelpAll, help="show every flag and exit")
+    whole = partial(command.help_of, None)
+    command.add_argument("--help-all", action=PrintAndExit, const=whole, help="show every flag and exit")
     command.add_argument("--traceback", action="store_true", help="show where an error comes from")
     command.set_defaults(run=run)
     return command

@@ -47,7 +47,7 @@ def print_model(
     *,
     is_compiled: bool,
 ) -> None:
-    """What the mesh that was taken holds, and how fast it is at most."""
+    """Prints the memory of the chosen mesh, and its highest speed."""
     if isinstance(model, Generating) and isinstance(found, Forecast):
         _print_memory(console, order, model.layout, is_compiled=is_compiled)
         _print_bounds(console, found)
@@ -104,7 +104,7 @@ def _print_memory(console: Console, order: BundleOrder, layout: Layout, *, is_co
 
 
 def print_choices(console: Console, *sentences: str) -> None:
-    """What was chosen where the config leaves it open; empty ones say nothing."""
+    """Prints the choices that the config left open; empty sentences are left out."""
     for sentence in filter(None, sentences):
         console.print(sentence, highlight=False, soft_wrap=True)
 
@@ -125,7 +125,7 @@ def _print_bounds(console: Console, found: Forecast) -> None:
 
 
 def _parts(step: StepTime) -> str:
-    """What takes the time of a step, in milliseconds."""
+    """The parts of a step's time, in milliseconds."""
     parts = {
         "weights": step.weights_s,
         "contexts": step.contexts_s,
@@ -137,7 +137,7 @@ def _parts(step: StepTime) -> str:
 
 
 def _print_encoder(console: Console, order: BundleOrder, layout: EncoderLayout, found: EncoderForecast) -> None:
-    """What an encoder takes of a device, which has no pools beside it, and the least time that texts take."""
+    """Prints an encoder's memory on a device, without pools, and the least time of texts."""
     weights = layout.ledger.weights_bytes
     for line in (
         f"Memory of one device of {order.target}, mesh {order.config.mesh}: weights of {weights / 2**20:,.1f} MiB in "
@@ -152,7 +152,7 @@ def _print_encoder(console: Console, order: BundleOrder, layout: EncoderLayout, 
 
 
 def print_meshes(console: Console, order: BundleOrder, meshes: list[MeshFit]) -> None:
-    """What every mesh of the target holds and how fast it is at most; then why the others cannot run."""
+    """Prints the memory and highest speed of every mesh of the target; then why the other meshes cannot run."""
     fails_alike = all(mesh.problem for mesh in meshes) and len(by_problem(meshes)) == 1
     if len(meshes) < 2 or fails_alike:  # the plan of the mesh that is taken, or its refusal, says it all
         return
@@ -227,7 +227,7 @@ def _weights_text(layout: Layout) -> str:
 
 
 def _dtypes_text(layout: Layout) -> str:
-    """What weights are kept in, with the share of each kind where there are several. Scales count with their codes."""
+    """The dtypes of weights, with the share of each where there are several. Scales count with their codes."""
     kinds = {name: form.kind.removesuffix("_e4m3") for name, form in layout.options.spec.forms}
     found: dict[str, int] = {}
     for name, weight in layout.targets.items():

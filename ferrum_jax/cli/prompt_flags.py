@@ -80,7 +80,7 @@ def _json_object(text: str) -> dict[str, Any]:
 
 
 def reach_of(prompts: Sequence[Prompt], params: SamplingParams) -> Measure:
-    """What the steps of these prompts can reach, so that nothing else is compiled for them.
+    """The largest sizes of these prompts' steps, so that no larger ones are compiled.
 
     Block tables stay as wide as max_model_len, for other prompts shall find the same executables the next time.
     """

@@ -195,7 +195,7 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _settings(args: argparse.Namespace) -> ServerSettings:
-    """What the flags ask for. Raises ValueError and OSError for what cannot be."""
+    """The server's settings by the flags. Raises ValueError and OSError for settings that cannot work."""
     from ferrum_jax.serve.http.api_keys import read_keys
     from ferrum_jax.serve.http.settings import ServerSettings
 

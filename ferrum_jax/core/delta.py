@@ -18,7 +18,7 @@ def entry_of(found: Mapping[int, Logprob]) -> Entry:
 
 
 class Beside(NamedTuple):
-    """What is known of a choice beside its tokens, for callers in the engine's process: it is never sent.
+    """Side outputs of a choice, for callers in the engine's process: they are never sent.
 
     weights_version, weights_versions, embedding, scores, routed_experts, sampling_mask: as in RequestOutput and
     CompletionOutput, of all tokens so far.
@@ -33,10 +33,10 @@ class Beside(NamedTuple):
 
 
 class Delta(NamedTuple):
-    """What is new of one choice. is_last: no other choice of the request goes on.
+    """New tokens of one choice. is_last: no other choice of the request goes on.
 
     times_us: when the step of each token was committed, in microseconds of the clock that all processes of a machine
-    share (`time.monotonic`). named_logprobs: those of the tokens that were named at tokens of the prompt.
+    share (`time.monotonic`). named_logprobs: of prompt_logprob_token_ids, at tokens of the prompt.
     """
 
     id: int
@@ -53,7 +53,7 @@ class Delta(NamedTuple):
     named_logprobs: list[list[float]] | None = None
 
     def by_token(self) -> list[Delta]:
-        """The same, a token at a time: deltas that wait are joined, and nothing may depend on which."""
+        """The delta as one for each token: waiting deltas are joined, and no result may depend on which."""
         last = len(self.token_ids) - 1
         return [
             self._replace(
@@ -69,7 +69,7 @@ class Delta(NamedTuple):
 
 
 def joined(first: Delta, then: Delta) -> Delta:
-    """What two deltas of one choice say, as one."""
+    """Two deltas of one choice as one."""
     both = (first.logprobs, then.logprobs)
     logprobs = None if both == (None, None) else [*(first.logprobs or ()), *(then.logprobs or ())]
     return then._replace(

@@ -1,4 +1,4 @@
-"""What an engine counts about reuse and about drafts: exact counters since its start, and gauges of this moment."""
+"""Counters of reuse and of drafts: exact since the engine's start, with gauges of this moment."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ MEDIA = {  # counters of `LLM.stats` about what models see and hear, and what ea
 
 @dataclasses.dataclass(kw_only=True, slots=True)
 class SpeculationCounts:
-    """What became of drafts.
+    """Counts of drafted and accepted tokens.
 
     steps_with_drafts: steps in which a row had a draft, counted for each row, so that accepted tokens over them are the
     mean accepted length. drafted_by_position, accepted_by_position: the same tokens by their place in a draft.

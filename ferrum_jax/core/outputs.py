@@ -1,4 +1,4 @@
-"""What a user gets: the choices of a prompt, log-probabilities, vectors and scores. Names are vLLM's."""
+"""Outputs for users: the choices of a prompt, log-probabilities, vectors and scores. Names are vLLM's."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class SequenceLogprobs:
 
     @property
     def cumulative_logprob(self) -> float:
-        """That of all n tokens together."""
+        """The log-probability of all n tokens together."""
         return math.fsum(self.logprobs.tolist())
 
 
@@ -194,7 +194,7 @@ class TranscriptionSegment:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Transcription:
-    """What is said in a sound.
+    """The text of a sound.
 
     language: its code: as it was given, or that of most windows; None where neither says it. segments: where times were
     asked for. token_ids: of all windows, without those that say language and task. avg_logprob: the mean of these.

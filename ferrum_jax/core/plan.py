@@ -37,7 +37,7 @@ class EncodeOrder:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class ImageTokensPlan:
-    """What the tokens of a step need where one of them is of an image; no tokens where none is."""
+    """Embeddings and positions of a step's tokens; empty in a step without images."""
 
     slots: np.ndarray  # [tokens] int32, of the pool of embeddings, 0 for tokens of text
     positions: np.ndarray  # [3, tokens] int32, rotary: time, row and column
@@ -109,7 +109,7 @@ class ShardPlan:
         return masked * np.arange(1, 1 + self.num_places, dtype=np.int32)
 
     def one_token_rows(self) -> ShardPlan:
-        """The same tokens, each a row of its own; of rows that draw behind each of their tokens, so of every place."""
+        """This plan with each token as a row of its own, which draws."""
         rows = np.repeat(np.arange(self.num_rows), self.counts)
         behind = np.cumsum(self.counts)[rows] - 1 - np.arange(len(rows))
         fields = ("slots", "state_slots", "source_slots", "target_slots", "adapter_ids", "rope_shifts")
@@ -162,7 +162,7 @@ class StepPlan:
         return any(len(shard.drafts) for shard in self.shards)
 
     def in_rows_of_one(self) -> StepPlan | None:
-        """The same tokens, each a row of its own; None where a row has more of them than places, or none."""
+        """This plan with each token as a row; None where a row has more tokens than places, or no place."""
         if any((shard.counts != shard.num_drafts + 1).any() for shard in self.shards):
             return None
         return dataclasses.replace(self, shards=tuple(shard.one_token_rows() for shard in self.shards))

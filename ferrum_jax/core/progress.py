@@ -1,4 +1,4 @@
-"""What a person sees of long work: bars and spinners on a terminal, plain lines from time to time elsewhere.
+"""Progress of long work: bars and spinners on a terminal, plain lines from time to time elsewhere.
 
 Programs call `LLM.generate` and `LLM.embed`, so their bars appear on terminals only. What is shown may hold text of
 users (paths, ids, errors, prompts), so no console here reads markup.

@@ -24,7 +24,7 @@ class ScoresAsked:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RequestOptions:
-    """What a user may ask of a request besides its tokens and how they are drawn.
+    """A request's options beside its tokens and sampling parameters.
 
     adapter: the name of a loaded adapter, "" for none. prompt: the text that its token ids were made of. key: tells
     equal prompts apart where no seed is given.
@@ -59,7 +59,7 @@ class RequestOptions:
     tools: Sequence[Tool] | None = None
 
     def told_by(self, prompt: Prompt) -> RequestOptions:
-        """The same with what a prompt says of itself, but for its media."""
+        """These options with the prompt's own fields, but for its media."""
         parts = take_apart(prompt)
         return dataclasses.replace(
             self,

@@ -2,8 +2,8 @@
 
 `LoadedAdapters` is what users load and unload, and outlives engines. `HeldSlots` is an engine's book: an `IdPool` whose
 ids are slots and whose keys are digests. A slot is live while a submission that names its adapter is unfinished, cached
-as long as nobody else needs it, and given away least recently used first. Who names an adapter whose turn it is not
-waits, in order of arrival; what names none passes.
+as long as nobody else needs it, and given away least recently used first. A request whose adapter has no slot yet
+waits, in order of arrival; requests without an adapter pass.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class LoadedAdapter:
 
 
 class LoadedAdapters:
-    """What is loaded by name; any thread may ask."""
+    """The adapters loaded by name; any thread may ask."""
 
     def __init__(self, slots: AdapterSlots | None, read: Callable[[str], Adapter]) -> None:
         """slots: of the engine, None for none. read: the adapter in a folder, which fits the model."""
@@ -106,7 +106,7 @@ class LoadedAdapters:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AdapterCounts:
-    """What was counted so far, with the gauges of this moment."""
+    """Counts so far, with the gauges of this moment."""
 
     adapters_loaded: int = 0
     adapters_live: int = 0

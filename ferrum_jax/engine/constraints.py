@@ -28,7 +28,7 @@ from ferrum_jax.text.tokenizer import Tokenizer
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ConstraintCounts:
-    """What was counted so far."""
+    """Counts so far."""
 
     grammars: int = 0
     grammar_hits: int = 0

@@ -15,7 +15,7 @@ from ferrum_jax.text.stream import TextStream
 
 
 class DrawnTokens:
-    """What the drawn tokens of one engine bring about."""
+    """The effects of one engine's drawn tokens."""
 
     def __init__(self, scheduler: Scheduler, constraints: Constraints) -> None:
         self._scheduler, self._constraints = scheduler, constraints
@@ -38,7 +38,7 @@ class DrawnTokens:
             self._force(choice)
 
     def _take_row(self, choice: Choice, step: InFlight, rows: np.ndarray, place: int) -> None:
-        """What a row has beside its token; a constraint that goes no further ends the request."""
+        """Takes a row's results beside its token; a constraint that goes no further ends the request."""
         request, submission = choice.request, choice.submission
         if submission.options.embeds and submission.embedding is None:
             submission.embedding = step.last_states()[place]

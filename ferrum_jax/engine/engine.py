@@ -30,7 +30,7 @@ from ferrum_jax.engine.not_ready import NotReady
 from ferrum_jax.engine.open_submissions import OpenSubmissions
 from ferrum_jax.engine.plan_events import PlanEvents
 from ferrum_jax.engine.scoring import Observed, start_scoring
-from ferrum_jax.engine.submission import Choice, Intake, Submission
+from ferrum_jax.engine.submission import Choice, InputProcessor, Submission
 from ferrum_jax.runtime.dispatched import InFlight
 from ferrum_jax.runtime.runner import Runner
 from ferrum_jax.sampling_params import SamplingParams
@@ -52,7 +52,7 @@ class Engine:
         *,
         runner: Runner,
         scheduler: Scheduler,
-        intake: Intake,
+        input_processor: InputProcessor,
         constraints: Constraints,
         adapters: HeldSlots,
         step_times: MeasuredSteps | None = None,
@@ -64,10 +64,10 @@ class Engine:
         """
         self.runner = runner
         self.scheduler = scheduler
-        self._intake = intake
+        self._input_processor = input_processor
         self._constraints = constraints
         self._adapters = adapters
-        self.kept_experts = intake.kept_experts
+        self.kept_experts = input_processor.kept_experts
         self._not_ready = NotReady(adapters)
         self._drawn = DrawnTokens(scheduler, constraints)
         self._submissions = OpenSubmissions(self._not_ready, request_log)
@@ -96,7 +96,7 @@ class Engine:
 
         Raises ValueError for a prompt or parameters that cannot be served; nothing is left behind then.
         """
-        submission = self._intake.take(prompt_token_ids, sampling, options)
+        submission = self._input_processor.take(prompt_token_ids, sampling, options)
         if (scores := submission.scores) is not None:
             submission.part = self.runner.begin_scores(every=scores.takes_all)
         if submission.waits:
@@ -168,7 +168,7 @@ class Engine:
         self._submissions.drop(submission)
 
     def peek(self, submission_id: int) -> list[Delta]:
-        """What is new of an unfinished submission as far as its tokens are known; nothing where it has ended."""
+        """The new tokens of an unfinished submission as far as they are known; [] if it has ended."""
         return self._submissions.peek(submission_id)
 
     def progress(self) -> dict[str, tuple[float, float, float]]:
@@ -210,7 +210,7 @@ class Engine:
         self.weights_version = version
 
     def counts(self) -> dict[str, Any]:
-        """What was counted of reuse, grammars and masks, adapters, images and drafts."""
+        """Counts of reuse, grammars and masks, adapters, images and drafts."""
         parts = (self._constraints.counts(), self._adapters.counts(), self.scheduler.images.counts())
         counts = {name: value for part in parts for name, value in dataclasses.asdict(part).items()}
         drafting = self.scheduler.drafting
@@ -268,11 +268,11 @@ class Engine:
             return deltas + self._commit(self._in_flight.advance(None))
         for shard, slot, request_id in plan.admitted:
             choice = self._by_slot[shard, slot] = self._submissions.choices[request_id]
-            self.runner.write_slot(shard, slot, self._intake.slot_record(choice))
+            self.runner.write_slot(shard, slot, self._input_processor.slot_record(choice))
             self._drawn.written(request_id)
         self._encode(plan)
         for choice in self._drawn.take_unwritten():
-            self.runner.write_slot(choice.request.shard, choice.request.slot, self._intake.slot_record(choice))
+            self.runner.write_slot(choice.request.shard, choice.request.slot, self._input_processor.slot_record(choice))
         if not any(shard.draws_under_masks for shard in plan.shards):
             step = self.runner.dispatch(plan)
             return deltas + self._commit(self._in_flight.advance(_Dispatched(step, self._observe(step), self._begun_s)))

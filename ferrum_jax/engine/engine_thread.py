@@ -38,6 +38,10 @@ class EngineFailed(RuntimeError):
         self.is_final = is_final
 
 
+class Aborted(EngineFailed):
+    """Who owns the engine ended the request."""
+
+
 class Ticket:
     """One request at an engine thread. sink: takes what becomes of it, with others' of the same sink.
 

@@ -12,13 +12,14 @@ from ferrum_jax.io.ints import ceil_div
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ImageLimits:
-    """What an engine has room for. noun: "image", or "sound", which has frames for patches. max_tokens: of all images
-    of a prompt; 0 of one that takes none. max_patches: of an image. merge: patches of a side of a token. chunk: patches
-    that are encoded together, and the tokens that they become; of the last chunk of a sound some may be missing.
-    grid: of each image, where all have the same. is_beside: a prompt has one, a clip without tokens, to which layers
-    attend. counts_places: rotary positions count rows and columns of tokens. sees_both_ways: tokens of an image attend
-    to all of it, and so stand in one step, which has max_whole_tokens beside those of other rows. breaks_rows: a token
-    of text stands between two rows of an image's. ends_anywhere: frames do not fill the last chunk of a sound."""
+    """An engine's limits of images or sounds. noun: "image", or "sound", which has frames for patches. max_tokens:
+    of all images of a prompt, 0 if the engine takes no image. max_patches: of an image. merge: patches of a side of
+    a token. chunk: patches that are encoded together, and the tokens that they become; of the last chunk of a sound
+    some may be missing. grid: of each image, where all have the same. is_beside: a prompt has one, a clip without
+    tokens, to which layers attend. counts_places: rotary positions count rows and columns of tokens.
+    sees_both_ways: tokens of an image attend to all of it, and so stand in one step, which has max_whole_tokens
+    beside those of other rows. breaks_rows: a token of text stands between two rows of an image's. ends_anywhere:
+    frames do not fill the last chunk of a sound."""
 
     noun: str = "image"
     max_tokens: int = 0
@@ -58,7 +59,7 @@ class ImageLimits:
 
     @property
     def in_words(self) -> tuple[str, str, str]:
-        """What the model makes of one, what its patches are, and what it should be to have fewer of them."""
+        """How an item becomes tokens, the name of its patches, and how an item with fewer patches differs."""
         if self.noun == "sound":
             return f"up to {self.chunk[1]} tokens of {self.chunk[0]} frames, and of whole ones", "frames", "shorter"
         return f"a token of {self.merge} x {self.merge}{_BETWEEN * self.breaks_rows}", "patches", "smaller"

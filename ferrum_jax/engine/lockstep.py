@@ -1,9 +1,9 @@
-"""Engines in lockstep: process 0 broadcasts the calls that it gets; the others replay them.
+"""Engines in lockstep: process 0 broadcasts its calls; the other processes replay them.
 
 The wire carries the calls that change an engine: `add`, `abort`, `queue_ready`, `take_costs`, `learn`, `step`, `drain`,
 `reset_prefix_cache`. All else follows from them. Each engine digests its plans, and process 0 compares the digests
-every few steps. If a step fails in every process, all rebuild their engines, because host code failed on a row; if in
-only some, all exit.
+every few steps. If a step fails in every process, all rebuild their engines, because host code failed on a row; if
+only some fail, all exit.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class LockstepEngine(Engine):
 
 
 class LeadingEngine(LockstepEngine):
-    """That of process 0: it sends its calls before it makes them, so that all devices begin a step together."""
+    """Process 0's engine: it sends its calls before it makes them, so that all devices begin a step together."""
 
     def __init__(self, processes: Processes, **parts: Any) -> None:
         super().__init__(processes, **parts)

@@ -58,7 +58,7 @@ class MeasuredSteps:
         self._last[size] = self._num_steps
 
     def news(self, ladder: Ladder) -> tuple[StepCosts, ...] | None:
-        """What steps of each size that is there take, by their rows, where that is not what was told before."""
+        """Times of steps of each compiled size, by rows, or None if they differ little from the last ones told."""
         if self._told and self._num_steps - self._looked_at < _TOLD_EVERY:
             return None
         self._looked_at = self._num_steps

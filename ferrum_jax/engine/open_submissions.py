@@ -52,7 +52,7 @@ class OpenSubmissions(dict[int, Submission]):
         self._forget(submission)
 
     def peek(self, submission_id: int) -> list[Delta]:
-        """What is new of a submission as far as its tokens are known; nothing where it has ended."""
+        """The new tokens of a submission as far as they are known; [] if it has ended."""
         submission = self.get(submission_id)
         choices = () if submission is None else (*submission.open_choices, *self._ended)
         return [self.delta(choice) for choice in choices if choice.submission is submission]
@@ -84,7 +84,7 @@ class OpenSubmissions(dict[int, Submission]):
         return self._last_delta(choice, choice.submission.num_left == 0)
 
     def delta(self, choice: Choice, *, is_last: bool = False) -> Delta:
-        """What is new of a choice."""
+        """A choice's new tokens."""
         return delta_of(choice, is_last=is_last, time_us=time.monotonic_ns() // 1000)
 
     def _last_delta(self, choice: Choice, ends: bool) -> Delta:
@@ -102,7 +102,7 @@ class OpenSubmissions(dict[int, Submission]):
 
 
 def delta_of(choice: Choice, *, is_last: bool, time_us: int) -> Delta:
-    """What is new of a choice since this was last asked.
+    """A choice's new tokens since the last call.
 
     is_last: its submission ends with it, and so has the prompt's log-probabilities. time_us: of `time.monotonic`.
     """
@@ -158,7 +158,7 @@ def _experts(choice: Choice) -> np.ndarray | None:
 
 
 def _mask(choice: Choice) -> np.ndarray | None:
-    """What could have been drawn for each token of an ended choice; None where other processes drew some."""
+    """The sampling mask of each token of an ended choice; None where other processes drew some."""
     num_tokens = len(choice.request.token_ids) - choice.request.num_prompt_tokens
     if not choice.masks or choice.request.finish_reason is None or len(choice.masks) != num_tokens:
         return None

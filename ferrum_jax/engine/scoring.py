@@ -22,7 +22,7 @@ _ChoiceAt = Callable[[int, int], Choice]  # who has the slot of a shard
 
 
 class Observed(Protocol):
-    """What is kept of tokens of one step, on its way."""
+    """Values of one step's tokens, on their way to the host."""
 
     def collect(self) -> list[Choice]:
         """Stores it. Waits for the device. Returns the choices with logits that are not finite."""
@@ -42,7 +42,7 @@ class _Followed(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Scoring:
-    """What was asked of one step, and its results on their way."""
+    """The prompt log-probabilities of one step, on their way to the host."""
 
     stretches: list[_Followed]
     scores: Scores

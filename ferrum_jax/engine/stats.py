@@ -1,4 +1,4 @@
-"""What a runner has counted and where the memory of its model goes, as one JSON-ready snapshot."""
+"""A runner's counts and its model's memory, as one JSON-ready snapshot."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ferrum_jax.runtime.pools.budget import Ledger
 
 
 class StepCounts(Protocol):
-    """What runners of both kinds count."""
+    """The counts of runners of both kinds."""
 
     num_steps: int
     num_tokens: int

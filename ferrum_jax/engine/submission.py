@@ -51,7 +51,7 @@ class Choice:
 
 @dataclasses.dataclass(kw_only=True, slots=True, eq=False)
 class Submission:
-    """What a user asked for in one call, complete when no choice is left."""
+    """One call's request, complete when no choice is left."""
 
     id: int
     prompt_token_ids: tuple[int, ...]
@@ -85,7 +85,7 @@ class Submission:
         return [choice for choice in self.choices if choice.request.finish_reason is None]
 
 
-class Intake:
+class InputProcessor:
     """Makes submissions of what is asked, for one model and one engine's limits; refuses what cannot be served."""
 
     def __init__(
@@ -310,7 +310,7 @@ def _resume(choice: Choice, before: CompletionOutput) -> None:
 
 
 def _all_but_last(token_ids: Sequence[int], scores_from: int) -> Sequence[int]:
-    """What is computed of a sequence that is scored: its last token is never looked back at.
+    """The tokens of a scored sequence that are computed: all but the last, which no other looks back at.
 
     Raises ValueError where nothing is left to score or to score it by.
     """

@@ -47,8 +47,7 @@ TEMPLATE_ARGUMENTS = ("add_generation_prompt", "continue_final_message", "tools"
 VECTOR_ARGUMENTS = ("prompt_name", "pooling", "normalize", "truncate")
 _LONGEST_FORMAT = 16  # letters of a sound's format
 _FIELDS = (*CONTENTS, "adapter", "cache_salt", "media", "images", "videos", "sounds", "add_special_tokens")
-_FIELDS += TEMPLATE_ARGUMENTS
-_FIELDS += VECTOR_ARGUMENTS
+_FIELDS += TEMPLATE_ARGUMENTS + VECTOR_ARGUMENTS
 
 
 class PromptIds(Protocol):

@@ -1,4 +1,4 @@
-"""A setting: a field of a config and all that is said of it, from which flags, checks and tables are made."""
+"""A setting: a config's field with its description, from which flags, checks and tables are made."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _KINDS = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Setting:
-    """What is said of a field.
+    """A field's description.
 
-    text: what it is, in one clause. more: what the reference says beside that. unset: what None stands for, in words.
-    choices, least, most: which values are allowed. rule: for what these cannot say. Where a value is wrong it returns
-    what it must be, as a text, or raises ValueError itself.
+    text: the field in one clause. more: further text of the reference. unset: the meaning of None, in words.
+    choices, least, most: which values are allowed. rule: further checks. For a wrong value it returns
+    the requirement as a text, or raises ValueError itself.
     is_common: `--help` shows its flag; others are in `--help-all`. is_planned: `ferrum-jax plan` counts with it.
-    has_flag: False of what only callers in Python can use. metavar: of its flag.
+    has_flag: False of fields for Python alone. metavar: of its flag.
     vllm: its name in vLLM. unlike: what is different there.
     """
 
@@ -51,7 +51,7 @@ class Setting:
         return f"{self.text}{default}{self.more and f'; {self.more}'}"
 
     def problem(self, value: Any) -> str | None:
-        """What the value must be; None where it is that."""
+        """The rule that the value breaks, or None."""
         if self.choices and value not in self.choices:
             return f"be one of {self.choices}"
         if self.least is not None and value < self.least:

@@ -20,7 +20,7 @@ from ferrum_jax.llm import LLM
 from ferrum_jax.sampling_params import SamplingParams
 from ferrum_jax.text.tokenizer import Tokenizer
 
-_MOST_TOKENS = 256  # generated where a task does not say how many, as lm-eval's own models do
+_MAX_TOKENS = 256  # generated where a task does not say how many, as lm-eval's own models do
 _KNOWN = ("until", "max_gen_toks", "temperature", "do_sample", "top_p", "top_k", "seed")
 Pair = tuple[tuple[str, str], list[int], list[int]]  # the texts, and token ids of a context and what follows
 
@@ -54,7 +54,7 @@ class FerrumJaxLM(TemplateLM):
 
     @property
     def prefix_token_id(self) -> int:
-        """What stands before a text without context: what begins every text, or else what ends it."""
+        """The token before a text without context: the tokenizer's first of every text, or else its end token."""
         bos = self._texts.bos_id
         return self.eot_token_id if bos is None else bos
 
@@ -138,7 +138,7 @@ def _fitted(context: list[int], rest: list[int], most: int) -> tuple[list[int], 
 
 def _sampling(options: dict[str, Any], most: int) -> SamplingParams:
     """The parameters of a task's generation, of at most so many tokens. Raises ValueError for unknown ones."""
-    known = normalize_gen_kwargs(options, _MOST_TOKENS)
+    known = normalize_gen_kwargs(options, _MAX_TOKENS)
     unknown = sorted(set(known) - set(_KNOWN))
     if unknown:
         raise ValueError(f"the task's generation_kwargs have {unknown}; known are {_KNOWN}")

@@ -96,7 +96,7 @@ class FerrumJaxRollout(base_rollout.BaseRollout):
         llm: LLM,
         names: Mapping[str, Renamed] = QWEN3,
     ) -> None:
-        """rollout_actor: the trainer's model, whose weights the `LLM` gets at once; None leaves those that it has.
+        """rollout_actor: the trainer's model, whose weights the `LLM` gets at once; None keeps the `LLM`'s weights.
 
         tokenizer: of the trainer, for its padding; texts are made by the `LLM`'s own, which must be the same. mesh,
         rollout_config: an open `LLM` has its own devices, and each call brings its config.
@@ -145,7 +145,7 @@ class FerrumJaxRollout(base_rollout.BaseRollout):
         self.llm.update_weights(renamed(params, self._names), cast=True)
 
     def pad_id(self) -> int:
-        """What fills up rows: the tokenizer's own, or the end token."""
+        """The padding of rows: the tokenizer's own token, or the end token."""
         found = None if self._tokenizer is None else self._tokenizer.pad_id()
         return self.eos_id() if found is None else int(found)
 

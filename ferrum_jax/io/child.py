@@ -41,7 +41,7 @@ _SHARES_MEMORY = "XLA_PYTHON_CLIENT_PREALLOCATE=false"  # several processes shar
 _START_S = 600.0  # in which even a busy machine has imported a module
 _LEAVE_S = 10.0  # for a child that has sent its last word
 _STAND_S = 2.0  # for one that is silent to say where it stands
-_MOST_TEXT = 20_000  # characters of what it wrote to the terminal, from the end
+_MAX_TEXT = 20_000  # characters of what it wrote to the terminal, from the end
 
 Send = Callable[[Any], None]
 
@@ -145,7 +145,7 @@ def run_child(
             reading.close()
             end(process)
         terminal.seek(0)
-        said = terminal.read().decode("utf-8", "replace")[-_MOST_TEXT:]
+        said = terminal.read().decode("utf-8", "replace")[-_MAX_TEXT:]
     if isinstance(last, dict):
         return Ended(sent=tuple(sent), problem=last["problem"], text=last["traceback"] + said)
     silent = f"it said nothing for {silence_s:g} s and was ended"

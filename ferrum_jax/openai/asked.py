@@ -6,13 +6,14 @@ A job's rows with equal parameters share one request and have their prompts besi
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any, ClassVar, NamedTuple
 
 from ferrum_jax.core.request import FLEX
 from ferrum_jax.inputs.params.transcription_params import TranscriptionParams
-from ferrum_jax.inputs.prompt import side_prompts
 from ferrum_jax.sampling_params import SamplingParams
+
+GENERATES, EMBEDS, SCORES, TRANSCRIBES, CLASSIFIES, REWARDS = range(6)  # what an engine is asked for
 
 
 class AnswerOptions(NamedTuple):
@@ -52,8 +53,9 @@ class BodyLimits(NamedTuple):
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Asked:
     """A request of any kind. options: of each prompt, as in mappings of `ferrum_jax.inputs.prompt`. prompts: one or
-    several; empty where a job's rows have them."""
+    several; empty where a job's rows have them. kind: GENERATES or another of what an engine is asked for."""
 
+    kind: ClassVar[int]
     prompts: tuple[Any, ...] = ()
     params: SamplingParams = _READ
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -76,6 +78,7 @@ class AskedText(Asked):
     generates: False for an echo alone, which leaves out the one token that is drawn.
     """
 
+    kind = GENERATES
     is_chat: bool
     form: AnswerOptions = PLAIN
     returns_token_ids: bool | None = None
@@ -95,6 +98,7 @@ class AskedSound(Asked):
     heard: the HeardSound, once a job has read it.
     """
 
+    kind = TRANSCRIBES
     how: TranscriptionParams
     response_format: str = "json"
     heard: Any = None
@@ -106,6 +110,7 @@ class AskedSound(Asked):
 class AskedVectors(Asked):
     """Vectors of texts. options: how they are made, and the salt."""
 
+    kind = EMBEDS
     form: ReadingForm
 
 
@@ -113,16 +118,21 @@ class AskedVectors(Asked):
 class AskedClasses(Asked):
     """Classes of texts. options: whether they are cut, and the salt."""
 
+    kind = CLASSIFIES
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AskedRewards(Asked):
     """Rewards of texts. options: as of classes."""
+
+    kind = REWARDS
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AskedScores(Asked):
     """Scores of pairs of texts. left: one text, or as many as right. ranks: documents are put in an order by them."""
 
+    kind = SCORES
     left: tuple[str, ...] = ()
     right: tuple[str, ...] = ()
     form: ReadingForm
@@ -133,22 +143,3 @@ class AskedScores(Asked):
         """Each on the right with its own on the left, or with the only one."""
         left = self.left * len(self.right) if len(self.left) == 1 else self.left
         return list(zip(left, self.right, strict=True))
-
-    def sides(self, known: Collection[str]) -> list[AskedVectors]:
-        """Both sides as texts whose vectors are compared; a ranking's with the checkpoint's prompts for them.
-
-        known: names of the checkpoint's prompts.
-        """
-        found = []
-        for texts, name in zip((self.left, self.right), side_prompts(known if self.ranks else ()), strict=True):
-            options = self.options if name is None else {**self.options, "prompt_name": name}
-            found.append(
-                AskedVectors(
-                    prompts=texts,
-                    options=options,
-                    form=self.form,
-                    priority=self.priority,
-                    timeout_s=self.timeout_s,
-                )
-            )
-        return found

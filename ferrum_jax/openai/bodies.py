@@ -120,22 +120,17 @@ def asked_text(body: Mapping[str, Any], limits: BodyLimits, *, is_chat: bool) ->
         return AskedText(**how)
 
 
-def asked_vectors(body: Mapping[str, Any], limits: BodyLimits) -> AskedVectors:
-    """The request of a body of /v1/embeddings. Raises FieldError for the first thing that is wrong."""
-    body, warnings = known_fields(body, rules_of("embedding", "http"), limits)
+def asked_reading(body: Mapping[str, Any], limits: BodyLimits, *, kind: str) -> Any:
+    """The request of a body whose texts are read. kind: of READING. Raises FieldError for the first wrong field."""
+    body, warnings = known_fields(body, rules_of(kind, "http"), limits)
     with naming_fields(body):
-        how = vectors_of(body)
+        how = dataclasses.replace(how_of(kind, body), warnings=warnings)
+        if kind in PAIRS:
+            left, right = sides_of(body, ranks=kind == "rerank", most=limits.max_prompts)
+            return dataclasses.replace(how, left=left, right=right)
         contents = prompts_of("input", _required(body, "input"), limits.max_prompts)
         prompts = tuple(each if isinstance(each, str) else list(each) for each in contents)
-        return dataclasses.replace(how, prompts=prompts, warnings=warnings)
-
-
-def asked_scores(body: Mapping[str, Any], limits: BodyLimits, *, ranks: bool) -> AskedScores:
-    """The request of a body of /v1/score or /v1/rerank. Raises FieldError for the first thing that is wrong."""
-    body, warnings = known_fields(body, rules_of("rerank" if ranks else "score", "http"), limits)
-    with naming_fields(body):
-        left, right = sides_of(body, ranks=ranks, most=limits.max_prompts)
-        return dataclasses.replace(scores_of(body, ranks=ranks), left=left, right=right, warnings=warnings)
+        return dataclasses.replace(how, prompts=prompts)
 
 
 def asked_sound(body: Mapping[str, Any], limits: BodyLimits, *, kind: str) -> AskedSound:
@@ -269,11 +264,13 @@ def _texts(name: str, given: object, most: int | None) -> tuple[str, ...]:
 
 def with_options(content: Content, options: Mapping[str, Any]) -> Prompt:
     """The content together with the options that a body gives for it. Raises ValueError for an option."""
-    if not options:
-        return content
+    return take_apart({**named_content(content), **options}) if options else content
+
+
+def named_content(content: Content) -> dict[str, Any]:
+    """The content under its name in mappings of `ferrum_jax.inputs.prompt`."""
     is_text = isinstance(content, str)
-    name = "prompt" if is_text else "messages" if isinstance(content[0], dict) else "prompt_token_ids"
-    return take_apart({name: content, **options})
+    return {"prompt" if is_text else "messages" if isinstance(content[0], dict) else "prompt_token_ids": content}
 
 
 def _of_all(body: Mapping[str, Any]) -> dict[str, Any]:

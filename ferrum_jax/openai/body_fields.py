@@ -38,8 +38,8 @@ from ferrum_jax.openai.value_schemas import (
 from ferrum_jax.sampling_params import MAX_LOGPROBS, MAX_NAMED_IDS, PARAMETERS
 
 PAIRS = ("score", "rerank")
-CLASSES = ("classification", "reward")  # of rows alone
-READING = ("embedding", *PAIRS)  # bodies that read texts and generate none
+CLASSES = ("classification", "reward")
+READING = ("embedding", *PAIRS, *CLASSES)  # bodies that read texts and generate none
 _CHATS = ("chat", "response")
 SOUNDS = ("transcription", "translation")
 _OF_TEXTS = (*SAMPLED, *READING)
@@ -132,7 +132,7 @@ FIELDS: Mapping[str, BodyField] = {
         ("embedding",), "which of the checkpoint's prompts stands before each text", STRING, "a string"
     ),
     "instruction": BodyField(PAIRS, "what makes a document fit, for models that are told", STRING, "a text"),
-    "truncate": BodyField((*READING, *CLASSES), "cut texts that are too long", *_FLAG),
+    "truncate": BodyField(READING, "cut texts that are too long", *_FLAG),
     # what the answer has
     "top_logprobs": BodyField(_CHATS, "how many alternatives at each token", whole(0, MAX_LOGPROBS)),
     "return_token_ids": BodyField(TEXTS, "give token ids too", *_FLAG),
@@ -147,16 +147,16 @@ FIELDS: Mapping[str, BodyField] = {
     "return_documents": BodyField(("rerank",), "whether the answer has their texts", *_FLAG),
     # who asks, and how and when it runs
     "model": BodyField(
-        (*BODIES, *CLASSES, *_TOKENIZED, "detokenize"),
+        (*BODIES, *_TOKENIZED, "detokenize"),
         "the model's name, or an adapter's",
         FILLED,
         "the name of a model, or be left out",
     ),
     "adapter": BodyField(TEXTS, "an adapter's name", FILLED, "the name of an adapter, or be left out", "row"),
-    "cache_salt": BodyField((*_OF_TEXTS, *CLASSES), "prompts share cached blocks only under one salt", FILLED),
+    "cache_salt": BodyField(_OF_TEXTS, "prompts share cached blocks only under one salt", FILLED),
     "stream": BodyField(SAMPLED, "send the text as it comes", *_FLAG, door="http"),
     "stream_options": BodyField(SAMPLED, "include_usage, continuous_usage_stats", OBJECT, door="http"),
-    "priority": BodyField((*BODIES, *CLASSES), "lower runs first", *_PRIORITY),
+    "priority": BodyField(BODIES, "lower runs first", *_PRIORITY),
     "timeout": BodyField(BODIES, "seconds after which the request is given up", *_TIMEOUT),
     "request_id": BodyField(TEXTS, "the answer's name", *_REQUEST_ID),
     # of a server's other paths

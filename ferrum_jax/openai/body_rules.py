@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from ferrum_jax.io.error_text import MOST_NAMED, named, quoted
+from ferrum_jax.io.error_text import MAX_NAMED, named, quoted
 from ferrum_jax.openai.body_fields import FIELDS, PAIRS, SOUNDS, fields_of
 from ferrum_jax.openai.errors import FieldError, not_known
 from ferrum_jax.sampling_params import SAMPLING_ELSEWHERE
@@ -110,7 +110,7 @@ class Rules(NamedTuple):
         found = self.problems(body)
         if not found:
             return
-        first = sorted(found[:MOST_NAMED])
+        first = sorted(found[:MAX_NAMED])
         said = [self._why(key, body[key]) for key in first]
         if len(found) > len(first):
             said.append(f"{len(found) - len(first):,} more fields are not taken either")

@@ -13,7 +13,7 @@ from ferrum_jax.openai.json_text import JsonError, decoded
 
 _SEEN = {f"{noun}_url": noun for noun in SEEN} | {INPUT_AUDIO: "audio"}
 _EXAMPLES = {"image": "image/png", "video": "video/mp4", "audio": "audio/wav"}
-MOST_PARTS = 16_384  # of a chat: messages, their parts and their calls
+MAX_PARTS = 16_384  # of a chat: messages, their parts and their calls
 _MESSAGE_FIELDS = ("role", "content", "name", "tool_calls", "tool_call_id", "reasoning", "reasoning_content")
 _WITHOUT_CONTENT = ("tool_calls", "reasoning_content")  # of an assistant; beside them its content may be null
 _NOTHING = (None, [], {}, "")  # what other servers write into messages where there is nothing
@@ -62,14 +62,14 @@ def packed_ids(token_ids: object) -> array[int] | None:
 
 
 def messages_of(field: str, messages: object) -> list[dict[str, Any]]:
-    """The messages as templates read them. Raises ValueError for more than MOST_PARTS, with their parts and calls."""
+    """The messages as templates read them. Raises ValueError for more than MAX_PARTS, with their parts and calls."""
     if not isinstance(messages, list) or not messages:
         raise ValueError(f"{field} is {quoted(messages)}; it must be a list with at least one message")
-    if (count := len(messages)) <= MOST_PARTS:
+    if (count := len(messages)) <= MAX_PARTS:
         lists = (each.get(name) for each in messages if isinstance(each, dict) for name in ("content", "tool_calls"))
         count += sum(len(each) for each in lists if isinstance(each, list))
-    if count > MOST_PARTS:
-        raise ValueError(f"{field} has {count:,} messages, parts and calls; at most {MOST_PARTS:,} are taken")
+    if count > MAX_PARTS:
+        raise ValueError(f"{field} has {count:,} messages, parts and calls; at most {MAX_PARTS:,} are taken")
     return [_message(f"{field}[{index}]", message) for index, message in enumerate(messages)]
 
 

@@ -12,9 +12,9 @@ from ferrum_jax.io.paths import install_command
 from ferrum_jax.openai.body_fields import BodyField
 from ferrum_jax.openai.errors import FieldError
 
-MOST_PARTS = 64
+MAX_PARTS = 64
 MOST_HEADER_BYTES = 4096  # of one part
-MOST_FIELD_BYTES = 64 << 10  # of what is no file
+MAX_FIELD_BYTES = 64 << 10  # of what is no file
 _LISTS = "[]"  # at the end of a name that may come several times
 
 
@@ -130,8 +130,8 @@ class _Parts:
 
     def _begin(self) -> None:
         self._count += 1
-        if self._count > MOST_PARTS:
-            raise FormRefused(f"the form has more than {MOST_PARTS} parts")
+        if self._count > MAX_PARTS:
+            raise FormRefused(f"the form has more than {MAX_PARTS} parts")
         self._header, self._headers, self._content = [b"", b""], {}, bytearray()
 
     def _of_header(self, place: int, new: bytes) -> None:
@@ -154,8 +154,8 @@ class _Parts:
                 raise FieldError(f"{self._name} is given twice; give it once", self._name)
 
     def _add(self, data: bytes, start: int, end: int) -> None:
-        if self._name not in self._files and len(self._content) + end - start > MOST_FIELD_BYTES:
-            raise FieldError(f"{self._name[:80]} has more than {MOST_FIELD_BYTES:,} bytes", self._name[:80])
+        if self._name not in self._files and len(self._content) + end - start > MAX_FIELD_BYTES:
+            raise FieldError(f"{self._name[:80]} has more than {MAX_FIELD_BYTES:,} bytes", self._name[:80])
         if self._name in self._files and self._sink is not None:
             self._sink.write(data[start:end])
         else:

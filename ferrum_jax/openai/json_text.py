@@ -1,6 +1,6 @@
 """JSON as it is taken from others: every key once, finite numbers, and nested no deeper than all readers can follow.
 
-JSON is nested at most MOST_NESTED deep: how deep Python itself can follow depends on who calls, and a text must be good
+JSON is nested at most MAX_NESTED deep: how deep Python itself can follow depends on who calls, and a text must be good
 or bad whoever reads it.
 """
 
@@ -18,8 +18,8 @@ from ferrum_jax.io.error_text import quoted
 from ferrum_jax.openai.errors import FieldError
 
 MOST_VALUES = 1_000_000  # of one body
-MOST_NESTED = 100
-MOST_DIGITS = 4000  # of a whole number; Python reads 4,300 unless it is told otherwise
+MAX_NESTED = 100
+MAX_DIGITS = 4000  # of a whole number; Python reads 4,300 unless it is told otherwise
 
 
 def read_body(content: bytes) -> dict[str, Any]:
@@ -56,10 +56,10 @@ class JsonError(ValueError):
 
 
 class NestedTooDeeply(JsonError):
-    """A value whose parts stand in more than MOST_NESTED lists and objects."""
+    """A value whose parts stand in more than MAX_NESTED lists and objects."""
 
     def __init__(self) -> None:
-        super().__init__(f"nested too deeply; at most {MOST_NESTED} levels are read")
+        super().__init__(f"nested too deeply; at most {MAX_NESTED} levels are read")
 
 
 def decoded(text: str) -> Any:
@@ -70,14 +70,14 @@ def decoded(text: str) -> Any:
         raise NestedTooDeeply from error
     except ValueError as error:
         raise JsonError(f"not valid JSON: {error}") from error
-    if text.count("[") + text.count("{") > MOST_NESTED:
+    if text.count("[") + text.count("{") > MAX_NESTED:
         _refuse_deep(value)
     return value
 
 
 def _refuse_deep(value: object) -> None:
     level = [value] if isinstance(value, dict | list) else []
-    for _ in range(MOST_NESTED):
+    for _ in range(MAX_NESTED):
         parts = [part for each in level for part in (each.values() if isinstance(each, dict) else each)]
         level = [part for part in parts if isinstance(part, dict | list)]
     if level:
@@ -92,8 +92,8 @@ def _constant(name: str) -> float:
 
 
 def _whole_number(text: str) -> int:
-    if len(text) > MOST_DIGITS:
-        raise ValueError(f"a number has {len(text)} digits; at most {MOST_DIGITS} are read")
+    if len(text) > MAX_DIGITS:
+        raise ValueError(f"a number has {len(text)} digits; at most {MAX_DIGITS} are read")
     return int(text)
 
 

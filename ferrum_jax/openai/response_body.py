@@ -15,7 +15,7 @@ from ferrum_jax.openai.asked import AskedText, BodyLimits
 from ferrum_jax.openai.bodies import asked_text, known_fields
 from ferrum_jax.openai.body_fields import OF_RESPONSES, fields_of, given
 from ferrum_jax.openai.body_rules import rules_of
-from ferrum_jax.openai.contents import MOST_PARTS
+from ferrum_jax.openai.contents import MAX_PARTS
 from ferrum_jax.openai.errors import FieldError, naming_fields
 from ferrum_jax.openai.json_text import JsonError, decoded
 
@@ -48,8 +48,8 @@ def input_messages(given: object) -> list[dict[str, Any]]:
         given = [{"role": "user", "content": given}]
     if not isinstance(given, list) or not given:
         raise FieldError(f"input is {quoted(given)}; it must be a string or a list with at least one item", "input")
-    if len(given) > MOST_PARTS:
-        raise FieldError(f"input has {len(given):,} items; at most {MOST_PARTS:,} are taken", "input")
+    if len(given) > MAX_PARTS:
+        raise FieldError(f"input has {len(given):,} items; at most {MAX_PARTS:,} are taken", "input")
     found: list[dict[str, Any]] = []
     is_open = False  # the last message is an assistant's that may go on
     for index, item in enumerate(given):

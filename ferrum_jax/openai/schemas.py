@@ -23,7 +23,7 @@ def body_schema(body: str, door: str) -> dict[str, Any]:
     needed = [name for name in _NEEDED.get(body, ()) if name in known]
     schemas = {name: _OF_ONE.get((body, name), field.schema) for name, field in known.items()}
     properties = {name: _value(field.says, schemas[name], name in needed) for name, field in known.items()}
-    if body in (*BODIES, *CLASSES):
+    if body in BODIES:
         refused = rules_of(body, door).refused
         properties |= {name: _harmless(*said) for name, said in refused.items() if name not in known}
     return {

@@ -1,4 +1,4 @@
-"""What values of bodies look like, as JSON schemas: numbers, texts, prompts, messages, tools, structures."""
+"""JSON schemas of the values of bodies: numbers, texts, prompts, messages, tools, structures."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What a mesh, a bundle or a job would take, before anything runs."""
+"""The costs of a mesh, a bundle or a job, before anything runs."""

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Sequence
 
 from ferrum_jax.core.plan import StepPlan
 from ferrum_jax.inputs.sizes.engine_sizes import Reach
-from ferrum_jax.inputs.sizes.invariance import FEWEST_ROWS
+from ferrum_jax.inputs.sizes.invariance import MIN_ROWS
 from ferrum_jax.io.ints import ceil_div, round_up
 
 SMALLEST_MIXED_TOKENS = 16
@@ -26,7 +26,7 @@ _ACCELERATOR_ROWS = 8  # rows of a tile of their vector units: fewer take as lon
 _ACCELERATOR_MIXED_TOKENS = 128
 _FINE_TOKENS = 256  # from here on a mixed step's time grows with its tokens, so sizes lie closer
 _WIDTH_STEP = 4  # from one table width to the next
-_LEAST_WIDTH_TOKENS = 1024  # narrower tables save nothing, and requests of other lengths would share no executable
+_MIN_WIDTH_TOKENS = 1024  # narrower tables save nothing, and requests of other lengths would share no executable
 FIRST_TOKENS = 128  # of the first forward on the CPU, where a step takes longer the more tokens it has
 FIRST_ROWS = 16  # of the first decode there
 # Places of a step with drafts: so many tokens take little longer than one, because weights are what takes long.
@@ -49,7 +49,7 @@ class Bucket:
 
     @property
     def kind(self) -> tuple[bool, bool]:
-        """What its steps may have beyond those of other buckets."""
+        """Features that only this bucket's steps may have."""
         return self.adapted, self.imaged
 
     def __str__(self) -> str:
@@ -113,7 +113,7 @@ class Ladder:
         return (*self.largest, self.row_buckets[-1], *self.drafts_of(self.largest[:1]))
 
     def draft_of(self, bucket: Bucket) -> DraftBucket | None:
-        """What predicts one token more behind a forward; None where nothing does.
+        """The bucket that predicts one token more behind a forward, or None.
 
         A row has one draft at most, hence two places; one place where no row computes more than one token.
         """
@@ -247,8 +247,8 @@ def make_ladder(
     mode for these alone. images: mixed buckets are there a second time for steps in which tokens are of images.
     """
     if invariant:
-        rows = max(max_num_seqs, FEWEST_ROWS)
-        tokens = _powers(FEWEST_ROWS, max(max_num_batched_tokens, FEWEST_ROWS))
+        rows = max(max_num_seqs, MIN_ROWS)
+        tokens = _powers(MIN_ROWS, max(max_num_batched_tokens, MIN_ROWS))
         decode: Sequence[int] = ()
     else:
         rows = max_num_seqs
@@ -274,7 +274,7 @@ def choose_table_width(max_model_len: int, block_size: int, reach: Reach | None)
     """M: blocks of the longest request that may come, or of a known set's longest, in few sizes that jobs share."""
     width = ceil_div(max_model_len, block_size)
     if reach is not None and reach.request_tokens is not None:
-        least = max(reach.request_tokens, _LEAST_WIDTH_TOKENS)
+        least = max(reach.request_tokens, _MIN_WIDTH_TOKENS)
         while ceil_div(width, _WIDTH_STEP) * block_size >= least:
             width = ceil_div(width, _WIDTH_STEP)
     return width

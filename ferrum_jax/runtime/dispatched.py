@@ -1,4 +1,4 @@
-"""What was dispatched and not yet fetched: a step, and log-probabilities of a prompt."""
+"""Dispatched and not yet fetched results: a step, and log-probabilities of a prompt."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ class DraftLayer:
         return tuple(self.head.weights[name] for name in self.names)
 
     def pick(self, arrays: Sequence[jax.Array]) -> tuple[jax.Array, ...]:
-        """What it reads, of the model's arrays in the order of its weights."""
+        """The arrays that the layer reads, in the order of its weights."""
         named = dict(zip(self.head.weights, arrays, strict=True))
         return tuple(named[name] for name in self.names)
 

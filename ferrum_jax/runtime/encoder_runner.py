@@ -13,7 +13,7 @@ from ferrum_jax.io.ints import ceil_div
 from ferrum_jax.runtime.compile.deferred import Prepared
 from ferrum_jax.runtime.encoder_runtime import POOLINGS, EncoderBucket
 
-_MOST_SMALL_STEPS = 4  # in place of one large one: each has its dispatch, and on accelerators reads all weights
+_MAX_SMALL_STEPS = 4  # in place of one large one: each has its dispatch, and on accelerators reads all weights
 
 
 class WholeText(NamedTuple):
@@ -93,7 +93,7 @@ class EncoderRunner:
         few, many = min(buckets), max(buckets)
         of_tokens = ceil_div(num_tokens, self._num_shards * few.num_tokens)
         small_steps = max(of_tokens, ceil_div(num_texts, self._num_shards * few.num_texts))
-        fits = small_steps <= _MOST_SMALL_STEPS and small_steps * few.num_tokens < many.num_tokens
+        fits = small_steps <= _MAX_SMALL_STEPS and small_steps * few.num_tokens < many.num_tokens
         return few if fits else many
 
 

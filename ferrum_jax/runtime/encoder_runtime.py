@@ -36,7 +36,7 @@ from ferrum_jax.runtime.settled import resolve_dtype, shared_refusals
 
 POOLINGS = ("mean", "cls", "last")
 SHORTEST = 16  # tokens of the shortest bucket's texts
-FEWEST_TOKENS = 128
+MIN_TOKENS = 128
 _INVARIANT_TEXTS = 2  # XLA:CPU takes other dots for the attention of one
 _TOKENS_ON_CPU = 512  # of a step: a token of a larger one takes as long, and the last step of a length is emptier
 # What an encoder reads of EngineConfig; it has no KV, no sampling and no requests that run on. Drafts and the defaults
@@ -134,7 +134,7 @@ def encoder_buckets(
 
     buckets = set()
     for length in lengths:
-        few = max(FEWEST_TOKENS, length)
+        few = max(MIN_TOKENS, length)
         num_few = texts(few, length)
         num_many = max(num_few, min(texts(max_num_batched_tokens, length), max_num_seqs))
         many = max(few, min(max_num_batched_tokens, num_many * length))

@@ -27,7 +27,7 @@ _SCORE_FIELDS = ("places", "following", "slots", "positions")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ForwardInputs:
-    """What a forward sees of a plan, as traced arrays."""
+    """A forward's view of a plan, as traced arrays."""
 
     slots: jax.Array  # [R] int32
     starts: jax.Array  # [R] int32
@@ -44,7 +44,7 @@ class ForwardInputs:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SampleInputs:
-    """What sampling sees of a plan, as traced arrays: R places, of rows with drafts several."""
+    """Sampling's view of a plan, as traced arrays: R places, several for a row with drafts."""
 
     slots: jax.Array  # [R] int32
     positions: jax.Array  # [R] int32, that the drawn token takes
@@ -58,7 +58,7 @@ class SampleInputs:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ScoreInputs:
-    """What a tile of prompt log-probabilities is asked of, as traced arrays."""
+    """The tokens of a tile of prompt log-probabilities, as traced arrays."""
 
     places: jax.Array  # [n] int32, the token among those of the forward
     following: jax.Array  # [n] int32, the prompt's next token
@@ -139,7 +139,7 @@ def pack_places(plans: Sequence[ShardPlan], num_places: int) -> np.ndarray:
 
 
 def _of_places(plan: ShardPlan) -> Sequence[np.ndarray]:
-    """What sampling is told of each place, in the order of its fields, but for masks."""
+    """Sampling's inputs of each place, in the order of its fields, but for masks."""
     last = np.maximum(np.cumsum(plan.counts) - 1, 0)  # a row that computes nothing samples from a prompt slot
     of_prompts = plan.source_slots, plan.target_slots
     values = plan.slots, plan.starts + plan.counts, last, plan.samples > 0, *of_prompts
@@ -147,7 +147,7 @@ def _of_places(plan: ShardPlan) -> Sequence[np.ndarray]:
 
 
 def _by_place(plan: ShardPlan, values: Sequence[np.ndarray]) -> Sequence[np.ndarray]:
-    """What `_of_places` says of rows [rows] each, of their places: each draws one token before the place after it.
+    """`_of_places` from values of rows [rows]: each place draws one token before the place after it.
 
     The entry of a prompt is its last token's, which is the row's first place.
     """

@@ -33,7 +33,7 @@ _choose = jax.jit(choose_keys, static_argnames=("implementation",))
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LayerSchedule:
-    """What a layer's attention needs of a step: who computes it, the schedule for it, and that of its indexer."""
+    """A layer's attention in a step: its implementation, its schedule, and its indexer's schedule."""
 
     implementation: str | None = None
     attention: Any = None
@@ -43,7 +43,7 @@ class LayerSchedule:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ClipSchedule:
-    """What a layer that attends to clips needs of a step. Each token is behind all positions of its clip.
+    """A layer's attention to clips in a step. Each token is behind all positions of its clip.
 
     attention: of tokens that are each a row of its own, whose last position is the clip's. A kernel writes what it
     computes there, so it is given what is there: in `blocks` [T] int32, at `offset`.
@@ -70,7 +70,7 @@ class _LayerKind:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _LayerOperands:
-    """What a layer is given beside its weights, its caches and the residual."""
+    """A layer's operands beside its weights, its caches and the residual."""
 
     beside: LayerArguments
     schedule: Any

@@ -76,7 +76,7 @@ class ModelLayout:
 
     @property
     def recorded(self) -> dict[str, str]:
-        """What a job records of its steps beside the machine."""
+        """The entries of a job's record about its steps, beside the machine."""
         return {}
 
     @property
@@ -107,12 +107,12 @@ class Layout(ModelLayout):
 
     @functools.cached_property
     def head(self) -> Head:
-        """What makes logits."""
+        """The head, which makes logits."""
         return Head.of(self.graph, self.decoder_targets, self.pools.hidden, self.options, self.adapters)
 
     @functools.cached_property
     def draft_layer(self) -> DraftLayer | None:
-        """What predicts one token more; None where nothing does."""
+        """The layer that predicts one token more, or None."""
         return DraftLayer(self.head) if self.ladder.predicts else None
 
     @functools.cached_property
@@ -151,7 +151,7 @@ class Layout(ModelLayout):
         return min(self.max_model_len, self.ladder.buckets[-1].table_width * self.options.block_size)
 
     def sizes(self, config: EngineConfig) -> EngineSizes:
-        """What a data shard has room for: what the config asks for, within what was laid out."""
+        """A data shard's sizes: the config's, within the layout."""
         ledger, groups = self.ledger, self.ledger.groups
         rows, most = config.max_num_seqs or self.max_num_seqs, config.num_blocks or ledger.num_blocks
         return EngineSizes(

@@ -42,7 +42,7 @@ from ferrum_jax.runtime.step_options import compiler_options
 StepPart = Bucket | RowBucket | DraftBucket
 Part = StepPart | str
 DECODES_AT_ONCE = 20_000_000  # weights of layers from which on 112 tokens of padding take a twentieth of a second
-LEAST_PIECE_BYTES = 192 << 20  # whose reading takes 8 ms; between two pieces cores stand still for 0.1 ms
+MIN_PIECE_BYTES = 192 << 20  # whose reading takes 8 ms; between two pieces cores stand still for 0.1 ms
 TOKENS_AS_BYTES = 4  # of a step: with so many a layer takes as long for its arithmetic as for its bytes
 OF_SCORES = ("score", "score_all")
 OTHERS = (*OF_SCORES, "write_slot", "write_masks", "write_drafts", "copy_blocks", "fresh_pools")
@@ -200,7 +200,7 @@ def _programs_of_tower(
 
 
 def parts_of_tower(layout: Layout) -> tuple[str, ...]:
-    """What fills slots of images or clips, in order of use; nothing of a model that reads text alone."""
+    """The programs that fill slots of images or clips, in order of use; () for a model of text alone."""
     if layout.images is None:
         return ()
     fresh = () if isinstance(layout.images, ClipSlots) else (OF_IMAGES,)
@@ -215,12 +215,12 @@ def _layers_together(layout: Layout, bucket: Bucket) -> int | None:
     num_layers = layout.spec.num_hidden_layers
     num_bytes = sum(weight.size * weight.dtype.itemsize for weight in _weights_of_layers(layout))
     of_layer = num_bytes / num_layers * max(1, bucket.num_tokens // TOKENS_AS_BYTES)
-    together = max(1, math.ceil(LEAST_PIECE_BYTES / of_layer))
-    return together if together * 3 <= num_layers or LEAST_PIECE_BYTES == 0 else None
+    together = max(1, math.ceil(MIN_PIECE_BYTES / of_layer))
+    return together if together * 3 <= num_layers or MIN_PIECE_BYTES == 0 else None
 
 
 def _kernels_of(layout: Layout) -> str:
-    """What a step's kernels are specialised to on a device, in words; "" where it has none."""
+    """The sizes that a step's kernels are specialised to on a device, in words; "" without kernels."""
     options, own = layout.options, layout.options.local.attention
     if options.implementation == "xla":
         return ""
@@ -301,7 +301,7 @@ def in_order_of_use(layout: Layout) -> Iterator[Part]:
 
 
 def _first_parts(layout: Layout) -> list[Bucket | RowBucket]:
-    """What a start makes of the ladder: no decode of its own for a model so small that its compile pays late."""
+    """The ladder's parts that a start compiles: no decode bucket for a model so small that its compile pays late."""
     parts = layout.ladder.first_parts(_first_tokens(layout))
     if sum(weight.size for weight in _weights_of_layers(layout)) >= DECODES_AT_ONCE:
         return [*parts]

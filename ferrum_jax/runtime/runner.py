@@ -292,7 +292,7 @@ class Runner:
         return InFlight(plan=plan, bucket=bucket, _rows=rows, _last=last, _experts=experts, _drafts=drafts, _done=done)
 
     def begin_scores(self, *, every: bool) -> DeferredExecutable | None:
-        """What `score`, or `score_all`, waits for: it is being compiled, or could not be. None where it is there."""
+        """The compile that `score`, or `score_all`, waits for or failed with; None once it is there."""
         part = self._executables.others.deferred("score_all" if every else "score")
         if not part.compiles or (part.done and part.error() is None):
             return None
@@ -309,7 +309,7 @@ class Runner:
         return self._by_tiles(self._executables["score"], asked, tops=tops, named=named)
 
     def score_all(self, asked: Sequence[np.ndarray]) -> Scores:
-        """The same over the whole vocabulary: [tokens, 1 + V] words, the token that follows and each token's."""
+        """`score` over the whole vocabulary: [tokens, 1 + V] words, the token that follows and each token's."""
         return self._by_tiles(self._executables["score_all"], asked, tops=False)
 
     def _by_tiles(

@@ -24,7 +24,7 @@ from checkpoints.stored_weight import weight_of
 from ferrum_jax.inputs.sizes import invariance
 from ferrum_jax.models.families.registry import bind
 from ferrum_jax.models.layers.adapted_weight import put_adapters
-from ferrum_jax.models.sharding import on_mesh, partition, partitions
+from ferrum_jax.models.sharding import on_mesh, partitions, trace_update
 from ferrum_jax.models.sharding.shards import DATA
 from ferrum_jax.runtime import sampling
 from ferrum_jax.runtime.inputs import SampleInputs, sample_words, score_words, unpack_sample, unpack_score
@@ -36,7 +36,7 @@ from pallas_kernels.low_rank import pairs_of
 
 MASKS_AT_ONCE = 32  # that one call writes
 SCORE_TILE = 64  # prompt tokens whose logits exist at once
-assert SCORE_TILE == invariance.FEWEST_ROWS, "invariant tiles of rows and of prompt tokens have one shape"
+assert SCORE_TILE == invariance.MIN_ROWS, "invariant tiles of rows and of prompt tokens have one shape"
 
 Shapes = Mapping[str, jax.ShapeDtypeStruct]
 SampleResult = tuple[jax.Array, jax.Array, jax.Array, jax.Array]
@@ -85,7 +85,7 @@ class Head:
         return *(self.weights[name] for name in self.names), *of_adapters
 
     def pick(self, arrays: Sequence[jax.Array], adapters: tuple[jax.Array, ...] = ()) -> tuple[jax.Array, ...]:
-        """What the head reads: of the model's arrays, in the order of its weights, and of those of adapters."""
+        """The arrays that the head reads: the model's, in the order of its weights, and adapters' ones."""
         named = dict(zip(self.weights, arrays, strict=True))
         of_adapters = () if self.adapters is None else self.adapters.of_head(adapters)
         return *(named[name] for name in self.names), *of_adapters
@@ -121,7 +121,7 @@ class Head:
 
 
 def make_sample(head: Head, num_rows: int, options: StepOptions) -> Callable[..., SampleResult]:
-    """What samples the rows of a row bucket; slots and prompts are to be donated."""
+    """The function that samples a row bucket's rows; slots and prompts are to be donated."""
 
     def sample(
         weights: tuple[jax.Array, ...],
@@ -167,7 +167,7 @@ def make_score(head: Head, *, every: bool) -> Callable[..., tuple[jax.Array]]:
 
 
 def trace_sample(head: Head, pools: Pools, num_rows: int, options: StepOptions, mesh: Mesh) -> jax.stages.Traced:
-    """What samples the rows of a row bucket on a mesh, ready to be lowered. Slots and prompts are donated."""
+    """The traced function that samples a row bucket's rows on a mesh. Slots and prompts are donated."""
     sample: Callable[..., Any] = make_sample(head, num_rows, options)
     blob = on_mesh(mesh, (sample_words(num_rows),), jnp.int32, "words")
     arguments = (head.shapes, pools.slots, pools.prompts, pools.masks, pools.hidden, blob)
@@ -201,12 +201,8 @@ def trace_write_slot(pools: Pools, mesh: Mesh) -> jax.stages.Traced:
     def write(slots: jax.Array, slot: jax.Array, record: jax.Array) -> jax.Array:
         return sampling.write_slot(slots, slot[0], record)
 
-    record = jax.ShapeDtypeStruct(pools.slots.shape[1:], jnp.int32)
-    arguments = (pools.slots, on_mesh(mesh, (1,), jnp.int32, "slots"), record)
-    if mesh.size > 1:
-        specs = (*partitions(arguments[:2]), partition(None))
-        write = jax.shard_map(write, mesh=mesh, in_specs=specs, out_specs=specs[0], check_vma=False)
-    return jax.jit(write, donate_argnums=(0,)).trace(*arguments)
+    record = on_mesh(mesh, pools.slots.shape[1:], jnp.int32, None)
+    return trace_update(write, (pools.slots, on_mesh(mesh, (1,), jnp.int32, "slots"), record), mesh)
 
 
 def trace_write_drafts(pools: Pools, mesh: Mesh) -> jax.stages.Traced:
@@ -216,11 +212,8 @@ def trace_write_drafts(pools: Pools, mesh: Mesh) -> jax.stages.Traced:
         rows, positions, token_ids = blob.reshape(3, -1)
         return sampling.append_tokens(slots, rows, positions, token_ids, rows < slots.shape[0])
 
-    arguments = (pools.slots, on_mesh(mesh, (3 * most_drafts(pools, mesh.shape[DATA]),), jnp.int32, "words"))
-    if mesh.size > 1:
-        specs = partitions(arguments)
-        write = jax.shard_map(write, mesh=mesh, in_specs=specs, out_specs=specs[0], check_vma=False)
-    return jax.jit(write, donate_argnums=(0,)).trace(*arguments)
+    blob = on_mesh(mesh, (3 * most_drafts(pools, mesh.shape[DATA]),), jnp.int32, "words")
+    return trace_update(write, (pools.slots, blob), mesh)
 
 
 def most_drafts(pools: Pools, num_shards: int) -> int:
@@ -232,11 +225,7 @@ def trace_write_masks(pools: Pools, mesh: Mesh) -> jax.stages.Traced:
     """The write of masks of each data shard, to be lowered; the pool is donated."""
     rows = on_mesh(mesh, (MASKS_AT_ONCE, pools.masks.shape[1]), jnp.int32, "slots", None)
     arguments = (pools.masks, on_mesh(mesh, (MASKS_AT_ONCE,), jnp.int32, "slots"), rows)
-    write: Callable[..., Any] = sampling.write_masks
-    if mesh.size > 1:
-        specs = partitions(arguments)
-        write = jax.shard_map(write, mesh=mesh, in_specs=specs, out_specs=specs[0], check_vma=False)
-    return jax.jit(write, donate_argnums=(0,)).trace(*arguments)
+    return trace_update(sampling.write_masks, arguments, mesh)
 
 
 def _pad_rows(a: jax.Array, count: int) -> jax.Array:
@@ -276,7 +265,7 @@ def _sample_rows(
 
     if not options.invariant:
         return by_row(states, draw, inputs.slots, inputs.positions, active, inputs.mask_ids)
-    R, tile = len(active), invariance.FEWEST_ROWS
+    R, tile = len(active), invariance.MIN_ROWS
     padded = -R % tile  # the last tile must not reach back into rows already done
     whole = [_pad_rows(a, padded) for a in (states, inputs.slots, inputs.positions, active, inputs.mask_ids)]
 

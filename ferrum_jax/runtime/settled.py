@@ -37,7 +37,7 @@ _CLIPS_AGAIN = 4  # of so many rows' clips, one more is kept
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Room:
-    """What memory decides where a config leaves it open: rows of a data shard, and its pool in blocks or in bytes.
+    """Sizes by memory where a config leaves them open: rows of a data shard, and its pool in blocks or in bytes.
 
     why: a sentence of why the rows are fewer than by default, or "".
     """
@@ -49,7 +49,7 @@ class Room:
 
     @classmethod
     def of(cls, config: EngineConfig) -> Room:
-        """What the config names."""
+        """The sizes that the config names."""
         return cls(
             max_num_seqs=config.max_num_seqs, num_blocks=config.num_blocks, kv_memory_bytes=config.kv_memory_bytes
         )
@@ -57,7 +57,7 @@ class Room:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Settled:
-    """What all of a layout follows from. spec: fitted to max_model_len. target: a device of the mesh.
+    """The settled decisions that a layout follows from. spec: fitted to max_model_len. target: a device of the mesh.
 
     config: as it was asked for. implementation: of attention. why_bounded: in a sentence why blocks are larger or rows
     fewer than they are by default; "" where they are not.
@@ -77,7 +77,7 @@ class Settled:
 
     @functools.cached_property
     def options(self) -> StepOptions:
-        """What is fixed for all steps."""
+        """The options of all steps."""
         config = self.config
         return StepOptions(
             spec=self.spec,
@@ -129,7 +129,7 @@ class Settled:
         return most_places(limits.max_num_seqs, limits.max_num_batched_tokens, accelerator=accelerator)
 
     def ladder(self, reach: Reach | None = None, limits: Limits | None = None) -> Ladder:
-        """The buckets for requests of this reach, None for any. limits: others than its own."""
+        """The buckets for requests of this reach, None for any reach. limits: in place of its own."""
         limits, config = limits or self.limits, self.config
         ladder = make_ladder(
             max_num_seqs=limits.max_num_seqs,
@@ -158,7 +158,7 @@ class Settled:
 
 
 def settle(spec: ModelSpec, config: EngineConfig, mesh: Mesh, room: Room | None = None) -> Settled:
-    """What is decided for a model, a config and a mesh. room: what memory decided; None takes what the config names.
+    """The decisions for a model, config and mesh. room: sizes by memory; None takes the config's.
 
     Blocks are larger, and only then rows fewer, where attention has no room for the default and the config leaves them
     open: whatever requests will come, because jobs share their executables. Raises ValueError with every reason why
@@ -244,7 +244,7 @@ def resolve_dtype(named: str, platform: str, on_accelerators: str) -> jnp.dtype:
 def shared_refusals(
     *, invariant: bool, platform: str, dtype: jnp.dtype, max_model_len: int, most_positions: int
 ) -> list[str]:
-    """What engines and encoders refuse alike: lengths beyond the model's, and invariance where it does not hold."""
+    """Refusals that engines and encoders share: lengths beyond the model's, and invariance where it cannot hold."""
     reasons = []
     if max_model_len > most_positions:
         reasons.append(

@@ -103,7 +103,7 @@ def _adapters(
     slots_of: AdapterSlots, arrays: tuple[jax.Array, ...], tokens: TokenLayout, options: StepOptions
 ) -> tuple[dict[str, LowRankSlots | ExpertSlots], Pairs]:
     """The slots of layers' weights by name, and which tokens of the step name them."""
-    tile = {"tile": invariance.FEWEST_ROWS} if options.invariant else {}
+    tile = {"tile": invariance.MIN_ROWS} if options.invariant else {}
     counts = {"num_tiles": slots_of.num_tiles, "slots_per_tile": slots_of.slots_per_tile}
     return slots_of.of_layers(arrays), pairs_of(tokens.adapter_slots, **counts, **tile)
 
@@ -299,7 +299,7 @@ def schedules_of(
 def _across(
     pool: KVPool, inputs: ForwardInputs, tokens: TokenLayout, bucket: Bucket, options: StepOptions
 ) -> LayerSchedule:
-    """What layers that attend to a clip need of the step: each token is a row of its own, behind all positions."""
+    """The schedule of layers that attend to a clip: each token is a row of its own, behind all positions."""
     sound = options.spec.sound
     assert sound is not None, "layers attend to a clip"
     size, T = options.block_size, bucket.num_tokens

@@ -29,10 +29,10 @@ _TPU7X_OPTIONS = {"xla_tpu_control_large_2nd_minor_layout_for_x16": "false"}
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StepOptions:
-    """What is fixed for all steps of an engine.
+    """The options of all steps of an engine.
 
     shards: devices that share the work of a step. expert_shards: data shards that have their experts together.
-    local: the spec with the heads of one device. target: one of them.
+    local: the spec with the heads of one device. target: the kind of device.
     """
 
     spec: ModelSpec
@@ -64,7 +64,7 @@ class StepOptions:
 
 
 def implementation_of(bucket: Bucket, options: StepOptions, pool: KVPool) -> str:
-    """What computes the attention of a bucket's steps over this pool."""
+    """The implementation of attention in a bucket's steps over this pool."""
     return serving(
         options.implementation,
         is_latent=pool.is_latent,
@@ -129,7 +129,7 @@ def attention_config(
 
 
 def compiler_options(options: StepOptions) -> dict[str, str] | None:
-    """What a step asks of its target's compiler."""
+    """The compiler's options for a step on its target."""
     if options.invariant:
         return invariance.COMPILER_OPTIONS
     if options.target.platform != "tpu":

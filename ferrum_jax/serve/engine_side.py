@@ -1,49 +1,37 @@
 """EngineSide: what of a server runs beside the engine. It takes messages of `wire.py` and sends others back.
 
-Requests of texts to embed are tokenised here, where the checkpoint's own rules for them are.
+Texts that are read are tokenised here, where the checkpoint's own rules for them are.
 """
 
 from __future__ import annotations
 
-import base64
 import contextlib
-import dataclasses
 import functools
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
-
-import numpy as np
+from typing import Any
 
 from ferrum_jax.async_llm import live_stats
 from ferrum_jax.core.delta import Delta
-from ferrum_jax.core.outputs import ABORTED, unit_length
 from ferrum_jax.core.params_codec import params_of_json
 from ferrum_jax.core.request_options import RequestOptions
-from ferrum_jax.engine.engine_thread import Answer, EngineThread, Ticket
-from ferrum_jax.inputs.prompt import VECTOR_ARGUMENTS
+from ferrum_jax.engine.engine_thread import Aborted, Answer, EngineThread, Ticket
+from ferrum_jax.engine.thread_tasks import Parts, TaskTicket, ThreadTasks, finished
 from ferrum_jax.io.watched_threads import WatchedPool, start_thread
 from ferrum_jax.llm import LLM
 from ferrum_jax.serve.control import changing_facts, control
 from ferrum_jax.serve.folders_below import folder_below
 from ferrum_jax.serve.link.outbox import Outbox
-from ferrum_jax.serve.link.wire import Message
+from ferrum_jax.serve.link.wire import Message, wire_reading
 from ferrum_jax.serve.link.wire_images import with_images
 from ferrum_jax.tasks.embedder import UNTRAINED
-from ferrum_jax.tasks.score import TOLD
-from ferrum_jax.tasks.task import EngineRequest
+from ferrum_jax.tasks.reading import ReadingTasks
+from ferrum_jax.tasks.task import Task
 from ferrum_jax.tasks.transcription.whisper_transcriber import WhisperTranscriber
 
 _BEAT_S = 0.25
-
-
-class _AskedVector(NamedTuple):
-    """made_of: what is wanted of the pooled state; raises ValueError where that cannot be."""
-
-    text: EngineRequest
-    made_of: Callable[[np.ndarray], np.ndarray]
 
 
 class EngineSide:
@@ -68,7 +56,9 @@ class EngineSide:
         self._send = outbox.put
         self._ids: dict[Ticket, int] = {}
         self._tickets: dict[int, Ticket] = {}
-        self._texts: dict[Ticket, _AskedVector] = {}
+        self._tasks = ThreadTasks(thread, lambda: llm.calls.collector, waits=waits)
+        self._readings: dict[int, TaskTicket] = {}
+        self._reader = ReadingTasks(llm.model.tasks)
         self._stats_asked = False
         self._told_version = 0  # of the weights
         self.opened = threading.Event()  # HTTP takes requests
@@ -98,6 +88,8 @@ class EngineSide:
             pool.close()
         for ticket in list(self._ids):
             self.thread.abort(ticket)
+        for reading in list(self._readings.values()):
+            self._tasks.leave(reading)
 
     def take(self, message: Message) -> None:
         """Does what a message asks for; one that cannot be done is refused, and the next ones are taken."""
@@ -110,8 +102,8 @@ class EngineSide:
     def _do(self, kind: str, *rest: Any) -> None:
         if kind == "add":
             self._add(*rest)
-        elif kind in ("embed", "score"):
-            self._reads.submit(self._read, kind, self._ticket(rest[0]), *rest)  # a long text holds up no other message
+        elif kind == "read":
+            self._read(*rest)
         elif kind == "abort":
             self._abort(*rest)
         elif kind == "load_adapter":
@@ -139,9 +131,10 @@ class EngineSide:
     def _abort(self, request_id: int) -> None:
         ticket = self._tickets.get(request_id)
         if ticket is not None:
-            if self._forget(ticket) is not None:
-                self._texts.pop(ticket, None)
+            self._forget(ticket)
             self.thread.abort(ticket)
+        elif (reading := self._readings.pop(request_id, None)) is not None:
+            self._tasks.leave(reading)
 
     def _forget(self, ticket: Ticket) -> int | None:
         """The id of a request that ends now; None if it ended before."""
@@ -161,14 +154,8 @@ class EngineSide:
                 request_id = self._forget(ticket)
             if request_id is None:
                 continue
-            asked = self._texts.pop(ticket, None)
             if isinstance(answer, Exception):
-                kind = "invalid" if isinstance(answer, ValueError) else "failed"
-                messages.append(["refused", request_id, kind, str(answer)])
-            elif asked is not None and answer.beside is not None and answer.beside.embedding is not None:
-                messages.append(_vector(request_id, answer.beside.embedding, asked, answer.num_cached_tokens))
-            elif asked is not None:
-                messages.append(["refused", request_id, "aborted", ABORTED])
+                messages.append(_refusal(request_id, answer))
             else:
                 deltas.append(answer._replace(id=request_id, beside=None))
         for request_id in self._outbox.add(deltas) if deltas else ():
@@ -188,15 +175,16 @@ class EngineSide:
         self._send([["changed", changing_facts(self._llm)], ["done", request_id, found]])
 
     def _refuse(self, request_id: int, error: BaseException) -> None:
-        kind = "invalid" if isinstance(error, ValueError | OSError) else "failed"
-        if kind == "failed":
+        refusal = _refusal(request_id, error)
+        if refusal[2] == "failed":
             logging.getLogger("ferrum_jax.serve").error("a request of the engine failed", exc_info=error)
-        self._send([["refused", request_id, kind, str(error)]])
+        self._send([refusal])
 
     def _tell_weights(self) -> None:
         """On the engine's thread, before all that other weights answer, whoever gave them."""
         if self._told_version != self._llm.weights_version:
             self._told_version = self._llm.weights_version
+            self._reader = ReadingTasks(self._llm.model.tasks)  # a query that was read before is read again
             self._send([["changed", changing_facts(self._llm)]])
 
     def _control(self, request_id: int, verb: str, arguments: Mapping[str, Any]) -> None:
@@ -213,40 +201,37 @@ class EngineSide:
             raise ValueError(f"lora_name is {name!r}, which is loaded already; set load_inplace to replace it")
         self._llm.load_adapter(name, folder)
 
-    # -- vectors ---------------------------------------------------------------------------------------
+    # -- what is read ----------------------------------------------------------------------------------
 
-    def _read(self, kind: str, ticket: Ticket, request_id: int, content: Any, options: Mapping[str, Any]) -> None:
-        """A text that is embedded, or a pair that is scored; in a thread of its own."""
-        if ticket not in self._ids:  # who asked has left
-            return
-        try:
-            asked = (self._to_embed if kind == "embed" else self._to_score)(content, options)
-        except Exception as error:
-            self._answer([(ticket, error)])
-            return
-        self._texts[ticket] = asked
-        if ticket not in self._ids:
-            del self._texts[ticket]
-            return
-        self.thread.add(ticket, *asked.text)
+    def _read(self, request_id: int, kind: int, content: Mapping[str, Any]) -> None:
+        """Reads a text or a pair. A thread makes its tokens: a long one holds up no other message."""
+        task: Task[Any] | None = None
 
-    def _to_embed(self, prompt: str | list[int], options: Mapping[str, Any]) -> _AskedVector:
-        how = {name: options[name] for name in VECTOR_ARGUMENTS if name in options}
-        params = self._llm.model.embedder.params(**how)
-        if options.get("instruction") is not None:
-            raise ValueError(TOLD)
-        content = {_CONTENT[isinstance(prompt, str)]: prompt, "cache_salt": options.get("cache_salt") or None}
-        text = self._llm.model.embedder.request(content, params)
-        made_of = functools.partial(_cut_vector, normalize=params.normalize, dimensions=options.get("dimensions"))
-        return _AskedVector(text, made_of)
+        def answered(parts: Parts | Exception) -> None:
+            if self._readings.pop(request_id, None) is None:  # who asked has left
+                return
+            self._tell_weights()
+            try:
+                assert task is not None or isinstance(parts, Exception), "a task that has not begun gives no parts"
+                answer = finished(task, parts)  # type: ignore[arg-type]
+            except Exception as error:
+                self._send([_refusal(request_id, error)])
+            else:
+                self._send([["answer", request_id, wire_reading(answer)]])
 
-    def _to_score(self, pair: list[str], options: Mapping[str, Any]) -> _AskedVector:
-        scorer = self._llm.model.opened.scorer
-        assert scorer is not None, "only models that score are asked for scores"
-        truncate, instruction = bool(options.get("truncate")), options.get("instruction")
-        text = scorer.request(pair, truncate=truncate, instruction=instruction)
-        text = text._replace(options=dataclasses.replace(text.options, cache_salt=options.get("cache_salt") or ""))
-        return _AskedVector(text, lambda state: np.asarray([scorer.score(state)], np.float32))
+        def begin() -> None:
+            nonlocal task
+            if ticket.has_left:
+                return
+            try:
+                task = self._reader(kind, content)
+            except Exception as error:
+                answered(error)
+            else:
+                self._tasks.begin(ticket, task)
+
+        self._readings[request_id] = ticket = TaskTicket(answered)
+        self._reads.submit(begin)
 
     # -- how it goes -----------------------------------------------------------------------------------
 
@@ -269,24 +254,10 @@ class EngineSide:
             self._send([["stats", live_stats(self._llm)]])
 
 
-_CONTENT = ("prompt_token_ids", "prompt")
-
-
-def _vector(request_id: int, state: np.ndarray, asked: _AskedVector, num_cached: int) -> Message:
-    """What is asked for of a pooled state."""
-    try:
-        vector = asked.made_of(state)
-    except ValueError as error:
-        return ["refused", request_id, "invalid", str(error)]
-    content = base64.b64encode(np.ascontiguousarray(vector, "<f4").tobytes()).decode()
-    return ["vector", request_id, content, len(asked.text.token_ids), num_cached]
-
-
-def _cut_vector(state: np.ndarray, *, normalize: bool, dimensions: int | None) -> np.ndarray:
-    """The beginning of a vector. Cut first, so that what is left has length 1 where it is to."""
-    if (dimensions or 0) > len(state):
-        raise ValueError(f"dimensions is {dimensions}; the model's vectors have {len(state)}")
-    return unit_length(state[:dimensions]) if normalize else state[:dimensions]
+def _refusal(request_id: int, error: BaseException) -> Message:
+    invalid = isinstance(error, ValueError | OSError)
+    kind = "invalid" if invalid else "aborted" if isinstance(error, Aborted) else "failed"
+    return ["refused", request_id, kind, str(error)]
 
 
 def _read_from(folder: Path, sources: Any) -> dict[str, Any]:
@@ -308,13 +279,13 @@ def facts_of(llm: LLM) -> dict[str, Any]:
         "max_model_len": llm.max_model_len,
         "num_rows": llm.config.num_rows * llm.ledger.num_shards,
         "generates": model.generates,
+        "refusal": "" if model.generates else model.tasks.refusal,  # of what is to be generated
         "vocab_size": llm.spec.vocab_size,
         "startup_s": llm.startup_s,
         **changing_facts(llm),
         "scores": model.opened.scorer is not None,
         "compares": model.opened.scorer is None and model.embedder.compares,
         "of_vectors": [] if model.embedder.compares else [UNTRAINED],  # what an answer with vectors warns of
-        "prompts": sorted(model.embedder.layout.prompts),
         "texts": None if model.folder is None else str(model.folder),
         "forms": model.opened.forms.names,
     }

@@ -20,6 +20,7 @@ from ferrum_jax.serve.app.application import application
 from ferrum_jax.serve.batches.batch_process import BatchDesk
 from ferrum_jax.serve.engine_process import carry_messages
 from ferrum_jax.serve.engine_side import EngineSide
+from ferrum_jax.serve.http.served_prompts import ServedPrompts
 from ferrum_jax.serve.http.service import Service
 from ferrum_jax.serve.http.settings import ServerSettings
 from ferrum_jax.serve.link.engine_client import EngineClient, LocalLink
@@ -65,7 +66,8 @@ def _answering_batches(opened: AsyncLLM, settings: ServerSettings, on_failure: T
     side = EngineSide(opened.llm, opened.thread, outbox, waits=True)
     carry_messages(ours, outbox, side)
     desk = BatchDesk(settings, theirs)
-    work = start_thread(lambda: desk.run(lambda _: opened.llm.model.prompts), on_failure, name="ferrum-batches")
+    served = ServedPrompts(opened.llm.model.prompts, opened.llm.model.opened.texts.transcriber)
+    work = start_thread(lambda: desk.run(lambda _: served), on_failure, name="ferrum-batches")
     side.begin()
     try:
         yield

@@ -88,7 +88,7 @@ def generates_nothing(name: str, why: str) -> str:
     """The refusal of a request for text by a model that has none. name: of its architecture."""
     return (
         f"{name} {why} and generates nothing; ask it for vectors: LLM.embed, `ferrum-jax embed`, "
-        "or rows of a batch with `input`"
+        "/v1/embeddings, or rows of a batch with `input`"
     )
 
 
@@ -100,18 +100,23 @@ class RunningRequest:
     def __init__(self, request: EngineRequest) -> None:
         self.request = request
         self.output: Callable[[], RequestOutput] = lambda: NOT_BEGUN
-        self.tasks: list[_RunningTask] = []  # several if they share it
+        self.tasks: list[RunningTask] = []  # several if they share it
         self.has_ended = False
-        self.error: ValueError | None = None  # why the engine refused it
+        self.error: Exception | None = None  # why the engine refused it
 
     @property
     def has_partials(self) -> bool:
         """Whether a task wants to know how far it is."""
         return any(each.task.partial for each in self.tasks)
 
+    @property
+    def may_be_shared(self) -> bool:
+        """Whether another task may wait for it too, or have what it gave."""
+        return bool(self.tasks) or (self.has_ended and (self.error is None or isinstance(self.error, ValueError)))
 
-class _RunningTask:
-    """num_left: requests that have not ended."""
+
+class RunningTask:
+    """A task in flight. num_left: requests that have not ended. is_over: it was answered, or nobody waits for it."""
 
     __slots__ = ("is_over", "key", "num_left", "parts", "task")
 
@@ -139,8 +144,9 @@ class RunningTasks(Generic[Key, Answer]):
         """abort: called with each request in flight that no task waits for any more."""
         self.has_more = True
         self._source, self._abort = self._requests(tasks), abort
-        self._open: dict[_RunningTask, None] = {}
-        self._answers: deque[tuple[Key, Answer | ValueError]] = deque()
+        self._open: dict[RunningTask, None] = {}
+        self._answers: deque[tuple[Key, Any]] = deque()
+        self._before: Sequence[RunningRequest] = ()  # requests of the task that was begun last
 
     def next(self) -> RunningRequest | None:
         """The next request to begin; None if a task was answered instead, or none is left."""
@@ -155,7 +161,7 @@ class RunningTasks(Generic[Key, Answer]):
         while self._answers:
             yield self._answers.popleft()
 
-    def partials(self, tasks: Iterable[_RunningTask] | None = None) -> Iterator[tuple[Key, Answer]]:
+    def partials(self, tasks: Iterable[RunningTask] | None = None) -> Iterator[tuple[Key, Answer]]:
         """(key, answer so far) of these tasks, or of all; none of a task without partial answers."""
         for running in list(self._open if tasks is None else tasks):
             if running.task.partial is not None and not running.is_over:
@@ -174,8 +180,8 @@ class RunningTasks(Generic[Key, Answer]):
             if not running.num_left:
                 self._finish(running)
 
-    def refuse(self, request: RunningRequest, error: ValueError) -> None:
-        """The engine does not take the request."""
+    def refuse(self, request: RunningRequest, error: Exception) -> None:
+        """The engine does not take the request, or has failed with it."""
         request.has_ended, request.error = True, error
         for running in list(request.tasks):
             self._refuse(running, error)
@@ -185,52 +191,59 @@ class RunningTasks(Generic[Key, Answer]):
         self._source.close()
 
     def _requests(self, tasks: Iterable[tuple[Key, MakeTask[Answer]]]) -> Generator[RunningRequest | None, None, None]:
-        before: Sequence[RunningRequest] = ()
         for key, make in tasks:
             try:
-                running, new = self._begin(key, make(), before)
+                running, new = self.begin(key, make())
             except ValueError as error:
                 self._answers.append((key, error))
                 yield None
                 continue
-            before = running.parts
             if running.is_over:
                 yield None
             for request in new:
                 if not running.is_over:
                     yield request
 
-    def _begin(
-        self, key: Key, task: Task[Answer], before: Sequence[RunningRequest]
-    ) -> tuple[_RunningTask, list[RunningRequest]]:
-        """The task, and those of its requests that do not run yet. Raises ValueError if a shared one was refused."""
-        shared = {id(part.request): part for part in before if part.tasks or part.has_ended}
+    def begin(self, key: Key, task: Task[Answer]) -> tuple[RunningTask, list[RunningRequest]]:
+        """The task, and those of its requests that do not run yet: none if a shared one was refused, and with it this.
+
+        For callers that have tasks one by one; `next` does it with those of an iterable. A request with which the
+        engine failed is not shared.
+        """
+        shared = {id(part.request): part for part in self._before if part.may_be_shared}
         parts = [shared.get(id(request)) or RunningRequest(request) for request in task.requests]
-        error = next((part.error for part in parts if part.error is not None), None)
-        if error is not None:
-            raise error
-        running = _RunningTask(key, task, parts)
+        running = RunningTask(key, task, parts)
         self._open[running] = None
         for part in parts:
             part.tasks.append(running)
+        error = next((part.error for part in parts if part.error is not None), None)
+        if error is not None:
+            self._close(running, error)
+            return running, []
+        self._before = parts
         if not running.num_left:
             self._finish(running)
         return running, [part for part in parts if id(part.request) not in shared]
 
-    def _finish(self, running: _RunningTask) -> None:
+    def cancel(self, running: RunningTask) -> None:
+        """Nobody waits for the task; it gives no answer."""
+        self._refuse(running, None)
+        self._answers.pop()
+
+    def _finish(self, running: RunningTask) -> None:
         try:
             answer = running.task.finish(running.outputs())
         except ValueError as error:
             answer = error
         self._close(running, answer)
 
-    def _refuse(self, running: _RunningTask, error: ValueError) -> None:
+    def _refuse(self, running: RunningTask, error: Exception | None) -> None:
         self._close(running, error)
         for part in running.parts:
             if not (part.tasks or part.has_ended):
                 self._abort(part)
 
-    def _close(self, running: _RunningTask, answer: Any) -> None:
+    def _close(self, running: RunningTask, answer: Any) -> None:
         running.is_over = True
         del self._open[running]
         self._answers.append((running.key, answer))

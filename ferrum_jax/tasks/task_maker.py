@@ -106,9 +106,9 @@ class TaskMaker:
                 raise ValueError(f"prompt {number}: {error}") from error
         return found
 
-    def transcription(self, heard: HeardSound, key: object = "") -> Task[Transcription]:
-        """A sound that was read. key: seeds its windows, with their places."""
-        return heard.task(self.request, key)
+    def transcription(self, heard: HeardSound, key: object = "", priority: int = 0) -> Task[Transcription]:
+        """A sound that was read. key: seeds its windows, with their places. priority: lower runs first."""
+        return heard.task(self.request, key, priority)
 
     def pairs(self, truncate: bool = False, instruction: str | None = None) -> PairTasks:
         """Makes scores of the pairs of a call."""

@@ -51,7 +51,7 @@ _LONGEST_DATE, _LONGEST_ERROR = 100, 1000
 _MARK = "\ue000end of the last message\ue000\t "  # the white space at its end shows whether a template strips messages
 _NAME, _KEY, _VALUE, _TEXT = "probe_name", "probe_key", "probe_value", "probe_text"
 _ARGUMENTS = json.dumps({_KEY: _VALUE})
-_MOST_KEPT = 64  # of what was found out; roles are a user's words
+_MAX_KEPT = 64  # of what was found out; roles are a user's words
 _ASKED = {"role": "user", "content": "a"}
 _AS_IT_IS = re.compile(rf"""["']type["']\s*:\s*["']text["']|\{{'{_KEY}'""")  # a part or an object, written by Python
 
@@ -241,8 +241,8 @@ class TemplateMessages:
 
     def __init__(self, render: Callable[[Sequence[Message]], str], *, writes_calls: bool) -> None:
         self._render, self._writes_calls = render, writes_calls
-        self._takes = functools.lru_cache(_MOST_KEPT)(self._look_at_content)
-        self._calls = functools.lru_cache(_MOST_KEPT)(self._look_at_calls)
+        self._takes = functools.lru_cache(_MAX_KEPT)(self._look_at_content)
+        self._calls = functools.lru_cache(_MAX_KEPT)(self._look_at_calls)
 
     def readable(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
         """The messages. Raises ValueError for what is none."""

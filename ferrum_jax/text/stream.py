@@ -16,8 +16,8 @@ from typing import Protocol
 
 from ferrum_jax.text.tokenizer import Tokenizer
 
-_MOST_KEPT = 32  # automata; the choices of a request, and the rows of a job, have the same one
-_MOST_BYTES = 4  # of a character
+_MAX_KEPT = 32  # automata; the choices of a request, and the rows of a job, have the same one
+_MAX_BYTES = 4  # of a character
 
 
 class StopStrings:
@@ -74,7 +74,7 @@ class StopStrings:
         return found
 
 
-@functools.lru_cache(maxsize=_MOST_KEPT)
+@functools.lru_cache(maxsize=_MAX_KEPT)
 def stop_strings(stops: tuple[str, ...]) -> StopStrings:
     """The automaton of these, one for all who have the same."""
     return StopStrings(stops)
@@ -267,8 +267,8 @@ class _WindowText:
     def _all_but_last(self, text: str) -> str:
         """The last character is part of one whose other bytes may come; a few tokens before it say where it stands."""
         added = text[self._num_out : -1]
-        self._window = self._window[-2 * _MOST_BYTES :]
-        self._emitted = max(len(self._window) - _MOST_BYTES, 0)
+        self._window = self._window[-2 * _MAX_BYTES :]
+        self._emitted = max(len(self._window) - _MAX_BYTES, 0)
         self._num_out = len(self._tokenizer.raw_text(self._window)) - 1
         return added
 

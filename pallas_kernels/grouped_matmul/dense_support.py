@@ -10,7 +10,7 @@ from pallas_kernels.target import Target
 
 DENSE = "dense"  # the class of such experts
 _LANES = 128
-_MOST_BYTES = 2**22  # of weights in one transfer; two are in VMEM at once
+_MAX_BYTES = 2**22  # of weights in one transfer; two are in VMEM at once
 
 
 def tile_of(num_outputs: int, num_inputs: int) -> int | None:
@@ -20,7 +20,7 @@ def tile_of(num_outputs: int, num_inputs: int) -> int | None:
         for n in range(1, num_outputs // _LANES + 1)
         if num_outputs % n == 0 and num_outputs // n % _LANES == 0
     )
-    return next((tile for tile in tiles if 2 * tile * num_inputs <= _MOST_BYTES), None)
+    return next((tile for tile in tiles if 2 * tile * num_inputs <= _MAX_BYTES), None)
 
 
 def dense_refusals(weights: Any, dtype: Any, target: Target) -> list[str]:

@@ -17,7 +17,7 @@ from pallas_kernels.quantized_matmul.gpu.config import COLUMNS, ProductTiles
 from pallas_kernels.quantized_matmul.gpu.product_ops import in_order
 from pallas_kernels.quantized_matmul.mosaic_gpu import form_of, packed_stack
 
-_MOST_ROWS = 128
+_MAX_ROWS = 128
 
 
 def expert_mlp(
@@ -46,7 +46,7 @@ def expert_mlp(
 
 def choose_rows(num_pairs: int, num_experts: int) -> int:
     """Rows of a tile: about the pairs of an expert."""
-    return next((rows for rows in COLUMNS if rows * num_experts >= num_pairs), _MOST_ROWS)
+    return next((rows for rows in COLUMNS if rows * num_experts >= num_pairs), _MAX_ROWS)
 
 
 def grouped_product(

@@ -22,7 +22,7 @@ from pallas_kernels.quantized_matmul.tpu.few_rows import tile_of_outputs
 from pallas_kernels.quantized_matmul.tpu.operands import group_sums, in_chunks
 from pallas_kernels.target import Target
 
-_FEWEST_ROWS, _MOST_DENSE_ROWS = 16, 128  # of a bfloat16 tile; of one beside dense weights
+_MIN_ROWS, _MAX_DENSE_ROWS = 16, 128  # of a bfloat16 tile; of one beside dense weights
 _UNIT = 2 * LANES  # inputs
 _ROOMS = 2  # times the even share of pairs
 _VMEM_SHARE = 0.8
@@ -76,7 +76,7 @@ def usual_room(num_pairs: int, num_experts: int, *, num_here: int, rows: int) ->
 
 def choose_rows(num_pairs: int, num_experts: int, stacks: Sequence[jax.Array | QuantizedWeight]) -> int:
     """Rows of a tile: about the pairs of an expert, as far as every stack multiplies so few of them at once."""
-    rows = _FEWEST_ROWS
+    rows = _MIN_ROWS
     while rows * num_experts < num_pairs and all(_takes(2 * rows, stack) for stack in stacks):
         rows *= 2
     return rows
@@ -84,7 +84,7 @@ def choose_rows(num_pairs: int, num_experts: int, stacks: Sequence[jax.Array | Q
 
 def _takes(rows: int, stack: jax.Array | QuantizedWeight) -> bool:
     if not isinstance(stack, QuantizedWeight):
-        return rows <= _MOST_DENSE_ROWS
+        return rows <= _MAX_DENSE_ROWS
     return stack.kernels is None or are_few(rows, form_of(stack), stack.kernels)
 
 

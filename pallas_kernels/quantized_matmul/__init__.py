@@ -17,7 +17,7 @@ from pallas_kernels.target import Target
 INPUTS, OUTPUTS = 256, 128  # multiples of them on one device
 _EXPERTS_UNITS = 64, 64  # of experts in 4 bits with groups: their last chunk of inputs may be in part
 _DEPTHS = (128, 256)  # inputs of one product of the matrix units
-_LEAST_GROUP = 32
+_MIN_GROUP = 32
 BY_INT8 = "by int8"  # how the class of forms ends that are multiplied exactly
 _BYTES_PER_INPUT, _SHARE_OF_ROWS = 2**10, 0.6  # 256 rows of bfloat16, twice
 __all__ = [
@@ -61,8 +61,8 @@ def refusals(weight: QuantizedWeight, dtype: jnp.dtype, target: Target) -> list[
             f"rows of {inputs} inputs do not fit {target.generation}'s vector memory; spread them over devices"
         )
     group = inputs // weight.scales.shape[-1]
-    if group != inputs and (group < _LEAST_GROUP or any(group % d and d % group for d in _DEPTHS)):
-        reasons.append(f"a group has {group} inputs; it takes {_LEAST_GROUP} or more that fit into or fill {_DEPTHS}")
+    if group != inputs and (group < _MIN_GROUP or any(group % d and d % group for d in _DEPTHS)):
+        reasons.append(f"a group has {group} inputs; it takes {_MIN_GROUP} or more that fit into or fill {_DEPTHS}")
     if weight.activations == "int8" and weight.kind == "int8" and target.int8_ops_per_s is None:
         reasons.append(f"{target.generation} has no int8 product, which 'xla' makes exactly")
     if weight.ndim > 2:

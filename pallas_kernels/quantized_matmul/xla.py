@@ -14,7 +14,7 @@ from pallas_kernels.quantized_matmul.activations import Rounded, rounded
 from pallas_kernels.quantized_matmul.weight import QuantizedWeight, decode, scales, values
 
 # XLA:CPU multiplies one row of int8 at 1 GFLOP/s, [3072, 1024], two cores, jax 0.10.2; 2 rows at 25, 16 at 270.
-_FEWEST_INT8_ROWS = 8
+_MIN_INT8_ROWS = 8
 
 
 def quantized_matmul(
@@ -47,7 +47,7 @@ def _codes_dot(tokens: Rounded, weight: QuantizedWeight, dtype: jnp.dtype) -> ja
     if tokens.codes.dtype != jnp.int8 or weight.kind != "int8" or weight.zeros is not None:
         return _dot(tokens.codes.astype(dtype), values(weight).astype(dtype), jnp.float32)
     num_rows = tokens.codes.shape[0]
-    codes = jnp.pad(tokens.codes, ((0, max(0, _FEWEST_INT8_ROWS - num_rows)), (0, 0)))
+    codes = jnp.pad(tokens.codes, ((0, max(0, _MIN_INT8_ROWS - num_rows)), (0, 0)))
     return _dot(codes, weight.codes, jnp.int32)[:num_rows].astype(jnp.float32)
 
 

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from pallas_kernels.row_recurrence.heads_tile import BLOCK
 
 _LANES, _SUBLANES = 128, 8
-_MOST_BYTES = 2**21  # of states in one transfer; four are in VMEM at once
+_MAX_BYTES = 2**21  # of states in one transfer; four are in VMEM at once
 TILE_BYTES = 2**20  # likewise, where many tokens change them at once
 
 
-def turns_of_row(state: Sequence[int], num_groups: int, most_bytes: int = _MOST_BYTES) -> int:
+def turns_of_row(state: Sequence[int], num_groups: int, most_bytes: int = _MAX_BYTES) -> int:
     """Transfers of a row's states (N, ...) float32: the fewest of equal heads that lie within groups, or hold whole
     ones."""
     N, (size, lanes) = state[0], state[1:]
@@ -24,8 +24,8 @@ def refusals(state: Sequence[int]) -> list[str]:
     _, size, lanes = state
     if size % _SUBLANES or lanes % _LANES:
         return [f"states of {size} by {lanes} are no multiples of {_SUBLANES} by {_LANES}"]
-    if 4 * size * lanes > _MOST_BYTES:
-        return [f"a state of {size} by {lanes} has more than {_MOST_BYTES} bytes"]
+    if 4 * size * lanes > _MAX_BYTES:
+        return [f"a state of {size} by {lanes} has more than {_MAX_BYTES} bytes"]
     return []
 
 

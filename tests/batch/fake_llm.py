@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 
 from ferrum_jax.batch.batch_llm import RowRequest
-from ferrum_jax.batch.input.formats import EMBEDS, SCORES
 from ferrum_jax.core.outputs import CompletionOutput, EmbeddingOutput, Logprob, RequestOutput, ScoreOutput
 from ferrum_jax.inputs.identity import ModelIdentity
 from ferrum_jax.inputs.prompt import take_apart
+from ferrum_jax.openai.asked import EMBEDS, SCORES
 from ferrum_jax.sampling_params import SamplingParams
 
 IDENTITY = ModelIdentity(

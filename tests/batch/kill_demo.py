@@ -9,8 +9,6 @@ are preempted. Half of the kills are SIGKILL; the others are SIGTERM, after whic
 equal bits, as on an accelerator, each row still has one line, and what the journal holds never changes.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os
@@ -27,7 +25,7 @@ from pathlib import Path
 from tests.support import ROOT
 
 _PREFIX = '"""Stacks and queues."""\n\nclass Stack:\n    def __init__(self):\n        self.items = []\n\n'
-_MOST_EXIT_S = 20  # after a signal
+_MAX_EXIT_S = 20  # after a signal
 _NAMES = ("push", "pop", "peek", "clear", "extend", "is_empty", "size", "reverse", "copy", "index")
 _WIDE_NAMES = tuple(f"{name}_{part}" for name in _NAMES[:9] for part in ("first", "last", "all", "many"))
 _PERSON = {"type": "object", "properties": {"name": {"type": "string"}, "age": {"type": "integer"}}}
@@ -79,7 +77,7 @@ class DemoJob:
                 if number and " ready in " in line:
                     time.sleep(after_s)
                     process.send_signal(number)
-                    said.append(process.communicate(timeout=_MOST_EXIT_S)[1])
+                    said.append(process.communicate(timeout=_MAX_EXIT_S)[1])
                     break
             code = process.wait()
         assert code in (0, 75, -signal.SIGKILL), "".join(said)

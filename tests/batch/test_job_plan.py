@@ -182,7 +182,7 @@ def test_a_text_whose_vector_is_asked_for_is_measured_with_what_is_put_before_it
 
 
 def test_a_job_of_very_many_rows_is_not_measured(folder, monkeypatch):
-    monkeypatch.setattr(reach, "MOST_MEASURED", 14)
+    monkeypatch.setattr(reach, "MAX_MEASURED", 14)
     with open(folder / "in.jsonl", "rb") as file:
         assert reach_of(Rows(file), token_ids, 100, foresee) is None
 
@@ -221,7 +221,7 @@ def test_the_reach_of_sounds_is_that_of_their_windows(tmp_path, monkeypatch):
     requests = as_logged(rows, token_ids, 100, foresee)
     assert [len(each.prompt_token_ids) for each in requests] == [4, 20, 20, 4, 4, 4, 4]
     assert len({each.cache_salt for each in requests}) == 7
-    monkeypatch.setattr(reach, "MOST_HEARD", 2)
+    monkeypatch.setattr(reach, "MAX_HEARD", 2)
     assert reach_of(rows, token_ids, 100, foresee) is None
 
 

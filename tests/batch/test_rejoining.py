@@ -1,8 +1,6 @@
 """A worker of the engine itself runs rows that another gives back beside its own long ones, which go on from their
 tokens."""
 
-from __future__ import annotations
-
 import dataclasses
 import time
 from pathlib import Path
@@ -69,7 +67,7 @@ def test_rows_that_another_gives_back_join_those_that_run_and_each_has_its_bytes
     for folder in (tmp_path, tmp_path / "whole"):
         write_rows(folder / "in.jsonl")
     run(tmp_path / "whole")
-    monkeypatch.setattr("ferrum_jax.batch.timekeeper._MOST_LOOKING", 0)  # however long a look takes
+    monkeypatch.setattr("ferrum_jax.batch.timekeeper._MAX_LOOKING", 0)  # however long a look takes
     dispatch, append, records = Runner.dispatch, Journal.append, list[tuple[bytes, int]]()
     made: list[SlowWorker] = []
 

@@ -3,8 +3,6 @@
 The summary, the report and the page say the same of a whole job.
 """
 
-from __future__ import annotations
-
 import html
 import io
 import re
@@ -226,7 +224,7 @@ class Killed(BaseException):
 
 
 def test_the_report_of_a_job_that_was_killed_counts_the_tokens_of_all_rows(tmp_path, monkeypatch):
-    monkeypatch.setattr("ferrum_jax.batch.report.recorder._LEAST_KEPT_S", 0.0)
+    monkeypatch.setattr("ferrum_jax.batch.report.recorder._MIN_KEPT_S", 0.0)
     job = Job(tmp_path, GOOD_INPUT + BAD_LINES[1])
 
     def killed(llm: FakeLLM) -> None:

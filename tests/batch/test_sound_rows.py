@@ -1,7 +1,5 @@
 """Jobs whose rows name sounds: each window is a prompt, and stopped and gone on with, the output is the same."""
 
-from __future__ import annotations
-
 import base64
 import dataclasses
 import json
@@ -11,10 +9,11 @@ from types import SimpleNamespace
 import pytest
 
 from ferrum_jax import LLM
-from ferrum_jax.batch.input.formats import TRANSCRIBES, BadRow, Row, parse_line
+from ferrum_jax.batch.input.formats import BadRow, Row, parse_line
 from ferrum_jax.batch.input.sound_folder import rows_of_folder
 from ferrum_jax.batch.job import EXIT_OK, EXIT_PREEMPTED, EXIT_ROWS_FAILED
 from ferrum_jax.batch.notice import Notice
+from ferrum_jax.openai.asked import TRANSCRIBES
 from ferrum_jax.tasks.transcription.forms import as_json, as_text, as_verbose_json
 from scripts.goldens.sounds import wav
 from tests.batch.running import run_rows

@@ -73,8 +73,7 @@ def test_the_folder_carries_its_companions_and_describes_itself(saved):
     assert description["parameters"].keys() == params.keys()
     assert not any(str(folder.parent).encode() in file.read_bytes() for file in folder.rglob("*") if file.is_file())
     opened = open_checkpoint(folder)
-    assert (opened.kind, opened.config, opened.has_chat_template) == ("orbax", CONFIG, True)
-    assert opened.tokenizer_files == ("tokenizer.json", "chat_template.jinja")
+    assert (opened.kind, opened.config) == ("orbax", CONFIG)
 
 
 def test_ten_megabytes_of_weights_take_at_most_five_percent_more_on_disk(tmp_path):

@@ -1,7 +1,5 @@
 """Who may join the processes of an engine: those that know the secret, whoever else knocks, over real sockets."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import pickle
@@ -100,7 +98,7 @@ def test_strangers_neither_end_nor_hold_up_a_start(meeting, knock):
 
 
 def test_who_holds_more_connections_than_there_are_places_loses_the_oldest(meeting, knock, monkeypatch):
-    monkeypatch.setattr(handshake, "_MOST_UNPROVED", 3)
+    monkeypatch.setattr(handshake, "_MAX_UNPROVED", 3)
     first = knock()
     for _ in range(3):
         knock()

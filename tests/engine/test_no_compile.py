@@ -5,8 +5,6 @@ An engine whose requests are known beforehand makes the executables that they re
 What steps take is told when it is news: of each number of rows, for each size that is there.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import threading
@@ -21,7 +19,7 @@ from ferrum_jax import LLM, EngineConfig, SamplingParams
 from ferrum_jax.core.request_options import NO_OPTIONS
 from ferrum_jax.engine import measured_steps
 from ferrum_jax.engine.measured_steps import MeasuredSteps
-from ferrum_jax.engine.submission import Intake
+from ferrum_jax.engine.submission import InputProcessor
 from ferrum_jax.inputs.sizes.engine_sizes import Reach
 from ferrum_jax.io.ints import ceil_div
 from ferrum_jax.runtime.buckets import make_ladder
@@ -134,7 +132,7 @@ def test_a_part_of_the_ladder_gives_the_same_tokens():
 
 @pytest.mark.parametrize(("max_tokens", "most"), [(33, 41), (None, 100)])
 def test_a_request_longer_than_the_reach_is_refused(max_tokens, most):
-    intake = Intake(
+    input_processor = InputProcessor(
         tokenizer=None,
         vocab_size=50,
         end_ids=frozenset(),
@@ -144,9 +142,9 @@ def test_a_request_longer_than_the_reach_is_refused(max_tokens, most):
         grammar=lambda _: None,
         adapter=lambda name: None,
     )
-    intake.take([1] * 8, SamplingParams(max_tokens=32), NO_OPTIONS)
+    input_processor.take([1] * 8, SamplingParams(max_tokens=32), NO_OPTIONS)
     with pytest.raises(ValueError, match=f"may have {most} tokens, and this engine's reach is requests of at most 40"):
-        intake.take([1] * 8, SamplingParams(max_tokens=max_tokens), NO_OPTIONS)
+        input_processor.take([1] * 8, SamplingParams(max_tokens=max_tokens), NO_OPTIONS)
 
 
 LADDER = make_ladder(max_num_seqs=4, max_num_batched_tokens=64, table_width=4, invariant=False)

@@ -4,8 +4,6 @@ What stands in tiles of one size is not here: attention, logits and what is made
 those of published models and of the goldens. Steps have multiples of 64 tokens, for `make_ladder` rounds up to them.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import json
@@ -17,7 +15,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from ferrum_jax.inputs.sizes.invariance import COMPILER_OPTIONS, EXPERT_TILE, FEWEST_ROWS
+from ferrum_jax.inputs.sizes.invariance import COMPILER_OPTIONS, EXPERT_TILE, MIN_ROWS
 from ferrum_jax.models.families import registry
 from ferrum_jax.models.layers import text_rows
 from ferrum_jax.models.layers.attention import LayerContext
@@ -80,7 +78,7 @@ def _unit_heads(x: jax.Array) -> jax.Array:
 
 def _turned(x: jax.Array) -> jax.Array:
     rope = RopeSpec(rope_theta=1e6)
-    return rotate(x, *rotations(jnp.arange(len(x), dtype=jnp.int32) % FEWEST_ROWS, rope, x.shape[-1]))
+    return rotate(x, *rotations(jnp.arange(len(x), dtype=jnp.int32) % MIN_ROWS, rope, x.shape[-1]))
 
 
 def _project(num_in: int, num_out: int) -> Operation:
@@ -140,7 +138,7 @@ def _check(cases: Mapping[str, Case], sizes: tuple[int, ...]) -> None:
     def some(first: int, count: int) -> dict[str, jax.Array]:
         return jax.device_get(run({name: x[first : first + count] for name, x in inputs.items()}))
 
-    parts = [some(first, FEWEST_ROWS) for first in range(0, MOST, FEWEST_ROWS)]
+    parts = [some(first, MIN_ROWS) for first in range(0, MOST, MIN_ROWS)]
     expected = {name: np.concatenate([part[name] for part in parts]) for name in cases}
     for size in sizes:
         found = some(0, size)
@@ -160,7 +158,7 @@ def test_a_token_has_the_same_bits_in_steps_of_all_sizes(kind):
     kinds = ("rms", "zero", "layer", "rotation", "route", "experts", "dot", "latents")
     found = {name: case for name, case in _cases().items() if next(filter(name.startswith, kinds), "") == kind}
     assert found
-    _check(found, tuple(range(2 * FEWEST_ROWS, MOST + 1, FEWEST_ROWS)))
+    _check(found, tuple(range(2 * MIN_ROWS, MOST + 1, MIN_ROWS)))
 
 
 @pytest.mark.parametrize(

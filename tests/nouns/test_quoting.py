@@ -1,14 +1,12 @@
 """Errors quote what others wrote in a bounded length, and read no more of it than they show."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ferrum_jax.io.error_text import MOST_CHARACTERS, MOST_QUOTED, bounded, named, quoted
+from ferrum_jax.io.error_text import MAX_QUOTED, MOST_CHARACTERS, bounded, named, quoted
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats() | st.text(max_size=5),
@@ -22,7 +20,7 @@ VALUES = st.recursive(
 def test_a_short_value_is_quoted_as_python_or_json_writes_it(value):
     for write in (repr, json.JSONEncoder(ensure_ascii=False).encode):
         whole = write(value)
-        assert quoted(value, write) == whole or len(whole) > MOST_QUOTED
+        assert quoted(value, write) == whole or len(whole) > MAX_QUOTED
 
 
 @pytest.mark.parametrize(
@@ -38,7 +36,7 @@ def test_a_short_value_is_quoted_as_python_or_json_writes_it(value):
 )
 def test_a_long_value_is_quoted_by_its_beginning_and_its_size(value, end):
     found = quoted(value)
-    assert found.endswith(end) and len(found) < MOST_QUOTED + 40
+    assert found.endswith(end) and len(found) < MAX_QUOTED + 40
 
 
 def test_of_a_list_no_more_is_read_than_is_shown():
@@ -50,7 +48,7 @@ def test_of_a_list_no_more_is_read_than_is_shown():
             return "entry"
 
     quoted([Entry()] * 10**5)
-    assert len(read) < MOST_QUOTED
+    assert len(read) < MAX_QUOTED
 
 
 def test_the_first_few_names_are_said_and_the_others_counted():

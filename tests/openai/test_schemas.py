@@ -18,7 +18,7 @@ NOT_OF_SHAPE = re.compile(
     r"twice|this job|max_model_len|more than max_tokens|must be at least 1$|differ|both say|beside|needs the text"
     r"|cannot be enforced|does not compile|the (chat template|prompt|text|pair|checkpoint)|without|tool_choice names"
     r"|too large|regex is 5|model( has '|'s vectors)|is told nothing|text_1 has 2 texts|generates nothing"
-    r"|read two texts together|lists, and there are"
+    r"|read two texts together|makes no vectors|lists, and there are"
 )
 
 

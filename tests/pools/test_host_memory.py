@@ -4,8 +4,6 @@ Free memory is the least of what the host has and what each cgroup above this pr
 it is the least of the host's and the limits.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,7 +14,7 @@ import pytest
 
 from ferrum_jax.runtime.pools.host_blocks import blocks_of, from_buffers, host_block_bytes, to_buffers
 from ferrum_jax.runtime.pools.host_free import free_host_bytes, host_bytes
-from ferrum_jax.runtime.pools.host_memory import MOST_ARRIVING, HostMemory, host_memory_kind
+from ferrum_jax.runtime.pools.host_memory import MAX_ARRIVING, HostMemory, host_memory_kind
 from tests.pools.test_blocks import FORMS, filled_pool, gather, leaves, zeros
 
 
@@ -56,9 +54,9 @@ def test_later_blocks_take_the_place_of_earlier_ones_in_pinned_memory():
     def block(value: int):
         return ((jax.device_put(np.full(8, value, np.int8)),),)
 
-    for batch in range(MOST_ARRIVING + 3):
+    for batch in range(MAX_ARRIVING + 3):
         memory.put([3, 10 + batch], [block(batch), block(50 + batch)])
-    last = MOST_ARRIVING + 2
+    last = MAX_ARRIVING + 2
     for found, kind in ((memory.get([12, 3]), "pinned_host"), (memory.on_devices([12, 3]), "device")):
         buffers = [buffer for ((buffer,),) in found]
         assert [int(np.asarray(buffer)[0]) for buffer in buffers] == [52, last]

@@ -10,8 +10,8 @@ import threading
 import pytest
 
 from ferrum_jax.batch.batch_llm import RowAborted, RowRequest, run_rows
-from ferrum_jax.batch.input.formats import EMBEDS, GENERATES
 from ferrum_jax.core.request import FLEX
+from ferrum_jax.openai.asked import EMBEDS, GENERATES
 from ferrum_jax.sampling_params import SamplingParams
 from ferrum_jax.serve.batches.link_llm import EngineGone, LinkLLM
 from ferrum_jax.serve.link.engine_client import EngineLost
@@ -23,6 +23,7 @@ from tests.serve.test_under_load import until
 FACTS = {
     "identity": dataclasses.asdict(IDENTITY),
     "num_rows": 2,
+    "generates": True,
     "max_model_len": 100,
     "forms": [None, None],
     "adapters": [],
@@ -103,7 +104,7 @@ def test_a_failed_step_is_the_engines_fault(side):
 
 
 def test_vectors_that_who_owns_the_engine_ended_are_no_rows_fault(side):
-    found = run_rows(side.open(), [RowRequest(0, EMBEDS, "a text", SamplingParams())], now=NOW)
+    found = run_rows(side.open(), [RowRequest(0, EMBEDS, {"prompt": "a text"}, SamplingParams())], now=NOW)
 
     def serve() -> None:
         ((_, request_id, *_),) = side.got()

@@ -248,7 +248,7 @@ def test_a_file_that_a_batch_reads_is_kept(client):
 @pytest.mark.parametrize(
     ("more", "says"),
     [
-        ({"endpoint": "/v1/score"}, "endpoint is '/v1/score'; batches are of"),
+        ({"endpoint": "/v1/responses"}, "endpoint is '/v1/responses'; batches are of"),
         ({"completion_window": "24"}, "completion_window is '24'; it must be a number of minutes, hours or days"),
         ({"completion_window": "31d"}, "at most 30d"),
         ({"metadata": {"a": "b" * 513}}, "metadata is"),

@@ -7,7 +7,7 @@ import functools
 import pytest
 
 from ferrum_jax.openai.asked import BodyLimits
-from ferrum_jax.openai.bodies import asked_scores, asked_text, asked_vectors
+from ferrum_jax.openai.bodies import asked_reading, asked_text
 from ferrum_jax.openai.body_fields import fields_of
 from ferrum_jax.openai.errors import FieldError
 from ferrum_jax.openai.response_body import asked_response
@@ -48,9 +48,9 @@ ENDPOINTS = {
     "/v1/completions": (of_text(False), {"prompt": "x", "max_tokens": 1}, "completion"),
     "/v1/chat/completions": (of_text(True), {"messages": MESSAGES, "max_tokens": 1}, "chat"),
     "/v1/responses": (asked_response, {"input": "x", "max_output_tokens": 1}, "response"),
-    "/v1/embeddings": (asked_vectors, {"input": "x"}, "embedding"),
-    "/v1/score": (functools.partial(asked_scores, ranks=False), {"text_1": "x", "text_2": "y"}, "score"),
-    "/v1/rerank": (functools.partial(asked_scores, ranks=True), {"query": "x", "documents": ["y"]}, "rerank"),
+    "/v1/embeddings": (functools.partial(asked_reading, kind="embedding"), {"input": "x"}, "embedding"),
+    "/v1/score": (functools.partial(asked_reading, kind="score"), {"text_1": "x", "text_2": "y"}, "score"),
+    "/v1/rerank": (functools.partial(asked_reading, kind="rerank"), {"query": "x", "documents": ["y"]}, "rerank"),
 }
 NESTED = {
     "/v1/chat/completions": [

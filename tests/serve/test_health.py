@@ -13,6 +13,7 @@ import pytest
 from ferrum_jax.core.request_options import RequestOptions
 from ferrum_jax.engine.engine_thread import EngineFailed, EngineThread, Ticket
 from ferrum_jax.io import watched_threads as watched
+from ferrum_jax.openai.asked import EMBEDS
 from ferrum_jax.sampling_params import SamplingParams
 from ferrum_jax.serve import engine_process
 from ferrum_jax.serve.app.application import application
@@ -112,15 +113,15 @@ def test_a_call_that_hangs_is_silence_though_nothing_runs(thread):
     until(lambda: thread.silence_s == 0.0)
 
 
-@pytest.mark.parametrize("where", ["_to_embed", "_tell_beat"])
+@pytest.mark.parametrize("where", ["_reader", "_tell_beat"])
 def test_a_panic_in_any_thread_of_the_engines_side_makes_the_server_unhealthy(thread, monkeypatch, where):
     outbox = Outbox()
     side = EngineSide(small_llm("qwen3"), thread, outbox)
     monkeypatch.setattr(side, where, panics)
     monkeypatch.setattr(side, "_tell_beat", lambda: told.append(side.failed) if side.failed else panics())
     told: list = []
-    if where == "_to_embed":
-        side.take(["embed", 1, "a text", {}])
+    if where == "_reader":
+        side.take(["read", 1, EMBEDS, {"prompt": "a text"}])
     else:
         side.begin()
     until(lambda: told)

@@ -19,7 +19,7 @@ from PIL import Image
 from ferrum_jax import LLM, SamplingParams
 from ferrum_jax.config import EngineConfig
 from ferrum_jax.serve.engine_side import facts_of
-from ferrum_jax.serve.http.served_prompts import read_prompt_sounds
+from ferrum_jax.serve.http.served_prompts import read_prompts
 from ferrum_jax.serve.link.wire_images import wire_images, with_images
 from scripts.goldens import sound_folder, video_folder
 from scripts.goldens.sounds import wav
@@ -150,8 +150,9 @@ def test_the_two_frames_of_a_group_are_not_the_same(llm_of):
 
 
 def test_the_process_that_answers_reads_sounds_as_the_engine_s_does(llm_of):
-    sounds = read_prompt_sounds(json.loads(json.dumps(facts_of(llm_of("sound"))["heard"])))
-    assert sounds == llm_of("sound").model.prompts.sounds and read_prompt_sounds(None) is None
+    facts = json.loads(json.dumps(facts_of(llm_of("sound"))))
+    assert read_prompts(facts).prompts.sounds == llm_of("sound").model.prompts.sounds
+    assert read_prompts({**facts, "heard": None}).prompts.sounds is None
 
 
 @pytest.mark.slow

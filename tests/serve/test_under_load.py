@@ -71,7 +71,7 @@ def test_texts_to_embed_whose_reader_leaves_are_forgotten(server, slow_steps):
         until(lambda: server.llm.thread.num_open > 1)
     server.wait_until_idle(5.0)
     side = server.service.client._link.take.__self__
-    assert not side._texts and not side._ids and not side._tickets
+    assert not side._readings and not side._ids and not side._tickets
 
 
 def test_who_leaves_the_queue_is_forgotten(slow_steps):

@@ -1,13 +1,11 @@
 """What drafts are by definition, searched for through all texts each time."""
 
-from __future__ import annotations
-
 import dataclasses
 from array import array
 from collections import Counter
 from collections.abc import Sequence
 
-from ferrum_jax.core.drafts.suffix import GRAMS, MOST_PLACES
+from ferrum_jax.core.drafts.suffix import GRAMS, MAX_PLACES
 from ferrum_jax.core.request import Request
 
 
@@ -63,8 +61,8 @@ class NaiveSuffix:
         ]
         own = [(mine, at) for at in range(len(tokens) - 1, 0, -1)]
         for n in reversed([n for n in GRAMS if n <= min(self.depth, len(tokens))]):
-            matches = [m for m in own if self._match(m, tokens) >= n][:MOST_PLACES]
-            matches += [m for m in shared if self._match(m, tokens) >= n][:MOST_PLACES]
+            matches = [m for m in own if self._match(m, tokens) >= n][:MAX_PLACES]
+            matches += [m for m in shared if self._match(m, tokens) >= n][:MAX_PLACES]
             if matches:
                 length = max(self._match(m, tokens) for m in matches)
                 kept = [m for m in matches if self._match(m, tokens) == length]

@@ -8,7 +8,7 @@ import pytest
 from ferrum_jax.inputs.params.tools import tools_of
 from ferrum_jax.text.structured.reading.message_stream import MessageForms
 from ferrum_jax.text.structured.reading.text_reader import TextReader
-from ferrum_jax.text.structured.reading.tool_parser import MOST_CALLS
+from ferrum_jax.text.structured.reading.tool_parser import MAX_CALLS
 from tests.histories import seeded
 from tests.structured.form_samples import DEMANDED, NOW, TOOLS
 
@@ -74,8 +74,8 @@ def test_a_call_behind_many_that_were_begun_is_found(name):
 @pytest.mark.parametrize("name", ["hermes", "glm", "harmony"])
 def test_what_follows_the_calls_that_a_text_may_have_is_text(name):
     one = DEMANDED[name].partition("\n<tool_call>\n" if name == "hermes" else "\n<tool_call>now")[0]
-    calls, content = read(name, f"{one}{'<|call|>' * (name == 'harmony')}\n" * (MOST_CALLS + 2), None)
-    assert len(calls) == MOST_CALLS and content.count("Oslo") == 2
+    calls, content = read(name, f"{one}{'<|call|>' * (name == 'harmony')}\n" * (MAX_CALLS + 2), None)
+    assert len(calls) == MAX_CALLS and content.count("Oslo") == 2
 
 
 def test_an_answer_of_white_space_is_read_once(looks):

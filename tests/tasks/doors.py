@@ -90,7 +90,7 @@ def by_llm(llm: LLM, asked: Asked) -> Any:
 
 
 def by_async_llm(llm: AsyncLLM, asked: Asked) -> Any:
-    """The outputs of a call of AsyncLLM, the last one of a stream. It has no `chat`: messages are a prompt."""
+    """The outputs of a call of AsyncLLM, the last one of a stream."""
 
     async def answer(call: Callable[[], Any]) -> Any:
         found = call()
@@ -101,15 +101,11 @@ def by_async_llm(llm: AsyncLLM, asked: Asked) -> Any:
 
 def _called(llm: LLM | AsyncLLM, asked: Asked, run: Callable[[Callable[[], Any]], Any]) -> Any:
     contents, options = asked.contents_and_options()
-    method = asked.method
-    if method == "chat" and not hasattr(llm, "chat"):
-        own = {name: options.pop(name) for name in _OF_CHATS & options.keys()}
-        method, contents = "generate", [{"messages": contents[0], **own}]
-    call = getattr(llm, method, None)
+    call = getattr(llm, asked.method, None)
     if call is None:
         return ABSENT
     try:
-        if method in ("generate", "chat"):
+        if asked.method in ("generate", "chat"):
             own = {name: options.pop(name) for name in _OF_CHATS & options.keys()}
             contents, options = [*contents, SamplingParams(**options)], own
         return _plain(run(functools.partial(call, *contents, **options)))

@@ -1,12 +1,10 @@
 """Stop strings are found where a naive search finds them, and a character costs the same however many there are."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ferrum_jax.sampling_params import MAX_STOPS, MOST_STOP_CHARACTERS
+from ferrum_jax.sampling_params import MAX_STOP_CHARACTERS, MAX_STOPS
 from ferrum_jax.text.stream import StopStrings, TextStream, stop_strings
 
 PROFILE = settings(max_examples=400)
@@ -86,7 +84,7 @@ def steps(stops: list[str], text: str) -> int:
 @pytest.mark.parametrize("text", ["a" * 2000, "ab" * 1000, "xyz" * 700])
 def test_a_character_takes_two_steps_at_most_however_many_and_long_the_stops_are(text):
     beginnings = ["a" * length + "b" * (MAX_STOPS - length) + "!" for length in range(MAX_STOPS)]
-    longest = ["a" * (MOST_STOP_CHARACTERS - 1) + chr(0x100 + place) for place in range(MAX_STOPS)]
+    longest = ["a" * (MAX_STOP_CHARACTERS - 1) + chr(0x100 + place) for place in range(MAX_STOPS)]
     for stops in (["!"], beginnings, longest):
         assert len(text) <= steps(stops, text) <= 2 * len(text)
 

@@ -27,7 +27,7 @@ _MONEY = re.compile(r"\d{1,12}(?:\.\d{1,6})?", re.ASCII)
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EndTerms:
-    """What a run is told of its end.
+    """A run's deadline and budget.
 
     deadline: seconds since 1970 at which the run has ended. budget: what all workers and runs of the job may cost,
     of the price_per_hour that each costs from its start. Raises ValueError for a budget without a price.
@@ -50,7 +50,7 @@ class EndTerms:
 
 
 def deadline_of(text: str, now: float, zone: datetime.tzinfo | None = None) -> float:
-    """The moment that a deadline names. zone: of one that names none; None is the machine's.
+    """The moment that a deadline names. zone: for a text without a time zone; None is the machine's.
 
     Raises ValueError for another form, for no time of a clock or calendar, and for what has passed.
     """

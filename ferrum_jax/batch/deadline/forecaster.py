@@ -25,23 +25,23 @@ from ferrum_jax.batch.deadline.row_meter import VARIATION, RowMeter, Throughput
 _SIGMAS = 2.0
 _LAST_SHARE = 0.4  # of the last row's time that comes on top: its tokens are counted, and it runs with few others
 _FIRST_ROWS, _FIRST_TOKENS = 4, 64  # where there is an end: so many rows run together until these are written
-_MOST_LIMITS = 4096  # rows whose limits stand for those of all
+_MAX_LIMITS = 4096  # rows whose limits stand for those of all
 _HASTE = 0.7  # a row may take this share of the time that is expected
 _BEGUN = 0.7  # of the rows that would end in time together, as many are begun
 _CLOSING_S, _ROW_CLOSING_S = 2.0, 40e-6  # what is written at the end, for a job and for each of its rows
-_MOST_CLOSING = 0.1  # of the whole time
+_MAX_CLOSING = 0.1  # of the whole time
 TIME, BUDGET = "time", "budget"
 _EARLIER_SPREAD = 0.1  # of a throughput that another run measured
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class WorkerReport:
-    """What a worker says of itself, for others and for later runs.
+    """A worker's own measurements, for other workers and for later runs.
 
     throughput: None before it was measured. under_way: tokens read and written of rows that it has begun and not ended.
     row_s: how long its rows take. last_s: the longest of them. spent_s: since it started. is_alive: whether it is at
     work now. worker: its name. num_slots: the most rows that it has run at once. num_running, num_queued: rows that it
-    has begun, and those that it has not.
+    has begun, and rows that wait.
     """
 
     throughput: Throughput | None
@@ -59,7 +59,7 @@ class WorkerReport:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Outlook:
-    """What is expected: seconds to the end of the job, and what it has cost by then, each with a range.
+    """A forecast: seconds to the end of the job, and its cost by then, each with a range.
 
     spread: the standard error of the seconds, as a share. cost: of all workers and runs; None without a price. fits:
     None where the range says neither. share: of what is left, done when time or money ends. num_workers: how many like
@@ -114,7 +114,7 @@ class Forecaster:
         self.meter.note(self.progress())
 
     def tell(self, others: Sequence[WorkerReport]) -> None:
-        """What other workers and earlier runs say of themselves."""
+        """Takes the reports of other workers and earlier runs."""
         self.others, self._others_s = others, self._clock()
 
     # -- what a worker asks ------------------------------------------------------------------------------
@@ -126,12 +126,12 @@ class Forecaster:
 
     @property
     def spent(self) -> float | None:
-        """What all workers and runs have cost."""
+        """The cost of all workers and runs so far."""
         return None if self._price is None else self.spent_s * self._price / 3600 + self.spent_elsewhere
 
     @property
     def spent_elsewhere(self) -> float:
-        """What other workers and earlier runs have cost."""
+        """The cost of other workers and earlier runs so far."""
         since = self._clock() - self._others_s
         return sum(self._price_of(each) * (each.spent_s + since * each.is_alive) for each in self.others) / 3600
 
@@ -155,7 +155,7 @@ class Forecaster:
         return {what: each - self._closing(each + self.spent_s) for what, each in found.items()}
 
     def _closing(self, whole_s: float) -> float:
-        return min(self._closing_s, _MOST_CLOSING * max(whole_s, 0.0))
+        return min(self._closing_s, _MAX_CLOSING * max(whole_s, 0.0))
 
     def fits(self, index: int) -> bool:
         """Whether the row should be begun, as far as is known now."""
@@ -187,7 +187,7 @@ class Forecaster:
         return min((each for each in found if each is not None), key=lambda each: each.spread, default=None)
 
     def report(self) -> WorkerReport:
-        """What the worker says of itself."""
+        """The worker's own report."""
         throughput = self.meter.throughput
         return WorkerReport(
             throughput=throughput,
@@ -206,8 +206,8 @@ class Forecaster:
         )
 
     def outlook(self, undone: np.ndarray) -> Outlook | None:
-        """What is expected where these rows have no answer; None before anything was measured. Takes a sample."""
-        limits = self._tokens[undone[:: max(len(undone) // _MOST_LIMITS, 1)], 1].astype(float)
+        """The forecast while these rows lack answers; None before any measurement. Takes a sample."""
+        limits = self._tokens[undone[:: max(len(undone) // _MAX_LIMITS, 1)], 1].astype(float)
         self.note()
         self.meter.look(limits, is_held=self.most_together <= len(self.meter.running))
         throughput = self.throughput
@@ -263,7 +263,7 @@ class Forecaster:
 
     @property
     def _rate(self) -> float:
-        """What an hour of all workers that are at work costs."""
+        """The cost of an hour of all workers that are at work."""
         assert self._price is not None, "a budget has a price"
         return self._price + sum(self._price_of(each) for each in self.others if each.is_alive)
 

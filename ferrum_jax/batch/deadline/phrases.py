@@ -1,4 +1,4 @@
-"""What is said of a job's end: in the line of its progress, at its start, in its plan, and when it is known to be late.
+"""Sentences about a job's end: in its progress line, at its start, in its plan, and when it is known to be late.
 
 ends 04:12 (04:10 to 04:14), by 06:00; costs 1.20 (1.10 to 1.30), now 0.31
 """
@@ -16,7 +16,7 @@ _IN_TURN = "Rows run by priority, then in the order of the input."
 
 
 def terms_phrase(terms: EndTerms, now: float, spent: float | None, zone: Zone = None) -> str:
-    """What the run was told, with the time zone in which it was understood. spent: by the job so far."""
+    """The run's deadline and budget in words, with the time zone they were read in. spent: by the job so far."""
     found = []
     if terms.deadline is not None:
         found.append(f"Ends by {said(terms.deadline, zone)}, in {clock(terms.deadline - now)}.")

@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-_MOST_ENDED = 4096  # the latest rows that ended
-_LEAST_AT_RISK = 4  # rows that have been as long, where anything is said of a length
+_MAX_ENDED = 4096  # the latest rows that ended
+_MIN_AT_RISK = 4  # rows that have been as long, where anything is said of a length
 _SURE = 20  # the longest row of many is longer than is said in one of so many cases
 
 
@@ -32,7 +32,7 @@ class RowLengths:
     """The lengths of a worker's rows, in tokens that they have written."""
 
     def __init__(self) -> None:
-        self._ended: deque[tuple[float, float, bool]] = deque(maxlen=_MOST_ENDED)
+        self._ended: deque[tuple[float, float, bool]] = deque(maxlen=_MAX_ENDED)
         # lengths, the tokens of a mean row by each, and of rows, how many are longer; up to the longest that is known
         self._edges, self._tokens, self._alive = np.zeros(1), np.zeros(1), np.ones(1)
         self._rate = 0.0  # rows that stop, for each token
@@ -45,19 +45,19 @@ class RowLengths:
         """Makes the estimate anew. running: the start and the tokens of each row that runs."""
         rows = np.array([*self._ended, *((*row, False) for row in running)], float).reshape(-1, 3)
         starts, lengths = np.sort(rows[:, 0]), np.sort(rows[:, 1])
-        if len(rows) < _LEAST_AT_RISK:
+        if len(rows) < _MIN_AT_RISK:
             return
-        reach = lengths[-_LEAST_AT_RISK]
+        reach = lengths[-_MIN_AT_RISK]
         times, counts = np.unique(rows[(rows[:, 2] > 0) & (rows[:, 1] <= reach), 1], return_counts=True)
         at_risk = np.searchsorted(starts, times) - np.searchsorted(lengths, times)
-        counts[at_risk < _LEAST_AT_RISK] = 0
+        counts[at_risk < _MIN_AT_RISK] = 0
         alive = np.concatenate([[1.0], np.cumprod(1 - counts / np.maximum(at_risk, 1))])
         self._edges, self._alive = np.concatenate([[0.0], times, [reach]]), np.append(alive, alive[-1])
         self._tokens = np.concatenate([[0.0], np.cumsum(alive * np.diff(self._edges))])
         self._rate = float(rows[:, 2].sum() / max((rows[:, 1] - rows[:, 0]).sum(), 1e-9))
 
     def rest(self, written: np.ndarray, limits: np.ndarray) -> Written:
-        """What rows write yet, all together. written, limits: [rows] tokens that each has, and may have."""
+        """Tokens that rows will still write, all together. written, limits: [rows] tokens now, and at most."""
         reach, rate = self._edges[-1], max(self._rate, 1e-12)
         alive = np.maximum(self._alive[np.searchsorted(self._edges, written, side="right") - 1], 1e-9)
         seen = (np.interp(limits, self._edges, self._tokens) - np.interp(written, self._edges, self._tokens)) / alive

@@ -19,11 +19,11 @@ import numpy as np
 from ferrum_jax.batch.deadline.row_lengths import RowLengths, Written
 
 READ_TO_WRITE = 0.05  # what a token that is read costs beside one that is written, before it is measured
-_LEAST_WINDOWS = 4  # of time
-_LEAST_ROWS = 4
+_MIN_WINDOWS = 4  # of time
+_MIN_ROWS = 4
 _PART_OF_WAVE = 0.1  # of the rows that run at once, how many have ended before anything is foreseen
 _PRIOR_WEIGHT = 0.005
-_LEAST_SPREAD = 0.03
+_MIN_SPREAD = 0.03
 VARIATION = 0.5  # of what rows cost: the standard deviation, as a share of the mean
 _FULL = 0.5  # of the most rows that ran: where fewer run, as at an end, their tokens cost more than others will
 _ALIKE = 2.0  # windows that follow each other are slow together, and so say as little as a fourth of them would
@@ -32,7 +32,7 @@ _FORGOTTEN = 0.25  # what the first window counts beside the last
 
 
 class Throughput(NamedTuple):
-    """What tokens cost a worker. spread: the standard error of a time that follows from it, as a share.
+    """A worker's seconds for each token. spread: the standard error of a time that follows from it, as a share.
 
     write_s: of a token that is written. share: of the tokens that rows may write, those that they do.
     """
@@ -129,7 +129,7 @@ class RowMeter:
         self._lengths.look([(row.start, row.written) for row in self._running.values() if row.read])
         self._shares = self._lengths.shares(limits)
         shows_progress = any(row.read for row in self._running.values())
-        if not shows_progress and self.num_ended < max(len(self._running), _LEAST_ROWS):
+        if not shows_progress and self.num_ended < max(len(self._running), _MIN_ROWS):
             return  # the first rows began together, and so end together: they do not show how soon others follow
         end = np.array([self._busy_s, *self._computed])
         window, self._last = np.maximum(end - self._last, 0.0), end
@@ -152,14 +152,14 @@ class RowMeter:
 
     @property
     def under_way(self) -> tuple[float, float]:
-        """What is done of the rows that run: tokens read and written, in earlier runs too."""
+        """Finished work of the running rows: tokens read and written, in earlier runs too."""
         rows = self._running.items()
         reads = sum(row.read * float(self._tokens[index, 0]) for index, row in rows)
         return reads, sum(row.written for _, row in rows)
 
     @property
     def rest(self) -> tuple[float, Written]:
-        """What is left of the rows that run: tokens to read, and to write."""
+        """Remaining work of the running rows: tokens to read, and to write."""
         rows = self._running.items()
         reads = sum((1 - row.read) * float(self._tokens[index, 0]) for index, row in rows)
         written = np.array([row.written for _, row in rows], float)
@@ -220,13 +220,13 @@ class RowMeter:
 
     @property
     def throughput(self) -> Throughput | None:
-        """What tokens cost; None before enough rows have ended."""
-        least = max(_LEAST_ROWS, math.ceil(_PART_OF_WAVE * self.max_running))
+        """The seconds for each token; None before enough rows have ended."""
+        least = max(_MIN_ROWS, math.ceil(_PART_OF_WAVE * self.max_running))
         if self.num_ended < least or not self._num_windows:
             return None
-        spread = math.hypot(_LEAST_SPREAD, VARIATION / math.sqrt(self.num_ended))
+        spread = math.hypot(_MIN_SPREAD, VARIATION / math.sqrt(self.num_ended))
         read_s, write_s = cost = self._fitted()
-        if self._num_windows >= _LEAST_WINDOWS:
+        if self._num_windows >= _MIN_WINDOWS:
             rest = np.array([1.0, *np.negative(cost)])  # of a window's seconds, what its tokens do not explain
             of_windows = math.sqrt(max(float(rest @ self._products @ rest), 0.0)) / max(float(self._sums[0]), 1e-9)
             spread = math.hypot(spread, _ALIKE * of_windows)

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from ferrum_jax.batch.deadline.forecaster import WorkerReport
 
 _TAKEN = 0.5  # of a worker's share of the open rows, at once
-_LEAST_USED = 0.5  # of its slots, by a worker that has room for more
+_MIN_USED = 0.5  # of its slots, by a worker that has room for more
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -88,4 +88,4 @@ class Workers:
 
 def has_room(worker: WorkerReport) -> bool:
     """Whether a worker could begin rows now."""
-    return not worker.num_queued and worker.num_running <= _LEAST_USED * worker.num_slots
+    return not worker.num_queued and worker.num_running <= _MIN_USED * worker.num_slots

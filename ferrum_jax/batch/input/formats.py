@@ -23,19 +23,12 @@ from typing import Any, NamedTuple
 from ferrum_jax.batch.input.lines import LineError, canonical, custom_id_of, load_line, refuse_unreadable
 from ferrum_jax.inputs.prompt import Prompt, take_apart, with_adapter
 from ferrum_jax.io.error_text import bounded, quoted
-from ferrum_jax.openai.asked import (
-    Asked,
-    AskedClasses,
-    AskedRewards,
-    AskedScores,
-    AskedSound,
-    AskedText,
-    AskedVectors,
-)
+from ferrum_jax.openai.asked import GENERATES, Asked, AskedScores, AskedSound, AskedText
 from ferrum_jax.openai.bodies import how_of, sides_of, with_options
 from ferrum_jax.openai.body_fields import LABELS, ROW_BODIES, SOUNDS, TEXTS, given
 from ferrum_jax.openai.body_rules import rules_of
 from ferrum_jax.openai.contents import packed_ids, prompts_of
+from ferrum_jax.openai.readings import contents_of
 from ferrum_jax.openai.sampling_fields import with_defaults
 from ferrum_jax.sampling_params import PACE, SamplingParams
 
@@ -54,15 +47,6 @@ _CONTENT_OF = {url: field for field, url in reversed(CONTENTS.items())} | {
     "/classify": "input",
     "/pooling": "input",
 }
-GENERATES, EMBEDS, SCORES, TRANSCRIBES, CLASSIFIES, REWARDS = range(6)  # what an engine is asked for
-_KINDS = {
-    AskedText: GENERATES,
-    AskedVectors: EMBEDS,
-    AskedScores: SCORES,
-    AskedSound: TRANSCRIBES,
-    AskedClasses: CLASSIFIES,
-    AskedRewards: REWARDS,
-}
 NO_DEFAULTS: Mapping[str, Any] = MappingProxyType({})
 _PACE_TYPES = {"speculative": (bool, type(None)), "priority": (int, type(None))}
 _OF_ROWS = LABELS | {"seed", "priority"}  # fields in which rows that ask alike may differ
@@ -72,16 +56,16 @@ class Row(NamedTuple):
     """One request of a job.
 
     id: 32 hex digits that digest the whole line's content. prompts: Prompts, or pairs of texts; usually one; the answer
-    lists all choices of the first, then those of the next. how: it is asked, one object for rows that ask alike.
+    lists all choices of the first, then of the next. how: the request's parameters, one object for equal ones.
     A sound is named by its URL, or by a path below the root, until it is read; then its prompts are its windows.
     seeds: one for each prompt; none if nothing is generated. model: that the row asks for; None accepts the job's.
-    adapter: that its prompts name. priority: lower runs first.
+    adapter: the name in its prompts. priority: lower runs first.
     """
 
     id: str
     custom_id: str
     prompts: tuple[Any, ...]
-    how: Any  # AskedText or another of `_KINDS`
+    how: Any  # AskedText or another kind of Asked
     seeds: tuple[int, ...]
     url: str
     model: str | None = None
@@ -133,7 +117,7 @@ class Row(NamedTuple):
     @property
     def kind(self) -> int:
         """GENERATES, EMBEDS, SCORES, TRANSCRIBES, CLASSIFIES or REWARDS."""
-        return _KINDS[type(self.how)]
+        return self.how.kind
 
     def with_windows(self, heard: Any) -> Row:
         """The row of a sound that was read, a HeardSound. Its windows have its seed."""
@@ -312,19 +296,14 @@ def _known(kind: str, fields: tuple[tuple[str, Any], ...], _types: tuple[type, .
 
 
 def _prompts(key: str, given: Any, rest: Mapping[str, Any], how: Asked) -> tuple[Any, ...]:
-    """What a row asks about, with what belongs to each prompt. given: the value of its field `key`."""
+    """A row's prompts, each with its media and salt. given: the value of the row's field `key`."""
     if isinstance(how, AskedSound):
         if not isinstance(given, str) or not given:
             raise ValueError(f"file is {quoted(given)}; it must be a URL, or a path below the root")
         return (given,)
     if isinstance(how, AskedScores):
         left, right = sides_of({**rest, key: given}, ranks=how.ranks)
-        pairs = dataclasses.replace(how, left=left, right=right).pairs
-        more = {**how.options, **({"ranks": True} if how.ranks else {})}
-        found = [{"query": one, "document": other, **more} for one, other in pairs]
-        for each in found[1:] if len(left) == 1 else ():
-            each["query_counts"] = False
-        return tuple(found)
+        return tuple(contents_of(dataclasses.replace(how, left=left, right=right)))
     contents = (given,) if isinstance(given, array) else prompts_of(key, given)
     return tuple([with_options(content, how.options) for content in contents]) if how.options else contents
 

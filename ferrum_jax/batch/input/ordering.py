@@ -19,16 +19,17 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from ferrum_jax.batch.input.formats import GENERATES, TRANSCRIBES, BadRow, Row
+from ferrum_jax.batch.input.formats import BadRow, Row
 from ferrum_jax.inputs.prompt import Prompt, PromptParts, take_apart
+from ferrum_jax.openai.asked import GENERATES, TRANSCRIBES
 
 DEPTHS = tuple(128 << k for k in range(8))  # bytes of a prompt; a token id counts for four
-_MOST_LENGTH = 2**32 - 1
+_MAX_LENGTH = 2**32 - 1
 _UNLIMITED_TOKENS = 1024  # how many a row without max_tokens is expected to generate
 
 
 class Features:
-    """What the order of rows depends on, row by row."""
+    """The values that decide the order of rows, row by row."""
 
     def __init__(self) -> None:
         self._keys = array("I")  # [rows, depths]; keys that are equal by chance only make a worse order
@@ -47,10 +48,10 @@ class Features:
         self._keys.extend(_chain(*contents[0]))
         max_tokens = _UNLIMITED_TOKENS if row.asked.max_tokens is None else row.asked.max_tokens
         length = sum(len(content) // 4 + max_tokens for _, content in contents)
-        self._lengths.append(min(length, _MOST_LENGTH))
+        self._lengths.append(min(length, _MAX_LENGTH))
         choices = row.asked.n if row.kind == GENERATES else int(row.kind == TRANSCRIBES)
-        self._reads.append(min(sum(len(content) // 4 for _, content in contents) or 1, _MOST_LENGTH))
-        self._writes.append(min(max_tokens * len(contents) * choices, _MOST_LENGTH))
+        self._reads.append(min(sum(len(content) // 4 for _, content in contents) or 1, _MAX_LENGTH))
+        self._writes.append(min(max_tokens * len(contents) * choices, _MAX_LENGTH))
         self._priorities.append(row.priority)
         self._kinds.append(row.kind)
 

@@ -26,8 +26,8 @@ from ferrum_jax.batch.input.ordering import Features
 from ferrum_jax.io import child
 
 _CHUNK_BYTES = 1 << 20
-_LEAST_BYTES = 16 << 20  # of input per process: starting one takes a third of a second, parsing this much a second
-_MOST_PROCESSES = 16
+_MIN_BYTES = 16 << 20  # of input per process: starting one takes a third of a second, parsing this much a second
+_MAX_PROCESSES = 16
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,7 +44,7 @@ Line = tuple[bytes, int, str]  # a line that was parsed as a good row before, it
 
 @dataclasses.dataclass(kw_only=True, slots=True)
 class Columns:
-    """What is kept of the lines that are not blank, in their order."""
+    """The kept fields of all lines that are not blank, in their order."""
 
     offsets: array[int] = dataclasses.field(default_factory=lambda: array("Q"))
     numbers: array[int] = dataclasses.field(default_factory=lambda: array("I"))
@@ -65,7 +65,7 @@ class Columns:
 def parse_file(file: BinaryIO, seed: int, defaults: Mapping[str, Any] = NO_DEFAULTS) -> Columns:
     """The columns of a file, from its beginning. seed, defaults: the job's."""
     columns = Columns()
-    num_processes = min(os.cpu_count() or 1, num_worthwhile(file), _MOST_PROCESSES)
+    num_processes = min(os.cpu_count() or 1, num_worthwhile(file), _MAX_PROCESSES)
     chunks = _chunks_of(file)
     parts = (_parse(chunk, seed, defaults) for chunk in chunks)
     for part in _parse_elsewhere(chunks, seed, defaults, num_processes) if num_processes > 1 else parts:
@@ -75,7 +75,7 @@ def parse_file(file: BinaryIO, seed: int, defaults: Mapping[str, Any] = NO_DEFAU
 
 def num_worthwhile(file: BinaryIO) -> int:
     """How many processes the input is large enough for. Leaves the file at its beginning."""
-    count = file.seek(0, os.SEEK_END) // _LEAST_BYTES
+    count = file.seek(0, os.SEEK_END) // _MIN_BYTES
     file.seek(0)
     return count
 

@@ -15,7 +15,7 @@ from multiprocessing.connection import Connection
 from ferrum_jax.batch.input.formats import Row
 from ferrum_jax.batch.input.parsing import Line, parser_errors
 
-_MOST_AT_ONCE = 256  # lines that the process parses while as many rows are taken
+_MAX_AT_ONCE = 256  # lines that the process parses while as many rows are taken
 
 
 class ReadAhead:
@@ -43,7 +43,7 @@ class ReadAhead:
         return self._ready.pop(index, None)
 
     def _ask(self) -> None:
-        count = min(_MOST_AT_ONCE, len(self._expected))
+        count = min(_MAX_AT_ONCE, len(self._expected))
         self._asked = [self._expected.popleft() for _ in range(count)]
         lines = [self._line(index) for index in self._asked]
         if lines:

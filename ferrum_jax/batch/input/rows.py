@@ -16,14 +16,15 @@ from typing import Any, BinaryIO, NoReturn
 
 import numpy as np
 
-from ferrum_jax.batch.input.formats import GENERATES, NO_DEFAULTS, BadRow, Row, duplicate_row, foreign_row, parse_line
+from ferrum_jax.batch.input.formats import NO_DEFAULTS, BadRow, Row, duplicate_row, foreign_row, parse_line
 from ferrum_jax.batch.input.ordering import by_priority
 from ferrum_jax.batch.input.parsing import Line, name_digest, num_worthwhile, parse_file, parser
 from ferrum_jax.batch.input.read_ahead import ReadAhead
 from ferrum_jax.io.ints import ceil_div
+from ferrum_jax.openai.asked import GENERATES
 
-_MOST_NAMED = 5
-_MOST_ROWS_IN_PART, _LEAST_ROWS_IN_PART, _PARTS = 1024, 8, 64
+_MAX_NAMED = 5
+_MAX_ROWS_IN_PART, _MIN_ROWS_IN_PART, _PARTS = 1024, 8, 64
 _OBJECTS_BETWEEN_LOOKS = 50_000  # Python's default is 700, which would collect every third row
 
 
@@ -102,7 +103,7 @@ class Rows:
     @property
     def part_size(self) -> int:
         """Most rows of a part."""
-        return max(_LEAST_ROWS_IN_PART, min(_MOST_ROWS_IN_PART, ceil_div(len(self.order), _PARTS)))
+        return max(_MIN_ROWS_IN_PART, min(_MAX_ROWS_IN_PART, ceil_div(len(self.order), _PARTS)))
 
     @contextlib.contextmanager
     def reading_ahead(self) -> Iterator[None]:
@@ -213,11 +214,11 @@ class Rows:
 
     def _refuse_all(self, others: np.ndarray, digests: np.ndarray, names: Sequence[str]) -> NoReturn:
         _, first, counts = np.unique(digests, return_index=True, return_counts=True)
-        rows = [self._parse(int(others[i])) for i in first[:_MOST_NAMED].tolist()]
+        rows = [self._parse(int(others[i])) for i in first[:_MAX_NAMED].tolist()]
         asked = [row.adapter or row.model for row in rows if isinstance(row, Row)]
         named = ", ".join(f"{model!r} ({n:,} rows)" for model, n in zip(asked, counts.tolist(), strict=False))
         raise ValueError(
-            f"every row asks for another model: {named}{', ...' * (len(first) > _MOST_NAMED)}; this one is "
+            f"every row asks for another model: {named}{', ...' * (len(first) > _MAX_NAMED)}; this one is "
             f"{', '.join(map(repr, (*names, *self._adapters)))}. Name the model that the rows ask for, give this one "
             "their name too with --served-model-name, or --adapter NAME=DIR"
         )

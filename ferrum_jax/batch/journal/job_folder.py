@@ -27,7 +27,7 @@ from ferrum_jax.io.paths import is_url
 
 _MERGED = "merged.json"  # what the output is that was written
 _OF_PARTIAL = "partial.json"  # how many rows the partial output has
-_MOST_TURNS, _TURN_S = 100, 0.1  # in which others that stop write it
+_MAX_TURNS, _TURN_S = 100, 0.1  # in which others that stop write it
 
 
 class JobFolder:
@@ -39,14 +39,14 @@ class JobFolder:
         self.output, self.journal = open_store(folder), open_store(f"{target}.journal")
 
     def record(self) -> dict[str, Any] | None:
-        """The record of the job that was begun here; None without one. Raises ValueError for a foreign one."""
+        """The record of the job that was begun here, or None. Raises ValueError for a foreign one."""
         found = self.journal.read(RECORD)
         return None if found is None else read_record(found, self.target)
 
     def record_for(self, settings: Mapping[str, object], *, expiry_s: float, poll_s: float) -> dict[str, Any] | None:
-        """The job's record, where one with these settings may go on or is to be refused; None without one.
+        """The record of a job to be continued or refused with these settings, or None.
 
-        What was recorded before a row was begun is removed: which model answers, and where settings are others now all
+        Records from before the first row are removed: which model answers, and where settings are others now all
         of it, so that a typo in a command blocks no output. Raises ValueError as `record` does, and while a worker of
         other settings is at work.
         """
@@ -153,7 +153,7 @@ class JobFolder:
         Workers that stop at one moment do so in turn, so the last of them has all rows. None where there is no line, or
         others take too long.
         """
-        for _ in range(_MOST_TURNS):
+        for _ in range(_MAX_TURNS):
             if (epoch := leases.acquire("partial")) is not None:
                 path = self._merge_partial(rows, journal)
                 leases.give("partial", epoch + 1)

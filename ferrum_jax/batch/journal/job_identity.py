@@ -31,7 +31,7 @@ _MODEL, _HUB, _ENVIRONMENTS = "model.json", "hub.json", "environments"
 OF_MODEL = (_MODEL, _ENVIRONMENTS)  # recorded once a model is loaded
 BEFORE_ROWS = (*OF_MODEL, _HUB, RECORD)  # the job's record last: without it nothing else counts
 _OF_HUB = frozenset(("model", "revision", "commit"))
-_MOST_SHOWN = 60  # characters of a value
+_MAX_SHOWN = 60  # characters of a value
 
 
 class JobRefused(ValueError):
@@ -168,7 +168,7 @@ class JobIdentity:
         return {"identity": identity, "environments": self._environments(), "differing_bits": self.differing_bits()}
 
     def record(self) -> dict[str, Any]:
-        """What the report's record says of the job: its settings, the model that answered, the lines' fingerprint."""
+        """The job's part of the report's record: its settings, the model that answered, the lines' fingerprint."""
         model, hub = self._read(_MODEL), self._read(_HUB)
         return {
             "created": self.created,
@@ -198,7 +198,7 @@ class JobIdentity:
         return [environment for environment in found if environment is not None]
 
     def _read(self, name: str) -> dict[str, Any] | None:
-        """The file's record; None without one. Raises JobRefused for a damaged file."""
+        """The file's record, or None. Raises JobRefused for a damaged file."""
         content = self._store.read(name)
         recorded = object_in(content)
         needed = _OF_HUB if name == _HUB else frozenset()
@@ -210,7 +210,7 @@ class JobIdentity:
 
 
 def fingerprint_of(settings: Mapping[str, Any], model: Mapping[str, Any] | None) -> str:
-    """What the lines of a job carry of its settings and its model's identity."""
+    """The digest of settings and model identity that a job's lines carry."""
     return f"fp_{digest_of(settings, model)[:16]}"
 
 
@@ -274,10 +274,10 @@ def environment_changes(before: Mapping[str, str], now: Mapping[str, str]) -> li
 
 def _differing(before: str, now: str) -> str:
     """'A and B' for two texts; for long ones, which are lists of words, only the words that the other lacks."""
-    if max(len(before), len(now)) > _MOST_SHOWN:
+    if max(len(before), len(now)) > _MAX_SHOWN:
         had, has = before.split(), now.split()
         before, now = (" ".join(word for word in a if word not in set(b)) for a, b in ((had, has), (has, had)))
-    return f"{before[:_MOST_SHOWN] or 'none'!r} and {now[:_MOST_SHOWN] or 'none'!r}"
+    return f"{before[:_MAX_SHOWN] or 'none'!r} and {now[:_MAX_SHOWN] or 'none'!r}"
 
 
 def _phrase(name: str) -> str:
@@ -288,4 +288,4 @@ def _shown(values: Mapping[str, Any], name: str) -> str:
     if name not in values:
         return "none"
     text = json.dumps(values[name], ensure_ascii=False)
-    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}... (digest {digest_of(values[name])[:12]})"
+    return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}... (digest {digest_of(values[name])[:12]})"

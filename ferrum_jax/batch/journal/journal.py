@@ -27,7 +27,7 @@ OK, FAILED, PARTIAL, CRASH = b"ok", b"failed", b"partial", b"crash"
 _TODO, _IS_OK, _IS_FAILED = range(3)
 _STATE_OF = {OK: _IS_OK, FAILED: _IS_FAILED}
 _FLUSH_BYTES = 4 << 20  # more than this is not kept back
-_MOST_NAMED = 5
+_MAX_NAMED = 5
 
 
 class _Place(NamedTuple):
@@ -126,7 +126,7 @@ class Journal:
                 with self._books:
                     self._book(path, content, strange)
         if strange:
-            named = ", ".join(strange[:_MOST_NAMED]) + (", ..." if len(strange) > _MOST_NAMED else "")
+            named = ", ".join(strange[:_MAX_NAMED]) + (", ..." if len(strange) > _MAX_NAMED else "")
             raise ValueError(
                 f"the journal has rows that are not in the input, or whose content was another: {named} "
                 f"({len(strange)} in all); give the input that the job was begun with, give changed rows another "

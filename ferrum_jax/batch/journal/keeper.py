@@ -14,6 +14,7 @@ from ferrum_jax.batch.deadline.forecaster import WorkerReport
 from ferrum_jax.batch.journal.journal import Journal
 from ferrum_jax.batch.journal.leases import Leases
 from ferrum_jax.io.files.store import Store, open_store
+from ferrum_jax.io.old_names import FIELDS, warn_of
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -29,7 +30,7 @@ class JobOptions:
     page_path: path or URL of an HTML report. loading: how the command loads the model, and its input where that is
     not the file of rows; as JSON, for the report's record. terms: of the run's end and its cost. on_throughput: told at
     the end what the worker measured of itself. on_progress: told now and then how many rows were answered and how many
-    failed, of the whole job. open_store: the store of a folder.
+    failed, of the whole job. open_store: the store of a folder. on_pace: the old name of on_throughput.
     """
 
     max_errors: int | None = None
@@ -47,6 +48,12 @@ class JobOptions:
     on_throughput: Callable[[WorkerReport], None] = lambda own: None
     on_progress: Callable[[int, int], None] = lambda num_ok, num_failed: None
     open_store: Callable[[str], Store] = open_store
+    on_pace: dataclasses.InitVar[Callable[[WorkerReport], None] | None] = None
+
+    def __post_init__(self, on_pace: Callable[[WorkerReport], None] | None) -> None:
+        if on_pace is not None:
+            warn_of("JobOptions.on_pace", FIELDS["JobOptions.on_pace"], 4)
+            object.__setattr__(self, "on_throughput", on_pace)
 
     def is_exceeded_by(self, num_failed: int) -> bool:
         """Whether `num_failed` rows are more than `max_errors`."""

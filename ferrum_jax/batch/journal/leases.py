@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 from ferrum_jax.batch.journal.journal_file import object_in
 from ferrum_jax.io.files.store import Store
 
-_MOST_BYTES = 100  # of a lease
+_MAX_BYTES = 100  # of a lease
 
 
 class LeaseLost(OSError):
@@ -31,7 +31,7 @@ class LeaseLost(OSError):
 
 
 class Lease(NamedTuple):
-    """What a lease says. worker: "" for a part that was given back. cut: the place before which rows were kept."""
+    """A lease's contents. worker: "" for a part that was given back. cut: the place before which rows were kept."""
 
     worker: str
     cut: int | None = None
@@ -129,14 +129,14 @@ class Leases:
         return found
 
     def lease(self, part: str, epoch: int) -> Lease:
-        """What the lease says. Raises OSError for one that is damaged or has vanished."""
+        """The lease's contents. Raises OSError where the file is damaged or has vanished."""
         name = f"{part}.{epoch}"
         if name not in self._known:
-            content = self._store.read(f"{self._folder}/{name}", 0, _MOST_BYTES + 1)
+            content = self._store.read(f"{self._folder}/{name}", 0, _MAX_BYTES + 1)
             if content is None:
                 raise OSError(f"the lease {name} has vanished from the journal; start the job again")
             worker, _, cut = content.decode(errors="replace").partition(" ")
-            if len(content) > _MOST_BYTES or (cut and not (cut.isascii() and cut.isdigit())):
+            if len(content) > _MAX_BYTES or (cut and not (cut.isascii() and cut.isdigit())):
                 raise OSError(f"the lease {name} of the journal is damaged, it holds {content!r}; delete it")
             self._known[name] = Lease(worker, int(cut) if cut else None)
         return self._known[name]
@@ -252,7 +252,7 @@ def _is_gone(beat: bytes) -> bool:
 
 
 def _said(beat: bytes) -> dict[str, Any]:
-    """What a heartbeat says; nothing where it is damaged: then whether it moves tells who lives."""
+    """A heartbeat's fields; none of a damaged file, whose changes alone then show that its worker lives."""
     return object_in(beat) or {}
 
 

@@ -1,4 +1,4 @@
-"""What a line and an output say of themselves, so that changes are found: digests, which whoever reads makes again.
+"""Digests in a line and in an output, which a reader makes again to find changes.
 
 A line's answer carries the seed it was drawn with, digests of its token ids and its images, and one of the line as a
 whole. The report carries a digest of all lines in their order. Digests find what changed by accident or with a text

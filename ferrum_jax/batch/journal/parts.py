@@ -115,7 +115,7 @@ class JobParts:
                     yield part, is_own, part.first + np.flatnonzero(np.isin(here, undone))
 
     def _intervals(self, number: int, epochs: dict[str, list[int]]) -> Iterator[tuple[JobPart, str]]:
-        """What a part of the input is now, in its order, with the worker of each."""
+        """The parts that a part of the input was cut into, in order, each with its worker."""
         todo = [JobPart(number, 0, len(self._parts[number]), 0)]
         while todo:
             part, worker = todo.pop(), ""

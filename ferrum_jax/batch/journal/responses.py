@@ -15,30 +15,13 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ferrum_jax.batch.input.formats import (
-    CLASSIFIES,
-    EMBEDS,
-    GENERATES,
-    REWARDS,
-    SCORE_URL,
-    SCORES,
-    TRANSCRIBES,
-    BadRow,
-    Row,
-)
+from ferrum_jax.batch.input.formats import BadRow, Row
 from ferrum_jax.batch.journal.line_record import images_digest, json_of, line_of, recorded_response, tokens_digest
-from ferrum_jax.core.outputs import ClassOutput, EmbeddingOutput, RequestOutput, RewardOutput, ScoreOutput
+from ferrum_jax.core.outputs import RequestOutput
 from ferrum_jax.inputs.prompt import joined_text, take_apart
-from ferrum_jax.openai.answers import (
-    TextForm,
-    classes_answer,
-    ranking,
-    read_usage,
-    rewards_answer,
-    text_answer,
-    vectors_answer,
-)
-from ferrum_jax.openai.logprob_forms import number
+from ferrum_jax.openai.answers import TextForm, text_answer
+from ferrum_jax.openai.asked import CLASSIFIES, EMBEDS, GENERATES, REWARDS, SCORES, TRANSCRIBES
+from ferrum_jax.openai.readings import ReadingOutput, reading_answer
 from ferrum_jax.tasks.transcription.forms import as_object
 
 
@@ -99,25 +82,10 @@ def answered_line(row: Row, outputs: Sequence[Any], job: JobLabel) -> bytes:
     return _LINES[row.kind](row, outputs, job)
 
 
-def embedding_line(row: Row, outputs: Sequence[EmbeddingOutput], job: JobLabel) -> bytes:
-    """The line of a row that asked for vectors, with its newline. outputs: of its texts.
-
-    Raises ValueError where it asks for more dimensions than they have.
-    """
-    vectors = [output.cut(row.how.form.dimensions) for output in outputs]
-    return _answer(row, vectors_answer(vectors, _num_tokens(outputs), job.fields, as_base64=row.how.form.as_base64))
-
-
-def score_line(row: Row, outputs: Sequence[ScoreOutput], job: JobLabel) -> bytes:
-    """The line of a row that asked for scores or a ranking, with its newline. outputs: of its pairs."""
-    scores = [number(output.score) for output in outputs]
-    if row.url == SCORE_URL:
-        data = [{"object": "score", "index": index, "score": score} for index, score in enumerate(scores)]
-        answer: dict[str, Any] = {"object": "list", "data": data}
-    else:
-        documents = [prompt["document"] for prompt in row.prompts] if row.how.form.shows_documents else None
-        answer = {"results": ranking(scores, row.how.form.top_n, documents)}
-    return _answer(row, {**answer, **job.fields, "usage": read_usage(_num_tokens(outputs))})
+def reading_line(row: Row, outputs: Sequence[ReadingOutput], job: JobLabel) -> bytes:
+    """The line of a row whose texts were read, with its newline. Raises ValueError as `reading_answer`."""
+    documents = [prompt["document"] for prompt in row.prompts] if row.kind == SCORES else ()
+    return _answer(row, reading_answer(row.how, outputs, job.fields, documents))
 
 
 def transcribed_line(row: Row, outputs: Sequence[RequestOutput], job: JobLabel) -> bytes:
@@ -131,29 +99,11 @@ def transcribed_line(row: Row, outputs: Sequence[RequestOutput], job: JobLabel) 
     return _answer(row, answer, tokens=tokens_digest([found.token_ids]))
 
 
-def class_line(row: Row, outputs: Sequence[ClassOutput], job: JobLabel) -> bytes:
-    """The line of a row that asked for classes, with its newline. outputs: of its texts."""
-    found = [(output.label, output.probs) for output in outputs]
-    return _answer(row, classes_answer(found, _num_tokens(outputs), job.fields))
-
-
-def reward_line(row: Row, outputs: Sequence[RewardOutput], job: JobLabel) -> bytes:
-    """The line of a row that asked for rewards, with its newline. outputs: of its texts."""
-    return _answer(row, rewards_answer([output.reward for output in outputs], _num_tokens(outputs), job.fields))
-
-
 _LINES: Mapping[int, Callable[[Row, Sequence[Any], JobLabel], bytes]] = {
     GENERATES: completed_line,
-    EMBEDS: embedding_line,
-    SCORES: score_line,
     TRANSCRIBES: transcribed_line,
-    CLASSIFIES: class_line,
-    REWARDS: reward_line,
+    **dict.fromkeys((EMBEDS, SCORES, CLASSIFIES, REWARDS), reading_line),
 }
-
-
-def _num_tokens(outputs: Sequence[ClassOutput | EmbeddingOutput | RewardOutput | ScoreOutput]) -> int:
-    return sum([len(output.prompt_token_ids) for output in outputs])
 
 
 def failed_line(bad: BadRow) -> bytes:

@@ -1,1 +1,1 @@
-"""What a person sees of a job: the bar, the record of its runs, and the page. Decides nothing."""
+"""A job as a person sees it: the bar, the record of its runs, and the page. Decides nothing."""

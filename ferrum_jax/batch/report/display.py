@@ -1,4 +1,4 @@
-"""What a person sees of a batch job: a bar on a terminal, plain lines elsewhere, and a table at the end."""
+"""A batch job's display: a bar on a terminal, plain lines elsewhere, and a table at the end."""
 
 from __future__ import annotations
 

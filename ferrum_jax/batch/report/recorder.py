@@ -1,4 +1,4 @@
-"""What a run of a job looked like over time, and the report: all that depends on the run, and so is in no line."""
+"""A run's measurements over time, and the report: facts of the run alone, so no line holds them."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ FIELDS = (
 )
 SPECULATION = ("speculation_steps", "drafted_tokens", "accepted_tokens")  # behind these, of an engine that drafts
 _COUNTS = ("at", "wall_s", "rows", "prompt_tokens", "cached_tokens", "output_tokens")  # of a run
-_MOST_SAMPLES = 400
-_KEPT_SHARE, _LEAST_KEPT_S, _MOST_KEPT_S = 0.05, 2.0, 60.0  # of the run's time, between two records of it
+_MAX_SAMPLES = 400
+_KEPT_SHARE, _MIN_KEPT_S, _MAX_KEPT_S = 0.05, 2.0, 60.0  # of the run's time, between two records of it
 
 
 class Recorder:
@@ -52,10 +52,10 @@ class Recorder:
         self._counts_drafts = SPECULATION[0] in found
         drafts = [found[name] for name in SPECULATION] if self._counts_drafts else []
         self.samples.append([round(now_s, 3), tally.num_own, *counts, *shares, *computed, *drafts])
-        if len(self.samples) > _MOST_SAMPLES:
+        if len(self.samples) > _MAX_SAMPLES:
             del self.samples[::2]
             self._interval_s *= 2
-        if now_s - self._kept_s >= min(max(_KEPT_SHARE * now_s, _LEAST_KEPT_S), _MOST_KEPT_S):
+        if now_s - self._kept_s >= min(max(_KEPT_SHARE * now_s, _MIN_KEPT_S), _MAX_KEPT_S):
             self._kept_s = now_s
             self._keep(found)
 
@@ -101,7 +101,7 @@ def padding_waste(*stats: Mapping[str, Any]) -> float:
 
 
 def media_of(*stats: Mapping[str, Any]) -> dict[str, float]:
-    """What engines together saw and heard, by the names of `MEDIA`; without what there was none of."""
+    """Counts of media that all engines encoded, by the names of `MEDIA`; zeros are left out."""
     counts = {name: round(sum(found.get(name, 0) for found in stats), 3) for name in MEDIA}
     return {name: count for name, count in counts.items() if count}
 

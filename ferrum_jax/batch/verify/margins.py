@@ -16,9 +16,10 @@ from typing import Any
 import numpy as np
 
 from ferrum_jax.batch.batch_llm import BatchLLM, RowRequest, run_rows
-from ferrum_jax.batch.input.formats import GENERATES, Row
+from ferrum_jax.batch.input.formats import Row
 from ferrum_jax.batch.verify.output_lines import Line
 from ferrum_jax.core.outputs import CompletionOutput, Logprob, RequestOutput
+from ferrum_jax.openai.asked import GENERATES
 from ferrum_jax.sampling_params import MAX_LOGPROBS, SamplingParams
 
 _MAX_BYTES = 4  # of a character, whose tokens have no text of their own
@@ -142,7 +143,7 @@ def _margin(
 
 
 def _noise(seed: int, choice: int, position: int, tokens: tuple[int, int]) -> list[float]:
-    """What a draw adds to these tokens' scores."""
+    """The noise that a draw adds to these tokens' scores."""
     from ferrum_jax.runtime.sampling.noise import gumbel
     from ferrum_jax.runtime.sampling.record_words import CHOICE, NUM_PARAMETERS, SEED_HIGH, SEED_LOW
 

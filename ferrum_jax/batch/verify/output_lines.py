@@ -215,7 +215,7 @@ class OutputLines:
 
 
 def _wrong_form(error: ValueError) -> str:
-    """What a line is that cannot be read; without what its writer is to do, as a line of an input says it."""
+    """Why a line cannot be read: an input line's error without its advice to the writer."""
     if not isinstance(error, LineError):
         return str(error)
     return "is not UTF-8" if error.code == "invalid_utf8" else f"is {error}"

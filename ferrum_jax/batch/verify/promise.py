@@ -35,7 +35,7 @@ def other_model(record: JobRecord, identity: ModelIdentity) -> list[str]:
 
 
 def promise_of(record: JobRecord, identity: ModelIdentity, margin: float | None) -> Promise:
-    """What rows may be expected to give here. margin: what the user allows; None takes what suits the dtypes."""
+    """How closely rows must repeat here. margin: the user's limit; None takes the limit of the dtypes."""
     why = next(_reasons(record, identity), None)
     if why is None:
         return Promise(

@@ -1,4 +1,4 @@
-"""What was found, as a person reads it, and as JSON."""
+"""The findings, as a person reads them, and as JSON."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def _conclusion(found: Verified, options: Options) -> str:
 
 
 def _share(found: Verified) -> str:
-    """What a sample without a difference says of the others: 95 % sure, by (1 - share) ** n = 0.05."""
+    """The largest share of differing rows after a sample without one: 95 % sure, by (1 - share) ** n = 0.05."""
     if found.num_left or not 0 < found.num_answered < found.num_lines:  # rows are not stopped by chance
         return ""
     share = 1 - 0.05 ** (1 / found.num_answered)

@@ -74,7 +74,7 @@ class RowVerdict:
 
 @dataclasses.dataclass(kw_only=True)
 class Verified:
-    """What was found. counts: of rows by verdict. differing: the first of those that differ. num_left: rows that were
+    """The findings. counts: of rows by verdict. differing: the first differing rows. num_left: rows that were
     not answered again, because verifying was stopped."""
 
     output: str

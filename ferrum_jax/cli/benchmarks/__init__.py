@@ -1,1 +1,1 @@
-"""What `ferrum-jax bench` runs: workloads, and the error of quantised KV. Asks engines as users do."""
+"""The runs of `ferrum-jax bench`: workloads, and the error of quantised KV. Asks engines as users do."""

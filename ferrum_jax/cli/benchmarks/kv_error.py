@@ -1,6 +1,6 @@
-"""What a KV dtype costs: logits over K and V as the pool keeps them, against those over K and V as computed.
+"""The error of a KV dtype: logits over K and V as the pool keeps them, against those over K and V as computed.
 
-Every layer of the second pass rounds, and what one rounds reaches all that follow, as in an engine's step.
+Every layer of the second pass rounds, and its error reaches all later layers, as in an engine's step.
 """
 
 from __future__ import annotations

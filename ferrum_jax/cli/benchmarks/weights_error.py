@@ -1,4 +1,4 @@
-"""What quantised weights cost: every form that can be made, against the same weights in float32, on one text.
+"""The error of quantised weights: every form that can be made, against the same weights in float32, on one text.
 
 Logits are those of whole windows of the text, computed at once; no pool and no cache takes part.
 """
@@ -65,7 +65,7 @@ class _Predicted:
 
     @classmethod
     def of(cls, spec: ModelSpec, arrays: Mapping[str, Any], windows: Sequence[Sequence[int]]) -> _Predicted:
-        """What the arrays predict; those that have a form in the spec are quantised first."""
+        """The predictions of these arrays; arrays with a form in the spec are quantised first."""
         graph, targets = unbind(abstract_model(spec))
         weights = take(arrays, targets, cast=True)
 

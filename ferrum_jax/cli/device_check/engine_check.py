@@ -103,7 +103,7 @@ def check_engine(order: EngineOrder, send: Send) -> None:
 
 
 def _line(run: EngineRun, name: str, part: Part, found: Mapping[str, Outputs], near: float) -> dict[str, Any]:
-    """What became of a part of a run, whose name is the run's with `name` behind it."""
+    """The result line of a part of a run, whose name is the run's with `name` behind it."""
     beside = run.name + _BESIDE[name] if name in _BESIDE else None if run.beside is None else run.beside + name
     line = {"run": run.name + name, "beside": beside, "of": len(part.outputs)}
     if name not in _BESIDE:

@@ -276,7 +276,7 @@ def _recurrence(op: str, case: Any, on_tpu: RowRecurrence, kernel: str, platform
         return call
 
     def real(result: tuple[Any, Any], _: str) -> np.ndarray:
-        """What real tokens have, and the states of their rows, one after the other."""
+        """The outputs of real tokens, then the states of their rows, in one array."""
         out, pool = (np.asarray(x).astype(np.float64) for x in result)
         slots = np.asarray(arguments()[-1].slots)[: len(case.rows)]
         return np.concatenate([out[: case.num_real].ravel(), pool[slots].ravel()])

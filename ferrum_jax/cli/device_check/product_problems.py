@@ -91,13 +91,9 @@ def _dense(case: expert_cases.Case, target: Target | None, platform: str, *, is_
 
     def begin(implementation: str) -> Callable[[], Any]:
         *tokens, experts = arguments()
-        run: Any = functools.partial(expert_mlp, implementation=implementation)
         if implementation != "xla":
             experts = dataclasses.replace(experts, kernels=chip)
-            if platform == "cpu":
-                run = _interpreted(case)
-        compiled = jax.jit(run, compiler_options=options_of(platform))
-        return lambda: compiled(*tokens, experts)
+        return _begun(case, implementation, platform, *tokens, experts)
 
     def oracle() -> np.ndarray:
         *tokens, experts = arguments()
@@ -120,13 +116,16 @@ def _dense(case: expert_cases.Case, target: Target | None, platform: str, *, is_
     )
 
 
-def _interpreted(case: expert_cases.Case) -> Callable[..., jax.Array]:
-    """The TPU's experts on the CPU."""
-    from pallas_kernels.grouped_matmul import mosaic_tpu
+def _begun(case: expert_cases.Case, implementation: str, platform: str, *given: Any) -> Callable[[], Any]:
+    """A call of the experts; on the CPU the TPU's kernel is interpreted."""
+    run: Any = functools.partial(expert_mlp, implementation=implementation)
+    if implementation != "xla" and platform == "cpu":
+        from pallas_kernels.grouped_matmul import mosaic_tpu
 
-    return functools.partial(
-        mosaic_tpu.expert_mlp, num_experts=case.num_experts, activation=swiglu, interpret=interpreter()
-    )
+        how = {"num_experts": case.num_experts, "activation": swiglu, "interpret": interpreter()}
+        run = functools.partial(mosaic_tpu.expert_mlp, **how)
+    compiled = jax.jit(run, compiler_options=options_of(platform))
+    return lambda: compiled(*given)
 
 
 def _packed(
@@ -143,15 +142,11 @@ def _packed(
 
     def begin(implementation: str) -> Callable[[], Any]:
         *tokens, experts = arguments()
-        run: Any = functools.partial(expert_mlp, implementation=implementation)
         if implementation != "xla":
             parts: dict[str, Any] = {part: getattr(experts, part) for part in ("gate", "up", "down")}
             named = {part: dataclasses.replace(weight, kernels=chip) for part, weight in parts.items()}
             experts = dataclasses.replace(experts, **named)
-            if platform == "cpu":
-                run = _interpreted(case)
-        compiled = jax.jit(run, compiler_options=options_of(platform))
-        return lambda: compiled(*tokens, experts)
+        return _begun(case, implementation, platform, *tokens, experts)
 
     def oracle() -> np.ndarray:
         x, ids, weights, experts = arguments()

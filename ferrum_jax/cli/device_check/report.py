@@ -18,7 +18,7 @@ from ferrum_jax.cli.device_check.estimates import beside_estimates, said_of_ceil
 _ROOT = Path(__file__).parents[3]
 # from the root, from home or of a store, but no page of the web; a slash within words, as in tokens/s, begins none
 _PATH = re.compile(r"""(?<![\w.:/])(?!https?:)(?:~|[a-z][a-z0-9+]*:/)?/[^\s'"<>,;()\[\]]*[^\s'"<>,;()\[\].:]""")
-_LEAST_NAME = 5  # characters: a shorter name of a machine is a word like others
+_MIN_NAME = 5  # characters: a shorter name of a machine is a word like others
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -43,7 +43,7 @@ class Report:
 
     @classmethod
     def of_json(cls, values: dict[str, Any]) -> Report:
-        """What `as_json` gave."""
+        """The report that `as_json` wrote."""
         return cls(**{name: value for name, value in values.items() if name not in ("format", "is_right")})
 
     @property
@@ -276,7 +276,7 @@ def _share(share: float | None) -> str:
 
 
 def scrubbed(value: Any) -> Any:
-    """The same values; texts without paths of this machine and without its name."""
+    """The values, with this machine's paths and name removed from texts."""
     if isinstance(value, dict):
         return {scrubbed(key): scrubbed(each) for key, each in value.items()}
     if isinstance(value, list | tuple):
@@ -287,4 +287,4 @@ def scrubbed(value: Any) -> Any:
         value = value.replace(path, "...") if len(path) > 1 else value
     value = _PATH.sub("...", value)
     host = socket.gethostname()
-    return re.sub(rf"\b{re.escape(host)}\b", "...", value) if len(host) >= _LEAST_NAME else value
+    return re.sub(rf"\b{re.escape(host)}\b", "...", value) if len(host) >= _MIN_NAME else value

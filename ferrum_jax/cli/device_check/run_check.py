@@ -30,7 +30,7 @@ from ferrum_jax.text.tokenizer import Tokenizer
 
 _ROOT = Path(__file__).parents[3]
 _MODEL, _PROMPTS = _ROOT / "checkpoints" / "demo", _ROOT / "scripts" / "demo_prompts.jsonl"
-_FEW_PROMPTS, _MOST_PROMPT_TOKENS = 8, 400
+_FEW_PROMPTS, _MAX_PROMPT_TOKENS = 8, 400
 _SILENCE_S = 240.0  # a compile of the largest case on a slow machine
 _BUDGETS_S = {
     "paged_attention": 100.0,
@@ -42,7 +42,7 @@ _PRODUCTS = ("quantized_matmul", "grouped_matmul")
 _BUDGET_S, _SECONDS = 15.0, 300.0
 PARTS = (*OPS, "engine")
 _ENDLESS_S = 1e9
-_MOST_CRASHES = 2  # of an op's child: what comes after is left out
+_MAX_CRASHES = 2  # of an op's child: what comes after is left out
 _HERE = "ferrum_jax.cli.device_check."
 
 
@@ -172,7 +172,7 @@ class _Check:
         options, lines, begun = self._options, [], []
         until = time.monotonic() + _BUDGETS_S.get(op, _BUDGET_S) * options.seconds / _SECONDS
         until = min(until, self._until)
-        for _ in range(_MOST_CRASHES):
+        for _ in range(_MAX_CRASHES):
             order = KernelOrder(
                 op=op,
                 full=options.full,
@@ -298,4 +298,4 @@ def _prompts(model: str) -> tuple[tuple[int, ...], ...]:
     if tokenizer is None or not _PROMPTS.is_file():
         return tuple(tuple((7 * i + 13 * n) % 200 + 6 for i in range(20 + 3 * n)) for n in range(_FEW_PROMPTS))
     texts = [json.loads(line)["prompt"] for line in _PROMPTS.read_text(encoding="utf-8").splitlines()]
-    return tuple(tuple(tokenizer.encode(text)[:_MOST_PROMPT_TOKENS]) for text in texts)
+    return tuple(tuple(tokenizer.encode(text)[:_MAX_PROMPT_TOKENS]) for text in texts)

@@ -17,18 +17,15 @@ _FEWEST, _MOST_S = 4, 1.0  # samples, and seconds of them all where that leaves 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Timing:
-    """Seconds of one call. first_s: of the first, with its compile."""
+    """Seconds of one call."""
 
-    first_s: float
     median_s: float
     p90_s: float
 
 
 def measure(call: Callable[[], Any], *, samples: int = 20) -> Timing:
     """Times calls; a sample's calls are all started before its last result is waited for."""
-    started = time.perf_counter()
-    jax.block_until_ready(call())
-    first = time.perf_counter() - started
+    jax.block_until_ready(call())  # it may compile
     started = time.perf_counter()
     jax.block_until_ready(call())
     second = time.perf_counter() - started
@@ -39,4 +36,4 @@ def measure(call: Callable[[], Any], *, samples: int = 20) -> Timing:
         results = [call() for _ in range(calls)]
         jax.block_until_ready(results[-1])
         found.append((time.perf_counter() - started) / calls)
-    return Timing(first_s=first, median_s=statistics.median(found), p90_s=statistics.quantiles(found, n=10)[-1])
+    return Timing(median_s=statistics.median(found), p90_s=statistics.quantiles(found, n=10)[-1])

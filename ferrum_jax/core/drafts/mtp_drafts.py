@@ -28,7 +28,7 @@ class MtpDrafts:
         self._told[request.id] = len(request.token_ids), token_id
 
     def propose(self, request: Request, most: int) -> Draft:
-        """What was told behind the last token."""
+        """The draft that the model's own layer gave behind the last token."""
         length, token_id = self._told.get(request.id, (0, UNKNOWN))
         if most < 1 or token_id == UNKNOWN or length != len(request.token_ids):
             return NO_DRAFT

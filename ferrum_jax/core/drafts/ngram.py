@@ -32,7 +32,7 @@ class NgramDrafts:
         self._texts: dict[int, OwnGrams] = {}  # by request id
 
     def propose(self, request: Request, most: int) -> Draft:
-        """What followed the last tokens when they last occurred, `most` tokens, or no draft if they never did."""
+        """The `most` tokens that followed the last tokens' latest earlier occurrence, or no draft without one."""
         text = self._texts.get(request.id)
         if text is None:
             text = self._texts[request.id] = OwnGrams(self._lengths, request.token_ids)

@@ -35,7 +35,7 @@ from ferrum_jax.core.drafts.suffix_matches import Match, follow, longest
 from ferrum_jax.core.request import Request
 
 GRAMS = (1, 2, 4, 8)
-MOST_PLACES = 6
+MAX_PLACES = 6
 
 
 @dataclasses.dataclass(kw_only=True, slots=True)
@@ -80,9 +80,9 @@ class SuffixDrafts:
         for level in reversed(range(len(shared))):
             matches: list[Match] = []
             if own[level]:
-                matches = [(tokens, at) for at in running.own.earlier(level, own[level], MOST_PLACES)]
+                matches = [(tokens, at) for at in running.own.earlier(level, own[level], MAX_PLACES)]
             if shared[level]:
-                matches += self._shared.positions(running.shared, level, shared[level], MOST_PLACES)
+                matches += self._shared.positions(running.shared, level, shared[level], MAX_PLACES)
             if matches:
                 length, kept = longest(matches, tokens, self._lengths[level], self._depth)
                 limit = int(min(most, self._spec_factor * length))

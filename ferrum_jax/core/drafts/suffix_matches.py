@@ -36,7 +36,7 @@ def _common(theirs: array[int], at: int, tokens: array[int], known: int, limit: 
 
 
 def follow(matches: Sequence[Match], tokens: array[int], limit: int, min_prob: float) -> tuple[list[int], list[float]]:
-    """What most matches go on with, and the share that does, as long as the product of shares is min_prob or more.
+    """The continuation of most matches, with their shares, while the product of shares is min_prob or more.
 
     A text that ends says no more; only `tokens`, the reader's own, goes on with the draft itself.
     """

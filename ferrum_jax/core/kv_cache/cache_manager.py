@@ -105,7 +105,7 @@ class CacheManager:
         return self._found(request, budget)[1] is not None
 
     def _found(self, request: Request, budget: int) -> tuple[Hit, list[int] | None]:
-        """What the request hits, and per group the blocks of its row; None of these where they are not there."""
+        """The request's cached prefix, and the blocks that its row needs in each group, or None without room."""
         for whole in (True, False):  # tails hold a block each that the request itself may need
             looks_up = self.enabled and request.takes_hits
             hit = self._lookup.find(request, whole=whole) if looks_up else self._lookup.nothing()

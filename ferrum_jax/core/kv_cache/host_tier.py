@@ -111,7 +111,7 @@ class HostTier:
 
 
 def host_tier_of(sizes: EngineSizes, pools: Sequence[IdPool]) -> HostTier | None:
-    """That of a shard with host memory, which takes what the pools evict."""
+    """The host tier, which takes blocks that the pools evict; None of a shard without host memory."""
     if not sizes.num_host_blocks:
         return None
     tier = HostTier([sizes.num_host_blocks + 1] * len(pools), sizes.host_block_bytes)

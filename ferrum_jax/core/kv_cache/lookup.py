@@ -83,7 +83,7 @@ class Lookup:
         )
 
     def find_prefix(self, request: Request) -> Pinnable | None:
-        """What prompts that begin with the request's own, itself too, take for all its full blocks.
+        """The blocks that prompts with this request's prompt as prefix hit, the request itself included.
 
         That is the blocks that the position after them sees, with recurrent layers the snapshot there, and for itself,
         where it ends with a full block, its entry. None where some of it is not on the device.

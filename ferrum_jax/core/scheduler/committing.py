@@ -1,4 +1,4 @@
-"""What the sampled tokens of a step bring about in the books of one data shard.
+"""Commits a step's sampled tokens to the books of one data shard.
 
 A row has one place, and with drafts one more behind each. The token drawn at its first place is the row's next one.
 That of the place behind a draft is one more if the draft came true: if it is the token that the row has there, drawn or
@@ -38,7 +38,7 @@ class PlannedRows:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class ShardBooks:
-    """What a commit writes. awaited: see `append_tokens`. counts: of drafts."""
+    """The books that a commit writes. awaited: see `append_tokens`. counts: of drafts."""
 
     rows: RunningRows
     cache: CacheManager
@@ -119,7 +119,7 @@ def _publish(cache: CacheManager, requests: Sequence[Request], slots: np.ndarray
 
 
 def _unkeyed(cache: CacheManager, got: Got) -> Got:
-    """What was got; nothing of a request that ended with an error is hit any more."""
+    """The result unchanged; blocks of a request that ended with an error are forgotten."""
     for request, _ in got:
         if request.finish_reason == "error":
             cache.unkey(request)

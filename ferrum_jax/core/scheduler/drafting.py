@@ -21,8 +21,8 @@ from ferrum_jax.core.metrics import SpeculationCounts
 from ferrum_jax.core.request import Request
 from ferrum_jax.inputs.sizes.engine_sizes import EngineSizes
 
-_LEAST_GAIN = 1.1  # tokens a second, over those without drafts
-_LEAST_CHANCE = 0.05  # of a token that is computed
+_MIN_GAIN = 1.1  # tokens a second, over those without drafts
+_MIN_CHANCE = 0.05  # of a token that is computed
 _SELDOM = 4  # steps or tokens from one look to the next, where drafts do not pay
 _FRUITLESS = 8  # looks after which that is so
 _FIRST_RATE, _OF_ROW, _OF_ALL = 0.5, 0.2, 0.02  # at which drafts come true, and how fast that is learnt
@@ -30,7 +30,7 @@ _FIRST_RATE, _OF_ROW, _OF_ALL = 0.5, 0.2, 0.02  # at which drafts come true, and
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StepCosts:
-    """What steps of so many rows take, in any unit. sizes: (tokens, seconds) of steps that are there, ascending.
+    """Times of steps with one number of rows, in any unit. sizes: (tokens, seconds) of compiled steps, ascending.
 
     bare: of a step in which each row computes one token.
     """
@@ -41,13 +41,13 @@ class StepCosts:
 
     @classmethod
     def of(cls, num_rows: int, bare: float, sizes: Iterable[Sequence[float]]) -> StepCosts:
-        """The same of lists, as they are read from elsewhere."""
+        """Step times from lists, as a request log or message has them."""
         return cls(num_rows=num_rows, bare=bare, sizes=tuple((int(tokens), float(s)) for tokens, s in sizes))
 
     @functools.cached_property
     def break_even(self) -> float:
         """The rate at which drafts of all rows must come true to pay."""
-        gains = [_LEAST_GAIN * seconds / self.bare - 1 for _, seconds in self.sizes]
+        gains = [_MIN_GAIN * seconds / self.bare - 1 for _, seconds in self.sizes]
         return max(0.0, min((gain / (1 + gain) for gain in gains), default=0.0))
 
     def smallest(self, num_tokens: int) -> tuple[int, float]:
@@ -75,7 +75,7 @@ class OpenShard:
 
 @dataclasses.dataclass(slots=True)
 class _RowRate:
-    """What is known of a row's drafts. expected: the last ones, which came after its first `length` tokens."""
+    """Statistics of a row's drafts. expected: the last draft, which came after its first `length` tokens."""
 
     rate: float
     length: int = 0
@@ -116,9 +116,9 @@ class Drafting:
         return max(0, min(self._most, request.max_total_tokens - len(request.token_ids) - 1))
 
     def pays(self, shards: Sequence[OpenShard]) -> bool:
-        """Whether the next step would have drafts, once the tokens in flight are known: these come before them.
+        """Whether the next step would have drafts, once the tokens in flight, which come first, are known.
 
-        rows: those that decode. Their tokens are one behind what the step in flight has drawn.
+        rows: the decoding rows. Their tokens are one behind the step in flight.
         """
         if any(shard.has_prompts for shard in shards):
             return False
@@ -166,7 +166,7 @@ class Drafting:
         has_prompts = any(shard.has_prompts for shard in shards)
         is_bare = not has_prompts and all(shard.num_tokens == shard.num_places for shard in shards)
         most, seconds = (0, costs.bare) if is_bare else costs.smallest(least)
-        best, best_size = num_rows / seconds * _LEAST_GAIN, None
+        best, best_size = num_rows / seconds * _MIN_GAIN, None
         for size, seconds in costs.sizes:
             if size < least or (has_prompts and size > most):  # beside prompts only what is padding else
                 continue
@@ -230,7 +230,7 @@ class Drafting:
 
 
 def drafting_of(sizes: EngineSizes) -> Drafting | None:
-    """What decides on the drafts of an engine; None where it has none."""
+    """The object that decides on an engine's drafts; None of an engine without drafts."""
     asked = sizes.speculative_config
     if asked is None:
         return None
@@ -246,6 +246,6 @@ def drafting_of(sizes: EngineSizes) -> Drafting | None:
 def _ranked(drafts: Iterable[tuple[Sequence[int], Sequence[float]]]) -> Iterator[tuple[float, int]]:
     """(chance, row) of drafted tokens, the likeliest first: of equal ones those of earlier rows, in their order."""
     of_rows = [
-        [(-chance, row) for chance in chances if chance >= _LEAST_CHANCE] for row, (_, chances) in enumerate(drafts)
+        [(-chance, row) for chance in chances if chance >= _MIN_CHANCE] for row, (_, chances) in enumerate(drafts)
     ]
     return ((-chance, row) for chance, row in heapq.merge(*of_rows))

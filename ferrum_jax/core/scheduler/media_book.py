@@ -76,7 +76,7 @@ class MediaBook:
         self._budget, self._one_waits = self._max_patches, False
 
     def hold(self, request: Request, num_hit: int, *, others_run: bool) -> bool:
-        """Whether the request has all the images that it needs behind its first `num_hit` tokens; holds what it can.
+        """Whether the images behind the request's first `num_hit` tokens are all held; holds as many as it can.
 
         others_run: the step has rows, so it encodes no more than its budget.
         """

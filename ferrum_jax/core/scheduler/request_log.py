@@ -67,7 +67,7 @@ class TokenLimit:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ToldCosts:
-    """What steps take from some step on: the fields of `StepCosts`, by rows. arrival: steps before it."""
+    """Step times from some step on: the fields of `StepCosts`, by rows. arrival: steps before it."""
 
     arrival: int
     costs: Sequence[tuple[int, float, Sequence[Sequence[float]]]]

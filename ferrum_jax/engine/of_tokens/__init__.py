@@ -1,1 +1,1 @@
-"""What is kept of a sequence's tokens beside their ids: log-probabilities of a prompt, experts."""
+"""Values kept for a sequence's tokens beside their ids: log-probabilities of a prompt, experts."""

@@ -9,7 +9,7 @@ import numpy as np
 from ferrum_jax.core.outputs import NOT_FINITE, Logprob, SequenceLogprobs
 from ferrum_jax.core.request_options import ScoresAsked
 from ferrum_jax.runtime import sampling
-from ferrum_jax.sampling_params import MAX_NAMED_IDS, MOST_NAMED_SCORES, WHOLE_VOCABULARY, SamplingParams
+from ferrum_jax.sampling_params import MAX_NAMED_IDS, MAX_NAMED_SCORES, WHOLE_VOCABULARY, SamplingParams
 
 
 class PromptScores:
@@ -45,7 +45,7 @@ class PromptScores:
         return found
 
     def _rows(self, position: int, count: int) -> list[Sequence[int]]:
-        """What is named of the tokens from `position` on."""
+        """The ids to score at each of `count` tokens from `position` on."""
         if len(self._named) == 1:
             return [self._named[0] if each >= self._named_from else () for each in range(position, position + count)]
         at = position - self._named_from
@@ -138,8 +138,8 @@ def prompt_scores(token_ids: Sequence[int], sampling: SamplingParams, asked: Sco
             f"prompt_logprob_token_ids holds {len(named)} lists, and there are {count} tokens {what}; give a list for "
             "each of these, or one list of ids for all"
         )
-    if (scores := count * max(map(len, named))) > MOST_NAMED_SCORES:
-        raise ValueError(f"{scores:,} log-probabilities are asked for {what}; at most {MOST_NAMED_SCORES:,} are given")
+    if (scores := count * max(map(len, named))) > MAX_NAMED_SCORES:
+        raise ValueError(f"{scores:,} log-probabilities are asked for {what}; at most {MAX_NAMED_SCORES:,} are given")
     own_first = first if tops is None else start
     return PromptScores(token_ids, first=own_first, num_tops=tops or 0, named=named, named_from=first)
 

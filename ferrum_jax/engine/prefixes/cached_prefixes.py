@@ -1,4 +1,4 @@
-"""What users do with the prefixes that an engine caches: they compute, pin, save, load and forget them."""
+"""An engine's cached prefixes as users handle them: compute, pin, save, load and forget."""
 
 from __future__ import annotations
 

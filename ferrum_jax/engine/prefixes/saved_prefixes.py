@@ -30,7 +30,7 @@ _EXPERTS = "experts/kept"
 
 
 class _SavedBlocks(NamedTuple):
-    """What is saved of one pool of one data shard, or of its host memory."""
+    """Saved blocks of one pool of one data shard, or of its host memory."""
 
     shard: int
     in_host: bool
@@ -78,7 +78,7 @@ class PrefixCache:
         return count
 
     def _find(self, index: int, wanted: set[bytes] | None) -> list[_SavedBlocks]:
-        """What each shard has of a pool, and none before it: in host memory, used longer ago, then in the pool."""
+        """Each shard's blocks of a pool that no earlier shard has: first in host memory, then in the pool."""
         parts: list[_SavedBlocks] = []
         seen: set[bytes] = set()
         for shard, cache in enumerate(self.caches):
@@ -113,7 +113,7 @@ class PrefixCache:
                     self.experts.move(shard, *orders)
 
     def _read(self, index: int, parts: Sequence[_SavedBlocks]) -> dict[str, np.ndarray]:
-        """What the parts stand for, one after the other."""
+        """The arrays of the parts' blocks, one after the other."""
         batches: list[list[Any]] = []
         for shard, in_host, ids, _ in parts:
             if in_host and ids:
@@ -134,7 +134,7 @@ class PrefixCache:
         return np.concatenate([self.experts.read(part.shard, part.ids, in_host=part.in_host) for part in parts])
 
     def read(self, path: Path) -> dict[str, np.ndarray]:
-        """What a folder holds. Raises ValueError naming the folder if it is foreign or damaged."""
+        """A folder's arrays. Raises ValueError naming the folder if it is foreign or damaged."""
         return load_prefixes(path, self._identity())
 
     def keys(self, arrays: Mapping[str, np.ndarray]) -> list[bytes]:
@@ -181,7 +181,7 @@ class PrefixCache:
         return batch
 
     def _identity(self) -> dict[str, Any]:
-        """What the keys and blocks of a folder belong to."""
+        """The settings under which a folder's keys and blocks are valid."""
         spec = self.spec
         return {
             "model": self.fingerprint.hex(),

@@ -46,7 +46,7 @@ def compile_behind(layout: Layout, executables: Executables, store: ExecutableSt
 
 
 class _Behind:
-    """What the thread does."""
+    """The thread's work: compiling missing executables."""
 
     def __init__(self, layout: Layout, executables: Executables, store: ExecutableStore) -> None:
         self._ladder, self._store, self._executables = layout.ladder, store, weakref.ref(executables)
@@ -72,7 +72,7 @@ class _Behind:
                 time.sleep(_LOOK_S)
 
     def _what_pays(self, executables: Executables, missing: frozenset[Bucket | RowBucket]) -> Bucket | RowBucket | None:
-        """What would have saved most, if that is more than it costs."""
+        """The part that would have saved most, if it saves more than its compile costs."""
         part, saved_s = executables.worth.most_wanted(missing)
         return part if part is not None and saved_s >= self._cost_s(part) else None
 
@@ -91,12 +91,12 @@ class _Behind:
         executables.worth.add(part, came)
 
     def _left_of(self, part: Bucket | RowBucket, executables: Executables) -> list[StepPart]:
-        """What a missing part still needs: itself, and what predicts one token more behind it."""
+        """The executables that a missing part still needs: its own, and its draft's."""
         drafts = self._ladder.drafts_of((part,)) if isinstance(part, Bucket) else ()
         return [each for each in (*drafts, part) if each not in executables.drafts and each not in executables.forwards]
 
     def _saves(self, part: Bucket | RowBucket, executables: Executables) -> Saving:
-        """What it saves in each step that runs it, over what there is without it."""
+        """The part's saving in each step that runs it, beside the steps without it."""
         if isinstance(part, RowBucket):
             return Saving()  # it is little beside a forward's
         there = [b for b in executables.forwards if b.kind == part.kind and not b.decode_only]

@@ -20,7 +20,7 @@ from ferrum_jax.engine.lockstep import make_engine
 from ferrum_jax.engine.measured_steps import MeasuredSteps
 from ferrum_jax.engine.of_tokens.kept_experts import KeptExperts
 from ferrum_jax.engine.startup.load import Loaded
-from ferrum_jax.engine.submission import Intake
+from ferrum_jax.engine.submission import InputProcessor
 from ferrum_jax.engine.write_guard import WriteGuard
 from ferrum_jax.inputs.sizes.engine_sizes import EngineSizes
 from ferrum_jax.models.spec import SoundSpec
@@ -72,7 +72,7 @@ def build_engine(
         current(),
         runner=runner,
         scheduler=Scheduler(caches, drafting_of(sizes), _steps_of(layout.ladder)),
-        intake=_intake(loaded, sizes, config.seed, tokenizer, constraints, adapters, kept_experts),
+        input_processor=_input_processor(loaded, sizes, config.seed, tokenizer, constraints, adapters, kept_experts),
         constraints=constraints,
         adapters=HeldSlots(adapters, max_adapters, runner.write_adapter),
         step_times=MeasuredSteps(accelerator=layout.target.platform != "cpu") if config.speculative_config else None,
@@ -107,7 +107,7 @@ def _runner(loaded: Loaded, fill: float, *, has_tier: bool) -> Runner:
     )
 
 
-def _intake(
+def _input_processor(
     loaded: Loaded,
     sizes: EngineSizes,
     seed: int,
@@ -115,9 +115,9 @@ def _intake(
     constraints: Constraints,
     adapters: LoadedAdapters,
     kept_experts: KeptExperts | None,
-) -> Intake:
+) -> InputProcessor:
     layout = loaded.layout
-    return Intake(
+    return InputProcessor(
         tokenizer=tokenizer,
         vocab_size=layout.spec.vocab_size,
         end_ids=loaded.end_ids,
@@ -134,7 +134,7 @@ def _intake(
 
 
 def _kept_experts(layout: Layout, sizes: EngineSizes) -> KeptExperts | None:
-    """What keeps experts beside the blocks; None where steps give none, and where all layers have a window."""
+    """The book of experts beside the blocks; None if steps give no experts, or all layers have a window."""
     experts = layout.spec.experts
     if experts is None or not layout.options.gives_experts or None not in sizes.windows:
         return None
@@ -143,7 +143,7 @@ def _kept_experts(layout: Layout, sizes: EngineSizes) -> KeptExperts | None:
 
 
 def _image_limits(layout: Layout, sizes: EngineSizes) -> tuple[ImageLimits, ...]:
-    """What there is room for, of each tower."""
+    """The limits of each tower's items."""
     images, rope = layout.images, layout.spec.attention.rope
     if images is None:
         return (NO_IMAGES,)

@@ -33,8 +33,8 @@ from pallas_kernels.paged_attention.cases import Case
 from pallas_kernels.target import Target
 from pallas_kernels.tolerance import difference, tolerance_of
 
-_MOST_CONTEXT, _MOST_CHUNK = 1024, 200  # tokens: the check is to be over in seconds
-_MOST_ROWS = 8
+_MAX_CONTEXT, _MAX_CHUNK = 1024, 200  # tokens: the check is to be over in seconds
+_MAX_ROWS = 8
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -47,7 +47,7 @@ class Rehearsal:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AttentionOrder:
-    """What is to be checked. implementation: the kernel.
+    """One check's order. implementation: the kernel.
 
     config: of the layout, which in a rehearsal is that of "xla". num_chips: that this machine shows, from which a mesh
     that config leaves open follows.
@@ -147,14 +147,14 @@ def cases_of(layout: Layout) -> Iterator[tuple[Case, Bucket]]:
 
 def _rows(bucket: Bucket, block_size: int) -> tuple[tuple[int, int], ...]:
     """Decoding rows of contexts from none to many blocks; or two of them, a chunk that begins and one that goes on."""
-    most = min(bucket.table_width * block_size, _MOST_CONTEXT) - 1
+    most = min(bucket.table_width * block_size, _MAX_CONTEXT) - 1
     if bucket.decode_only:
-        starts = np.unique(np.linspace(0, most, min(bucket.num_rows, _MOST_ROWS)).astype(int))
+        starts = np.unique(np.linspace(0, most, min(bucket.num_rows, _MAX_ROWS)).astype(int))
         return tuple((int(start), 1) for start in starts)
     singles = ((most, 1), (most // 3, 1))[: max(0, min(bucket.num_rows, bucket.num_tokens) - 2)]
     left = bucket.num_tokens - len(singles)
-    first = max(1, min(left // 2, _MOST_CHUNK, most))
-    second = min(left - first, _MOST_CHUNK, most - most // 4)
+    first = max(1, min(left // 2, _MAX_CHUNK, most))
+    second = min(left - first, _MAX_CHUNK, most - most // 4)
     chunks = ((0, first), (most // 4, second))
     return (*singles, *chunks[: 2 if second and bucket.num_rows > 1 else 1])
 

@@ -102,7 +102,7 @@ def choose_attention(
 def _order(
     spec: ModelSpec, config: EngineConfig, platform: str, chips: Chips, rehearsal: Rehearsal | None
 ) -> AttentionOrder | None:
-    """What is to be checked before it runs; None where no kernel would run, or the config wants no check."""
+    """The check to run before the kernel does; None if no kernel would run, or the config wants no check."""
     kernel = config.implementation or _KERNELS.get(platform)
     if kernel in (None, "xla") or config.check == "off" or platform == "":
         return None
@@ -144,7 +144,7 @@ def _check_here(order: AttentionOrder, store: VerdictStore) -> tuple[Verdict | N
 
 
 def for_unfamiliar(device: Any) -> AttentionChoice:
-    """The choice, with a sentence, for a device for which no kernel was made; for others one that leaves it open."""
+    """A choice with its sentence for a device without kernels; for other devices an open choice."""
     target = Target.of_device(device)
     if target.is_listed and (target.platform != "tpu" or target.runs_tpu_kernels):
         return AttentionChoice(implementation=None)

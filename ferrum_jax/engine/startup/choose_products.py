@@ -1,4 +1,4 @@
-"""What multiplies an engine's weights in a form: what is named, else what a check on this chip proved.
+"""The implementation of an engine's quantised products: the named one, else the one that a check on this chip proved.
 
 Kernels rest on what a matrix unit makes of numbers of few bits, so they run by themselves only where `ferrum-jax check`
 found them right and no slower than "xla", for every form that the model has. The kernel of recurrences goes with them.
@@ -72,7 +72,7 @@ def choose_products(spec: ModelSpec, config: EngineConfig, device: Any, *, chip:
 
 
 def _about(entries: set[str]) -> str:
-    """What entries of verdicts decide for."""
+    """The operations that entries of verdicts decide on, in words."""
     of = {
         "products of experts": {DENSE_EXPERTS},
         "recurrences": {entry for entry in entries if entry.startswith(("gated_delta ", "state_space "))},

@@ -115,7 +115,7 @@ def _choose_attention(
 
 
 def _choose_products(order: LoadRequest, spec: ModelSpec, mesh: Mesh) -> ProductChoice:
-    """What multiplies weights in a form, the same in all processes.
+    """The implementation of quantised products, equal in all processes.
 
     A job that goes on takes what it began with, and a bundle's executables are those of its config.
     """

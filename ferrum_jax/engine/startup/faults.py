@@ -37,7 +37,7 @@ def open_devices(fault: str | None) -> Sequence[Any]:
 
 
 def spoilt(fault: str | None, call: Callable[[], jax.Array]) -> Callable[[], jax.Array]:
-    """What starts a call of a kernel and returns its result, [.., heads, ..] from axis 1 on, with the fault in it."""
+    """A kernel's call with the fault in its result, [.., heads, ..] from axis 1 on."""
     texts = {"compile": f"{_MOSAIC}\n" + "  at an operation\n" * 70, "old_libtpu": _OLD}
 
     def broken() -> jax.Array:

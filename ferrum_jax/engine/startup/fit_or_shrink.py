@@ -41,7 +41,7 @@ _GIB = 2**30
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Start:
-    """What an engine is started from; see `LLM`. executable_cache: where executables come from.
+    """An engine's start; see `LLM`. executable_cache: where executables come from.
 
     store: of executables, where no bundle stands before it: with it an engine may be ready before all of them are.
 

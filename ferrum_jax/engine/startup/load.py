@@ -10,7 +10,6 @@ import functools
 import hashlib
 import os
 import threading
-import time
 from collections.abc import Callable
 from typing import Protocol
 
@@ -72,7 +71,7 @@ class Ready(Protocol):
 class Loaded:
     """Everything that is slow to make: weights on the device and executables. Engines are made from it.
 
-    weights_s, executables_s: what each took, one beside the other. weights_version: how often they were updated.
+    weights_s: seconds of reading them. weights_version: how often they were updated.
     """
 
     layout: Layout
@@ -82,13 +81,12 @@ class Loaded:
     fingerprint: Fingerprint
     end_ids: frozenset[int]
     weights_s: float = 0.0
-    executables_s: float = 0.0
     weights_version: int = 0
     update_salt: bytes = b""
 
     @property
     def cache_fingerprint(self) -> bytes:
-        """What keys of cached prefixes begin with: the fingerprint, and what a sample of updated weights may not show.
+        """The beginning of cached prefixes' keys: the fingerprint, and updates that its sample of weights may not show.
 
         The salt is of this object alone: two programs that updated parts of their weights differently share nothing.
         """
@@ -142,7 +140,7 @@ class Loaded:
         return digest.hexdigest()
 
     def with_weights(self, copies: Copies) -> Loaded:
-        """The same executables with copies of other weights in the place of those that have one, which are freed."""
+        """These executables with copies of new weights, whose old ones are freed."""
         weights = replace_weights(self.layout, self.weights, copies)
         return dataclasses.replace(
             self,
@@ -165,19 +163,17 @@ def load(
 
     on_fingerprint: called as soon as the weights are known; what it raises ends the compiling too.
     """
-    started = time.perf_counter()
 
-    def compile(abandoned: threading.Event) -> tuple[Executables, float]:
-        made = compile_all(
+    def compile(abandoned: threading.Event) -> Executables:
+        return compile_all(
             layout,
             executable_cache=executable_cache,
             first=first,
             on_done=functools.partial(on_progress, "executables"),
             abandoned=abandoned,
         )
-        return made, time.perf_counter() - started
 
-    weights, (executables, executables_s) = read_beside(layout, model.read, compile, on_fingerprint)
+    weights, executables = read_beside(layout, model.read, compile, on_fingerprint)
     return Loaded(
         layout=layout,
         weights=weights.arrays,
@@ -186,7 +182,6 @@ def load(
         fingerprint=weights.fingerprint,
         end_ids=model.end_ids | frozenset(layout.spec.eos_token_ids),
         weights_s=weights.read_s,
-        executables_s=executables_s,
     )
 
 

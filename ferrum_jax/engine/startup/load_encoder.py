@@ -75,7 +75,7 @@ class LoadedEncoder:
         return None if labels is None else Classifier(labels)
 
     def with_weights(self, copies: Copies) -> LoadedEncoder:
-        """The same executables with copies of other weights in the place of those that have one."""
+        """These executables with copies of new weights."""
         weights = replace_weights(self.layout, self.weights, copies)
         return dataclasses.replace(
             self, weights=weights.arrays, fingerprint=weights.fingerprint, weights_version=self.weights_version + 1

@@ -19,7 +19,7 @@ Measure = Callable[[TextIds, int], Reach | None]  # see `LLM`
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LoadRequest:
-    """What an LLM is opened from; see `LLM` for what each means. rehearsal: for tests, of the check at the start."""
+    """A request to open an LLM; see `LLM` for each field. rehearsal: for tests, of the check at the start."""
 
     source: ModelSource
     config: EngineConfig

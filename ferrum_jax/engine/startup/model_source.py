@@ -22,10 +22,10 @@ from ferrum_jax.tasks.classifier import HEAD, Classifier, head_of
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ModelSource:
-    """What a model is and where its weights come from.
+    """A model's description and the source of its weights.
 
     read(targets, expansions): {parameter: array} with exactly the shapes, dtypes and shardings of targets; see
-    `checkpoints.Checkpoint.load`. folder: where tokenizer, chat template and the like are; None has none.
+    `checkpoints.Checkpoint.load`. folder: of tokenizer, chat template and the like, or None.
     headless: of a decoder's weights without what makes logits of tokens. classifier: what it has in place of that.
     end_ids: tokens that end a text beside those that the spec names. generation: what generation_config.json says.
     """
@@ -104,7 +104,7 @@ class ModelSource:
         return isinstance(self.spec, ModelSpec) and self.spec.vision is not None
 
     def for_text(self) -> ModelSource:
-        """This model without its tower, if it has one."""
+        """The text model alone, without a tower."""
         if not isinstance(self.spec, ModelSpec):
             return self
         return dataclasses.replace(self, spec=registry.without_tower(self.spec))

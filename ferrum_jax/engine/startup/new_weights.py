@@ -30,7 +30,7 @@ def copies_for(
     partial: bool,
     cast: bool,
 ) -> Copies:
-    """What makes the copy of each parameter that changes. See `LLM.update_weights`; spec: of the model as it is stored.
+    """The maker of each changed parameter's copy. See `LLM.update_weights`; spec: of the model as it is stored.
 
     Raises ValueError, before anything is copied, for all that does not fit.
     """

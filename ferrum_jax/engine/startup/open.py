@@ -64,7 +64,7 @@ from ferrum_jax.text.tokenizer import Tokenizer, require_tokenizer
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Opened:
-    """What an open LLM has beside its engine. build: a fresh engine, from the arguments of `build_engine`.
+    """An open LLM's parts beside its engine. build: a fresh engine, from the arguments of `build_engine`.
 
     config: with nothing left open that was chosen. identity: of it all. num_compiles: of the opening; `counter` goes on
     counting. choices: sentences of what else was chosen where the config leaves it open and there was a choice.
@@ -90,7 +90,7 @@ class Opened:
         return forms_of(self.texts.prompts, self.config)
 
     def with_new_weights(self, model: Ready) -> Opened:
-        """The same over other weights of the model."""
+        """This record with the model's new weights."""
         return dataclasses.replace(self, model=model, scorer=model.scorer(self.texts))
 
 

@@ -127,7 +127,7 @@ class OpenModel:
 
     @property
     def prefixes(self) -> CachedPrefixes:
-        """What it has cached."""
+        """The prefixes that the engine has cached."""
         loaded = self.loaded
         return CachedPrefixes(
             calls=self.calls,
@@ -161,7 +161,7 @@ class OpenModel:
 
     @property
     def asleep(self) -> tuple[str, ...]:
-        """What is not on the devices, weights or KV."""
+        """The tags, "weights" or "kv_cache", whose memory is off the devices."""
         return self.calls.asleep
 
     def update_weights(

@@ -45,7 +45,7 @@ def woken(model: Loaded) -> Loaded:
 
 
 def tags_to_wake(tags: Collection[str] | None, asleep: Collection[str]) -> frozenset[str]:
-    """What wakes up. Raises ValueError for a tag that means nothing, and for what does not sleep."""
+    """The tags to wake. Raises ValueError for an unknown tag, and for a tag that is awake."""
     wanted = frozenset(asleep) if tags is None else frozenset([tags] if isinstance(tags, str) else tags)
     unknown = sorted(wanted - set(TAGS))
     if unknown:

@@ -23,9 +23,9 @@ from ferrum_jax.inputs.audio.waveform import SaidLength, SoundBounds, SoundRefus
 _FORMATS = {"MP4": "mp4", "WEBM": "matroska", "AAC": "aac"}  # FFmpeg's names
 _DECODERS = ("aac", "alac", "flac", "mp3float", "mp3", "opus", "libopus", "vorbis", "ac3", "eac3", "pcm_s16le")
 _CLOCK = re.compile(r"(\d{1,4}):(\d\d):(\d\d(?:\.\d{1,9})?)")  # of Matroska's streams
-_MOST_MISSING_S = 0.25  # at the end, of what a header says; coders have blocks of up to 0.2 s
+_MAX_MISSING_S = 0.25  # at the end, of what a header says; coders have blocks of up to 0.2 s
 _BLOCK = 1 << 15  # samples of each channel that are averaged and resampled together
-_MOST_FRAMES = 1 << 12  # that are kept for that
+_MAX_FRAMES = 1 << 12  # that are kept for that
 _OPTIONS = {
     "protocol_whitelist": "none",
     "codec_whitelist": ",".join(_DECODERS),
@@ -122,13 +122,13 @@ def _samples(container: Any, bounds: SoundBounds) -> Iterator[tuple[int, np.ndar
         found.append(_floats(frame))
         end_s = None if frame.time is None else frame.time + frame.samples / frame.sample_rate
         count += frame.samples
-        if count >= _BLOCK or len(found) >= _MOST_FRAMES:
+        if count >= _BLOCK or len(found) >= _MAX_FRAMES:
             yield first[0], np.concatenate(found)
             found, count = [], 0
     if first and found:
         yield first[0], np.concatenate(found)
     said_s = _end_s(container, stream)
-    if end_s is not None and said_s is not None and end_s + _MOST_MISSING_S < said_s:
+    if end_s is not None and said_s is not None and end_s + _MAX_MISSING_S < said_s:
         raise SoundRefused(
             f"the sound is cut off: it ends at {said_s:.1f} s by its header, and can be decoded up to {end_s:.1f} s; "
             "get the whole file, or save what there is anew"

@@ -25,7 +25,7 @@ _LOG_STEP = np.log(6.4) / 27.0
 _HIGHEST_HERTZ = 8000.0
 _QUIETEST = 1e-10  # of a band's power
 _RANGE = 8.0  # between the loudest band and what is heard, in powers of ten
-_LEAST_SAMPLES = 8000  # of Qwen's clips; shorter ones are filled with silence
+_MIN_SAMPLES = 8000  # of Qwen's clips; shorter ones are filled with silence
 _FULL_CHUNK_TOKENS = 13  # of Qwen's chunks
 _GEMMA_MULTIPLE = 128  # samples
 _GEMMA_MOST = 480_000  # samples
@@ -211,7 +211,7 @@ class QwenSounds(WhisperSounds):
     """
 
     chunk_frames: int = 100
-    min_samples: int = _LEAST_SAMPLES
+    min_samples: int = _MIN_SAMPLES
 
     kind: ClassVar[str] = "qwen"
 

@@ -29,7 +29,7 @@ KINDS = (*_PLAIN, "OGG", "MP3", *CONTAINERS)
 _NEEDED = {"containers": ("av", "soxr"), "compressed": ("soundfile", "soxr")}
 _BOXES = (b"ftyp", b"moov", b"mdat", b"free", b"skip", b"wide")  # that an MP4 may begin with
 _BLOCK = 1 << 18  # samples of all channels that are decoded at once
-_MOST_SAID = 1 << 10  # bytes of a length
+_MAX_SAID = 1 << 10  # bytes of a length
 _OWN_MEMORY = 256 << 20  # bytes that a decoder may take beside the file and what is made of it
 COUNTED = ("WAV", "AIFF", "OGG", "MP3")  # that libsndfile decodes though they are cut off
 _NO_COUNT = 0x7FFF0000  # and more, or 0: sizes that recorders write before they know it
@@ -91,7 +91,7 @@ def said_length(content: bytes, *, bounds: SoundBounds | None = None) -> SaidLen
     kind = kind_of(content)
     if kind in _PLAIN:
         return said_of_file(content, bounds)
-    found = json.loads(_answer("said_bytes", content, {"kind": kind}, bounds, answer_bytes=_MOST_SAID))
+    found = json.loads(_answer("said_bytes", content, {"kind": kind}, bounds, answer_bytes=_MAX_SAID))
     return None if found is None else SaidLength(*found)
 
 

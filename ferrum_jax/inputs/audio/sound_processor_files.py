@@ -16,8 +16,8 @@ from ferrum_jax.io.error_text.known_fields import ANY, TRUTH, FieldKind, Fields,
 from ferrum_jax.io.files.json_files import read_optional_json
 
 FILES = ("processor_config.json", "preprocessor_config.json")
-_MOST_VALUES = 1 << 26  # of a window's features
-_MOST_TRANSFORM = 1 << 16  # samples of a frame
+_MAX_VALUES = 1 << 26  # of a window's features
+_MAX_TRANSFORM = 1 << 16  # samples of a frame
 _OUTSIDE = ("audio_seq_length", "audio_ms_per_token")  # of a processor, beside its part for sounds
 _IMAGES = "image_processor_type"
 # Keys of an image processor that stands in one object with a sound's
@@ -60,7 +60,7 @@ def _fields(own: Mapping[str, Known | Elsewhere], mels: int) -> Fields:
 
 _OF_WINDOWS = {
     "hop_length": Known(_COUNT, 160),
-    "n_fft": Known(_whole(2, _MOST_TRANSFORM), 400),
+    "n_fft": Known(_whole(2, _MAX_TRANSFORM), 400),
     "chunk_length": Known(_whole(1, 3600), 30),
     "n_samples": Known(ANY),
     "nb_max_frames": Known(ANY),
@@ -161,8 +161,8 @@ def _gemma4(found: Mapping[str, Any]) -> Gemma4Sounds:
     frame, hop = (round(rate * found[f"{name}_length_ms"] / 1000.0) for name in ("frame", "hop"))
     transform = 2 ** math.ceil(math.log2(frame)) * (2 if found["fft_overdrive"] else 1)
     _check_same(found, frame_length=frame, hop_length=hop, fft_length=transform)
-    if transform > _MOST_TRANSFORM:
-        raise ValueError(f"frames have {frame} samples; at most {_MOST_TRANSFORM} are taken")
+    if transform > _MAX_TRANSFORM:
+        raise ValueError(f"frames have {frame} samples; at most {_MAX_TRANSFORM} are taken")
     if found["min_frequency"] >= found["max_frequency"]:
         raise ValueError(f"min_frequency is {found['min_frequency']}; it must be less than max_frequency")
     return Gemma4Sounds(
@@ -192,10 +192,10 @@ _KINDS: Mapping[str, tuple[Callable[[Mapping[str, Any]], SoundProcessor], Fields
 
 
 def _check_size(frames: int, sizes: Mapping[str, int]) -> None:
-    if not 1 <= frames <= _MOST_VALUES // sizes["feature_size"]:
+    if not 1 <= frames <= _MAX_VALUES // sizes["feature_size"]:
         raise ValueError(
             f"chunk_length, sampling_rate and hop_length make {frames:,} frames of {sizes['feature_size']} values; a "
-            f"window has at least one and at most {_MOST_VALUES:,} values"
+            f"window has at least one and at most {_MAX_VALUES:,} values"
         )
 
 

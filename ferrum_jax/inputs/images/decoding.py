@@ -33,7 +33,7 @@ _READERS = ("Png", "Jpeg", "WebP", "Gif", "Bmp", "Tiff")  # modules, which Pillo
 MAX_PIXELS = 1 << 26  # 67 million; decoding takes up to 16 bytes for each
 _LARGE_PIXELS = 1 << 23  # an image with more is decoded alone, so that many at once do not take memory for all
 _BAND_ROWS = 256
-_MOST_SCANS = 100  # of a progressive JPEG; each scan visits every pixel, and encoders write about ten
+_MAX_SCANS = 100  # of a progressive JPEG; each scan visits every pixel, and encoders write about ten
 _ORIENTATION = 0x0112
 _TILE_WIDTH, _TILE_LENGTH = 322, 323
 _LARGE = threading.RLock()
@@ -159,8 +159,8 @@ def _room_for(size: tuple[int, int], max_pixels: int) -> Iterator[None]:
 
 def _check_scans(content: bytes) -> None:
     """Raises for a JPEG whose scans would cost what its size in pixels does not show."""
-    if content[:2] == b"\xff\xd8" and (scans := content.count(b"\xff\xda")) > _MOST_SCANS:
-        raise MediaRefused(f"the image is a JPEG of {scans} scans; at most {_MOST_SCANS} are decoded: save it anew")
+    if content[:2] == b"\xff\xd8" and (scans := content.count(b"\xff\xda")) > _MAX_SCANS:
+        raise MediaRefused(f"the image is a JPEG of {scans} scans; at most {_MAX_SCANS} are decoded: save it anew")
 
 
 def _webp_size(content: bytes) -> tuple[int, int] | None:

@@ -27,7 +27,7 @@ _CHILD = "ferrum_jax.inputs.images.film_decoding"
 KINDS = {"MP4": "mov", "MOV": "mov", "WEBM": "matroska", "MKV": "matroska", "AVI": "avi", "GIF": "gif"}
 _BOXES = (b"ftyp", b"moov", b"mdat", b"free", b"skip", b"wide")  # that an MP4 may begin with
 _FPS = 24.0  # of frames that come without
-_MOST_FPS = 1000.0
+_MAX_FPS = 1000.0
 _OWN_MEMORY = 512 << 20  # bytes that a decoder may take beside its file and its frames
 _BYTES_OF_PIXEL = 64  # in a decoder, which keeps up to sixteen frames
 _FACTS_BYTES = 4096
@@ -72,8 +72,8 @@ class VideoSources(MediaSources):
             if set(given) - {"frames", "fps"} or "frames" not in given:
                 raise MediaRefused(f"the video has the fields {sorted(map(str, given))}; it must have frames and fps")
             frames, fps = given["frames"], given.get("fps", _FPS)
-        if type(fps) not in (int, float) or not 0 < fps <= _MOST_FPS:
-            raise MediaRefused(f"the video's fps is {fps!r}; it must be a number over 0 and at most {_MOST_FPS:g}")
+        if type(fps) not in (int, float) or not 0 < fps <= _MAX_FPS:
+            raise MediaRefused(f"the video's fps is {fps!r}; it must be a number over 0 and at most {_MAX_FPS:g}")
         return self._of_frames(frames, float(fps))
 
     def _of_frames(self, frames: Any, fps: float) -> Film:

@@ -32,8 +32,8 @@ _CLIP = [0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.26130258, 0.27577711
 _HALF = [0.5, 0.5, 0.5], [0.5, 0.5, 0.5]
 _BILINEAR, _BICUBIC = 2, 3  # Pillow's numbers
 _AS_IT_IS = [0.0, 0.0, 0.0], [1.0, 1.0, 1.0]
-_MOST_OF_CHANNEL = 1e6  # of a mean or a standard deviation; neither infinity nor NaN is less
-_LEAST_STD = 1e-6
+_MAX_OF_CHANNEL = 1e6  # of a mean or a standard deviation; neither infinity nor NaN is less
+_MIN_STD = 1e-6
 _MAX_PIXELS = 1 << 28  # that the smallest image is made larger to
 _OF_WHOLE = ("spatial_merge_size",)  # of a tower, and beside its config
 _SOFT_TOKENS = (70, 140, 280, 560, 1120)  # of an image, as Gemma 4 was trained
@@ -66,7 +66,7 @@ _CHANNELS = FieldKind(
     lambda value: (
         isinstance(value, list | tuple)
         and len(value) == 3
-        and all(type(each) in (int, float) and abs(each) <= _MOST_OF_CHANNEL for each in value)
+        and all(type(each) in (int, float) and abs(each) <= _MAX_OF_CHANNEL for each in value)
     ),
     "three numbers, one for each of red, green and blue",
 )
@@ -205,16 +205,7 @@ def _qwen(found: Mapping[str, Any], tower: Mapping[str, Any]) -> QwenImages:
         raise ValueError(
             f"size.shortest_edge is {least}, and every image would have so many pixels; give {_MAX_PIXELS} at most"
         )
-    _check_patches(found, tower)
-    return QwenImages(
-        normalising=_normalising(found),
-        patch_size=found["patch_size"],
-        merge_size=found["merge_size"],
-        temporal_patch_size=found["temporal_patch_size"],
-        min_pixels=least,
-        max_pixels=most,
-        resample=found["resample"],
-    )
+    return QwenImages(**_patches(found, tower, least, most))
 
 
 def _glm(found: Mapping[str, Any], tower: Mapping[str, Any]) -> GlmImages:
@@ -283,9 +274,12 @@ def _pixtral(found: Mapping[str, Any], tower: Mapping[str, Any]) -> PixtralImage
     )
 
 
-def _check_patches(found: Mapping[str, Any], tower: Mapping[str, Any]) -> None:
+def _patches(found: Mapping[str, Any], tower: Mapping[str, Any], least: float, most: float) -> dict[str, Any]:
+    """The fields of Qwen's processors. Raises ValueError where the tower has other patches."""
     for key, its_key in (("patch_size",) * 2, ("merge_size", "spatial_merge_size"), ("temporal_patch_size",) * 2):
         _check_tower(key, found[key], tower, its_key)
+    own = {key: found[key] for key in ("patch_size", "merge_size", "temporal_patch_size", "resample")}
+    return {**own, "normalising": _normalising(found), "min_pixels": least, "max_pixels": most}
 
 
 def _check_tower(key: str, value: int, tower: Mapping[str, Any], its_key: str) -> None:
@@ -309,9 +303,9 @@ _KINDS: Mapping[str, tuple[_Make, Fields]] = {
 
 def _normalising(found: Mapping[str, Any]) -> Normalising:
     std = found["image_std"]
-    if min(std) < _LEAST_STD:
+    if min(std) < _MIN_STD:
         raise ValueError(
-            f"image_std is {std!r}; pixels are divided by it, so it must be three numbers of at least {_LEAST_STD:g}"
+            f"image_std is {std!r}; pixels are divided by it, so it must be three numbers of at least {_MIN_STD:g}"
         )
     mean, std = (tuple(map(float, found[key])) for key in ("image_mean", "image_std"))
     return Normalising(scale=float(found["rescale_factor"]), mean=mean, std=std)  # type: ignore[arg-type]
@@ -398,15 +392,8 @@ def _qwen_videos(found: Mapping[str, Any], tower: Mapping[str, Any]) -> QwenVide
         )
     if found["min_frames"] > found["max_frames"]:
         raise ValueError(f"min_frames is {found['min_frames']}, more than max_frames, {found['max_frames']}")
-    _check_patches(found, tower)
     return QwenVideos(
-        normalising=_normalising(found),
-        patch_size=found["patch_size"],
-        merge_size=found["merge_size"],
-        temporal_patch_size=found["temporal_patch_size"],
-        min_pixels=least,
-        max_pixels=most,
-        resample=found["resample"],
+        **_patches(found, tower, least, most),
         fps=float(found["fps"]),
         min_frames=found["min_frames"],
         max_frames=found["max_frames"],

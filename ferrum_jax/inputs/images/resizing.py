@@ -16,7 +16,7 @@ from collections.abc import Callable
 import numpy as np
 
 BILINEAR, BICUBIC = 2, 3  # Pillow's numbers
-_MOST_BITS = 22
+_MAX_BITS = 22
 _ROWS = 64  # of a pass at once, so that its sums stay in a cache
 
 
@@ -82,7 +82,7 @@ def _taps(inputs: int, outputs: int, resample: int) -> _Taps:
         lists.append((first, [weight / total if total else weight for weight in weights]))
     largest = max(max(weights) for _, weights in lists)
     bits = 0
-    while bits < _MOST_BITS and int(0.5 + largest * (1 << (bits + 1))) < 1 << 15:
+    while bits < _MAX_BITS and int(0.5 + largest * (1 << (bits + 1))) < 1 << 15:
         bits += 1
     taps = max(len(weights) for _, weights in lists)
     places, whole = np.zeros((taps, outputs), np.int64), np.zeros((taps, outputs), np.int32)

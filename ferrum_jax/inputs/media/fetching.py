@@ -28,7 +28,7 @@ from ferrum_jax.inputs.media.kinds import MediaKind, MediaRefused
 
 _REDIRECTS = (301, 302, 303, 307, 308)
 _LONGEST_URL = 8192
-_MOST_BESIDE_BODY = 1 << 20  # bytes of headers and of chunks' sizes, beside as many as the body's
+_MAX_BESIDE_BODY = 1 << 20  # bytes of headers and of chunks' sizes, beside as many as the body's
 _PORTS = {"http": 80, "https": 443}
 # Networks whose addresses hold one of IPv4, and where in them it begins (bits from the end).
 _HOLDS_IPV4 = (
@@ -130,7 +130,7 @@ def _asked(place: _HttpTarget, deadline: float, limits: FetchLimits) -> tuple[by
         "Connection": "close",
         "User-Agent": "ferrum-jax",
     }
-    most = 2 * limits.max_bytes + _MOST_BESIDE_BODY
+    most = 2 * limits.max_bytes + _MAX_BESIDE_BODY
     with _connected(place, address, deadline, most) as connection:
         connection.request("GET", place.target, headers=headers)
         answer = connection.getresponse()

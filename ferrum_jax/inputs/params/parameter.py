@@ -1,4 +1,4 @@
-"""A sampling parameter is one entry: its default, what it says, its bounds, and the bodies that take it.
+"""A sampling parameter is one entry: its default, text, bounds, and the bodies that take it.
 
 Checks, fields of bodies, flags of commands and tables of the documentation are made from it.
 """
@@ -16,11 +16,11 @@ Bounds = tuple[float, float | None, str]  # the least, the most (None: finite), 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Parameter:
-    """What is said of a sampling parameter.
+    """A sampling parameter's description.
 
-    text: what it does, in one clause. bounds: of a number. more: what the reference says beside text. bodies: that take
-    it; none of what only callers in Python give. help: what a command says in place of text. flag: of a list, its flag
-    and what a value is called. has_flag: False of a number that no command takes. kind: its annotation without None.
+    text: the parameter in one clause. bounds: of a number. more: what the reference says beside text. bodies:
+    the bodies with it, () for Python alone. help: what a command says in place of text. flag: of a list, its flag
+    and what a value is called. has_flag: False of a number that no command takes. kind: the annotation without None.
     """
 
     text: str
@@ -56,7 +56,7 @@ def parameter(default: Any, text: str, bounds: Bounds | None = None, **said: Any
 
 
 def parameters_of(kind: type) -> dict[str, Parameter]:
-    """What is said of each field."""
+    """Each field's description."""
     found = {}
     for field in dataclasses.fields(kind):
         name, *optional = str(field.type).split(" | ")

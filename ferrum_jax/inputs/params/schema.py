@@ -33,11 +33,11 @@ _WRITABLE_CONTROLS = frozenset("\b\t\n\f\r")
 _DEEPEST = 64
 EXACT = 2**53  # whole numbers up to here are floats of 64 bits
 MAX_WHOLE = 2.0**63 - 1024  # the largest float that the compiler can read as a whole number
-MOST_PARTS = 2048  # schemas in a schema; what a compiler does for an object grows with the square of its properties
-MOST_TEXT = 1024  # characters of a name or a value; what must come is looked through again at each of its tokens
-_MOST_LOOKUPS = 200_000  # of references in parts with a name
+MAX_PARTS = 2048  # schemas in a schema; what a compiler does for an object grows with the square of its properties
+MAX_TEXT = 1024  # characters of a name or a value; what must come is looked through again at each of its tokens
+_MAX_LOOKUPS = 200_000  # of references in parts with a name
 _MOST_WARNINGS = 8
-_MOST_UNKNOWN = 256  # different words; each is compared with all that are known
+_MAX_UNKNOWN = 256  # different words; each is compared with all that are known
 
 
 def check_schema(schema: object) -> tuple[str, ...]:
@@ -49,16 +49,16 @@ def check_schema(schema: object) -> tuple[str, ...]:
     ignored: list[str] = []
     unknown: set[str] = set()
     for count, (place, part) in enumerate(subschemas(schema), 1):
-        if count > MOST_PARTS:
-            raise ValueError(f"the JSON schema has more than {MOST_PARTS:,} schemas in it; say fewer properties")
+        if count > MAX_PARTS:
+            raise ValueError(f"the JSON schema has more than {MAX_PARTS:,} schemas in it; say fewer properties")
         if isinstance(part, bool):
             continue
         if not isinstance(part, Mapping):
             problems.append(f"at {place}: a schema is an object, true or false, not {quoted(part)}")
             continue
         unknown.update(key for key in part if isinstance(key, str) and is_unknown(key))
-        if len(unknown) > _MOST_UNKNOWN:
-            raise ValueError(f"the JSON schema has more than {_MOST_UNKNOWN} words that are unknown; leave them out")
+        if len(unknown) > _MAX_UNKNOWN:
+            raise ValueError(f"the JSON schema has more than {_MAX_UNKNOWN} words that are unknown; leave them out")
         problems += [f"at {place}/{_escaped(key)}: {why}" for key, why in _refused(part)]
         ignored += [f"{place}/{_escaped(key)}" for key in part if isinstance(key, str) and is_unknown(key)]
         if says_no_format(part):
@@ -103,7 +103,7 @@ def subschemas(schema: object) -> Iterator[tuple[str, Any]]:
             if isinstance(reference, str) and reference not in references:
                 references.add(reference)
                 named = list(_named_parts(schema)) if named is None else named
-                if len(named) * len(references) > _MOST_LOOKUPS:
+                if len(named) * len(references) > _MAX_LOOKUPS:
                     raise ValueError(
                         f"the JSON schema has {len(named)} parts with an id and {len(references)} references or more; "
                         "leave out ids that no reference needs"
@@ -192,12 +192,12 @@ def _wrong_value(key: str, value: Any, part: Mapping[str, Any]) -> str | None:
         for each in _scalars(value):
             if isinstance(each, int | float) and not is_kept(each):
                 return f"{each!r} would be rounded to 64 bits; give it as a text, or give bounds"
-            if isinstance(each, str) and len(each) > MOST_TEXT:
-                return f"{quoted(each)} is too long; at most {MOST_TEXT:,} characters are allowed"
+            if isinstance(each, str) and len(each) > MAX_TEXT:
+                return f"{quoted(each)} is too long; at most {MAX_TEXT:,} characters are allowed"
             if isinstance(each, str) and _has_other_controls(each):
                 return "it holds a control character that is not written as one of \\b \\t \\n \\f \\r"
-    if key == "properties" and (long := next((name for name in value if len(str(name)) > MOST_TEXT), None)):
-        return f"the name {quoted(long)} is too long; at most {MOST_TEXT:,} characters are allowed"
+    if key == "properties" and (long := next((name for name in value if len(str(name)) > MAX_TEXT), None)):
+        return f"the name {quoted(long)} is too long; at most {MAX_TEXT:,} characters are allowed"
     required = part.get("required")
     least = len(required) if isinstance(required, list) else 0
     if key == "minProperties" and isinstance(value, int | float) and value > least + 1:

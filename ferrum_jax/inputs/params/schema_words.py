@@ -69,7 +69,7 @@ _OTHER_FORMATS = frozenset(  # that JSON Schema defines
 )  # fmt: skip
 _WORDS = ENFORCED.union(_INSTEAD)
 _FORMATS = ENFORCED_FORMATS | _OTHER_FORMATS
-_FEWEST_LETTERS = 5  # of words that one letter too many makes another
+_MIN_LETTERS = 5  # of words that one letter too many makes another
 
 
 def why_refused(key: str, part: Mapping[str, Any]) -> str | None:
@@ -113,7 +113,7 @@ def near(word: str, known: frozenset[str]) -> str | None:
         other = _letters(each)
         if letters == other or letters == f"{other}s" or other == f"{letters}s":
             return each
-        if min(len(letters), len(other)) >= _FEWEST_LETTERS and _differ_by_one(letters, other):
+        if min(len(letters), len(other)) >= _MIN_LETTERS and _differ_by_one(letters, other):
             return each
     return None
 

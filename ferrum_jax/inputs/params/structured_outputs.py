@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ferrum_jax.inputs.params.schema import MOST_TEXT, check_schema, number_of, refuse_rounded, subschemas
+from ferrum_jax.inputs.params.schema import MAX_TEXT, check_schema, number_of, refuse_rounded, subschemas
 from ferrum_jax.inputs.params.tools import ToolsAsked
 from ferrum_jax.io.error_text import quoted
 
@@ -193,9 +193,9 @@ def _choices(choices: object) -> tuple[str, ...]:
             raise ValueError(
                 f"structured_outputs.choice[{index}] is {quoted(text)}; it must be a text that is not empty"
             )
-        if len(text) > MOST_TEXT:
+        if len(text) > MAX_TEXT:
             what = f"structured_outputs.choice[{index}] has {len(text):,} characters"
-            raise ValueError(f"{what}; at most {MOST_TEXT:,} are allowed")
+            raise ValueError(f"{what}; at most {MAX_TEXT:,} are allowed")
     _check_size("choice", "".join(choices))
     return tuple(choices)
 

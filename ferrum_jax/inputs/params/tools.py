@@ -16,7 +16,7 @@ from ferrum_jax.inputs.params.schema import check_schema
 from ferrum_jax.io.error_text import quoted
 
 _NAME = re.compile(r"[A-Za-z0-9_.\-]{1,64}")
-MOST_TOOLS, MOST_TOOL_CHARACTERS = 128, 1 << 20  # the latter of all parameters together
+MAX_TOOLS, MAX_TOOL_CHARACTERS = 128, 1 << 20  # the latter of all parameters together
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -39,12 +39,12 @@ def tools_of(tools: object) -> tuple[Tool, ...]:
     """The tools of a request's `tools`. Raises ValueError naming the place."""
     if isinstance(tools, str) or not isinstance(tools, Sequence) or not tools:
         raise ValueError(f"tools is {quoted(tools)}; it must be a list with at least one tool")
-    if len(tools) > MOST_TOOLS:
-        raise ValueError(f"tools has {len(tools)} tools; at most {MOST_TOOLS} are allowed")
+    if len(tools) > MAX_TOOLS:
+        raise ValueError(f"tools has {len(tools)} tools; at most {MAX_TOOLS} are allowed")
     found = tuple(_tool(f"tools[{index}]", tool) for index, tool in enumerate(tools))
     size = sum(len(tool.parameters) for tool in found)
-    if size > MOST_TOOL_CHARACTERS:
-        raise ValueError(f"tools has parameters of {size:,} characters; at most {MOST_TOOL_CHARACTERS:,} are allowed")
+    if size > MAX_TOOL_CHARACTERS:
+        raise ValueError(f"tools has parameters of {size:,} characters; at most {MAX_TOOL_CHARACTERS:,} are allowed")
     names = [tool.name for tool in found]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:

@@ -16,8 +16,8 @@ from ferrum_jax.io.error_text import Elsewhere, named, quoted, require_harmless
 from ferrum_jax.io.error_text.known_fields import FieldKind, require
 
 METHODS = ("ngram", "suffix", "mtp")
-MOST_DRAFTED = 64  # tokens of a draft
-MOST_LOOKED_UP, _MOST_DEPTH = 64, 1024  # tokens of a match: each of the former is a table for each row
+MAX_DRAFTED = 64  # tokens of a draft
+MAX_LOOKED_UP, _MAX_DEPTH = 64, 1024  # tokens of a match: each of the former is a table for each row
 
 _NO_SECOND_MODEL = "no second model drafts here: 'ngram' and 'suffix' need none, and 'mtp' is in the checkpoint"
 _METHODS_ELSEWHERE = frozenset({"eagle", "eagle3", "dflash", "draft_model", "medusa", "mlp_speculator"})
@@ -51,10 +51,10 @@ def _number(most: float, words: str) -> FieldKind:
 
 
 _KEYS: Mapping[str, _Key] = {
-    "num_speculative_tokens": _Key(METHODS, _whole(1, MOST_DRAFTED)),
-    "prompt_lookup_max": _Key(("ngram",), _whole(1, MOST_LOOKED_UP)),
-    "prompt_lookup_min": _Key(("ngram",), _whole(1, MOST_LOOKED_UP)),
-    "suffix_decoding_max_tree_depth": _Key(("suffix",), _whole(1, _MOST_DEPTH)),
+    "num_speculative_tokens": _Key(METHODS, _whole(1, MAX_DRAFTED)),
+    "prompt_lookup_max": _Key(("ngram",), _whole(1, MAX_LOOKED_UP)),
+    "prompt_lookup_min": _Key(("ngram",), _whole(1, MAX_LOOKED_UP)),
+    "suffix_decoding_max_tree_depth": _Key(("suffix",), _whole(1, _MAX_DEPTH)),
     "suffix_decoding_max_cached_requests": _Key(("suffix",), _whole(0)),
     "suffix_decoding_max_spec_factor": _Key(("suffix",), _number(1e6, "a number from 0 to 1000000")),
     "suffix_decoding_min_token_prob": _Key(("suffix",), _number(1, "a number from 0 to 1")),
@@ -194,7 +194,7 @@ def _method(name: Any) -> str:
 def _beside(name: str, default: Any, given: Mapping[str, Any]) -> Any:
     """The default of a key, moved as far as what is given asks for."""
     if name == "num_speculative_tokens":
-        return min(given.get("suffix_decoding_max_tree_depth", default), MOST_DRAFTED)
+        return min(given.get("suffix_decoding_max_tree_depth", default), MAX_DRAFTED)
     if name == "prompt_lookup_min":
         return min(default, given.get("prompt_lookup_max", default))
     if name == "prompt_lookup_max":

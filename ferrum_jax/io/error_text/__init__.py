@@ -11,8 +11,8 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 MOST_CHARACTERS = 4000  # of an error
-MOST_QUOTED = 200  # characters of a value
-MOST_NAMED = 8  # of a list of names
+MAX_QUOTED = 200  # characters of a value
+MAX_NAMED = 8  # of a list of names
 _MOST_NAME = 100  # characters of a name
 _END = 1000  # of an error that is cut: what to do stands at its end
 
@@ -27,23 +27,23 @@ def bounded(text: str, most: int = MOST_CHARACTERS) -> str:
 
 def quoted(value: Any, write: Callable[[Any], str] = repr) -> str:
     """The value as `write` writes it, or of a long one the beginning and its size. write: of plain values."""
-    if isinstance(value, str | bytes) and len(value) > MOST_QUOTED:
+    if isinstance(value, str | bytes) and len(value) > MAX_QUOTED:
         what = "characters" if isinstance(value, str) else "bytes"
-        return f"{write(value[:MOST_QUOTED])}.. ({len(value):,} {what})"
+        return f"{write(value[:MAX_QUOTED])}.. ({len(value):,} {what})"
     if isinstance(value, int) and abs(value) >> 1000:
         return f"a whole number of {value.bit_length():,} bits"
     text = ""
     for piece in _pieces(value, write):
         text += piece
-        if len(text) > MOST_QUOTED:
+        if len(text) > MAX_QUOTED:
             size = f" ({len(value):,} entries)" if isinstance(value, Collection) and len(value) > 1 else ""
-            return f"{text[:MOST_QUOTED]}..{size}"
+            return f"{text[:MAX_QUOTED]}..{size}"
     return text
 
 
 def named(names: Collection[str]) -> str:
     """The first few names, and how many more there are."""
-    first = [_cut(name) for name in islice(names, MOST_NAMED)]
+    first = [_cut(name) for name in islice(names, MAX_NAMED)]
     more = len(names) - len(first)
     return ", ".join(first) + (f" and {more:,} more" if more else "")
 
@@ -75,7 +75,7 @@ def _pieces(value: Any, write: Callable[[Any], str]) -> Iterator[str]:
     """The text of a value from its beginning on, for one who may stop reading."""
     kind = type(value)
     if kind in (str, bytes):
-        yield write(value[: MOST_QUOTED + 1])
+        yield write(value[: MAX_QUOTED + 1])
     elif kind in (list, tuple):
         opening, closing = "[]" if kind is list else ("(", ",)" if len(value) == 1 else ")")
         yield opening

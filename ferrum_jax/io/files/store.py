@@ -24,7 +24,7 @@ from typing import Any, BinaryIO, Protocol
 from ferrum_jax.io.files.whole_files import beside, sync_folder, write_whole
 from ferrum_jax.io.paths import errors_naming, is_url, open_url
 
-_MOST_TRIES, _MOST_PAUSE_S = 4, 0.5  # for a create that failed and left no file
+_MAX_TRIES, _MAX_PAUSE_S = 4, 0.5  # for a create that failed and left no file
 
 
 class Store(Protocol):
@@ -195,7 +195,7 @@ class UrlStore:
             self._system.get_file(source, str(path))
 
     def create(self, name: str, content: bytes, *, lasts: bool = True) -> bool:
-        for left in reversed(range(_MOST_TRIES)):
+        for left in reversed(range(_MAX_TRIES)):
             try:
                 with self._at(name) as path:
                     self._system.pipe_file(path, content, mode="create")
@@ -209,7 +209,7 @@ class UrlStore:
                     return False
                 if not left:
                     raise
-                time.sleep(_MOST_PAUSE_S * random.random())
+                time.sleep(_MAX_PAUSE_S * random.random())
         raise AssertionError("the last try returns or raises")
 
     def replace(self, name: str, content: bytes, *, lasts: bool = True) -> None:

@@ -26,7 +26,7 @@ _ENVIRONMENT = ("-i", "OPENBLAS_NUM_THREADS=1", "OMP_NUM_THREADS=1")  # each thr
 _STEP_S = 0.05  # between looks at whether anybody still waits
 _START_S = 60.0  # in which even a busy machine has imported the module
 _ANSWERED, _REFUSED, _NO_MEMORY, _FAILED = b"A", b"R", b"M", b"F"
-_MOST_TEXT = 1 << 16  # bytes of a message
+_MAX_TEXT = 1 << 16  # bytes of a message
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -76,7 +76,7 @@ def _read(answer: IO[bytes], code: int, bounds: ChildBounds) -> bytes:
     if code == 0 and kind == _ANSWERED:
         return answer.read(bounds.answer_bytes)
     if code == 0 and kind in (_REFUSED, _FAILED):
-        text = answer.read(_MOST_TEXT).decode("utf-8", "replace")
+        text = answer.read(_MAX_TEXT).decode("utf-8", "replace")
         raise ValueError(text) if kind == _REFUSED else NoAnswer(text)
     if code == -signal.SIGXFSZ:
         raise NoAnswer(f"its answer is more than {bounds.answer_bytes >> 20} MiB")
@@ -115,6 +115,6 @@ def _confine(bounds: ChildBounds) -> None:
     limit_process(
         (resource.RLIMIT_CPU, int(bounds.seconds) + 1),
         (resource.RLIMIT_NOFILE, 3),  # its own three: no file and no socket can be opened
-        (resource.RLIMIT_FSIZE, bounds.answer_bytes + _MOST_TEXT),
+        (resource.RLIMIT_FSIZE, bounds.answer_bytes + _MAX_TEXT),
         memory_bytes=bounds.memory_bytes,
     )

@@ -87,8 +87,8 @@ _KEYS: Mapping[tuple[float, float], str] = {
     (2, 2**30): "original_max_position_embeddings",
 }
 BOUNDS: Mapping[str, tuple[float, float]] = {key: bounds for bounds, keys in _KEYS.items() for key in keys.split()}
-MOST_LISTED = 2**16  # entries of a list
-MOST_TOKEN_ID = 2**24
+MAX_LISTED = 2**16  # entries of a list
+MAX_TOKEN_ID = 2**24
 
 
 def check_number(key: str, value: object) -> None:

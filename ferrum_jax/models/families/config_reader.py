@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Any
 
 from checkpoints.formats import KEYS, refusal
-from ferrum_jax.models.families.bounds import BOUNDS, MOST_LISTED, MOST_TOKEN_ID, check_number, shown
+from ferrum_jax.models.families.bounds import BOUNDS, MAX_LISTED, MAX_TOKEN_ID, check_number, shown
 from ferrum_jax.models.spec import CacheGroup
 
 # Keys that do not change a token's logits: book-keeping, training, and defaults of generation (which an engine
@@ -75,8 +75,8 @@ class ConfigReader:
             raise ValueError(f"{key} is {shown(value)}; it must be {what}")
         if type(default) in (int, float) or (key in BOUNDS and value is not None):
             check_number(key, value)
-        elif isinstance(value, list | tuple) and len(value) > MOST_LISTED:
-            raise ValueError(f"{key} has {len(value)} entries; it must have at most {MOST_LISTED}")
+        elif isinstance(value, list | tuple) and len(value) > MAX_LISTED:
+            raise ValueError(f"{key} has {len(value)} entries; it must have at most {MAX_LISTED}")
         return value
 
     def nullable(self, key: str, default: Any) -> Any:
@@ -119,7 +119,7 @@ class ConfigReader:
         """A token id or a list of them, as a tuple; empty when absent. Raises ValueError for anything else."""
         value = self.get(key, None)
         ids = value if isinstance(value, list | tuple) else () if value is None else (value,)
-        if any(type(i) is not int or not 0 <= i < MOST_TOKEN_ID for i in ids):
+        if any(type(i) is not int or not 0 <= i < MAX_TOKEN_ID for i in ids):
             raise ValueError(f"{key} is {shown(value, repr)}; it must be a token id or a list of them")
         return tuple(ids)
 
@@ -129,7 +129,7 @@ class ConfigReader:
         if not isinstance(value, list | tuple):
             return self.get(key, default)
         self.asked.add(key)
-        if len(value) > MOST_LISTED or any(each != value[0] for each in value):
+        if len(value) > MAX_LISTED or any(each != value[0] for each in value):
             raise ValueError(f"{key} is {shown(value)}; layers that differ in it are not served")
         check_number(key, value[0])
         return value[0]

@@ -10,7 +10,7 @@ import numpy as np
 
 from ferrum_jax.models.spec.digest_text import encoder_text
 
-MOST_LABELS = 1 << 16
+MAX_LABELS = 1 << 16
 ACTIVATIONS = ("softmax", "sigmoid", "identity")
 _BY_PROBLEM = {
     "single_label_classification": "softmax",
@@ -45,8 +45,8 @@ def labels_of(config: Mapping[str, Any]) -> Labels:
     """
     named, count = config.get("id2label"), config.get("num_labels", 2)
     if named is None:
-        if type(count) is not int or not 1 <= count <= MOST_LABELS:
-            raise ValueError(f"num_labels is {str(count)[:100]}; it must be between 1 and {MOST_LABELS:,}")
+        if type(count) is not int or not 1 <= count <= MAX_LABELS:
+            raise ValueError(f"num_labels is {str(count)[:100]}; it must be between 1 and {MAX_LABELS:,}")
         names = tuple(f"LABEL_{index}" for index in range(count))
     else:
         names = _names(named)
@@ -58,8 +58,8 @@ def labels_of(config: Mapping[str, Any]) -> Labels:
 
 
 def _names(named: object) -> tuple[str, ...]:
-    if not isinstance(named, Mapping) or not 1 <= len(named) <= MOST_LABELS:
-        raise ValueError(f"id2label is {str(named)[:100]}; it must name 1 to {MOST_LABELS:,} labels by their number")
+    if not isinstance(named, Mapping) or not 1 <= len(named) <= MAX_LABELS:
+        raise ValueError(f"id2label is {str(named)[:100]}; it must name 1 to {MAX_LABELS:,} labels by their number")
     by_number = {str(number): name for number, name in named.items()}
     names = [by_number.get(str(index)) for index in range(len(named))]
     if not all(isinstance(name, str) for name in names):

@@ -40,7 +40,7 @@ _FRAMES = 4  # of a position
 _CAP = 50.0  # of scores, before the softmax
 _LARGEST = 1e10  # that values between the parts of a layer may be
 _MASKED = -1e30
-_MOST_CHANNELS = 1 << 12  # of a convolution
+_MAX_CHANNELS = 1 << 12  # of a convolution
 _TOWER, _PROJECTION = "model.audio_tower.", "model.embed_audio.embedding_projection.weight"
 
 
@@ -214,9 +214,9 @@ def sound_spec_from(config: object, width: int) -> SoundSpec:
     reader.only(attention_chunk_size=_WINDOW, attention_context_left=_WINDOW + 1, attention_context_right=0)
     reader.only(attention_logit_cap=_CAP, attention_invalid_logits_value=-1e9)
     channels = reader.get("subsampling_conv_channels", [128, 32])
-    if len(channels) != 2 or not all(type(c) is int and 1 <= c <= _MOST_CHANNELS for c in channels) or channels[0] % 4:
+    if len(channels) != 2 or not all(type(c) is int and 1 <= c <= _MAX_CHANNELS for c in channels) or channels[0] % 4:
         raise ValueError(
-            f"subsampling_conv_channels is {shown(channels)}; it must be two numbers, 1 to {_MOST_CHANNELS}, the "
+            f"subsampling_conv_channels is {shown(channels)}; it must be two numbers, 1 to {_MAX_CHANNELS}, the "
             "first as many as there are mels, a multiple of 4"
         )
     hidden_size = reader.get("hidden_size", 1024)

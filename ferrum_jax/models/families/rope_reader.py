@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from ferrum_jax.models.families.bounds import MOST_LISTED, check_number, shown
+from ferrum_jax.models.families.bounds import MAX_LISTED, check_number, shown
 from ferrum_jax.models.families.config_reader import ConfigReader
 from ferrum_jax.models.spec import RopeSpec
 
@@ -120,7 +120,7 @@ def _check_rope_value(key: str, value: object) -> None:
         if not isinstance(value, bool):
             raise ValueError(f"{key} is {shown(value)}; it must be true or false")
     elif key in ("short_factor", "long_factor"):
-        if not isinstance(value, list | tuple) or len(value) > MOST_LISTED:
+        if not isinstance(value, list | tuple) or len(value) > MAX_LISTED:
             raise ValueError(f"{key} is {shown(value)}; it must be a list of numbers")
         for each in value:
             check_number(key, each)

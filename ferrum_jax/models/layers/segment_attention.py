@@ -19,13 +19,13 @@ import jax.numpy as jnp
 from ferrum_jax.io.ints import ceil_div, round_up
 
 QUERY_TILE = 256  # tokens of an array's tiles at least, unless it has fewer
-_MOST_TILES = 16  # so that weights, which each tile reads, are not read more often
+_MAX_TILES = 16  # so that weights, which each tile reads, are not read more often
 _MASKED = -1e30  # finite: a tile may have no key for a query, and the softmax so far must not be NaN
 
 
 def tile_of(num_tokens: int, multiple: int = 1) -> int:
     """Tokens of a tile of an array that has so many: 256 of an array up to 4,096. multiple: of what, rounded up."""
-    return round_up(min(num_tokens, max(QUERY_TILE, ceil_div(num_tokens, _MOST_TILES))), multiple)
+    return round_up(min(num_tokens, max(QUERY_TILE, ceil_div(num_tokens, _MAX_TILES))), multiple)
 
 
 def in_tiles(x: jax.Array, tile: int) -> jax.Array:  # [T, ...] -> [tiles, tile, ...], zeros behind

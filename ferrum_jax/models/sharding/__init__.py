@@ -147,6 +147,16 @@ def partitions(tree: Any) -> Any:
     return jax.tree.map(lambda array: array.sharding.spec, tree)
 
 
+def trace_update(
+    update: Callable[..., Any], arguments: tuple[Any, ...], mesh: Mesh, at: int = 0, placed: Any = None
+) -> jax.stages.Traced:
+    """The update of arguments[at], which is donated, to be lowered; on several devices each updates its own part."""
+    if mesh.size > 1:
+        specs = partitions(arguments)
+        update = jax.shard_map(update, mesh=mesh, in_specs=specs, out_specs=specs[at], check_vma=False)
+    return jax.jit(update, donate_argnums=(at,), out_shardings=placed).trace(*arguments)
+
+
 def describe(tree: Any) -> str:
     """Shape, dtype, partition and memory layout of each array of a tree: the same text wherever the devices are."""
     return repr(jax.tree.map(_describe, tree))

@@ -19,17 +19,15 @@ from ferrum_jax.runtime.pools.budget import RESERVED_BYTES
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MeshFit:
-    """What becomes of a model on a mesh: what a device holds and the bounds of speed, or why it cannot run.
+    """A model's fit on a mesh: a device's memory and the bounds of speed, or why it cannot run.
 
-    memory_bytes: of a device, less what the runtime takes. other_bytes: of the largest step, slots and states. problem:
-    why it cannot run; empty where it can. missing_bytes: where memory is the reason, by how much a device is too small.
-    why_bounded: see `Layout`.
+    memory_bytes: of a device, less what the runtime takes. problem: why it cannot run; empty where it
+    can. missing_bytes: where memory is the reason, by how much a device is too small. why_bounded: see `Layout`.
     """
 
     mesh: str
     weights_bytes: int | None = None
     kv_bytes: int = 0
-    other_bytes: int = 0
     memory_bytes: int = 0
     kv_tokens: int = 0
     forecast: AnyForecast | None = None
@@ -44,7 +42,7 @@ class MeshFit:
 
 
 def meshes_of(subject: Subject, devices: Sequence[Any], lengths: Lengths) -> list[MeshFit]:
-    """What becomes of each of `shapes_of` that leaves no host idle; none on the CPU, whose devices share one memory."""
+    """The fit on each of `shapes_of` that leaves no host idle; [] on the CPU, whose devices share one memory."""
     if devices[0].platform == "cpu":
         return []
     shapes = [shape for shape in shapes_of(subject.spec, len(devices)) if leaves_none_idle(shape, devices)]
@@ -70,7 +68,7 @@ def shapes_of(spec: AnySpec, num_devices: int) -> list[MeshShape]:
 
 
 def on_mesh(subject: Subject, shape: MeshShape, devices: Sequence[Any], lengths: Lengths) -> MeshFit:
-    """What becomes of it on a mesh of this shape, of the first devices."""
+    """The subject's fit on a mesh of this shape, of the first devices."""
     named = str(shape)
     try:
         model = subject.with_mesh(named).on(make_mesh(shape, devices))
@@ -90,7 +88,6 @@ def on_mesh(subject: Subject, shape: MeshShape, devices: Sequence[Any], lengths:
         mesh=named,
         weights_bytes=ledger.weights_bytes,
         kv_bytes=ledger.kv_bytes,
-        other_bytes=ledger.used_bytes - ledger.weights_bytes - ledger.kv_bytes,
         memory_bytes=model.layout.target.memory_bytes - RESERVED_BYTES,
         kv_tokens=ledger.kv_tokens,
         forecast=found,

@@ -14,6 +14,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Iterator
+from typing import Any
 
 import jax
 
@@ -67,7 +69,7 @@ class StepTime:
 
     @property
     def bound_by(self) -> str:
-        """What takes most of it: "memory", "arithmetic" or "collectives"."""
+        """The longest part: "memory", "arithmetic" or "collectives"."""
         sent = self.collectives_s + self.experts_s
         found = {"memory": self.memory_s, "arithmetic": self.arithmetic_s, "collectives": sent}
         return max(found, key=lambda name: found[name])
@@ -220,27 +222,23 @@ def _weight_bytes(layout: Layout, rows: int) -> float:
     spec = layout.options.spec
     rows *= layout.options.expert_shards.size
     chosen = 1 - (1 - spec.experts.chosen_share) ** rows if spec.experts else 1.0
-    return sum(
-        local_bytes(weight) * (chosen if ".experts." in name else 1.0)
-        for name, weight in layout.decoder_targets.items()
-        if not _only_looked_up(name, spec)
-    )
+    return sum(local_bytes(weight) * share for weight, share in _whole_weights(layout, chosen))
 
 
 def _active_weights(layout: Layout) -> float:
     """Weights on one device that a token is multiplied with, as many of each data shard as of its own."""
     spec = layout.options.spec
     share = spec.experts.chosen_share * layout.options.expert_shards.size if spec.experts else 1.0
-    return sum(
-        local_bytes(weight) / weight.dtype.itemsize * (share if ".experts." in name else 1.0)
-        for name, weight in layout.decoder_targets.items()
-        if not _only_looked_up(name, spec)
-    )
+    weights = _whole_weights(layout, share)
+    return sum(local_bytes(weight) / weight.dtype.itemsize * share for weight, share in weights)
 
 
-def _only_looked_up(name: str, spec: ModelSpec) -> bool:
-    """Whether a step reads some rows of a weight, and not all of it."""
-    return name == "layer_inputs.embed" or (name == "embed.weight" and not spec.tie_word_embeddings)
+def _whole_weights(layout: Layout, of_experts: float) -> Iterator[tuple[Any, float]]:
+    """Each weight that a step reads whole, not some of its rows, with the share that it reads of experts' ones."""
+    for name, weight in layout.decoder_targets.items():
+        is_table = name == "embed.weight" and not layout.options.spec.tie_word_embeddings
+        if name != "layer_inputs.embed" and not is_table:
+            yield weight, of_experts if ".experts." in name else 1.0
 
 
 def _clip_operations(layout: Layout) -> float:

@@ -36,8 +36,7 @@ class Model(Protocol):
         ...
 
     def programs(self) -> list[Program]:
-        """What is compiled and kept, the largest first: it takes longest, and alone at the end it would leave cores
-        idle."""
+        """The programs to compile and keep, the largest first: alone at the end it would leave cores idle."""
         ...
 
     def forecast(self, lengths: Lengths) -> AnyForecast:

@@ -1,1 +1,1 @@
-"""What is answered without weights or a device: bundles, padding, and replays of request logs."""
+"""Answers without weights or a device: bundles, padding, and replays of request logs."""

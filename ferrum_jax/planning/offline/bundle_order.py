@@ -32,7 +32,7 @@ from ferrum_jax.runtime.placing.fit import TooSmall, changes_that_fit, expected_
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BundleOrder:
-    """What to make a bundle of.
+    """An order for a bundle.
 
     model: a folder whose config.json is read, and of its weights names and dtypes where they are there. target: a name
     that runtime/compile/topology.py knows. why_mesh: in a sentence, where `settled` chose the mesh.
@@ -54,7 +54,7 @@ class BundleOrder:
         return dataclasses.replace(self, config=self.subject.with_mesh(choice.mesh).config, why_mesh=choice.why)
 
     def plan(self, least: int = 0) -> BundlePlan:
-        """What the order comes to. least: bytes that a step was seen to need. Raises ValueError as `laid_out` does.
+        """The order's plan. least: bytes that a step was seen to need. Raises ValueError as `laid_out` does.
 
         Programs that need more than shapes say come first, so they are found early.
         """
@@ -88,7 +88,7 @@ class BundleOrder:
 
     @functools.cached_property
     def subject(self) -> Subject:
-        """What runs. Raises ValueError where there is no config.json, or it is not understood."""
+        """The model and its config. Raises ValueError without a config.json, or for an unknown one."""
         folder = Path(self.model)
         config = read_json(folder / "config.json")
         if not registry.is_encoder(config):
@@ -111,7 +111,7 @@ class BundleOrder:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BundlePlan:
-    """What is to be compiled, the largest programs first.
+    """The programs to compile, the largest first.
 
     order: with the size of the pools in it (free memory may be another when a process asks). promised: bytes beside
     their arguments that `tried` of the programs may need, which the size of the pools counts on.

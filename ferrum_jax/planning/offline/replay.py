@@ -1,4 +1,4 @@
-"""What-if: a request log run again through the real scheduler and cache manager, with no model and other pool sizes.
+"""A request log run again through the real scheduler and cache manager, with no model and other pool sizes.
 
 Every request arrives at the step at which it arrived and gets the tokens that it got, so at the size of the
 pool that wrote the request log the counters are those of the engine. At another size, requests wait, are
@@ -32,7 +32,7 @@ _TOTALS = (*_COUNTERS, "images_encoded", "image_hits", "image_evictions", "steps
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What a pool of `num_blocks` makes of a request log.
+    """A request log's counters with a pool of `num_blocks`.
 
     refusals: admissions put off. too_large: requests never served.
 
@@ -133,7 +133,7 @@ class _Replay:
             now += 1
 
     def _tell(self, drafting: Drafting, now: int) -> None:
-        """What the engine knew of drafts before this step."""
+        """Tells the drafting the costs and texts that the engine knew before this step."""
         while self._costs and self._costs[0].arrival <= now:
             drafting.costs = [StepCosts.of(*of_rows) for of_rows in self._costs.popleft().costs]
         while self._texts and self._texts[0].arrival <= now:

@@ -50,7 +50,7 @@ _NOT_COMPILED = (
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Purpose:
-    """What a bundle is for. device_ids: of the mesh, in its order. spec: digest of the model's spec.
+    """A bundle's purpose. device_ids: of the mesh, in its order. spec: digest of the model's spec.
 
     config: fields of EngineConfig, with the number of blocks that was chosen.
     """
@@ -237,7 +237,7 @@ def begun_bundle(path: str | pathlib.Path) -> Bundle | None:
 
 
 def purpose_of(target: str, config: EngineConfig, mesh: Mesh, spec: AnySpec) -> Purpose:
-    """What a bundle is for. config: with the number of blocks that was chosen, where there are any."""
+    """A bundle's purpose. config: with the number of blocks that was chosen, where there are any."""
     devices = mesh.devices.flatten().tolist()
     fields = dataclasses.asdict(config)  # as its manifest has them
     return Purpose(
@@ -301,7 +301,7 @@ class BundleWriter:
 
 
 def _what(description: str) -> str:
-    """What a person calls it: the first words of the description, which end at the first newline."""
+    """A program's name for people: the first words of the description, which end at the first newline."""
     return description.partition("\n")[0]
 
 

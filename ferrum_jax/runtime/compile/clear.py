@@ -18,7 +18,7 @@ _STRAY = re.compile(r"tmp[a-z0-9_]{8}")  # of a process that ended while it wrot
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Cleared:
-    """What was deleted, and where."""
+    """The deleted files, and their folder."""
 
     folders: tuple[str, ...]
     num_files: int

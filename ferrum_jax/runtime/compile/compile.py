@@ -52,10 +52,10 @@ class CompileCounter:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Program:
-    """What an ExecutableCache needs to find or make one executable of an engine.
+    """One executable of an engine, as an ExecutableCache finds or makes it.
 
-    what: a few words that name it among those of its layout. shapes: all else that decides it, beside the environment.
-    effort: about how long it compiles, compared to others. kernels: those that it has, with their shapes, "" if none.
+    what: a few words that name it within its layout. shapes: all else that decides it, beside the environment.
+    effort: about how long it compiles, as a relative number. kernels: its kernels with their shapes, or "".
     is_kept: a file can hold it; else each start compiles it. pieces_at: the function at whose calls it is cut into
     pieces, "" for one executable; together: calls of one piece. compiler_options: those of its trace, for its pieces.
     """
@@ -116,7 +116,7 @@ class Program:
 
 
 def lowering_platform(device: Any) -> str:
-    """What jax lowers for; it has two kinds of "gpu"."""
+    """The platform that jax lowers for; it has two kinds of "gpu"."""
     if device.platform != "gpu":
         return device.platform
     return "rocm" if "rocm" in device.client.platform_version.lower() else "cuda"

@@ -112,8 +112,7 @@ class ExecutableStore:
         return made
 
     def compile_seconds(self, description: str) -> float | None:
-        """What the last compile took of a program whose description differs in its first line at most; None if there
-        was none."""
+        """Seconds of the last compile of a program whose description differs in its first line at most, or None."""
         try:
             return float(self._find(self._path_of_seconds(description)) or b"")
         except ValueError:  # there is none, or another version wrote it otherwise
@@ -167,7 +166,7 @@ class ExecutableStore:
         return executable
 
     def _find(self, path: pathlib.Path) -> bytes | None:
-        """What was written to a file, here or behind the URL; None if there is none or it is damaged."""
+        """A file's content, from here or behind the URL; None if it is missing or damaged."""
         return _read(path) or self._fetch(path)
 
     def _write(self, path: pathlib.Path, data: bytes) -> None:
@@ -177,7 +176,7 @@ class ExecutableStore:
                 remote.replace(path.name, data)
 
     def _fetch(self, path: pathlib.Path) -> bytes | None:
-        """What the remote folder has of a file, kept here from now on; None if it has none, or one that is damaged."""
+        """The remote file's content, kept here from now on; None if it is missing or damaged."""
         data = None
         with self._asking() as remote:
             data = None if remote is None else remote.read(path.name)
@@ -303,7 +302,7 @@ def digest(*parts: str) -> str:
 
 
 def _read(path: pathlib.Path) -> bytes | None:
-    """What was written to the file; None if there is none or it is damaged."""
+    """The file's content; None if it is missing or damaged."""
     try:
         data = path.read_bytes()
     except (FileNotFoundError, NotADirectoryError):

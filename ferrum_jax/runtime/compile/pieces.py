@@ -48,7 +48,7 @@ class CallPlan:
 
 
 class PiecedExecutable:
-    """Executables that together do what one of the whole program would do; called as that one."""
+    """A program's executables, a piece each; called as one executable of the whole program."""
 
     def __init__(self, plan: CallPlan, pieces: Sequence[Callable[..., Sequence[jax.Array]]]) -> None:
         self.plan, self.pieces = plan, list(pieces)
@@ -138,7 +138,7 @@ class _Block:
 
 
 class _Cutting:
-    """What depends on the first n calls alone stands in glue n, which runs before call n."""
+    """A cut program: operations that depend on the first n calls alone stand in glue n, which runs before call n."""
 
     def __init__(self, jaxpr: Any, consts: Sequence[Any], at: str, together: int, donated: set[int]) -> None:
         self._jaxpr, self._at, self._together = jaxpr, at, together
@@ -237,7 +237,7 @@ class _Cutting:
 
 
 def _likeness(block: _Block) -> Any:
-    """What is equal of calls that do the same with the same of their inputs."""
+    """A value that calls share if they run the same block on equal inputs."""
     numbers = {v: i for i, v in enumerate(block.inputs)}
     calls = []
     for call in block.eqns:

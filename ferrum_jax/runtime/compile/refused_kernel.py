@@ -17,7 +17,7 @@ from ferrum_jax.runtime.compile.reports import keep_report
 _KERNELS = ("paged_attention_decode", "prefill_attention", "kv_write_scales", "kv_write")
 _OF_A_KERNEL = re.compile("|".join(("mosaic", "pallas", "tpu_custom_call", *_KERNELS)), re.IGNORECASE)
 _COMPILERS = {"tpu": ("libtpu",), "gpu": ("jax-cuda13-plugin", "jax-cuda12-plugin")}
-_MOST_WORDS = 200  # characters of what the compiler says first
+_MAX_WORDS = 200  # characters of what the compiler says first
 
 
 class RefusedKernel(ValueError):
@@ -37,7 +37,7 @@ def refused_kernel(error: Exception, program: str, kernels: str, device: Any) ->
     """The sentence. program: a few words for what was compiled. kernels: its kernels with their shapes."""
     text = str(error)
     name = next((name for name in _KERNELS if re.search(rf"\b{name}\b", text)), "a kernel")
-    words = " ".join(text.split())[:_MOST_WORDS] or type(error).__name__
+    words = " ".join(text.split())[:_MAX_WORDS] or type(error).__name__
     path = keep_report("".join(traceback.format_exception(error)))
     versions = f"jax {jax.__version__}{_compiler(device.platform)}"
     return RefusedKernel(

@@ -104,7 +104,7 @@ def with_platform(target: str) -> str:
 
 
 def _cloud_name(target: str) -> tuple[str, str]:
-    """What a slice's name in the cloud has before and behind its dash."""
+    """The parts of a slice's cloud name before and behind its dash."""
     name, _, count = target.partition("-")
     return _ALIASES.get(name, name), count
 

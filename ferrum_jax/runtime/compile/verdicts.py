@@ -50,10 +50,10 @@ class VerdictKey:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """What was found of one kernel. speed: the time of "xla" over its own, None where none was taken.
+    """A check's result for one kernel. speed: the time of "xla" over its own, or None.
 
-    problem: None where it is right; else in a clause what is wrong. device_kind: as jax names the chip. tiles: those
-    that were found to be faster than the kernel's own.
+    problem: None where it is right; else in a clause what is wrong. device_kind: as jax names the chip. tiles: faster
+    ones than the kernel's own, as measured.
     """
 
     implementation: str

@@ -16,7 +16,7 @@ Key = TypeVar("Key", bound=Hashable)
 
 
 class Saving(NamedTuple):
-    """What is saved, in tokens that are not computed and steps that are not needed."""
+    """A saving, in tokens that are not computed and steps that are not needed."""
 
     tokens: float = 0
     steps: float = 0
@@ -64,18 +64,18 @@ class Worth:
             came.num_steps += 1
 
     def add(self, part: Hashable, came: Came) -> None:
-        """What was wanted before it came is counted anew: steps may take other buckets now."""
+        """Records a finished compile and counts anew, for steps may take other buckets now."""
         with self._lock:
             self.came[part] = came
             self.wanted.clear()
 
     def seconds(self, saving: Saving) -> float:
-        """What a saving is worth, by the steps so far."""
+        """The seconds that a saving is worth, by the steps so far."""
         own, of_token = self._fit()
         return own * saving.steps + of_token * saving.tokens
 
     def most_wanted(self, parts: Collection[Key]) -> tuple[Key | None, float]:
-        """That of the parts which would have saved most so far, and how many seconds; None if no step wanted any."""
+        """The part that would have saved most so far, and its seconds; None if no step wanted a part."""
         with self._lock:
             wanted = dict(self.wanted)
         found = [(part, self.seconds(wanted[part])) for part in parts if part in wanted]

@@ -30,7 +30,7 @@ HANDSHAKE_S = 10.0  # for a handshake, however slowly its bytes come
 _GREETING = b"ferrum_jax processes 1\n"
 _NONCE, _MAC, _NUMBER = 32, 32, struct.Struct(">I")
 _COUNT = struct.Struct(">Q")
-_MOST_UNPROVED = 64  # connections at once; of more, the oldest is closed
+_MAX_UNPROVED = 64  # connections at once; of more, the oldest is closed
 
 
 class Channel:
@@ -134,7 +134,7 @@ class Meeting:
                 continue
             with self._lock:
                 self._unproved[one] = None
-                oldest = next(iter(self._unproved)) if len(self._unproved) > _MOST_UNPROVED else None
+                oldest = next(iter(self._unproved)) if len(self._unproved) > _MAX_UNPROVED else None
             if oldest is not None:
                 _hang_up(oldest)
             threading.Thread(target=self._meet, args=(one,), name="handshake", daemon=True).start()

@@ -37,7 +37,7 @@ MEET_S = 30  # and then, when all are there, for their connections: less than HE
 CHECK_STEPS = 64
 _BEATS = 4  # in SILENCE_S
 _ORDERLY_S = 5.0  # how long this process has to end in order once another is lost
-_MOST_DIGESTS = 16
+_MAX_DIGESTS = 16
 _KEY = "ferrum_jax/port"  # at which process 0 listens; whoever is there must prove that it knows the secret
 
 
@@ -243,7 +243,7 @@ class Processes:
     def _compare(self, process: int, found: Digest) -> None:
         with self._lock:
             first, digest = self._digests.setdefault(found.step, (process, found.digest))
-            if len(self._digests) > _MOST_DIGESTS:
+            if len(self._digests) > _MAX_DIGESTS:
                 del self._digests[min(self._digests)]
         if digest != found.digest:
             self.lose(

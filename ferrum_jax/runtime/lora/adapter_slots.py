@@ -21,7 +21,7 @@ from checkpoints.placement import place, whole_targets
 from checkpoints.stored_weight import weight_of
 from ferrum_jax.config import EngineConfig
 from ferrum_jax.io.ints import round_up
-from ferrum_jax.models.sharding import ShardedModel, formats, local_bytes, partitions, whole
+from ferrum_jax.models.sharding import ShardedModel, formats, local_bytes, trace_update, whole
 from pallas_kernels.low_rank import RANK_TILE, ExpertSlots, LowRankSlots
 
 # What `EngineConfig.adapter_targets` names: patterns of weights, the first group that fits.
@@ -84,7 +84,7 @@ class AdapterSlots:
         return found
 
     def _whole_head_bytes(self, head: np.ndarray) -> int:
-        """What a head takes in the dtype of the slots, on all devices."""
+        """A head's bytes in the dtype of the slots, on all devices."""
         return head.size * jax.tree.leaves(self.staged)[0].dtype.itemsize
 
     @property
@@ -100,7 +100,7 @@ class AdapterSlots:
         return {name: pool for name, pool in pools.items() if name != HEAD_PART}
 
     def of_head(self, arrays: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-        """The head's slot arrays, picked from all; () if it has none."""
+        """The head's slot arrays, picked from all slot arrays; () without any."""
         return tuple(jax.tree.leaves(jax.tree.unflatten(jax.tree.structure(self.pools), arrays).get(HEAD_PART)))
 
     def stage(self, adapter: Adapter) -> dict[str, Staged]:
@@ -231,10 +231,7 @@ def trace_write_adapter(slots: AdapterSlots, mesh: Mesh) -> jax.stages.Traced:
     pools = tuple(jax.tree.leaves(slots.pools))
     slot = jax.ShapeDtypeStruct((), jnp.int32, sharding=whole(mesh))
     arguments = (pools, slot, tuple(jax.tree.leaves(slots.staged)))
-    if mesh.size > 1:
-        specs = partitions(arguments)
-        write = jax.shard_map(write, mesh=mesh, in_specs=specs, out_specs=specs[0], check_vma=False)
-    return jax.jit(write, donate_argnums=(0,), out_shardings=formats(pools)).trace(*arguments)
+    return trace_update(write, arguments, mesh, placed=formats(pools))
 
 
 def _written(pool: Pool, index: jax.Array, staged: Staged) -> Pool:

@@ -19,7 +19,7 @@ from jax.sharding import Mesh
 from ferrum_jax.inputs.prompt import EncodableImage
 from ferrum_jax.io.ints import ceil_div
 from ferrum_jax.models.families import registry
-from ferrum_jax.models.sharding import formats, local_bytes, partitions, whole
+from ferrum_jax.models.sharding import formats, local_bytes, trace_update, whole
 from ferrum_jax.models.sharding.shards import TENSOR
 from ferrum_jax.models.spec import ModelSpec, SoundSpec
 from ferrum_jax.runtime.media_encoders.packing import call_name
@@ -47,7 +47,7 @@ class ClipSlots:
 
     @property
     def in_words(self) -> tuple[str, str]:
-        """What the memory is for."""
+        """The memory's purpose, in words."""
         return "sounds", f"keys and values of {self.num_clips} windows"
 
     @property
@@ -170,10 +170,7 @@ def trace_encode_clip(slots: ClipSlots, mesh: Mesh) -> jax.stages.Traced:
         jax.ShapeDtypeStruct((sound.window_frames, sound.num_mels), jnp.float32, sharding=whole(mesh)),
         jax.ShapeDtypeStruct((1,), jnp.int32, sharding=whole(mesh)),
     )
-    if mesh.size > 1:
-        specs = partitions(arguments)
-        encode = jax.shard_map(encode, mesh=mesh, in_specs=specs, out_specs=specs[1], check_vma=False)
-    return jax.jit(encode, donate_argnums=(1,), out_shardings=formats(arguments[1])).trace(*arguments)
+    return trace_update(encode, arguments, mesh, at=1, placed=formats(arguments[1]))
 
 
 def _own_heads(x: jax.Array, pool: KVPool, mesh: Mesh) -> jax.Array:  # [positions, out] -> [positions, K, H]

@@ -24,7 +24,7 @@ from ferrum_jax.inputs.prompt import EncodableImage
 from ferrum_jax.io.ints import ceil_div, round_up
 from ferrum_jax.models.families import registry
 from ferrum_jax.models.layers.segment_attention import QUERY_TILE
-from ferrum_jax.models.sharding import local_bytes, partitions, whole
+from ferrum_jax.models.sharding import local_bytes, trace_update, whole
 from ferrum_jax.models.spec import ModelSpec, SoundSpec, VisionSpec
 from ferrum_jax.runtime.media_encoders.packing import call_name, given, num_embeddings, packed, places_shape
 
@@ -57,9 +57,9 @@ class SlotEncoder:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ImageSlots:
-    """Shapes of an engine's image slots. encoders: of images, of sounds, or of both, which fill the same pool.
+    """Shapes of an engine's image slots. encoders: for images and sounds, which fill the same pool.
 
-    one_by_one: a call encodes one image, so that its bits do not depend on others.
+    one_by_one says that a call encodes one image, so that its bits do not depend on others.
     """
 
     encoders: tuple[SlotEncoder, ...]
@@ -78,7 +78,7 @@ class ImageSlots:
 
     @property
     def in_words(self) -> tuple[str, str]:
-        """What the memory is for."""
+        """The memory's purpose, in words."""
         nouns = " and ".join("sounds" if encoder.is_of_sounds else "images" for encoder in self.encoders)
         return nouns, f"embeddings of {nouns}"
 
@@ -162,7 +162,7 @@ class ImageSlots:
 def image_slots(
     config: EngineConfig, spec: ModelSpec, targets: Mapping[str, jax.ShapeDtypeStruct], dtype: jnp.dtype, mesh: Mesh
 ) -> ImageSlots | None:
-    """The slots of a model with towers; None of one without. targets: all weights, as they lie on the mesh."""
+    """The slots of a model with towers, or None. targets: all weights, as they lie on the mesh."""
     if not spec.embeds_media:
         return None
     num_slots = (ceil_div(config.max_image_tokens, RUN) + 1) * RUN
@@ -227,7 +227,4 @@ def trace_encode(slots: ImageSlots, encoder: SlotEncoder, num_patches: int, mesh
         struct(places_shape(tower, num_patches), jnp.int32),
         struct((encoder.embeddings_of_call(num_patches),), jnp.int32),
     )
-    if mesh.size > 1:
-        specs = partitions(arguments)
-        encode = jax.shard_map(encode, mesh=mesh, in_specs=specs, out_specs=specs[1], check_vma=False)
-    return jax.jit(encode, donate_argnums=(1,), out_shardings=slots.pool.sharding).trace(*arguments)
+    return trace_update(encode, arguments, mesh, at=1, placed=slots.pool.sharding)

@@ -21,7 +21,7 @@ _PLACES = ("rows", "columns", "heights", "widths", "segments")
 
 
 def call_name(tower: VisionSpec | SoundSpec, size: int) -> str:
-    """What a call of so many patches or frames is called."""
+    """The name of a call of so many patches or frames."""
     return f"encode {size} {'frames' if isinstance(tower, SoundSpec) else 'patches'}"
 
 

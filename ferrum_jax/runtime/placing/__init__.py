@@ -1,1 +1,1 @@
-"""What a layout takes of a device, and weights that are placed on it."""
+"""The memory that a layout takes of a device, and weights that are placed on it."""

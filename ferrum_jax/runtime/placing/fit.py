@@ -34,10 +34,10 @@ from pallas_kernels.paged_attention import LatentConfig, TpuConfig
 from pallas_kernels.target import Target
 
 PROBE_BLOCKS = 16
-_FEWEST_ROWS = 8  # that are chosen here
+_MIN_ROWS = 8  # that are chosen here
 _GIB = 2**30
 # Qwen3-0.6B on v6e: a decode step of 256 rows needs 6.2 arrays of logits, a mixed one of 2,048 tokens 2.8 of 64 rows.
-_LOGIT_ARRAYS, _LEAST_LOGIT_ROWS, _ACTIVATION_ARRAYS = 7, 64, 2
+_LOGIT_ARRAYS, _MIN_LOGIT_ROWS, _ACTIVATION_ARRAYS = 7, 64, 2
 _GRAIN_BYTES = 256 << 20  # free memory differs a little at each start, and every pool size wants executables of its own
 
 
@@ -110,11 +110,11 @@ class TooSmall(ValueError):
     @property
     def is_hopeless(self) -> bool:
         """Whether fewer rows would not do: the weights alone are too many, or the rows as few as is worth it."""
-        return self.weights_bytes >= self.memory_bytes or self.num_rows < 2 * _FEWEST_ROWS
+        return self.weights_bytes >= self.memory_bytes or self.num_rows < 2 * _MIN_ROWS
 
 
 def kv_bytes_left(layout: Layout, memory: int, temporaries: int) -> int:
-    """What a device of so much memory has left for its KV pool beside everything else of a layout.
+    """Bytes for the KV pool of a device of so much memory, beside everything else of a layout.
 
     Raises TooSmall saying by how much it is, if not even one block fits beside the null block.
     """
@@ -134,9 +134,9 @@ def kv_bytes_left(layout: Layout, memory: int, temporaries: int) -> int:
 
 
 def changes_that_fit(spec: ModelSpec, config: EngineConfig, devices: Sequence[Any], small: TooSmall) -> list[str]:
-    """What would make the memory do, each setting at the value nearest to its own; of the target's devices if it can.
+    """Settings with which the memory does, each at the value nearest to its own, on the target's devices if possible.
 
-    The needs of a step are what shapes say. Nothing, where neither a mesh nor a smaller step will do.
+    A step's needs come from shapes. [] if neither a mesh nor a smaller step will do.
     """
     rows = config.rows_on(devices[0].platform)
 
@@ -181,7 +181,7 @@ def with_temporaries(layout: Layout, temporaries: int) -> Layout:
 
 
 def temporaries_bytes(layout: Layout, executable_cache: ExecutableCache | None) -> int:
-    """What a step needs at most on a device beside its arguments, by the compiler's own analysis of the largest.
+    """The most bytes of a step on a device beside its arguments, by the compiler's own analysis of the largest.
 
     A tile of prompt scores is one of them where it has more logits than all rows have.
     """
@@ -194,14 +194,14 @@ def temporaries_bytes(layout: Layout, executable_cache: ExecutableCache | None) 
 
 
 def expected_temporaries(layout: Layout) -> int:
-    """What a step should need at most on a device beside its arguments, by shapes alone.
+    """The most bytes that a step should need on a device beside its arguments, by shapes alone.
 
     That is the logits of all rows of a decode step, several times over, and activations of a layer. It is for who
     compiles the largest steps anyway, and looks then whether they need more.
     """
     spec, tp = layout.options.spec, layout.options.shards.size
     rows = max([bucket.num_rows for bucket in layout.ladder.buckets if bucket.decode_only], default=0)
-    logits = 4 * spec.vocab_size * max(ceil_div(rows, tp), _LEAST_LOGIT_ROWS)
+    logits = 4 * spec.vocab_size * max(ceil_div(rows, tp), _MIN_LOGIT_ROWS)
     own = layout.options.local.attention
     heads = own.num_attention_heads + 2 * spec.attention.num_key_value_heads
     mlp = max(each.intermediate_size for each in (spec.mlp, *(own for _, own in spec.other_mlp)))
@@ -211,13 +211,13 @@ def expected_temporaries(layout: Layout) -> int:
 
 
 def temporaries_in(executable: Any) -> int:
-    """What an executable needs on a device beside its arguments, by the compiler's own analysis."""
+    """An executable's bytes on a device beside its arguments, by the compiler's own analysis."""
     memory = executable.memory_analysis()
     return memory.temp_size_in_bytes + max(memory.output_size_in_bytes - memory.alias_size_in_bytes, 0)
 
 
 def available_bytes(device: Any) -> int:
-    """What weights, pools and steps may take of a device: of one that is here what is free, else all but a reserve."""
+    """A device's bytes for weights, pools and steps: the free ones if it is here, else all but a reserve."""
     try:
         stats = device.memory_stats()
     except jax.errors.JaxRuntimeError:  # it is known by description only

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from ferrum_jax.models.sharding import formats, on_mesh, partitions
+from ferrum_jax.models.sharding import formats, on_mesh, trace_update
 from ferrum_jax.models.spec import CacheGroup
 from ferrum_jax.runtime.pools.pools import Pools
 
@@ -50,12 +50,8 @@ def make_copy(
 
 def trace_copies(pools: Pools, groups: Sequence[CacheGroup], mesh: Mesh) -> jax.stages.Traced:
     """The copies on a mesh, ready to be lowered: every device copies its own heads of its own shard's blocks."""
-    copy_blocks = make_copy(pools, groups)
     arguments = (pools.flat_caches(), on_mesh(mesh, (COPY_BLOB_SIZE,), jnp.int32, "words"))
-    if mesh.size > 1:
-        specs = partitions(arguments)
-        copy_blocks = jax.shard_map(copy_blocks, mesh=mesh, in_specs=specs, out_specs=specs[0], check_vma=False)
-    return jax.jit(copy_blocks, donate_argnums=(0,), out_shardings=formats(arguments[0])).trace(*arguments)
+    return trace_update(make_copy(pools, groups), arguments, mesh, placed=formats(arguments[0]))
 
 
 def _move(pool: Any, copy: jax.Array, group: int) -> Any:

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from ferrum_jax.models.sharding import apart, formats, on_mesh, partitions
+from ferrum_jax.models.sharding import apart, formats, on_mesh, partitions, trace_update
 from ferrum_jax.models.sharding.shards import TENSOR
 from ferrum_jax.runtime.pools.blocks import LayerBlocks, outside
 from pallas_kernels.kv_pool import KVPool
@@ -86,11 +86,7 @@ def trace_to_buffers(pools: Pools, count: int, mesh: Mesh) -> jax.stages.Traced:
 def trace_from_buffers(pools: Pools, count: int, mesh: Mesh) -> jax.stages.Traced:
     """`from_buffers` on a mesh, ready to be lowered: ids that a data shard has no block for are its null one."""
     before, buffers = _arguments(pools, count, mesh)
-    arguments, function = (*before, buffers), from_buffers
-    if mesh.size > 1:
-        specs = partitions(arguments)
-        function = jax.shard_map(function, mesh=mesh, in_specs=specs, out_specs=specs[0], check_vma=False)
-    return jax.jit(function, donate_argnums=(0,), out_shardings=formats(pools)).trace(*arguments)
+    return trace_update(from_buffers, (*before, buffers), mesh, placed=formats(pools))
 
 
 def _arguments(pools: Pools, count: int, mesh: Mesh) -> tuple[tuple[Any, Any], Any]:

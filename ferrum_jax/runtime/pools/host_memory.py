@@ -14,7 +14,7 @@ from typing import Any
 import jax
 from jax.sharding import SingleDeviceSharding
 
-MOST_ARRIVING = 4  # batches
+MAX_ARRIVING = 4  # batches
 _KINDS = ("pinned_host", "unpinned_host")  # the better one first
 
 OwnBuffers = tuple[tuple[jax.Array, ...], ...]  # one block: of each buffer the parts on this process's devices
@@ -49,7 +49,7 @@ class HostMemory:
         kept = _moved(buffers, self.kind)
         self._blocks.update(zip(host_ids, jax.tree.unflatten(tree, kept), strict=True))
         self._arriving.append(kept)
-        if len(self._arriving) > MOST_ARRIVING:
+        if len(self._arriving) > MAX_ARRIVING:
             jax.block_until_ready(self._arriving.popleft())
 
     def get(self, host_ids: Sequence[int]) -> list[OwnBuffers]:

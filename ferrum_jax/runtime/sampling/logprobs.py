@@ -25,7 +25,7 @@ SCORE_WORDS = RESULT_WORDS + MAX_NAMED_IDS
 
 
 class ByRow(Protocol):
-    """What is computed of each row's logits: `compute(logits [m, V] f32, *rows [m])` gives [m, words].
+    """A function of each row's logits: `compute(logits [m, V] f32, *rows [m])` gives [m, words].
 
     Rows may be divided among devices, so `compute` sees some of them and must treat each by itself.
     """

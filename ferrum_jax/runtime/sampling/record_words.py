@@ -57,9 +57,9 @@ def slot_record(
 ) -> np.ndarray:
     """The record of one choice of a request: [RECORD_WORDS + max_model_len] int32.
 
-    seed: any 64-bit integer, signed or not. stop_ids: what min_tokens forbids, end tokens and
-    stop_token_ids together. token_ids: all tokens known so far, prompt first; fewer than num_prompt_tokens
-    is never right. processed: see `RequestOptions.scores`. adapter_id: its slot, 0 for none.
+    seed: any 64-bit integer, signed or not. stop_ids: tokens that min_tokens forbids, end tokens and stop_token_ids
+    together. token_ids: all tokens known so far, prompt first, at least num_prompt_tokens. processed: see
+    `RequestOptions.scores`. adapter_id: the slot, 0 without one.
 
     Raises ValueError if the tokens or the stop ids do not fit.
     """

@@ -19,7 +19,7 @@ from typing import Any
 
 from ferrum_jax.serve.app.application import application
 from ferrum_jax.serve.app.uvicorn_server import uvicorn_server
-from ferrum_jax.serve.http.served_prompts import read_prompt_sounds, read_texts, read_transcriber
+from ferrum_jax.serve.http.served_prompts import read_prompts
 from ferrum_jax.serve.http.service import Service
 from ferrum_jax.serve.http.settings import ServerSettings
 from ferrum_jax.serve.link.engine_client import EngineClient, PipeLink
@@ -81,13 +81,7 @@ class HttpProcess:
         service = self.service
         await service.client.ready.wait()
         try:
-            facts = service.client.facts
-            prompts = await asyncio.to_thread(read_texts, facts["texts"], facts["images"])
-            heard = await asyncio.to_thread(read_prompt_sounds, facts["heard"])
-            prompts = dataclasses.replace(
-                prompts, max_model_len=facts["max_model_len"], sounds=heard, hears=facts["sounds"] is not None
-            )
-            service.open(prompts, await asyncio.to_thread(read_transcriber, prompts, facts["sounds"]))
+            service.open(*await asyncio.to_thread(read_prompts, service.client.facts))
         except BaseException:  # a panic of the tokenizer's library is no Exception
             logging.exception("the model's texts cannot be read")
             os._exit(1)  # which the engine's process sees

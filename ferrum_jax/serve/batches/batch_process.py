@@ -10,16 +10,16 @@ import logging
 import os
 import signal
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from ferrum_jax.io.paths import is_url
 from ferrum_jax.serve.batches.batch_folder import BatchFolder
 from ferrum_jax.serve.batches.clerk import Clerk, ClerkTimes
 from ferrum_jax.serve.batches.input_lines import InputRules
 from ferrum_jax.serve.batches.link_llm import EngineGone, LinkLLM
-from ferrum_jax.serve.http.served_prompts import read_texts
+from ferrum_jax.serve.http.served_prompts import ServedPrompts, read_prompts
 from ferrum_jax.serve.http.settings import ServerSettings
-from ferrum_jax.text.prompts import PromptEncoder
 
 _NEAR, _FAR = ClerkTimes(), ClerkTimes(poll_s=5.0, flush_s=5.0, expiry_s=60.0)  # a bucket is paid for by the request
 _NICE = 10  # live requests have the processor first
@@ -44,13 +44,13 @@ class BatchDesk:
         times = times or (_FAR if is_url(settings.batches) else _NEAR)
         self._clerk = Clerk(folder, self._llm_for, self._rules_of, times)
 
-    def run(self, read: Callable[[LinkLLM], PromptEncoder]) -> None:
-        """Works from when the engine is ready until the server ends. read: tokenizer and template of its facts."""
+    def run(self, read: Callable[[Mapping[str, Any]], ServedPrompts]) -> None:
+        """Works from when the engine is ready until the server ends. read: as `read_prompts`."""
         try:
             self._llm.wait()
         except EngineGone:
             return
-        self._llm.open(read(self._llm))
+        self._llm.open(*read(self._llm.facts))
         self._clerk.run()
 
     def end(self) -> None:
@@ -73,17 +73,11 @@ class BatchDesk:
         )
 
 
-def _read(llm: LinkLLM) -> PromptEncoder:
-    facts = llm.facts
-    found = read_texts(facts["texts"], facts["images"])
-    return dataclasses.replace(found, max_model_len=facts["max_model_len"])
-
-
 def main(order: BatchOrder) -> None:
     """The process."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     logging.raiseExceptions = False  # a disk that is full for logs ends no batch
     os.nice(_NICE)
-    BatchDesk(order.settings, socket.socket(fileno=order.link)).run(_read)
+    BatchDesk(order.settings, socket.socket(fileno=order.link)).run(read_prompts)
     os._exit(0)

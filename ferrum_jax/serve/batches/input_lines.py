@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, BinaryIO, NamedTuple
 
-from ferrum_jax.batch.input.formats import GENERATES, BadRow, Row, parse_line
+from ferrum_jax.batch.input.formats import BadRow, Row, parse_line
 from ferrum_jax.batch.input.lines import load_line
 from ferrum_jax.io.error_text import bounded, quoted
-from ferrum_jax.openai.asked import BodyLimits
+from ferrum_jax.openai.asked import GENERATES, BodyLimits
+from ferrum_jax.openai.body_fields import ROW_BODIES
 
-ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings")
+ENDPOINTS = tuple(ROW_BODIES)
 _MOST_ERRORS = 20
 _OF_ONE_ROW = "invalid_request"
 

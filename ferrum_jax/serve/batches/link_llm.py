@@ -6,7 +6,6 @@ killed begins anew, with the seed that it had, since no tokens of it are kept.
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import datetime
 import itertools
@@ -15,38 +14,36 @@ import socket
 import threading
 from array import array
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
+from typing import Any
 
 from ferrum_jax.batch.batch_llm import RowAborted, RowRequest
-from ferrum_jax.batch.input.formats import EMBEDS, GENERATES
 from ferrum_jax.batch.journal.job_identity import JobRefused
 from ferrum_jax.core.delta import Delta
-from ferrum_jax.core.outputs import EmbeddingOutput, RequestOutput
+from ferrum_jax.core.outputs import RequestOutput
 from ferrum_jax.core.request import FLEX
 from ferrum_jax.core.request_options import RequestOptions
 from ferrum_jax.inputs.identity import ModelIdentity
 from ferrum_jax.inputs.params.transcription_params import TranscriptionParams
 from ferrum_jax.inputs.prompt import Prompt, take_apart
 from ferrum_jax.io.watched_threads import start_thread
+from ferrum_jax.openai.asked import GENERATES, TRANSCRIBES
+from ferrum_jax.openai.bodies import named_content
+from ferrum_jax.openai.readings import with_salt
 from ferrum_jax.sampling_params import WHOLE_VOCABULARY, SamplingParams
 from ferrum_jax.serve.http.service import wire_params
 from ferrum_jax.serve.link.engine_client import EngineLost
-from ferrum_jax.serve.link.wire import Message, received, send
+from ferrum_jax.serve.link.wire import Message, reading_of, received, send
 from ferrum_jax.serve.link.wire_images import wire_images
 from ferrum_jax.tasks.task import NOT_BEGUN
+from ferrum_jax.tasks.transcription.heard_sound import HeardSound
+from ferrum_jax.tasks.transcription.transcriber import Transcriber, require_transcriber
 from ferrum_jax.text.output_processor.choice_text import TokenTexts
 from ferrum_jax.text.output_processor.collect import Collected, Collector, failure_of
 from ferrum_jax.text.prompts import PromptEncoder
 from ferrum_jax.text.structured.reading.message_stream import MessageForms
 
-if TYPE_CHECKING:
-    from ferrum_jax.tasks.transcription.heard_sound import HeardSound
-
 _GONE = "the engine's process has ended"
 _WAIT_S = 0.1  # for an answer, before the job is asked whether it wants to end
-_UNIT = 1e-4  # by which the length of a vector may differ from 1
 
 
 class EngineGone(JobRefused):
@@ -70,6 +67,7 @@ class LinkLLM:
         self._ids = itertools.count(1)
         self._prompts = PromptEncoder(tokenizer=None, chat=None)
         self._collector = Collector(TokenTexts(None), 0)
+        self._transcriber: Transcriber | None = None
         start_thread(self._read, lambda why: self._lose(), name="ferrum-batch-link")
 
     def wait(self) -> Mapping[str, Any]:
@@ -79,8 +77,9 @@ class LinkLLM:
             raise EngineGone(_GONE)
         return self.facts
 
-    def open(self, prompts: PromptEncoder) -> None:
-        """Makes it answer: prompts become token ids by these."""
+    def open(self, prompts: PromptEncoder, transcriber: Transcriber | None = None) -> None:
+        """Makes it answer: prompts become token ids by these. transcriber: of a model that writes down sounds."""
+        self._transcriber = transcriber
         texts = TokenTexts(prompts.tokenizer, MessageForms.named(*self.facts["forms"]))
         self._prompts, self._collector = prompts, Collector(texts, self.facts["max_model_len"])
 
@@ -94,17 +93,16 @@ class LinkLLM:
 
     def row_tasks(self, now: datetime.datetime) -> Callable[[RowRequest], _Begin]:
         def make(request: RowRequest) -> _Begin:
-            if request.kind == GENERATES:
+            if request.kind in (GENERATES, TRANSCRIBES):
                 return _begin_text(self, request.key, request.content, request.params, now)
-            if request.kind == EMBEDS:
-                return _begin_vector(self, request.content)
-            raise ValueError("pairs of texts are not scored in batches; ask /v1/score")
+            return _begin_reading(self, request.kind, request.content)
 
         return make
 
     def hear(self, sound: str, params: TranscriptionParams) -> HeardSound:
-        """Raises ValueError: a batch has no sounds to write down."""
-        raise ValueError("sounds are not written down in batches; ask /v1/audio/transcriptions")
+        """A sound that a row names, read here. Raises ValueError for one that cannot be."""
+        transcriber = require_transcriber(self._transcriber, self.facts["architecture"])
+        return HeardSound.of(transcriber, transcriber.sources.of_row(sound), params)
 
     def learn(self, texts: Iterable[str], *, cache_salt: str) -> None:
         """Nothing: the engine drafts from what it answers itself."""
@@ -192,7 +190,7 @@ class LinkLLM:
 
     def _take(self, message: Message) -> None:
         kind = message[0]
-        if kind in ("deltas", "vector", "refused"):
+        if kind in ("deltas", "answer", "refused"):
             self._messages.put(message)
         elif kind in ("ready", "changed"):
             self.facts = {**self.facts, **message[1]}
@@ -213,6 +211,8 @@ class LinkLLM:
         self, key: int, prompt: Prompt, params: SamplingParams, now: datetime.datetime
     ) -> tuple[Collected, Sequence[int], dict[str, Any]]:
         """A text's request: what its output is made in, its token ids, and its options as they are sent."""
+        if not self.facts["generates"]:
+            raise ValueError(self.facts["refusal"])
         if params.prompt_logprobs == WHOLE_VOCABULARY:
             raise ValueError("prompt_logprobs is -1, the whole vocabulary of each token, which is not sent over HTTP")
         parts = take_apart(prompt)
@@ -246,23 +246,24 @@ def _begin_text(llm: LinkLLM, key: int, prompt: Prompt, params: SamplingParams, 
     return begin
 
 
-def _begin_vector(llm: LinkLLM, prompt: Prompt) -> _Begin:
+def _begin_reading(llm: LinkLLM, kind: int, content: Any) -> _Begin:
     def begin(request_id: int) -> tuple[Message, _Take]:
-        parts = take_apart(prompt)
-        content = list(parts.content) if isinstance(parts.content, array) else parts.content
-        options = {**parts.vector, "cache_salt": llm.salted(parts.cache_salt)}
+        sent = content if isinstance(content, dict) else _plain(content)
+        sent = with_salt(sent, llm.salted(sent.get("cache_salt", "")))
 
-        def take(message: Message) -> EmbeddingOutput | ValueError:
-            if message[0] != "vector":
-                return _refusal(message)
-            vector = np.frombuffer(base64.b64decode(message[2]), "<f4")
-            has_length_1 = abs(float(np.linalg.norm(vector)) - 1) < _UNIT
-            ids = tuple(range(message[3]))  # only their number is told
-            return EmbeddingOutput(prompt=None, prompt_token_ids=ids, embedding=vector, normalized=has_length_1)
+        def take(message: Message) -> Any:
+            return reading_of(kind, message[2]) if message[0] == "answer" else _refusal(message)
 
-        return ["embed", request_id, content, options], take
+        return ["read", request_id, kind, sent], take
 
     return begin
+
+
+def _plain(prompt: Prompt) -> dict[str, Any]:
+    """A text to read as JSON has it."""
+    parts = take_apart(prompt)
+    content = list(parts.content) if isinstance(parts.content, array) else parts.content
+    return {**named_content(content), **parts.vector, **({"cache_salt": parts.cache_salt} if parts.cache_salt else {})}
 
 
 def _refusal(message: Message) -> ValueError:

@@ -53,6 +53,8 @@ def http_error(error: Exception) -> HttpError | None:
     if isinstance(error, RequestRefused) and str(error).startswith(NO_STRUCTURE):
         message = "this server has no structured output; leave it out, or have the extra structured installed there"
         return HttpError(501, message, code="not_installed")
+    if isinstance(error, RequestRefused) and any(words in str(error) for words in _MODEL_CANNOT):
+        return HttpError(400, str(error), param="model", code="model_not_supported")
     if isinstance(error, RequestRefused):
         return HttpError(400, str(error), code=_code_of(str(error)))
     if isinstance(error, QueueFull):
@@ -71,6 +73,9 @@ def http_error(error: Exception) -> HttpError | None:
             408, "the request's timeout is over; what ran for it has ended", param="timeout", code="timeout"
         )
     return None
+
+
+_MODEL_CANNOT = ("generates nothing", "not read two texts together", "read as no classifier", "makes no vectors")
 
 
 def _code_of(message: str) -> str | None:

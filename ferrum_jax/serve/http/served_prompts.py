@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 from ferrum_jax.inputs.audio.prompt_sounds import PromptSounds
 from ferrum_jax.inputs.audio.sound_sources import SoundSources
@@ -17,28 +17,32 @@ from ferrum_jax.text.chat import ChatTemplate
 from ferrum_jax.text.prompts import PromptEncoder
 from ferrum_jax.text.tokenizer import Tokenizer
 
-
-def read_texts(folder: str | None, images: Mapping[str, Any] | None = None) -> PromptEncoder:
-    """Tokenizer and chat template of a folder, or of a tokenizer.json. images: what the engine's side says of them."""
-    how = None
-    if images is not None:
-        how = PromptImages.of_folder(images["folder"], ImageSources(hosts=tuple(images["hosts"]), root=images["root"]))
-    if folder is None:
-        return PromptEncoder(tokenizer=None, chat=None, images=how)
-    return PromptEncoder(tokenizer=Tokenizer.load(Path(folder)), chat=ChatTemplate.load(Path(folder)), images=how)
+Sources = TypeVar("Sources")
 
 
-def read_transcriber(prompts: PromptEncoder, sounds: Mapping[str, Any] | None) -> Transcriber | None:
-    """How a model writes down sounds. sounds: what the engine's side says of Whisper's."""
+class ServedPrompts(NamedTuple):
+    """transcriber: of a model that writes down sounds."""
+
+    prompts: PromptEncoder
+    transcriber: Transcriber | None
+
+
+def read_prompts(facts: Mapping[str, Any]) -> ServedPrompts:
+    """How a model reads prompts and sounds. facts: what the engine's side says of it."""
+    images, heard, sounds, folder = facts["images"], facts["heard"], facts["sounds"], facts["texts"]
+    prompts = PromptEncoder(
+        tokenizer=None if folder is None else Tokenizer.load(Path(folder)),
+        chat=None if folder is None else ChatTemplate.load(Path(folder)),
+        images=images and PromptImages.of_folder(images["folder"], _sources(ImageSources, images)),
+        sounds=heard and PromptSounds.of_folder(heard["folder"], _sources(SoundSources, heard), heard["max_frames"]),
+        hears=sounds is not None,
+        max_model_len=facts["max_model_len"],
+    )
     if sounds is None:
-        return PromptTranscriber.of_prompts(prompts)
-    sources = SoundSources(hosts=tuple(sounds["hosts"]), root=sounds["root"])
-    return WhisperTranscriber.of_folder(sounds["folder"], prompts, sources)
+        return ServedPrompts(prompts, PromptTranscriber.of_prompts(prompts))
+    by_whisper = WhisperTranscriber.of_folder(sounds["folder"], prompts, _sources(SoundSources, sounds))
+    return ServedPrompts(prompts, by_whisper)
 
 
-def read_prompt_sounds(heard: Mapping[str, Any] | None) -> PromptSounds | None:
-    """How a model's prompts have sounds. heard: what the engine's side says of them."""
-    if heard is None:
-        return None
-    sources = SoundSources(hosts=tuple(heard["hosts"]), root=heard["root"])
-    return PromptSounds.of_folder(heard["folder"], sources, heard["max_frames"])
+def _sources(kind: Callable[..., Sources], said: Mapping[str, Any]) -> Sources:
+    return kind(hosts=tuple(said["hosts"]), root=said["root"])

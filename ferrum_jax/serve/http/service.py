@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import functools
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ferrum_jax.core.delta import Delta
@@ -16,7 +17,8 @@ from ferrum_jax.core.request import FLEX
 from ferrum_jax.core.request_options import RequestOptions
 from ferrum_jax.inputs.images.decoding import Look, do_not_look
 from ferrum_jax.inputs.prompt import Prompt, is_messages, take_apart
-from ferrum_jax.openai.asked import AskedScores, AskedSound, AskedText, AskedVectors
+from ferrum_jax.openai.asked import AskedSound, AskedText
+from ferrum_jax.openai.readings import AskedReading, contents_of, with_salt
 from ferrum_jax.sampling_params import SamplingParams
 from ferrum_jax.serve.http.api_keys import ApiKey
 from ferrum_jax.serve.http.fair_queue import FairQueue
@@ -25,7 +27,8 @@ from ferrum_jax.serve.http.gate import Gate, Waiting
 from ferrum_jax.serve.http.http_errors import HttpError
 from ferrum_jax.serve.http.server_metrics import ServerMetrics
 from ferrum_jax.serve.http.settings import ServerSettings
-from ferrum_jax.serve.link.engine_client import EngineClient, EngineDone, EngineVector, Reply, RequestRefused
+from ferrum_jax.serve.link.engine_client import EngineClient, EngineDone, EngineReading, Reply, RequestRefused
+from ferrum_jax.serve.link.wire import reading_of
 from ferrum_jax.serve.link.wire_images import held_bytes, wire_images
 from ferrum_jax.tasks.transcription.heard_sound import HeardSound
 from ferrum_jax.tasks.transcription.transcriber import Transcriber
@@ -206,7 +209,7 @@ class Service:
         Raises RequestRefused, HttpError for an id that another has, and QueueFull with none of them queued.
         """
         if not self.client.facts["generates"]:
-            raise RequestRefused("this model generates nothing; ask /v1/embeddings")
+            raise RequestRefused(self.client.facts["refusal"])
         asked = dataclasses.replace(asked, params=asked.params.over(self.client.facts["identity"]["generation"]))
         kept = asked.params.most_prompt_tokens(self.client.facts["max_model_len"])
         encoded = await self.encode(asked.prompts, key, kept=kept)
@@ -372,47 +375,34 @@ class Service:
         how = dataclasses.replace(asked, params=found.requests[0].sampling)
         return found, self.queued(how, prompts, key, request_id)
 
-    # -- vectors ---------------------------------------------------------------------------------------
+    # -- what is read ----------------------------------------------------------------------------------
 
-    async def vectors(self, asked: AskedVectors, key: ApiKey) -> list[EngineVector]:
-        """The vector of each text, in their order."""
-        costs = [len(prompt) // (4 if isinstance(prompt, str) else 1) + 1 for prompt in asked.prompts]
-        return await self._read(asked, key, zip(asked.prompts, costs, strict=True), self.client.embed)
+    async def read(self, asked: AskedReading, key: ApiKey) -> list[Any]:
+        """The output of each text or pair, in their order."""
 
-    async def scores(self, asked: AskedScores, key: ApiKey) -> list[EngineVector]:
-        """The score of each pair, as a vector of one value, in their order."""
-        costs = (([*pair], sum(map(len, pair)) // 4 + 1) for pair in asked.pairs)
-        return await self._read(asked, key, costs, self.client.score)
+        def waiting(content: Mapping[str, Any]) -> Waiting:
+            sent = with_salt(content, salted(key, content.get("cache_salt", "")))
+            cost = _length_within([sent.get(name) for name in _TEXTS_OF]) // _BYTES_OF_TOKEN
+            cost += len(content.get("prompt_token_ids", ())) + 1
+            begin = functools.partial(self.client.read, asked.kind, sent)
+            return Waiting(begin, key=key.name, cost=cost, priority=asked.priority)
 
-    async def _read(
-        self,
-        asked: AskedVectors | AskedScores,
-        key: ApiKey,
-        contents: Iterable[tuple[Any, int]],
-        ask: Callable[..., Reply],
-    ) -> list[EngineVector]:
-        """contents: what is asked for, and the cost of each."""
-        salt = salted(key, asked.options.get("cache_salt", ""))
-        options = {**asked.options, "dimensions": asked.form.dimensions, "cache_salt": salt}
-
-        def waiting(content: Any, cost: int) -> Waiting:
-            return Waiting(lambda: ask(content, options), key=key.name, cost=cost, priority=asked.priority)
-
-        entered = [waiting(content, cost) for content, cost in contents]
+        entered = [waiting(content) for content in contents_of(asked)]
         self.require_ready()
         self._gate_of(asked.priority).enter(entered)
         try:
-            return [await self._vector(each) for each in entered]
+            return [await self._reading(asked.kind, each) for each in entered]
         finally:
             for each in entered:
                 self._leave(each)
 
-    async def _vector(self, waiting: Waiting) -> EngineVector:
+    async def _reading(self, kind: int, waiting: Waiting) -> Any:
         found = await (await waiting.begun).next()
-        assert isinstance(found, EngineVector), "a text to embed is answered by a vector"
-        return found
+        assert isinstance(found, EngineReading), "what is read is answered by an output"
+        return reading_of(kind, found.fields)
 
 
+_TEXTS_OF = ("prompt", "messages", "query", "document")  # fields of what is read
 _LONG_TEXT = 20_000  # characters
 _BYTES_OF_TOKEN = 4
 _BODY_THREADS = 1  # one at a time: what is decoded takes many times its bytes of memory

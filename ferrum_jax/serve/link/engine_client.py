@@ -8,7 +8,6 @@ in this process, `PipeLink` to one in another.
 from __future__ import annotations
 
 import asyncio
-import base64
 import contextlib
 import itertools
 import socket
@@ -16,8 +15,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
-
-import numpy as np
 
 from ferrum_jax.core.delta import Delta
 from ferrum_jax.serve.link.outbox import Outbox
@@ -42,10 +39,10 @@ class ReaderTooSlow(RuntimeError):
     """Tokens came faster than they were read, and the buffer is full."""
 
 
-class EngineVector(NamedTuple):
-    values: np.ndarray  # [D] float32
-    num_tokens: int
-    num_cached_tokens: int
+class EngineReading(NamedTuple):
+    """Answers what was read. fields: as `wire.reading_of` takes them."""
+
+    fields: Mapping[str, Any]
 
 
 class EngineDone(NamedTuple):
@@ -72,11 +69,11 @@ class Reply:
         self.on_slow: Callable[[], None] = lambda: None  # its reader is cut
         self.on_end: Callable[[], None] = lambda: None  # the engine has no more work with it
         self._leave = leave
-        self._items: deque[Delta | EngineVector | EngineDone | Exception] = deque()
+        self._items: deque[Delta | EngineReading | EngineDone | Exception] = deque()
         self._num_unread = 0
         self._filled = asyncio.Event()
 
-    def put(self, item: Delta | EngineVector | EngineDone | Exception) -> None:
+    def put(self, item: Delta | EngineReading | EngineDone | Exception) -> None:
         if isinstance(item, Delta):
             self._num_unread += len(item.token_ids)
             self.has_ended = item.is_last
@@ -94,7 +91,7 @@ class Reply:
         self.put(ReaderTooSlow(why))
         self.on_slow()
 
-    async def next(self) -> Delta | EngineVector | EngineDone:
+    async def next(self) -> Delta | EngineReading | EngineDone:
         """Waits for the next result. Raises the error that ended the request."""
         while not self._items:
             self._filled.clear()
@@ -139,10 +136,10 @@ class EngineClient:
         self._send(["add", reply.id, token_ids, params, options])
         return reply
 
-    def embed(self, prompt: str | list[int], options: Mapping[str, Any]) -> Reply:
-        """A request of one vector."""
+    def read(self, kind: int, content: Mapping[str, Any]) -> Reply:
+        """A text or pair that is read; kind and content as of `openai.readings`."""
         reply = self._reply()
-        self._send(["embed", reply.id, prompt, options])
+        self._send(["read", reply.id, kind, content])
         return reply
 
     def load_adapter(self, name: str, path: str, *, replaces: bool) -> Reply:
@@ -160,12 +157,6 @@ class EngineClient:
         """Something that is done between two steps; verb: of `ferrum_jax.serve.control`."""
         reply = self._reply()
         self._send(["control", reply.id, verb, arguments])
-        return reply
-
-    def score(self, pair: Sequence[str], options: Mapping[str, Any]) -> Reply:
-        """A request of one score, which comes as a vector of one value."""
-        reply = self._reply()
-        self._send(["score", reply.id, pair, options])
         return reply
 
     def end(self, reply: Reply) -> None:
@@ -203,10 +194,8 @@ class EngineClient:
             if kind == "deltas":
                 for delta in rest[0]:
                     self._put(delta[0], Delta(*delta), bool(delta[6]))
-            elif kind == "vector":
-                content, num_tokens, num_cached = rest[1:]
-                values = np.frombuffer(base64.b64decode(content), "<f4")
-                self._put(rest[0], EngineVector(values, num_tokens, num_cached), True)
+            elif kind == "answer":
+                self._put(rest[0], EngineReading(rest[1]), True)
             elif kind == "changed":
                 self.facts = {**self.facts, **rest[0]}
             elif kind == "done":
@@ -233,7 +222,7 @@ class EngineClient:
             reply.cut(why)
             reply.on_end()
 
-    def _put(self, request_id: int, item: Delta | EngineVector | EngineDone | Exception, ends: bool) -> None:
+    def _put(self, request_id: int, item: Delta | EngineReading | EngineDone | Exception, ends: bool) -> None:
         reply = self._replies.pop(request_id, None) if ends else self._replies.get(request_id)
         if reply is not None:  # else its reader has left meanwhile
             reply.put(item)

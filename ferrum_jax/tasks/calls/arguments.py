@@ -11,12 +11,13 @@ from typing import Any, NoReturn, ParamSpec, TypeVar
 
 from ferrum_jax.inputs.params.structured_outputs import StructuredOutputsParams
 from ferrum_jax.inputs.params.tools import ToolsAsked, tools_asked
-from ferrum_jax.inputs.prompt import Prompt, with_adapter
+from ferrum_jax.inputs.prompt import Prompt, single, with_adapter
 from ferrum_jax.io.ints import as_whole
 from ferrum_jax.sampling_params import SamplingParams
 
 Given = ParamSpec("Given")
 Returned = TypeVar("Returned")
+Asked = TypeVar("Asked", SamplingParams, SamplingParams | Sequence[SamplingParams])
 
 
 def checked(method: Callable[Given, Returned]) -> Callable[Given, Returned]:
@@ -31,6 +32,14 @@ def checked(method: Callable[Given, Returned]) -> Callable[Given, Returned]:
         return method(*args, **kwargs)
 
     return call
+
+
+def require_one(prompt: Any, verb: str) -> None:
+    """Raises ValueError for several prompts of a call of AsyncLLM that takes one."""
+    if not single(prompt) and isinstance(prompt, Sequence) and len(prompt) > 1:
+        raise ValueError(
+            f"AsyncLLM.{verb} takes one prompt, and {len(prompt)} are given; make one call for each, side by side"
+        )
 
 
 class MissingMethod:
@@ -78,9 +87,7 @@ def params_for(
     return params
 
 
-def with_tools(
-    params: SamplingParams | Sequence[SamplingParams], tools: object, tool_choice: object, parallel: object
-) -> SamplingParams | Sequence[SamplingParams]:
+def with_tools(params: Asked, tools: object, tool_choice: object, parallel: object) -> Asked:
     """The parameters under which the calls that `LLM.chat` demands must come.
 
     Tools that need not be called may look as the template likes. Raises ValueError where they ask for other structure.

@@ -44,7 +44,10 @@ class HeardSound:
         return transcription_of(self.transcriber, self.windows, answers, self.params)
 
     def task(
-        self, request: Callable[[Prompt, SamplingParams, RequestOptions], EngineRequest], key: object = ""
+        self,
+        request: Callable[[Prompt, SamplingParams, RequestOptions], EngineRequest],
+        key: object = "",
+        priority: int = 0,
     ) -> Task[Transcription]:
         """The sound's transcription. request: makes what the engine takes of a prompt. key: seeds its windows."""
 
@@ -53,7 +56,7 @@ class HeardSound:
 
         return Task(
             [
-                request(window.prompt, window.sampling, RequestOptions(key=str((key, place))))
+                request(window.prompt, window.sampling, RequestOptions(key=str((key, place)), priority=priority))
                 for place, window in enumerate(self.requests)
             ],
             finish,

@@ -22,7 +22,7 @@ from ferrum_jax.text.stream import TextStream
 from ferrum_jax.text.structured.reading.message_stream import NO_FORMS, PROMPT_END_TOKENS, MessageForms, MessageStream
 from ferrum_jax.text.tokenizer import Tokenizer
 
-_MOST_TEXTS = 1 << 16
+_MAX_TEXTS = 1 << 16
 
 
 class TokenTexts:
@@ -31,7 +31,7 @@ class TokenTexts:
     def __init__(self, tokenizer: Tokenizer | None, forms: MessageForms = NO_FORMS) -> None:
         self.tokenizer, self.forms = tokenizer, forms
         self._specials = () if tokenizer is None else tuple(tokenizer.special_texts())
-        self._of = functools.lru_cache(maxsize=_MOST_TEXTS)(self._decoded)
+        self._of = functools.lru_cache(maxsize=_MAX_TEXTS)(self._decoded)
 
     def _decoded(self, token_id: int, starts: bool) -> str | None:
         if self.tokenizer is None:
@@ -45,7 +45,7 @@ class TokenTexts:
     def entries(
         self, found: Sequence[Entry | None], *, named: bool, start: int | None = None
     ) -> list[dict[int, Logprob] | None]:
-        """What the engine said of each place, with texts where they are `named`. start: where a text begins."""
+        """The log-probabilities of each place, with texts if `named`. start: the place at which a text begins."""
 
         def entry(said: Entry, starts: bool) -> dict[int, Logprob]:
             return {
@@ -60,7 +60,7 @@ class TokenTexts:
     def message(
         self, sampling: SamplingParams, prompt: Sequence[int], tools: Sequence[Tool] | None
     ) -> MessageStream | None:
-        """What takes a chat's text apart; None of a model whose template shows no forms, and where no text is made."""
+        """The reader of a chat's text; None if the model's template shows no forms, or no text is made."""
         if self.forms == NO_FORMS or self.tokenizer is None or not sampling.detokenize:
             return None
         end = self.tokenizer.decode(prompt[-PROMPT_END_TOKENS:], skip_special_tokens=False)
@@ -69,7 +69,7 @@ class TokenTexts:
 
 
 class NewText(NamedTuple):
-    """What is new of a choice. parts: of its message, in their order; None where it is plain text."""
+    """A choice's new text. parts: of its message, in order; None for plain text."""
 
     index: int
     text: str
@@ -121,7 +121,7 @@ class ChoiceText:
             self.beside = delta.beside
 
     def push(self, delta: Delta) -> list[NewText]:
-        """What a delta adds. Log-probabilities stand beside the part of a message that their token made."""
+        """The text that a delta adds. Log-probabilities stand beside the part of a message that their token made."""
         by_token = self._message is not None and self._sampling.logprobs is not None
         return [self._push(each) for each in (delta.by_token() if by_token else (delta,))]
 
@@ -191,7 +191,7 @@ class _Reading:
         self._at_once: str | None = None  # of a choice that had ended when it was first asked for
 
     def more(self, choice: ChoiceText) -> str:
-        """What is new of it."""
+        """The new text."""
         if self._at_once is not None:
             return ""
         if self._stream is None and choice.finish_reason is not None and not isinstance(choice.stop_reason, str):
@@ -227,7 +227,7 @@ class _MessageReading:
         self._parts: list[AssistantMessage] = []
 
     def more(self, choice: ChoiceText) -> list[AssistantMessage]:
-        """What is new of it, in its order."""
+        """The message's new parts, in order."""
         if self._is_over:
             return []
         self._is_over = choice.finish_reason is not None
@@ -236,7 +236,7 @@ class _MessageReading:
         return found
 
     def so_far(self, choice: ChoiceText) -> AssistantMessage:
-        """What is certain of it."""
+        """The message so far, without text that may yet change."""
         self.more(choice)
         self._parts = [self._forms.joined(self._parts)]
         return self._parts[0]

@@ -18,7 +18,7 @@ Output = TypeVar("Output")
 
 
 class Collector(NamedTuple):
-    """What the outputs of a model's requests are made with."""
+    """The makers of outputs of a model's requests."""
 
     texts: TokenTexts
     max_model_len: int
@@ -81,7 +81,7 @@ class Collected:
         self.choices[delta.choice].take(delta)
 
     def push(self, delta: Delta) -> list[NewText]:
-        """What is new as texts."""
+        """The delta's new texts."""
         self._note(delta)
         return self.choices[delta.choice].push(delta)
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("ferrum_jax.text.structured")  # a warning could be an error, on the engine's thread
 
-MOST_GRAMMARS = 512
+MAX_GRAMMARS = 512
 _THREADS = 2
 _TRIALS, _TRIED_TOKENS = 4, 24  # texts that are begun when a grammar was compiled
 MAX_STATES = 250_000
@@ -48,7 +48,7 @@ _LIMITS: dict[str, Any] = {
 _ESCAPES = '"\\bfnrt'
 _WHITE_SPACE = r"[ \n\r\t]{0,40}"  # bounded: a model that is unsure writes white space without end
 _META = re.compile(r"[\\.+*?()|\[\]{}^$#&\-~]")  # of regular expressions
-_MOST_COMPILED = 1 << 21  # bytes of parts of a schema that are compiled alone to say which one is at fault
+_MAX_COMPILED = 1 << 21  # bytes of parts of a schema that are compiled alone to say which one is at fault
 ANY_OBJECT = '{"type":"object"}'
 
 
@@ -88,7 +88,7 @@ class Grammar:
 class Grammars:
     """The grammars of one model. One thread asks; others compile."""
 
-    def __init__(self, vocabulary: Vocabulary, form: ToolForm | None = None, *, most: int = MOST_GRAMMARS) -> None:
+    def __init__(self, vocabulary: Vocabulary, form: ToolForm | None = None, *, most: int = MAX_GRAMMARS) -> None:
         """form: of the model's tool calls. most: compiled grammars that are kept."""
         self.vocabulary = vocabulary
         self._form = form
@@ -261,7 +261,7 @@ def place_of_fault(schema_text: str, options: dict[str, Any], message: str) -> s
     library = require_llguidance()
     schema = json.loads(schema_text)
     defined = {key: schema[key] for key in ("$defs", "definitions") if isinstance(schema, dict) and key in schema}
-    found, left = None, _MOST_COMPILED
+    found, left = None, _MAX_COMPILED
     for place, part in subschemas(schema):
         if not isinstance(part, dict):
             continue

@@ -22,9 +22,9 @@ from ferrum_jax.text.structured.vocabulary import Vocabulary
 if TYPE_CHECKING:
     import llguidance
 
-FEWEST_FORCED = 2  # tokens that are worth a chunk; a single one is drawn
+MIN_FORCED = 2  # tokens that are worth a chunk; a single one is drawn
 STUCK = "the grammar allows no token here: what it demands cannot be written"
-_MOST_DRAWN = 8
+_MAX_DRAWN = 8
 _SHOWN = 400  # characters of an error
 _MARK = re.compile(r"\n?<(state|non-verbose)")  # what follows is the compiler's own state
 
@@ -98,7 +98,7 @@ class Matcher:
         place = 0
         while place < len(tokens):
             forced = self.forced() if forces else []
-            if len(forced) >= FEWEST_FORCED:
+            if len(forced) >= MIN_FORCED:
                 pairs = zip(forced, itertools.islice(tokens, place, None), strict=False)
                 came = [token for token, _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)]
                 if not self.take_forced(came):
@@ -221,7 +221,7 @@ def tried(matcher: Matcher, seed: int, *, most: int) -> str | None:
 def _any_of(mask: np.ndarray, drawing: random.Random, ends: Collection[int]) -> int | None:
     """A token of a mask that does not end a text; None where there is none."""
     words = np.flatnonzero(mask)
-    for _ in range(_MOST_DRAWN):
+    for _ in range(_MAX_DRAWN):
         word = int(drawing.choice(words))
         bits = int(mask[word]) & 0xFFFFFFFF
         token = 32 * word + drawing.choice([bit for bit in range(32) if bits >> bit & 1])
@@ -236,7 +236,7 @@ def all_forced(matcher: Matcher, most: int = sys.maxsize, ends: Collection[int] 
     They are `most` at most, and those before the first of `ends`.
     """
     found: list[int] = []
-    while len(tokens := matcher.forced()) >= FEWEST_FORCED:
+    while len(tokens := matcher.forced()) >= MIN_FORCED:
         kept = list(itertools.takewhile(lambda token: token not in ends, tokens))[: most - len(found)]
         if not matcher.take_forced(kept):
             break

@@ -18,7 +18,7 @@ from ferrum_jax.inputs.params.schema import NAMES, pointed
 Side = Sequence[Any]
 _ALL = frozenset(("null", "boolean", "integer", "fraction", "string", "array", "object"))
 _KINDS = {name: frozenset((name,)) for name in _ALL} | {"number": frozenset(("integer", "fraction"))}
-_MOST_STEPS = 100_000  # of one schema
+_MAX_STEPS = 100_000  # of one schema
 _DEEPEST = 12
 
 
@@ -32,7 +32,7 @@ class Overlap:
     @property
     def is_exhausted(self) -> bool:
         """Whether nothing more is proved."""
-        return self._steps > _MOST_STEPS
+        return self._steps > _MAX_STEPS
 
     def is_impossible(self, side: Side, depth: int = 0) -> bool:
         """Whether no value can match all of a side."""

@@ -18,7 +18,7 @@ QUARTER_BYTES = 16  # of a row of codes, that a thread loads at once; four threa
 COLUMNS = (8, 16, 32, 64, 128)  # tokens of a tile
 _PACKED = ("int4", "mxfp4")
 _SPARE = 4096  # barriers, alignment and the compiler's own scratch
-_FEWEST_STAGES, _MAX_STAGES = 4, 8
+_MIN_STAGES, _MAX_STAGES = 4, 8
 _STAGE_INPUTS = 256
 _SHARED_ROWS = 64  # of a tile; more tokens keep two consumers' wgmma busy, and take registers that four do not have
 _SAVED_BY_PARTS = 1.1
@@ -106,7 +106,7 @@ class ProductTiles:
         columns = next(n for n in (2, 3, 1) if num_outputs % (n * parts * PART) == 0)
         chunks = math.gcd(form.num_inputs // form.chunk, _STAGE_INPUTS // form.chunk)
         stage_of = functools.partial(stage_bytes, columns * parts * PART, tile_rows, form=form)
-        while chunks > 1 and room < _FEWEST_STAGES * stage_of(chunks * form.chunk):
+        while chunks > 1 and room < _MIN_STAGES * stage_of(chunks * form.chunk):
             chunks //= 2
         tile_in = int(named.get("tile_in", chunks * form.chunk))
         most = _SHARED_ROWS if columns < 3 else _SHARED_ROWS // 2  # six consumers have fewer registers than four

@@ -10,7 +10,7 @@ from pallas_kernels.target import Target
 LANES = 128
 _FEW_ROWS, _FEW_MASKED_ROWS = 128, 256  # above, weights are decoded beside products of many rows
 _ROWS = 16  # of a bfloat16 tile
-_MOST_ROWS = 512
+_MAX_ROWS = 512
 _FEW_ROWS_INPUTS, _MANY_ROWS_INPUTS = 2048, 4096  # of one product
 _MANY_ROWS_OUT = 1024
 _TILE_WEIGHTS = 2**22  # of straight code: about 2,500 bundles
@@ -127,7 +127,7 @@ class ManyRows:
         """The most rows that half of VMEM holds twice."""
         assert target.vmem_bytes is not None, "a TPU target has it"
         limit = int(target.vmem_bytes * _VMEM_SHARE)
-        rows = _MOST_ROWS
+        rows = _MAX_ROWS
         while rows > LANES and (rows >= 2 * num_rows or rows * form.num_inputs * 4 > limit // 2):
             rows //= 2
         part = math.gcd(num_outputs, 2 * LANES)

@@ -1,7 +1,5 @@
 """Parsing in several processes: the same columns, whatever becomes of the processes."""
 
-from __future__ import annotations
-
 import dataclasses
 import io
 import json
@@ -34,7 +32,7 @@ def columns() -> list[bytes]:
 @pytest.fixture
 def many_processes(monkeypatch):
     monkeypatch.setattr(parsing, "_CHUNK_BYTES", 300)
-    monkeypatch.setattr(parsing, "_LEAST_BYTES", 1)
+    monkeypatch.setattr(parsing, "_MIN_BYTES", 1)
     monkeypatch.setattr(parsing.os, "cpu_count", lambda: 2)
 
 
@@ -54,7 +52,7 @@ def test_rows_read_ahead_by_a_process_equal_rows_read_here(many_processes, monke
     rows = Rows(io.BytesIO(b"\n".join(LINES)), seed=3, defaults=DEFAULTS)
     here = [rows.read(index) for index in range(len(rows))]
     expected = rows.order.tolist()
-    monkeypatch.setattr(read_ahead, "_MOST_AT_ONCE", 5)
+    monkeypatch.setattr(read_ahead, "_MAX_AT_ONCE", 5)
     with rows.reading_ahead():
         rows.expect(expected[:12])
         rows.expect(expected[12:])

@@ -264,7 +264,7 @@ def test_a_taken_name_is_taken_in_whatever_words_the_store_says_so(tmp_path):
 
 
 def test_a_name_that_two_were_refused_for_asking_at_one_moment_is_asked_for_again(tmp_path, monkeypatch):
-    monkeypatch.setattr("ferrum_jax.io.files.store._MOST_PAUSE_S", 0.0)
+    monkeypatch.setattr("ferrum_jax.io.files.store._MAX_PAUSE_S", 0.0)
     conflict = OSError(errno.EIO, "a conflicting conditional operation is in progress")
     store = UrlStore(ObjectStore([conflict, conflict]), f"{tmp_path}/j")
     assert store.create("x", b"first") and store.read("x") == b"first"
@@ -277,7 +277,7 @@ def test_a_clients_own_errors_and_a_missing_bucket_are_os_errors_that_name_the_u
     class NoCredentials(Exception):
         pass
 
-    monkeypatch.setattr("ferrum_jax.io.files.store._MOST_PAUSE_S", 0.0)
+    monkeypatch.setattr("ferrum_jax.io.files.store._MAX_PAUSE_S", 0.0)
     system = ObjectStore([FileNotFoundError("b/o")] * 9)
     store = UrlStore(system, f"{tmp_path}/j")
     with pytest.raises(FileNotFoundError, match=r"no such file or bucket: 'memory://.*/j/x'"):

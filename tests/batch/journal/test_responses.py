@@ -6,7 +6,7 @@ import json
 import numpy as np
 
 from ferrum_jax.batch.input.formats import Row, parse_line
-from ferrum_jax.batch.journal.responses import JobLabel, completed_line, embedding_line
+from ferrum_jax.batch.journal.responses import JobLabel, completed_line, reading_line
 from ferrum_jax.core.outputs import CompletionOutput, EmbeddingOutput, Logprob, RequestOutput
 from tests.batch.fake_llm import answer
 
@@ -36,10 +36,10 @@ def test_a_vector_that_is_cut_keeps_its_length_of_one():
     asked = row(input="abc", dimensions=2)
     vector = np.array([0.6, 0.0, 0.8], np.float32)
     output = EmbeddingOutput(prompt="abc", prompt_token_ids=(1,), embedding=vector, normalized=True)
-    body = json.loads(embedding_line(asked, [output], JOB))["response"]["body"]
+    body = json.loads(reading_line(asked, [output], JOB))["response"]["body"]
     assert body["data"][0]["embedding"] == [1.0, 0.0]
     plain = dataclasses.replace(output, normalized=False)
-    body = json.loads(embedding_line(asked, [plain], JOB))["response"]["body"]
+    body = json.loads(reading_line(asked, [plain], JOB))["response"]["body"]
     assert body["data"][0]["embedding"] == [0.600000024, 0.0]
 
 

@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from ferrum_jax.inputs.params.message import ToolCall
 from ferrum_jax.inputs.params.tools import Tool
 from ferrum_jax.text.structured.reading.text_reader import Marks, NoCall, Reading, TextReader, loads
-from ferrum_jax.text.structured.reading.tool_parser import MOST_CALLS
+from ferrum_jax.text.structured.reading.tool_parser import MAX_CALLS
 
 _START, _CHANNEL, _MESSAGE, _TO = "<|start|>", "<|channel|>", "<|message|>", "to="
 _BEGINS = Marks((_START, _CHANNEL))
@@ -120,7 +120,7 @@ class HarmonyMessages:
         if not is_ours or (recipients and not self._is_call(recipients[-1])):
             self._within = "thought"
         elif recipients:
-            is_read = self._names is not None and self._num_calls < MOST_CALLS
+            is_read = self._names is not None and self._num_calls < MAX_CALLS
             self._within = "call" if is_read else "answer"
         else:
             self._within = "thought" if channels[-1:] == ["analysis"] else "answer"

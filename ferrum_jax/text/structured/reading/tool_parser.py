@@ -17,7 +17,7 @@ from ferrum_jax.text.structured.forms.tool_forms import ToolForm, spelled, tool_
 from ferrum_jax.text.structured.reading.call_syntax import CallSyntax
 from ferrum_jax.text.structured.reading.text_reader import Marks, NoCall, Reading, TextReader
 
-MOST_CALLS = 1024  # of a text; what follows them is text
+MAX_CALLS = 1024  # of a text; what follows them is text
 _NO_MARKS = Marks(())
 
 
@@ -84,7 +84,7 @@ class ToolParser:
         """The text up to where a call may begin. Whether there is such a place."""
         reader = self.reader
         while not (self._may_lead and (yield from self._leads())):
-            marks = self._marks if self._num_calls < MOST_CALLS else _NO_MARKS
+            marks = self._marks if self._num_calls < MAX_CALLS else _NO_MARKS
             end, mark_end = reader.up_to(marks, self._at)
             if end > self._at:
                 yield self._text(end)
@@ -106,7 +106,7 @@ class ToolParser:
         """The calls that follow one, and the end of their group."""
         closing = tuple(each for each in spelled(syntax.form.closing) if each)
         try:
-            while self._num_calls < MOST_CALLS:
+            while self._num_calls < MAX_CALLS:
                 place = yield from self.reader.after_space(self._at)
                 if closing:
                     try:
