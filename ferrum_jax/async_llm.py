@@ -33,7 +33,7 @@ from ferrum_jax.engine.engine_thread import EngineThread, Ticket
 from ferrum_jax.engine.thread_tasks import Parts, TaskTicket, ThreadTasks, finished
 from ferrum_jax.inputs.images.decoding import Look, Stopped
 from ferrum_jax.inputs.params.transcription_params import TranscriptionParams
-from ferrum_jax.inputs.prompt import Message, Prompt, listed, take_apart, with_adapter
+from ferrum_jax.inputs.prompt import Message, Prompt, listed, take_apart
 from ferrum_jax.llm import LLM, NewWeights
 from ferrum_jax.sampling_params import SamplingParams
 from ferrum_jax.tasks.calls.arguments import BEAM_SEARCH, ENCODE, GET_METRICS, checked, require_one, with_tools
@@ -131,7 +131,6 @@ class AsyncLLM:
             while not mailbox.ended and (output := await mailbox.next()) is not None:
                 yield output
 
-    @checked
     def chat(
         self,
         messages: Sequence[Message],
@@ -139,27 +138,16 @@ class AsyncLLM:
         *,
         request_id: str | None = None,
         priority: int = 0,
-        adapter: str | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
         tool_choice: str | Mapping[str, Any] | None = None,
         parallel_tool_calls: bool | None = None,
-        add_generation_prompt: bool | None = None,
-        continue_final_message: bool = False,
-        chat_template_kwargs: Mapping[str, Any] | None = None,
-        add_special_tokens: bool = False,
+        **how: Any,
     ) -> AsyncIterator[RequestOutput]:
         """The answer to one conversation as it grows, as of `generate`; the other arguments are those of `LLM.chat`."""
         params = sampling_params or self.llm.model.default_params
         params = with_tools(params, tools, tool_choice, parallel_tool_calls)
-        prompt = {
-            "messages": messages,
-            "tools": None if tool_choice == "none" else tools,
-            "add_generation_prompt": add_generation_prompt,
-            "continue_final_message": continue_final_message,
-            "chat_template_kwargs": chat_template_kwargs,
-            "add_special_tokens": add_special_tokens,
-        }
-        return self.generate(with_adapter(prompt, adapter), params, request_id=request_id, priority=priority)
+        prompt = {"messages": messages, "tools": None if tool_choice == "none" else tools, **how}
+        return self.generate(prompt, params, request_id=request_id, priority=priority)
 
     async def run(
         self, tasks: Iterable[tuple[Key, MakeTask[Answer]]]

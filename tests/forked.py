@@ -5,8 +5,6 @@ makes its own on the CPU, with the XLA_FLAGS of its call. What is read while mod
 it, and another value is refused. Tests of imports, signals, starts or peaks of memory start Python itself.
 """
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import multiprocessing

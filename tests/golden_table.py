@@ -1,7 +1,5 @@
 """What each suite does with each golden: the words of tests/goldens/families.toml."""
 
-from __future__ import annotations
-
 import pathlib
 import tomllib
 

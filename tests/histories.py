@@ -3,8 +3,6 @@
 Hypothesis draws from it, and so does what asks `seeded` for its own seed.
 """
 
-from __future__ import annotations
-
 import secrets
 from typing import Any
 

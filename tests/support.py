@@ -1,7 +1,6 @@
 """Small engines over golden folders, and how tests run them."""
 
-from __future__ import annotations
-
+import contextlib
 import dataclasses
 import fcntl
 import functools
@@ -9,6 +8,7 @@ import math
 import os
 import pathlib
 import weakref
+from collections.abc import Iterator
 
 from ferrum_jax.config import EngineConfig
 from ferrum_jax.core.request_options import RequestOptions
@@ -50,6 +50,15 @@ def is_running(process: int) -> bool:
         return False
 
 
+@contextlib.contextmanager
+def one_at_a_time(*what: str) -> Iterator[None]:
+    """Lets one process compile something, whose executables the next ones find in the store."""
+    COMPILED.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with open(COMPILED / f"{digest(*what)}.lock", "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
 @functools.cache
 def small_llm(family: str, config: EngineConfig = SMALL):
     """An LLM over a golden folder, made once in a process; tests build fresh engines from its `loaded`.
@@ -58,9 +67,7 @@ def small_llm(family: str, config: EngineConfig = SMALL):
     """
     from ferrum_jax.llm import LLM
 
-    COMPILED.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with open(COMPILED / f"{digest(family, repr(config))}.lock", "w") as one_at_a_time:
-        fcntl.flock(one_at_a_time, fcntl.LOCK_EX)
+    with one_at_a_time(family, repr(config)):
         return LLM(str(GOLDENS / family), config)
 
 

@@ -1,7 +1,5 @@
 """Cases of paged attention compiled for a TPU that is not here: what each program contains."""
 
-from __future__ import annotations
-
 from scripts import tpu_static  # isort: skip  # before jax: it sets what libtpu reads
 
 import math

@@ -1,7 +1,5 @@
 """The programs of `ferrum-jax check` compiled for a device that is not here: its rates, and a start's attention."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

@@ -3,8 +3,6 @@
 By hand: python -m tests.aot.described PROGRAM ARGUMENT...   prints JSON; arguments are of `main`, lists as JSON
 """
 
-from __future__ import annotations
-
 import importlib
 import json
 import sys

@@ -1,7 +1,5 @@
 """Every bucket of a tiny model or encoder, compiled for a device that is not here, and what its programs contain."""
 
-from __future__ import annotations
-
 from tests.aot import step_program  # isort: skip  # before jax: it sets what libtpu reads
 
 import dataclasses

@@ -1,7 +1,5 @@
 """The TPU's indexer, and attention to what it chose, compiled for a TPU that is not here: what programs contain."""
 
-from __future__ import annotations
-
 from scripts import tpu_indexer  # isort: skip  # before jax: it sets what libtpu reads
 
 from typing import Any

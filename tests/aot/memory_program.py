@@ -1,7 +1,5 @@
 """Whether TPUs that are not here have the memory that their targets state."""
 
-from __future__ import annotations
-
 import tests.aot.step_program  # isort: skip  # noqa: F401  sets the environment
 
 import jax

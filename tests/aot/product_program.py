@@ -1,7 +1,5 @@
 """Products with weights in a form, compiled for a TPU that is not here."""
 
-from __future__ import annotations
-
 from scripts import tpu_static  # isort: skip  # before jax: it sets what libtpu reads
 
 import dataclasses

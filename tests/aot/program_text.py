@@ -1,7 +1,5 @@
 """The text of compiled programs: its ops, and those among them that should not be there."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterator

@@ -3,8 +3,6 @@
 By hand: python -m tests.aot.described step_program '{"model": "Llama-3-8B", ...}', with the fields of `Case`.
 """
 
-from __future__ import annotations
-
 import os
 
 os.environ |= {

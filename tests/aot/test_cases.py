@@ -1,7 +1,5 @@
 """Every case of paged attention compiles for TPUs that are not here, in place and within the memory it says."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

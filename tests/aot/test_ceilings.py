@@ -1,7 +1,5 @@
 """What is compiled for Hopper and for TPUs is not worse than what is kept of it, by the ruler of each."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import os
 import subprocess

@@ -3,8 +3,6 @@
 And the memory that targets state, asked of the compiler: a ledger that counts on more makes programs that do not run.
 """
 
-from __future__ import annotations
-
 import pytest
 
 from tests.aot.described import described

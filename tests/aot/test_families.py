@@ -5,8 +5,6 @@ By hand, in parts: `-m "aot and not slow"` is four families, each for one target
 encoder 10, all of them for all targets about an hour. "tpu" targets want libtpu beside jax, "gpu:h200" the CUDA plugin.
 """
 
-from __future__ import annotations
-
 import json
 
 import pytest

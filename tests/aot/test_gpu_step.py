@@ -1,7 +1,5 @@
 """Steps of engines for an H200 that is not here: the memory that a plan counts on, and forwards as CUDA graphs."""
 
-from __future__ import annotations
-
 import functools
 import re
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """Products with codes, recurrences and indexers of published sizes compile for TPUs that are not here, in place."""
 
-from __future__ import annotations
-
 import pytest
 
 from pallas_kernels.grouped_matmul.cases import TPU_CASES as EXPERTS

@@ -1,7 +1,5 @@
 """The halves of a step of published models, compiled for TPUs that are not here: what they contain and what not."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

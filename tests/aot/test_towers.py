@@ -4,8 +4,6 @@ By hand all of them: `-m aot -k towers`; each call takes half a CPU minute to on
 "gpu:h200" the CUDA plugin.
 """
 
-from __future__ import annotations
-
 import pytest
 
 from tests.aot.described import described

@@ -1,7 +1,5 @@
 """Towers of published models compiled for a device that is not here. Layers are alike, so one is compiled."""
 
-from __future__ import annotations
-
 import dataclasses
 import time
 from typing import Any

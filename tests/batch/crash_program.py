@@ -10,8 +10,6 @@ Each start is a fork of this process, which has no threads and no jax, so a star
 the output has the bytes of an uninterrupted one and no row has two lines in the journal. Prints a line of JSON.
 """
 
-from __future__ import annotations
-
 import argparse
 import functools
 import io

@@ -9,8 +9,6 @@ does, unless the host comes late, which is counted. The plan before the start is
 machine after another job there. Prints lines of what is foreseen and what happens, and one of JSON at the end.
 """
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import json

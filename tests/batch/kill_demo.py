@@ -9,8 +9,6 @@ are preempted. Half of the kills are SIGKILL; the others are SIGTERM, after whic
 equal bits, as on an accelerator, each row still has one line, and what the journal holds never changes.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -1,7 +1,5 @@
 """A machine with a fake device: workers of jobs run on it one after the other, each a fork that may be killed."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import io

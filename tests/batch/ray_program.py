@@ -5,8 +5,6 @@
 Its engine is the fake one. Prints a line of JSON.
 """
 
-from __future__ import annotations
-
 import functools
 import io
 import json

@@ -1,7 +1,5 @@
 """How tests run a job over the rows of a folder, and what they read of its journal."""
 
-from __future__ import annotations
-
 import io
 import json
 import subprocess

@@ -1,7 +1,5 @@
 """Jobs over a real engine that are stopped at steps and go on."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable
 

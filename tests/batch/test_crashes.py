@@ -32,7 +32,8 @@ def test_two_workers_that_share_a_job_and_are_killed_in_turn(kills):
     assert run("workers", "--kills", str(kills))["kills"] >= kills
 
 
-@pytest.mark.parametrize("kills", [2, pytest.param(30, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("kills", [2, pytest.param(30, marks=pytest.mark.long)])
 def test_unlike_workers_of_which_one_is_killed_as_it_takes_or_gives_rows(kills):
     assert run("unlike", "--kills", str(kills))["kills"] == kills
 

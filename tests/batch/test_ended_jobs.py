@@ -1,7 +1,5 @@
 """Jobs that end by a deadline or a budget: in order, with code 75, a partial output, and a next start that goes on."""
 
-from __future__ import annotations
-
 import io
 import json
 import time

@@ -1,7 +1,5 @@
 """A job with a hub's model goes on with the commit that it began with, wherever the branch is by then."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Jobs whose rows have images: stopped and gone on with, the output is the same; changed images begin a row anew."""
 
-from __future__ import annotations
-
 import base64
 import dataclasses
 import io

@@ -1,7 +1,5 @@
 """A job of two hundred clips that is killed ten times has the bytes of one that nobody killed."""
 
-from __future__ import annotations
-
 import base64
 import dataclasses
 import io

@@ -1,7 +1,5 @@
 """What a job that is started again has its engine learn: the texts of its journal's answers, the newest first."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

@@ -1,8 +1,6 @@
 """A worker of the engine itself runs rows that another gives back beside its own long ones, which go on from their
 tokens."""
 
-from __future__ import annotations
-
 import dataclasses
 import time
 from pathlib import Path

@@ -3,8 +3,6 @@
 The summary, the report and the page say the same of a whole job.
 """
 
-from __future__ import annotations
-
 import html
 import io
 import re

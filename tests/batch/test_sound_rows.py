@@ -1,7 +1,5 @@
 """Jobs whose rows name sounds: each window is a prompt, and stopped and gone on with, the output is the same."""
 
-from __future__ import annotations
-
 import base64
 import dataclasses
 import json

@@ -6,8 +6,6 @@ Prints a line of JSON: the codes of the slow and the fast worker, the lines of t
 partial records that the journal has of a row, and whether the slow one said that it ended early.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import os

@@ -1,7 +1,5 @@
 """What a benchmark reads from an engine's steps."""
 
-from __future__ import annotations
-
 import time
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """A hub on loopback: revisions, trees and files of one model, as huggingface_hub asks for them."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import http.server

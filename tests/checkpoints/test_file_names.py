@@ -1,7 +1,5 @@
 """Names that come with data lead nowhere outside their folder; links that a user has in it are followed."""
 
-from __future__ import annotations
-
 import json
 import os
 import string

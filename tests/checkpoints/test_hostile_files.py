@@ -1,7 +1,5 @@
 """Files of weights that are damaged or mean harm end in one error by name, and of a length that one reads."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import struct

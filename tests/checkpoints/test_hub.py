@@ -1,7 +1,5 @@
 """Models of a hub: a commit's safetensors and the files beside them are fetched, nothing else, and only for ids."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Patterns of module names say what `re` says, and end after as many steps as name and pattern are long."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

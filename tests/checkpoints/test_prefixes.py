@@ -1,7 +1,5 @@
 """A saved prefix cache: what was saved comes back, what is foreign or damaged is refused by name."""
 
-from __future__ import annotations
-
 import os
 import shutil
 

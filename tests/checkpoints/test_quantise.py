@@ -1,7 +1,5 @@
 """Dense weights are quantised while they load: to the definition, in parts, from folders and from memory alike."""
 
-from __future__ import annotations
-
 import json
 
 import jax

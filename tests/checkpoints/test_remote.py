@@ -1,7 +1,5 @@
 """Checkpoints behind a URL: ranges of the weights are read where they lie, and no more than what is asked for."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import sys

@@ -1,7 +1,5 @@
 """The files of sentence-transformers: what they say is read, and what is not understood is refused by name."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

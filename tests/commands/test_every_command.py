@@ -1,7 +1,5 @@
 """Every command over every kind of model: each either works, or refuses with one clear sentence."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

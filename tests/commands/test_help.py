@@ -1,7 +1,5 @@
 """`--help` is short, with examples that its command takes; `--help-all` shows every flag."""
 
-from __future__ import annotations
-
 import argparse
 import shlex
 

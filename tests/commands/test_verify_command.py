@@ -1,7 +1,5 @@
 """`ferrum-jax verify` as a user sees it: what it prints, what it needs to be told, and its exit codes."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable

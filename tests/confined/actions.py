@@ -1,7 +1,5 @@
 """What a function of hostile bytes may do, as one that decodes them: called in a child."""
 
-from __future__ import annotations
-
 import os
 import signal
 import socket

@@ -1,7 +1,5 @@
 """A child answers, or the reason why not is known; it takes no more than its bounds and reaches nothing."""
 
-from __future__ import annotations
-
 import dataclasses
 import time
 

@@ -1,7 +1,5 @@
 """The TPU's kernels on four simulated devices, interpreted: heads over "tp", rows and blocks over "dp", two of each."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from typing import Any

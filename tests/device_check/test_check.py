@@ -1,7 +1,5 @@
 """`ferrum-jax check`: every part runs without a chip, each fault is a line, and the page does not tell whose it is."""
 
-from __future__ import annotations
-
 import io
 import itertools
 import json
@@ -281,6 +279,7 @@ def test_a_narrow_table_names_errors_as_shares_of_the_tolerance():
     assert ["decode", "mosaic_tpu", "right", "0%"] in [line[:4] for line in shown]
 
 
+@pytest.mark.slow
 def test_the_check_of_an_engine_says_how_far_it_is():
     sent = []
     prompts = tuple((5 + i, 6, 7) for i in range(3))

@@ -1,7 +1,5 @@
 """A model that sees or hears is checked with media of its own tower: of every tower, and found wrong where it is."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

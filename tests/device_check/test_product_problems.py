@@ -1,7 +1,5 @@
 """Which products a check compares on which chip."""
 
-from __future__ import annotations
-
 import pytest
 
 from ferrum_jax.cli.device_check.op_problems import problems as problems_of

@@ -1,7 +1,5 @@
 """A tiny model that can be divided among eight devices, and a batch of rows for it."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from pathlib import Path

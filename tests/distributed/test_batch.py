@@ -1,7 +1,5 @@
 """A batch job of two processes with four CPU devices each: the answers of one process, also after one is killed."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Engines in lockstep draft the same tokens: what steps take and texts to draft from are calls that process 0 sends."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest

@@ -1,7 +1,5 @@
 """Who may join the processes of an engine: those that know the secret, whoever else knocks, over real sockets."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import pickle

@@ -1,7 +1,5 @@
 """What goes between processes: values come out as they went in, and nothing else comes out at all."""
 
-from __future__ import annotations
-
 import collections
 import contextlib
 import dataclasses

@@ -1,7 +1,5 @@
 """`ferrum-jax serve` over two processes with a data shard each: the answers of one process, and one end for both."""
 
-from __future__ import annotations
-
 import concurrent.futures
 import contextlib
 import json

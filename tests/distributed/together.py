@@ -1,7 +1,5 @@
 """Processes of `ferrum-jax`, and two of them that meet."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import socket

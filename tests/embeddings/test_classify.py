@@ -50,6 +50,7 @@ def test_logits_are_the_references_and_probabilities_as_the_problem_says(name):
     assert [output.label for output in found] == [names[best] for best in wanted.argmax(1)]
 
 
+@pytest.mark.slow
 def test_the_cache_and_companions_leave_classes_as_they_are():
     llm, (texts, _) = LLM(str(CLASSIFIERS / "llama"), dataclasses.replace(CONFIG, invariant=True)), golden("llama")
     first = llm.classify(texts)

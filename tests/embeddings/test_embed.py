@@ -270,6 +270,7 @@ def test_in_invariant_mode_neither_reuse_nor_companions_change_a_bit_of_a_vector
         np.testing.assert_array_equal(output.embedding, alone)
 
 
+@pytest.mark.slow
 def test_a_decoder_reads_texts_as_long_as_its_model_and_cuts_them_as_its_file_says(tmp_path):
     narrow, wide = small_llm("qwen3", dataclasses.replace(SMALL, max_model_len=32)), small_llm("qwen3")
     ids = [5 + i % 30 for i in range(33)]

@@ -1,7 +1,5 @@
 """Golden prompts with images and sounds, as processors make them, and engines that answer them."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import hashlib

@@ -1,7 +1,5 @@
 """Checkpoints that see images, with a tokenizer of words, a chat template and a processor; and pictures for them."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Sequence

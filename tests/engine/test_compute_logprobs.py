@@ -3,8 +3,6 @@
 One prefill computes them, whose prompts are shared.
 """
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

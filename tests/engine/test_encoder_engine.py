@@ -1,7 +1,5 @@
 """The engine of an encoder: requests for vectors come and go as those of any engine."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from typing import Any

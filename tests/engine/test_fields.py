@@ -1,7 +1,5 @@
 """LLM takes EngineConfig's fields and vLLM's names for them; what has no meaning here says what to use instead."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest

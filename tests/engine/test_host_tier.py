@@ -1,7 +1,5 @@
 """The host tier end to end: what a small pool evicts comes back from host memory, with the same tokens."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

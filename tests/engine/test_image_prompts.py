@@ -1,7 +1,5 @@
 """Images as users give them: beside a prompt or in a chat's messages; the tower sees each picture once."""
 
-from __future__ import annotations
-
 import base64
 import io
 from pathlib import Path

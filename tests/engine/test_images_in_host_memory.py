@@ -1,12 +1,11 @@
 """Images with the host tier: blocks of prompts with images come back from host memory under their own keys alone."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest
 
 from tests.engine.golden_media import CONFIG, FOLDER, HYBRID, asked, assert_golden, engine_of, run
+from tests.marks import few
 from tests.support import small_llm
 
 
@@ -16,10 +15,10 @@ def tiered(num_host_blocks: int, *, folder: str = FOLDER, **overrides):
     return engine_of(folder=folder, **{"num_blocks": 8, "host_cache_bytes": host_cache_bytes, **overrides})
 
 
-@pytest.mark.parametrize("folder", [FOLDER, pytest.param(HYBRID, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("folder", few([FOLDER, HYBRID]))
 @pytest.mark.parametrize(
     "overrides",
-    [{}, {"max_num_batched_tokens": 5}, {"max_cached_prompts": 0}, {"num_host_blocks": 6}],
+    few([{}, {"max_num_batched_tokens": 5}, {"max_cached_prompts": 0}, {"num_host_blocks": 6}], 2),
     ids=["", "small chunks", "no prompts", "host memory evicts"],
 )
 def test_prompts_with_images_that_were_evicted_come_back_with_the_same_tokens(folder, overrides):

@@ -1,7 +1,5 @@
 """A hit comes with the experts of its tokens: in invariant mode those that the request has when it runs alone."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections import deque

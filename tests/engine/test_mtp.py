@@ -1,7 +1,5 @@
 """Tokens that a checkpoint's own head drafts: they change no byte, and they are those of the whole sequence."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import math
@@ -25,6 +23,7 @@ from ferrum_jax.models.layers.attention import ForwardContext
 from ferrum_jax.runtime.compile.deferred import DeferredExecutable, Prepared
 from ferrum_jax.runtime.compile.executable_store import ExecutableStore
 from tests.golden_table import GOLDENS
+from tests.marks import few, slow
 from tests.speculation.told import ToldDrafts, take_source
 from tests.support import INVARIANT, SMALL, answers, fresh_engine, requests_of, run, small_llm, told
 
@@ -32,10 +31,9 @@ PROMPTS = [[3, 4, 5, 6] * 8, [7] * 20, [9], [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 1, 2
 GREEDY = SamplingParams(max_tokens=24, temperature=0.0, ignore_eos=True, logprobs=2)
 DRAWN = dataclasses.replace(GREEDY, temperature=0.8, seed=5)
 MTP = {"method": "mtp"}
-QUICK = ("deepseek_v3", "qwen3_next")
-SLOW = tuple(
-    pytest.param(name, marks=pytest.mark.slow) for name in ("glm4_moe", "glm4_moe_lite", "qwen3_5", "qwen3_5_moe")
-)
+OF_KEYS, OF_STATES = "deepseek_v3", slow("qwen3_next")  # what their layers keep
+OTHERS = few(("glm4_moe", "glm4_moe_lite", "qwen3_5", "qwen3_5_moe"), 0)
+LADDER = dataclasses.replace(SMALL, max_num_seqs=1)
 LEAST = 1e-4  # of the largest logit: what float32 steps differ by, in other buckets
 
 
@@ -81,24 +79,29 @@ def run_all(engine, prompts, params) -> list:
     return answers(engine, requests_of(prompts, params))
 
 
-def assert_whole(llm, kept: dict[tuple[int, ...], int]) -> None:
-    """Each draft is what the head says of the whole sequence at once, without blocks, chunks or steps."""
-    layout = llm.loaded.layout
-    weights = dict(zip(layout.targets, llm.loaded.weights, strict=True))
+@functools.cache
+def whole_draft(llm):
+    """What the head says behind each token of a sequence, without blocks, chunks or steps."""
 
     @jax.jit
     def draft(weights, ids):
-        model, context = bind(layout.graph, weights), ForwardContext()
+        model, context = bind(llm.loaded.layout.graph, weights), ForwardContext()
         positions = jnp.arange(len(ids), dtype=jnp.int32)
         hidden = model(ids, positions, context)
         return model.logits(model.draft(ids[1:], hidden[:-1], positions[:-1], context))
 
+    return draft
+
+
+def assert_whole(llm, kept: dict[tuple[int, ...], int]) -> None:
+    """Each draft is what the head says of the whole sequence at once."""
+    weights = dict(zip(llm.loaded.layout.targets, llm.loaded.weights, strict=True))
     sequences = [ids for ids in kept if not any(len(more) > len(ids) and more[: len(ids)] == ids for more in kept)]
     known, compared = {ids: token for ids, token in kept.items() if token != UNKNOWN}, 0
     for ids in sequences:
         padded = np.zeros(128, np.int32)
         padded[: len(ids)] = ids
-        logits = np.asarray(draft(weights, padded))
+        logits = np.asarray(whole_draft(llm)(weights, padded))
         for length in range(2, len(ids) + 1):
             if (token := known.get(ids[:length])) is not None:
                 of_draft = logits[length - 2]
@@ -108,7 +111,7 @@ def assert_whole(llm, kept: dict[tuple[int, ...], int]) -> None:
 
 
 @pytest.mark.parametrize("params", [GREEDY, DRAWN], ids=["greedy", "drawn"])
-@pytest.mark.parametrize("name", [*QUICK, *SLOW])
+@pytest.mark.parametrize("name", [OF_KEYS, OF_STATES, *OTHERS])
 def test_in_invariant_mode_every_bit_is_that_without_drafts(name, params):
     plain = run(small_llm(f"mtp/{name}", INVARIANT), PROMPTS, params)
     engine = drafting_engine(mtp_llm(name), source := KeptDrafts(), check_writes=True)
@@ -118,7 +121,7 @@ def test_in_invariant_mode_every_bit_is_that_without_drafts(name, params):
 
 
 @pytest.mark.parametrize("kind", ["right", "mixed"])
-@pytest.mark.parametrize("name", [*QUICK, *SLOW])
+@pytest.mark.parametrize("name", [OF_KEYS, OF_STATES, *OTHERS])
 def test_drafts_are_those_of_the_whole_sequence_where_others_came_true(name, kind):
     llm, plain = mtp_llm(name), run(small_llm(f"mtp/{name}", INVARIANT), PROMPTS, DRAWN)
     source = KeptDrafts(ToldDrafts(plain, kind, llm.spec.vocab_size))
@@ -129,7 +132,8 @@ def test_drafts_are_those_of_the_whole_sequence_where_others_came_true(name, kin
     assert_whole(llm, source.kept)
 
 
-@pytest.mark.parametrize("name", [QUICK[0], *(pytest.param(name, marks=pytest.mark.slow) for name in QUICK[1:])])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [OF_KEYS, OF_STATES])
 def test_elsewhere_tokens_are_those_without_drafts(name):
     llm, plain = mtp_llm(name, SMALL), run(small_llm(f"mtp/{name}", SMALL), PROMPTS, DRAWN)
     for source in (KeptDrafts(), KeptDrafts(ToldDrafts(plain, "mixed", llm.spec.vocab_size))):
@@ -139,7 +143,7 @@ def test_elsewhere_tokens_are_those_without_drafts(name):
         assert_whole(llm, source.kept)
 
 
-@pytest.mark.parametrize("name", QUICK)
+@pytest.mark.parametrize("name", [OF_KEYS, OF_STATES])
 def test_rows_that_are_preempted_go_on_with_drafts(name):
     plain = run(small_llm(f"mtp/{name}", INVARIANT), PROMPTS, DRAWN)
     engine = drafting_engine(mtp_llm(name), source := KeptDrafts(), num_blocks=9)
@@ -147,7 +151,7 @@ def test_rows_that_are_preempted_go_on_with_drafts(name):
     assert_whole(mtp_llm(name), source.kept)
 
 
-@pytest.mark.parametrize("name", QUICK)
+@pytest.mark.parametrize("name", [OF_KEYS, OF_STATES])
 def test_what_is_hit_has_the_keys_and_values_of_the_head_too(name):
     llm = mtp_llm(name)
     engine = drafting_engine(llm, source := KeptDrafts())
@@ -200,7 +204,7 @@ def test_a_request_that_wants_no_drafts_has_none():
 
 
 def test_each_bucket_has_a_draft_and_is_missing_without_it():
-    llm = mtp_llm("deepseek_v3", SMALL)
+    llm = mtp_llm("deepseek_v3", LADDER)
     executables, ladder = llm.loaded.executables, llm.loaded.layout.ladder
     drafts = ladder.drafts_of(ladder.buckets)
     assert set(executables.drafts) == set(drafts) and len(drafts) == len(ladder.buckets)
@@ -210,7 +214,7 @@ def test_each_bucket_has_a_draft_and_is_missing_without_it():
 
 
 def test_a_forward_that_is_compiled_while_steps_run_comes_with_its_draft():
-    llm = mtp_llm("deepseek_v3", SMALL)
+    llm = mtp_llm("deepseek_v3", LADDER)
     layout, whole = llm.loaded.layout, llm.loaded.executables
     bucket, *others = layout.ladder.buckets
     made = DeferredExecutable.made
@@ -226,7 +230,7 @@ def test_a_forward_that_is_compiled_while_steps_run_comes_with_its_draft():
 
 
 def test_a_draft_writes_its_keys_and_values_in_place():
-    llm = mtp_llm("deepseek_v3", SMALL)
+    llm = mtp_llm("deepseek_v3", LADDER)
     layout = llm.loaded.layout
     own = layout.pools.flat_caches()[layout.draft_layer.span(layout.pools)]
     num_bytes = sum(math.prod(array.shape) * array.dtype.itemsize for array in own)

@@ -5,8 +5,6 @@ An engine whose requests are known beforehand makes the executables that they re
 What steps take is told when it is news: of each number of rows, for each size that is there.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import threading

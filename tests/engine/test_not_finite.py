@@ -1,7 +1,5 @@
 """Logits that hold NaN or infinity: the row ends with an error, nothing of it is hit again, others are as ever."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import io

@@ -1,7 +1,5 @@
 """A model whose layers have no cache, one, two or a borrowed one: tokens of a plain forward, whatever is reused."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 

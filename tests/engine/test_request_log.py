@@ -1,7 +1,5 @@
 """A request log that an engine writes: replayed at the same pool size it gives the engine's own counters and steps."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 
@@ -14,6 +12,7 @@ from ferrum_jax.core.scheduler.request_log import read_request_log
 from ferrum_jax.inputs.prompt import MediaSpan
 from ferrum_jax.planning.offline.replay import replay
 from tests.engine.golden_media import CONFIG, FOLDER, GEMMA3, HYBRID, MISTRAL3, asked, engine_of
+from tests.marks import few
 from tests.support import GOLDENS, INVARIANT, fresh_engine, small_llm
 
 PARAMS = SamplingParams(max_tokens=20, temperature=1.0, ignore_eos=True)
@@ -106,8 +105,8 @@ def test_an_engine_that_is_started_again_adds_a_segment_with_empty_caches(llm, t
     assert {name: getattr(outcome, name) for name in expected} == expected
 
 
-@pytest.mark.parametrize("num_blocks", [14, 80])
-@pytest.mark.parametrize("method", ["suffix", pytest.param("ngram", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("num_blocks", few([14, 80]))
+@pytest.mark.parametrize("method", few(["suffix", "ngram"]))
 def test_a_replay_plans_every_step_with_drafts_as_the_engine_did(tmp_path, monkeypatch, method, num_blocks):
     """What steps take is in the log, and so are texts that were learnt. Greedy texts repeat themselves."""
     llm = small_llm("qwen3", INVARIANT)

@@ -1,7 +1,5 @@
 """What a user asks of an LLM and what comes back: parameters honoured, bad ones refused, nothing left behind."""
 
-from __future__ import annotations
-
 import concurrent.futures
 import dataclasses
 import datetime

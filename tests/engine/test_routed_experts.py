@@ -1,7 +1,5 @@
 """With return_routed_experts a choice that has ended has the experts of each token that the layers have seen."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

@@ -1,7 +1,5 @@
 """With return_sampling_mask a choice that has ended says of each of its tokens what could have been drawn there."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Cached prefixes that outlive their pool (saved, loaded, pinned), and what keeps them apart: salts and media."""
 
-from __future__ import annotations
-
 import dataclasses
 import shutil
 

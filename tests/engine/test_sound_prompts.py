@@ -1,7 +1,5 @@
 """Sounds as users give them to a model whose prompts have tokens for them: beside a prompt, or in a chat's messages."""
 
-from __future__ import annotations
-
 import base64
 import dataclasses
 import io
@@ -139,6 +137,7 @@ def test_a_model_that_hears_nothing_refuses_sounds():
         small_llm("qwen3").generate({"prompt_token_ids": [7], "sounds": [(sound(0.1, 1), RATE)]}, FEW)
 
 
+@pytest.mark.slow
 def test_a_model_that_is_served_for_text_alone_refuses_sounds(folder):
     text_alone = LLM(str(folder), dataclasses.replace(FAMILIES[QWEN].config, max_image_tokens=0))
     assert len(text_alone.generate("abc", FEW)[0].token_ids) == 6

@@ -1,7 +1,5 @@
 """Sounds beside prompts: shared by choices, waited for, and gone again without a trace; see test_media.py too."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest
@@ -9,6 +7,7 @@ import pytest
 from ferrum_jax.core.request_options import RequestOptions
 from ferrum_jax.runtime.compile.compile import CompileCounter
 from tests.engine.golden_media import FAMILIES, WHISPER, asked, assert_golden, assert_goldens, engine_of, run
+from tests.marks import slow
 from tests.support import finish, step
 
 CONFIG, LADDER = FAMILIES[WHISPER].config, FAMILIES[WHISPER].ladder
@@ -19,8 +18,7 @@ POSITIONS = 37
     "config",
     [
         CONFIG,
-        dataclasses.replace(LADDER, block_size=8),
-        pytest.param(dataclasses.replace(LADDER, block_size=64), marks=pytest.mark.slow),
+        *(slow(dataclasses.replace(LADDER, block_size=size)) for size in (8, 64)),
     ],
     ids=["", "ladder", "a block a sound"],
 )

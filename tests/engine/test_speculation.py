@@ -1,7 +1,5 @@
 """Drafted tokens change no byte: greedy and drawn, alone and in batches, with all that a request may ask for."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest
@@ -10,6 +8,7 @@ from ferrum_jax import SamplingParams
 from ferrum_jax.core.request_options import RequestOptions
 from ferrum_jax.inputs.params.structured_outputs import StructuredOutputsParams
 from tests.golden_table import TABLE, marked
+from tests.marks import few
 from tests.speculation.told import KINDS, check_same, drafted_engine, run_drafted
 from tests.support import INVARIANT, SMALL, answers, requests_of, run, small_llm, told
 
@@ -74,7 +73,7 @@ SCHEMA = {
 }
 
 
-@pytest.mark.parametrize("more", [{}, {"logprobs": 1}, {"bad_words": ["true"], "logprobs": None}], ids=str)
+@pytest.mark.parametrize("more", few([{}, {"logprobs": 1}, {"bad_words": ["true"], "logprobs": None}]), ids=str)
 @pytest.mark.parametrize(
     "structure", [{"json": SCHEMA}, {"regex": "(ab|c){1,9}"}, {"choice": ["yes", "yesterday", "no"]}], ids=str
 )

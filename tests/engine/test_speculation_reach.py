@@ -1,7 +1,5 @@
 """Drafted tokens change no byte with all that an engine has: adapters, images, pools of every kind, scores, updates."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import jax.numpy as jnp

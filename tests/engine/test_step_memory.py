@@ -1,7 +1,5 @@
 """What a compiled step does with memory: pools are written in place, and little crosses to the host."""
 
-from __future__ import annotations
-
 import math
 import re
 

@@ -1,7 +1,5 @@
 """Videos in prompts: the reference's tokens and logits, each group of frames encoded once and cached by content."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np
@@ -14,6 +12,7 @@ from ferrum_jax.inputs.images.sources import ImageSources
 from ferrum_jax.text.tokenizer import Tokenizer
 from scripts.goldens import video_folder
 from scripts.goldens.video_folder import FIRST_SPECIAL, SHOWN, film, films_of, images_of
+from tests.marks import few
 from tests.support import GOLDENS, SMALL, small_llm
 from tests.vision.test_video_processors import golden
 
@@ -28,7 +27,7 @@ CONFIG = dataclasses.replace(
 )
 BIAS = dict.fromkeys(range(FIRST_SPECIAL, FIRST_SPECIAL + 4), float("-inf"))
 GREEDY = SamplingParams(max_tokens=24, temperature=0.0, ignore_eos=True, logit_bias=BIAS)
-FAMILIES = ("qwen3_vl", pytest.param("qwen3_5", marks=pytest.mark.slow), pytest.param("gemma4", marks=pytest.mark.slow))
+FAMILIES = few(("qwen3_vl", "qwen3_5", "gemma4"))
 _MADE: dict[tuple[str, bool], LLM] = {}
 
 
@@ -46,7 +45,7 @@ def prompt_of(name: str, number: int) -> dict:
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-@pytest.mark.parametrize("caches", [True, False], ids=["cache", "no_cache"])
+@pytest.mark.parametrize("caches", few([True, False]), ids=["cache", "no_cache"])
 def test_tokens_and_logits_are_the_reference_s(name, caches, tmp_path_factory):
     llm, arrays = llm_of(name, tmp_path_factory, caches=caches), golden(name)
     params = dataclasses.replace(GREEDY, logprobs=20)

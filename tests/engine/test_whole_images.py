@@ -1,7 +1,5 @@
 """Images whose tokens see each other: no chunk ends inside one, and hits may."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The debug mode that digests what is published before and after each step."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import jax

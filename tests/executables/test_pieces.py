@@ -1,7 +1,5 @@
 """A program in pieces gives what the whole gives, compiles what is alike once, and leaves donated arrays in place."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np

@@ -1,7 +1,5 @@
 """A kernel that a compiler refuses is one sentence, and what the compiler says is in a file."""
 
-from __future__ import annotations
-
 import pathlib
 import re
 

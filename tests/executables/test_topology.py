@@ -1,7 +1,5 @@
 """Devices by name: slices of the cloud, shapes, and what is said of names that are none."""
 
-from __future__ import annotations
-
 import pytest
 
 from ferrum_jax.cli.compile import without_device

@@ -6,8 +6,6 @@ The files are `config/components/crd/bases/*.yaml` of kubernetes-sigs/jobset and
 definition does not have is found too. Prints a line for each object, and exits with 1 if one does not fit.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 from collections.abc import Iterable, Mapping

@@ -1,7 +1,5 @@
 """The files of docs/examples/fleets, and the command that each of them runs."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from typing import Any

@@ -1,7 +1,5 @@
 """Clusters run the same command with the same paths, and know what its exit codes mean."""
 
-from __future__ import annotations
-
 import copy
 import json
 import os

@@ -1,7 +1,5 @@
 """The Slurm script with a stand-in for Slurm: three tasks share a job, and one goes on after its time is over."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """The documentation and the code agree: links into the code, metrics, exit codes, and names that come from vLLM."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import re

@@ -1,7 +1,5 @@
 """Every example of the documentation runs and shows what it says."""
 
-from __future__ import annotations
-
 import dataclasses
 import importlib.util
 import json

@@ -1,7 +1,5 @@
 """A family is added in few files: its own, the list of families, a published config, a golden, and made pages."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 

@@ -1,7 +1,5 @@
 """A child of the server of forks sees and says what a process of its own does, and leaves nothing behind."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import signal

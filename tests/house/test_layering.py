@@ -1,7 +1,5 @@
 """Packages import only from those of lower ranks, and light parts bring no heavy library."""
 
-from __future__ import annotations
-
 import ast
 import functools
 import graphlib

@@ -3,8 +3,6 @@
 `python -m scripts.house_limits` shows the room that is left; `--lower` writes what is. A rise needs a fall elsewhere.
 """
 
-from __future__ import annotations
-
 from types import FrameType
 
 import pytest

@@ -1,7 +1,5 @@
 """Every path, command, flag, field, identifier and decision that a page names exists."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 import shlex

@@ -1,7 +1,5 @@
 """The table of mutants is true of the files, so that `python -m scripts.mutants` finds what it is to change."""
 
-from __future__ import annotations
-
 import pytest
 
 from scripts.mutants import fast_tests, mutants

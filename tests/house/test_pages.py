@@ -1,7 +1,5 @@
 """Pages are linked from the home, and what they deny is held against the program."""
 
-from __future__ import annotations
-
 import re
 
 from scripts import csv_tables

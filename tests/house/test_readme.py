@@ -1,7 +1,5 @@
 """The README is short, and its examples run as they stand there: the demo model answers them as it says."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

@@ -1,10 +1,10 @@
 """`--seed`: every run draws the same histories, unless it is given a seed; with one seed it draws the same again."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
+
+import pytest
 
 from tests.support import ROOT
 
@@ -36,6 +36,7 @@ def test_of_a_seed():
 """
 
 
+@pytest.mark.slow
 def test_histories_are_the_same_without_a_seed_and_with_the_same_one(tmp_path):
     (tmp_path / "conftest.py").write_text('pytest_plugins = ("tests.histories",)\n')
     (tmp_path / "test_it.py").write_text(TESTS)

@@ -1,7 +1,5 @@
 """Settings are settled once, at the opening: nothing behind it rewrites a config."""
 
-from __future__ import annotations
-
 import ast
 import inspect
 from pathlib import Path

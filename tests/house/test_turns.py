@@ -1,7 +1,5 @@
 """Which slow tests .ci/run runs: every sixth in its turn, and those that the last changes touch."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -10,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.marks import few
 from tests.support import ROOT
 from tests.turns import touched
 from tests.turns.history import history
@@ -103,6 +102,14 @@ def test_what_changes_touch_has_a_limit_and_the_rest_is_said():
     assert len({of_unit[unit] for unit in set().union(*seen)}) == 6  # three turns see some of each
 
 
+def test_a_sixth_has_a_limit_and_what_is_late_comes_in_a_later_lap(monkeypatch):
+    monkeypatch.setattr(touched, "seconds_of", lambda unit: 50.0)
+    laps = [turn(0, MANY, (), {}, lap) for lap in range(9)]
+    own = {unit for unit, its in sixths(MANY).items() if its == 0}
+    assert all(len(each.kept) == 13 and each.kept | {*each.late} == own for each in laps)
+    assert set().union(*(each.kept for each in laps)) == own
+
+
 def test_a_unit_that_takes_longer_than_a_folder_has_runs_first_of_its_folder(monkeypatch):
     monkeypatch.setattr(touched, "seconds_of", lambda unit: 2.0 * FOLDER_S)
     kept = {sixth: turn(sixth, MANY, ["tests/engine/test_many.py"], {}).touched for sixth in range(6)}
@@ -156,7 +163,7 @@ def run(checkout: Path, *arguments: object) -> subprocess.CompletedProcess:
     return subprocess.run(command, cwd=checkout, env=environment, capture_output=True, text=True)
 
 
-@pytest.mark.parametrize("num_processes", [0, 2])
+@pytest.mark.parametrize("num_processes", few([2, 0]))
 def test_a_run_prints_what_it_selects_and_how_a_failure_runs_alone(checkout, num_processes):
     git(checkout, "tag", "v1", "HEAD~1")
     done = run(checkout, "-n", num_processes, "-m", "slow", "--sixth", "auto", "--seed", 7)
@@ -168,7 +175,7 @@ def test_a_run_prints_what_it_selects_and_how_a_failure_runs_alone(checkout, num
     assert done.stdout.count("histories from --seed 7") >= 2
 
 
-@pytest.mark.parametrize("num_processes", [0, 2])
+@pytest.mark.parametrize("num_processes", few([2, 0]))
 def test_no_test_begins_after_the_time_of_until_and_the_summary_counts_them(checkout, num_processes):
     done = run(checkout, "-n", num_processes, "--until", 1, "tests/test_a.py")
     assert "12 skipped" in done.stdout and "\n12 of tests/test_a.py\n" in done.stdout, done.stdout + done.stderr

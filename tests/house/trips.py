@@ -4,8 +4,6 @@ Counted by Python's own profile hook in all threads that begin after `counting`,
 counted alike.
 """
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import sys

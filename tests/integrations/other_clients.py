@@ -5,8 +5,6 @@ python tests/integrations/other_clients.py URL KEY
 It runs in an environment of its own, with langchain-openai and litellm, and imports nothing of this repository.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

@@ -1,7 +1,5 @@
 """lm-eval over an engine and over transformers: the same log-likelihoods and accuracies of the same weights."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

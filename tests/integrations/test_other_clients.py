@@ -4,8 +4,6 @@ They run in an environment of their own, for LiteLLM wants an older `openai` tha
 clients` makes .venv-clients with langchain-openai and litellm. CLIENTS_PYTHON names another interpreter that has both.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """tunix's rollout over an engine: a trainer's own model samples and scores through it as it would by itself."""
 
-from __future__ import annotations
-
 import types
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The reference's tokens of every family, in all ways of reuse together."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

@@ -1,7 +1,5 @@
 """All ways of reuse on several meshes, in a process with simulated devices, each step within the guard of writes."""
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 from typing import Any

@@ -4,8 +4,6 @@ What stands in tiles of one size is not here: attention, logits and what is made
 those of published models and of the goldens. Steps have multiples of 64 tokens, for `make_ladder` rounds up to them.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import json

@@ -1,7 +1,5 @@
 """Recurrent layers: the reference's tokens and equal bits, whatever is reused and however a row is cut into steps."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 

@@ -1,7 +1,5 @@
 """Greedy tokens with reuse on are those with reuse off: equal prompts, choices, chunks, preemption, restarts."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

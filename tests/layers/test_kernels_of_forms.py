@@ -3,8 +3,6 @@
 A weight with adapters beside it, dense or in a form, gives what it gives and what the rows' adapters add.
 """
 
-from __future__ import annotations
-
 import functools
 
 import jax

@@ -1,7 +1,5 @@
 """Every layer against its float64 oracle, inputs rounded to the working dtype first; strict dtypes and ranks."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 

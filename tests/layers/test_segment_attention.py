@@ -1,7 +1,5 @@
 """Attention within segments, tile by tile, against NumPy in float64: packed images, padding, sizes of the array."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np

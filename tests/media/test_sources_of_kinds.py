@@ -1,7 +1,5 @@
 """Sources of one kind of media take its data: URLs, paths and bytes, and name it where they take none."""
 
-from __future__ import annotations
-
 import base64
 import dataclasses
 from typing import ClassVar

@@ -7,8 +7,6 @@
 state = g * state + (1 - g) * v,   g = sigmoid(W_q x),   v = W_k x,   y = W_o state
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Golden models whose prompts have tokens for sounds: their clips as a processor makes them, and encoded."""
 
-from __future__ import annotations
-
 import functools
 import hashlib
 

@@ -1,7 +1,5 @@
 """Encoders against the hidden states and vectors of the reference implementation, float32."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 import math

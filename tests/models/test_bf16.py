@@ -1,7 +1,5 @@
 """In bfloat16 a model of every family is as near to float32 as the reference implementation is."""
 
-from __future__ import annotations
-
 import json
 
 import jax.numpy as jnp

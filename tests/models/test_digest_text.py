@@ -1,7 +1,5 @@
 """The texts of specs stay as earlier versions wrote them, so that journals and saved prefixes go on."""
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import json

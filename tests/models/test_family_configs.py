@@ -1,7 +1,5 @@
 """What the config.json of some families comes to: windows, ropes and their positions, scales, and what cannot be."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import jax

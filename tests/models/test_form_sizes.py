@@ -1,7 +1,5 @@
 """What forms take of memory, counted by shapes of published models."""
 
-from __future__ import annotations
-
 import json
 import math
 

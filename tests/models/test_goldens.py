@@ -3,8 +3,6 @@
 A golden's tests stand together, for it is compiled once: that is the module's scope of their names.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import pathlib
@@ -126,13 +124,13 @@ def sizes(spec: ModelSpec) -> list[int]:
     ]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", slow_but(*goldens("outputs", "fast")))
 def test_a_golden_model_has_a_different_size_in_every_dimension(name: str):
     found = sizes(load(name)[0])
     assert len(set(found)) == len(found)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", slow_but(*goldens("outputs", "fast")))
 def test_golden_folders_are_small_and_their_outputs_vary(name: str):
     assert sum(path.stat().st_size for path in (GOLDENS / name).iterdir()) < 600_000
     golden = load(name)[3]

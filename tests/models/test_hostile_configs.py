@@ -1,7 +1,5 @@
 """A config.json that means harm, or is damaged, ends at once in one error by name, whatever stands in it."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import json

@@ -22,6 +22,7 @@ from ferrum_jax.models.families.registry import (
 from ferrum_jax.models.layers.attention import ForwardContext
 from scripts.published import config_of
 from tests.golden_table import GOLDENS
+from tests.marks import few
 from tests.models.test_goldens import assert_close
 
 NAMES = tuple(sorted(path.parent.name for path in (GOLDENS / "mtp").glob("*/golden.npz")))
@@ -59,7 +60,7 @@ def drafts(name: str, first: int = 0):
     return run(parameters, golden["prompt"])
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", few(NAMES, 2))
 def test_drafts_of_a_golden_model_are_those_of_the_reference(name):
     found, golden = drafts(name), load(name)[3]
     assert {"prompt", *found} == set(golden)

@@ -1,7 +1,5 @@
 """Every published format of quantised weights says what transformers says of the decoded weights, in float64."""
 
-from __future__ import annotations
-
 import json
 
 import jax

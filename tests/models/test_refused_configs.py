@@ -1,7 +1,5 @@
 """What the readers of config.json refuse: a published config with one change, and what the sentence says of it."""
 
-from __future__ import annotations
-
 import json
 import math
 from typing import Any

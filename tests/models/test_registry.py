@@ -1,7 +1,5 @@
 """Specs from published config.json values, parameter counts, and keys that are refused by name."""
 
-from __future__ import annotations
-
 import functools
 import math
 

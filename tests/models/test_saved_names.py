@@ -1,7 +1,5 @@
 """Checkpoints whose tensors have names that the reference implementation gives them when it saves a model."""
 
-from __future__ import annotations
-
 import json
 import re
 

@@ -1,7 +1,5 @@
 """The encoder of sounds that have tokens in a prompt against the reference, and how its config and tensors are read."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 
@@ -12,6 +10,7 @@ from safetensors.numpy import load_file, save_file
 from checkpoints import open_checkpoint
 from ferrum_jax.models.families import registry
 from scripts.goldens.weights import make
+from tests.marks import slow
 from tests.models.sound_goldens import GEMMA, HEARING, QWEN, VOXTRAL, clips_of, encoded, load
 from tests.models.test_goldens import assert_close, parameters_of
 
@@ -20,9 +19,8 @@ from tests.models.test_goldens import assert_close, parameters_of
 @pytest.mark.parametrize(
     ("name", "num_frames"),
     [
-        *((QWEN, size) for size in (400, 700, 2300)),
-        *((VOXTRAL, size) for size in (104, 260)),
-        *((GEMMA, size) for size in (144, 1024)),
+        *((QWEN, 400), (VOXTRAL, 104), (GEMMA, 144)),
+        *(slow(*sizes) for sizes in ((QWEN, 700), (QWEN, 2300), (VOXTRAL, 260), (GEMMA, 1024))),
     ],
 )
 @pytest.mark.parametrize("prompt", [1, 2])

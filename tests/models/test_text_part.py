@@ -1,7 +1,5 @@
 """The text part of a model that sees images is the text model: its spec and its parameters are equal."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import json

@@ -1,7 +1,5 @@
 """Golden models that see images: their prompts and patches, and what the tower and the model for text make of them."""
 
-from __future__ import annotations
-
 import functools
 
 import jax

@@ -1,7 +1,5 @@
 """Prompts: every form is taken, and what is not understood is refused by name."""
 
-from __future__ import annotations
-
 import pytest
 
 from ferrum_jax.inputs.prompt import MediaSpan, single, take_apart

@@ -1,7 +1,5 @@
 """Errors quote what others wrote in a bounded length, and read no more of it than they show."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

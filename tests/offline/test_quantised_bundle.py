@@ -1,7 +1,5 @@
 """Bundles of engines whose weights have a form: they start without a compile, and serve that form alone."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 

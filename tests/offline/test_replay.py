@@ -1,7 +1,5 @@
 """Request logs read back, reuse distances against a naive count, and the command that shows them."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import sys

@@ -1,7 +1,5 @@
 """Every layer in NumPy float64, written from its definition, one token at a time where that is plainer."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """MXFP4 in NumPy float64, one element at a time, from the fields of its bits. Source: OCP MX Specification v1.0."""
 
-from __future__ import annotations
-
 import numpy as np
 
 

@@ -1,7 +1,5 @@
 """Sampling in float64 NumPy, one row at a time, by sorting: what the device must agree with."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

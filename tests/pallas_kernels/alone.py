@@ -1,7 +1,5 @@
 """One row of a case, without its companions."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Mosaic GPU's interpreter, whose place in jax is private, and what makes it affordable; what a kernel fetches."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 import threading

@@ -1,7 +1,5 @@
 """expert_mlp against its float64 oracle; its cost, and that a token's bits are its own."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 

@@ -1,7 +1,5 @@
 """expert_mlp for Hopper over codes, interpreted, against its float64 oracle; which kernels a stack names."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 

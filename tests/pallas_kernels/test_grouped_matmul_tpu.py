@@ -1,7 +1,5 @@
 """expert_mlp for Mosaic TPU over codes, interpreted, against its float64 oracle; where pairs stand; what is refused."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from typing import Any

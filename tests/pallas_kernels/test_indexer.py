@@ -1,7 +1,5 @@
 """Keys that an indexer chooses, and attention to them, against float64 oracles, over pools poisoned with NaN."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from typing import Any
@@ -18,6 +16,7 @@ from pallas_kernels.kv_write import kv_write
 from pallas_kernels.paged_attention import AttentionConfig, RaggedBatch, make_schedule, paged_attention
 from pallas_kernels.paged_attention.schedule import Schedule
 from tests.fast_compile import FAST_COMPILE
+from tests.marks import slow
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -182,7 +181,10 @@ def expected_choice(case: Case, arrays: Made, pool: KVPool) -> list[list[tuple[l
     return oracle.choose(q, weights, rounded, kept, rows, top_k=case.top_k, group=case.group, local=case.local)
 
 
-@pytest.mark.parametrize("name", [name for name in CASES if name != "covered"])
+FAST = ("mixed", "decode", "int8", "groups", "groups_and_unlike_sizes")
+
+
+@pytest.mark.parametrize("name", [name if name in FAST else slow(name) for name in CASES if name != "covered"])
 def test_the_best_scores_of_a_row_s_context_are_chosen_in_order(name):
     case = CASES[name]
     arrays = made(case)
@@ -222,7 +224,7 @@ def test_every_key_is_chosen_where_no_row_can_have_more():
     np.testing.assert_array_equal(kept, arrays.indexer[2][0])
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [name if name in FAST else slow(name) for name in CASES])
 def test_attention_reads_the_chosen_keys_and_nothing_else(name):
     case = CASES[name]
     arrays = made(case)

@@ -1,7 +1,5 @@
 """The TPU's indexer and the kernel for latents that reads what it chose, interpreted over memory of NaN."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

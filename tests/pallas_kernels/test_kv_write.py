@@ -1,7 +1,5 @@
 """kv_write against NumPy, and that it writes in place."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import jax

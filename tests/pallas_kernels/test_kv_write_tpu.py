@@ -1,7 +1,5 @@
 """kv_write for Mosaic TPU, interpreted, against NumPy; the runs that it finds."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 

@@ -1,7 +1,5 @@
 """The TPU's kernel for latents, interpreted with race detection over memory of NaN, against the oracle."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from typing import Any

@@ -1,7 +1,5 @@
 """add_low_rank against its float64 oracle; its cost, and that a token's bits are its own."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np

@@ -1,7 +1,5 @@
 """Attention for Hopper, of latents too, interpreted with race detection over memory that starts as NaN."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from typing import Any
@@ -36,6 +34,7 @@ from pallas_kernels.paged_attention.support import refusals, serving
 from pallas_kernels.target import Target
 from pallas_kernels.tolerance import TOLERANCE
 from tests.fast_compile import FAST_COMPILE
+from tests.marks import few
 from tests.pallas_kernels.alone import alone_of
 from tests.pallas_kernels.gpu_interpreter import fetches, interpreted
 
@@ -179,19 +178,14 @@ def test_a_long_context_on_a_gpu_equals_the_float64_oracle() -> None:
     np.testing.assert_allclose(_run(case, a, config, interpret=False), _expected(case), **TOLERANCE["bfloat16"])
 
 
-@pytest.mark.parametrize("name", ["decode_gqa", pytest.param("mixed_h96_window_sinks", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", few(["decode_gqa", "mixed_h96_window_sinks"]))
 def test_a_context_of_one_split_is_merged_with_its_sink_alone(name: str) -> None:
     a = make_arguments(case := BY_NAME[name], implementation="mosaic_gpu")
     np.testing.assert_allclose(_attend(case, a, split=1024), _expected(case), **TOLERANCE["bfloat16"])
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "decode_int8",
-        *(pytest.param(name, marks=pytest.mark.slow) for name in ("decode_fp8_e4m3_window", "decode_h512")),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["decode_int8", "decode_fp8_e4m3_window", "decode_h512"])
 def test_consumers_that_share_the_tiles_of_a_split_equal_the_float64_oracle(name: str) -> None:
     """An odd and an even number of tiles, and one, which leaves a consumer without any; stages are used again."""
     rows = ((5, 1), (700, 1), (130, 1), (64, 1))

@@ -1,7 +1,5 @@
 """Attention in sizes that models have, compiled for an H200 that is not here."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import re

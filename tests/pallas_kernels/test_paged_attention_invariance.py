@@ -1,7 +1,5 @@
 """Invariant tiles: a token's attention has the same bits however its step was put together."""
 
-from __future__ import annotations
-
 import functools
 
 import jax

@@ -1,7 +1,5 @@
 """The TPU's kernels as a step calls them, interpreted with race detection over memory of NaN, against the oracles."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 from collections.abc import Sequence
@@ -116,6 +114,7 @@ def test_every_tiny_case_equals_the_float64_oracle_and_leaves_its_tokens_in_the_
     _check(case)
 
 
+@pytest.mark.slow
 def test_both_ways_of_widening_int8_give_the_same_bits() -> None:
     """v5e and v5p have one, and the other generations the other."""
     case = next(case for case in TINY_CASES if case.name == "decode_int8")

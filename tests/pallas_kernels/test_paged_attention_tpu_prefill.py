@@ -1,7 +1,5 @@
 """The query tiles of the TPU prefill kernel and the memory they take."""
 
-from __future__ import annotations
-
 import functools
 
 import jax

@@ -1,7 +1,5 @@
 """Products of real sizes, compiled for an H200 that is not here: none spills, and no weight is decoded into memory."""
 
-from __future__ import annotations
-
 import functools
 import re
 from collections.abc import Iterator

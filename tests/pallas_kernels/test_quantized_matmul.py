@@ -1,7 +1,5 @@
 """quantized_matmul against its float64 oracle, for every kind of code and of activations."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import jax

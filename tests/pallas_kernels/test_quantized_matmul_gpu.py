@@ -1,7 +1,5 @@
 """quantized_matmul for Hopper, interpreted with race detection, against its float64 oracle; its bits; its refusals."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import types

@@ -1,7 +1,5 @@
 """quantized_matmul for Mosaic TPU, interpreted, against its float64 oracle; what it refuses."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 

@@ -1,7 +1,5 @@
 """gated_delta, state_space, causal_conv: their float64 oracles, and bits that do not depend on how rows are cut."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 

@@ -1,7 +1,5 @@
 """The TPU's kernel of recurrences, interpreted with race detection over memory of NaN, against the float64 oracles."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

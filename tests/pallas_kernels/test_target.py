@@ -1,7 +1,5 @@
 """Targets by name and by device, and the block size that follows."""
 
-from __future__ import annotations
-
 import types
 
 import jax

@@ -1,7 +1,5 @@
 """Tiles of the TPU's decode kernel: the formula's, those that are given, those that were counted, and the walk."""
 
-from __future__ import annotations
-
 import json
 
 import jax.numpy as jnp

@@ -1,7 +1,5 @@
 """Mosaic TPU's interpreter over memory that starts as NaN, which must see no race."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Blocks out of pools and back: one form outside, whatever form the pools have."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import jax

@@ -3,8 +3,6 @@
 What a block takes of a device's memory, its padding included. tests/aot compares it with what libtpu allocates.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import types
 

@@ -3,8 +3,6 @@
 Fresh pools on the CPU: zeros that take no memory before they are written, in buffers that steps alias.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 import pathlib

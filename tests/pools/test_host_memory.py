@@ -4,8 +4,6 @@ Free memory is the least of what the host has and what each cgroup above this pr
 it is the least of the host's and the limits.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 from types import SimpleNamespace

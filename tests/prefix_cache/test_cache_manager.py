@@ -1,7 +1,5 @@
 """CacheManager: its sentences over one and two groups, and random histories against a naive model."""
 
-from __future__ import annotations
-
 import itertools
 from array import array
 from collections import Counter

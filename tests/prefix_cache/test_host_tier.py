@@ -1,7 +1,5 @@
 """The host tier's books: random histories against a naive model, and the order in which blocks go."""
 
-from __future__ import annotations
-
 import hypothesis.strategies as st
 import pytest
 from hypothesis import settings

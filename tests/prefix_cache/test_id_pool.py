@@ -1,7 +1,5 @@
 """IdPool: its sentences, and random histories against a naive model."""
 
-from __future__ import annotations
-
 import hypothesis.strategies as st
 import pytest
 from hypothesis import settings

@@ -1,7 +1,5 @@
 """Recurrent models: a row leaves a snapshot where others part from the prefix that it computes, and in its answer."""
 
-from __future__ import annotations
-
 import pytest
 
 from ferrum_jax.core.request import Request

@@ -3,8 +3,6 @@
 Pinned prefixes stay for prompts that begin with them, in every kind of cache group, until they are unpinned.
 """
 
-from __future__ import annotations
-
 from array import array
 from collections.abc import Iterable
 

@@ -1,7 +1,5 @@
 """Recurrent state: a prefix is resumed where a snapshot was taken and nowhere else, and never from another's state."""
 
-from __future__ import annotations
-
 import pytest
 
 from ferrum_jax.core.kv_cache.snapshots import StateSlots

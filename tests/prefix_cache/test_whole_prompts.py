@@ -1,7 +1,5 @@
 """Whole prompts that are cached, and the copies of partial tails: one sentence each, over the fake device."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.scheduling.fake_device import Engine

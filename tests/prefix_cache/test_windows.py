@@ -1,7 +1,5 @@
 """Cache groups with sliding windows: which blocks a row keeps, which a hit needs, and which prefix is whole."""
 
-from __future__ import annotations
-
 import pytest
 
 from ferrum_jax.io.ints import most_held, pool_blocks

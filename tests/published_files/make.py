@@ -7,8 +7,6 @@ Needs a CPU alone. What is made is kept as it was written, but for three things:
 so that every later machine is another one; a bundle loses its largest parts; and `whole.sha256` is added to the job.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import json

@@ -16,8 +16,6 @@ A folder here holds what a version wrote, named by its commit; make.py wrote it.
 The folders checkpoints/demo and checkpoints/demo_digits are Orbax folders of the first format, read by many tests.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import json
@@ -109,6 +107,7 @@ def test_batches_of_a_server_that_was_killed_end(copy_of):
                 assert texts[f"row-{seed}"] == live.choices[0].text
 
 
+@pytest.mark.slow
 def test_saved_prefixes_are_hit_where_the_models_digest_is_the_same(copy_of):
     folder = copy_of("prefixes")
     asked: dict[str, Any] = json.loads((folder / "kimi_linear.json").read_text())
@@ -129,6 +128,7 @@ def test_saved_prefixes_are_refused_by_name_where_the_models_digest_is_another(c
         small_llm("qwen3", INVARIANT).load_prefix_cache(folder)
 
 
+@pytest.mark.slow
 def test_an_orbax_folder_gives_the_tokens_of_its_source(copy_of):
     prompts = [list(range(5, 5 + length)) for length in (1, 9, 30)]
     found = [

@@ -1,7 +1,5 @@
 """The ladder: every step has a bucket, the smallest that holds it."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 

@@ -1,7 +1,5 @@
 """A plan crosses to the device in an int32 array for each half of a step, whole; what is padding is null."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import jax

@@ -1,7 +1,5 @@
 """Rows for the sampling tests: a request's parameters and tokens, and the pool that holds them."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import jax

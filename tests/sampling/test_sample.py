@@ -1,7 +1,5 @@
 """One step of sampling against the float64 oracle: each feature alone, all together, and what must not matter."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 

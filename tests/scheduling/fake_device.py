@@ -5,8 +5,6 @@ every finished request has one right answer. Each row's reads are checked agains
 block that is shared, given away or written wrongly shows at once.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 from array import array

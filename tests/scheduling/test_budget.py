@@ -1,7 +1,5 @@
 """A long prompt leaves half of a step's prefill budget to those that wait, and gets back what they leave."""
 
-from __future__ import annotations
-
 import pytest
 
 from ferrum_jax.core.request import Request

@@ -1,7 +1,5 @@
 """Which drafted tokens a step computes: the likeliest, as many as pay, and none where none do."""
 
-from __future__ import annotations
-
 from array import array
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """FLEX requests take the padding of others' steps, and give up rows and blocks to who needs them."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

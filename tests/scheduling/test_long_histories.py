@@ -5,8 +5,6 @@ its own books than all of this takes. Hosts with the same requests make the same
 have.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import random

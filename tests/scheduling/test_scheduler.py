@@ -1,7 +1,5 @@
 """The scheduler's promises, one sentence each, over a fake device that checks every read."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Several data shards under one scheduler: where requests go, and what stays as it is with one."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.scheduling.fake_device import Engine, prompt_of

@@ -3,8 +3,6 @@
 The harness that times kernels, on the CPU.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 

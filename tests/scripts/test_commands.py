@@ -3,8 +3,6 @@
 What needs the reference implementation (`torch`, `transformers`) cannot be imported here and is left to `-m oracle`.
 """
 
-from __future__ import annotations
-
 import argparse
 import ast
 import importlib

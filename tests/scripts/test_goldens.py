@@ -1,7 +1,5 @@
 """What makes goldens: it refuses what it does not know, and draws the same weights everywhere."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import threading

@@ -1,7 +1,5 @@
 """What counts come to: cycles by unit, the ceiling, and what is worse than before."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest

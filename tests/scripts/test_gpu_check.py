@@ -1,7 +1,5 @@
 """`scripts/gpu/check`: what it would run, that each part has an end, and a page of it all."""
 
-from __future__ import annotations
-
 import json
 import os
 import shlex

@@ -1,7 +1,5 @@
 """Instructions, loops and trips, on the machine code of a kernel of thirty instructions."""
 
-from __future__ import annotations
-
 import pytest
 
 from scripts.gpu_sass import Kernel, read_kernels

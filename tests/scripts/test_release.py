@@ -5,8 +5,6 @@ The state of a checkout, also of what is none.
 scripts/setup_venv.sh keeps an environment that works, with the Python that it was made with.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Random weights of a published shape are a checkpoint that loads whole."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import pytest

@@ -1,7 +1,5 @@
 """Whole decode steps by estimate: from two depths to all layers, their bound, and what is kept of them."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest

@@ -1,7 +1,5 @@
 """What the operations of a compiled step take by estimates, of programs that are written by hand."""
 
-from __future__ import annotations
-
 import pytest
 
 from pallas_kernels.target import Target

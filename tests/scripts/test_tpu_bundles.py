@@ -1,7 +1,5 @@
 """The tree of regions and the count of cycles, on the text of a schedule of twenty bundles."""
 
-from __future__ import annotations
-
 import pytest
 
 from scripts.tpu_bundles import Schedule, read_schedule

@@ -1,7 +1,5 @@
 """What cycles of a TPU launch come to: its share of a bound, what binds, and what XLA estimates of the rest."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Running the scalar half of a schedule of a few bundles."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -23,6 +23,7 @@ from ferrum_jax.serve.batches.batch_folder import BatchFolder, FolderFull
 from ferrum_jax.serve.batches.clerk import Clerk, ClerkTimes
 from ferrum_jax.serve.batches.pauses import Pauses
 from tests.batch.fake_llm import IDENTITY, FakeLLM
+from tests.marks import few
 from tests.serve.batch_input import CHAT, rows
 from tests.serve.clerk_program import PLACES, rules_of, work
 from tests.serve.test_under_load import until
@@ -87,7 +88,7 @@ def whole(folder: BatchFolder) -> tuple[list[dict], list[dict]]:
     return lines(folder, state.output_file), lines(folder, state.error_file)
 
 
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("place", few(PLACES, 3))
 def test_a_batch_that_is_killed_in_any_state_has_each_row_once(folder, tmp_path, place):
     asked = asked_of(folder)
     assert run(folder, place, NOW + 1) == -signal.SIGKILL
@@ -102,7 +103,7 @@ def test_a_batch_that_is_killed_in_any_state_has_each_row_once(folder, tmp_path,
     assert len(folder.files()) == 3
 
 
-@pytest.mark.parametrize("place", ["rows", "first file", "files", "end", "final"])
+@pytest.mark.parametrize("place", few(["rows", "first file", "files", "end", "final"]))
 @pytest.mark.parametrize("how", ["cancelled", "expired"])
 def test_a_batch_that_ends_early_is_killed_and_ends_the_same(folder, how, place):
     asked = asked_of(folder)

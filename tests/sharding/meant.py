@@ -1,7 +1,5 @@
 """Which collectives a part of a step is meant to have: no others, so none on the pools and none that moves a weight."""
 
-from __future__ import annotations
-
 from checkpoints.stored_weight import WeightForm
 from ferrum_jax.models.sharding import RULES, axes_of, crosses_processes
 from ferrum_jax.models.spec import Mamba2Spec, ModelSpec

@@ -1,7 +1,5 @@
 """Rows with grammars say on a mesh what they say alone on one device; in invariant mode to the last token."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import re

@@ -1,7 +1,5 @@
 """Rows of all data shards with drafts say on a mesh what they say there without; in invariant mode to the last bit."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

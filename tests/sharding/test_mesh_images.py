@@ -1,7 +1,5 @@
 """Prompts with images or sounds say on a mesh what they say on one device, and the reference."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 

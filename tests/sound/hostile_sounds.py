@@ -1,7 +1,5 @@
 """Files that a stranger may send as a sound, drawn from a seed; sound ones of every kind among them."""
 
-from __future__ import annotations
-
 import functools
 import io
 import struct

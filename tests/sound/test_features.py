@@ -1,7 +1,5 @@
 """Features are those of the reference, and how many tokens a clip has is known before any is computed."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import json

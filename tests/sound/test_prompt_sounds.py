@@ -1,7 +1,5 @@
 """Sounds of prompts made ready, without a model: tokens of Voxtral, spans among images, and what a folder says."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 

@@ -1,7 +1,5 @@
 """A processor's file is honoured or refused by key, with the file's name."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """What drafts are by definition, searched for through all texts each time."""
 
-from __future__ import annotations
-
 import dataclasses
 from array import array
 from collections import Counter

@@ -1,7 +1,5 @@
 """The sources of drafts, and a history of requests to ask them about."""
 
-from __future__ import annotations
-
 import random
 
 from ferrum_jax.core.drafts.drafts import Drafts

@@ -3,8 +3,6 @@
 The drafts that a model's own head tells: good for one length of a request, and told with each step.
 """
 
-from __future__ import annotations
-
 import os
 import random
 import subprocess

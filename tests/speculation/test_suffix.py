@@ -1,7 +1,5 @@
 """SuffixDrafts against a search through all texts, over random histories of requests."""
 
-from __future__ import annotations
-
 import random
 
 import hypothesis.strategies as st
@@ -11,6 +9,7 @@ from hypothesis import given, settings
 from ferrum_jax.core.drafts import gram_book, own_grams, shared_grams
 from ferrum_jax.core.drafts.drafts import NO_DRAFT
 from ferrum_jax.core.drafts.suffix import SuffixDrafts
+from tests.marks import few
 from tests.speculation.naive import NaiveSuffix, request_of
 
 TOKENS = st.lists(st.integers(0, 2), min_size=1, max_size=80)
@@ -37,7 +36,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", few(range(3)))
 @pytest.mark.parametrize("case", CASES)
 def test_drafts_are_those_of_a_search_through_all_texts(case, seed, whole_walks):
     given = CASES[case]

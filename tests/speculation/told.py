@@ -1,7 +1,5 @@
 """Drafts that a test knows to come true or not, in engines of golden models."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from ferrum_jax.core.drafts.drafts import Draft

@@ -1,7 +1,5 @@
 """A machine without a chip is told apart from one that may have one, and commands say so in one sentence."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

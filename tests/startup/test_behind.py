@@ -1,7 +1,5 @@
 """An engine is ready with its first executables; the others come while it works, and answers are the same."""
 
-from __future__ import annotations
-
 import dataclasses
 import shutil
 import threading

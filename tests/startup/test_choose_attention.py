@@ -1,7 +1,5 @@
 """Which attention an engine runs: what a check finds on this chip decides, and each fault of a chip is found."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import json
@@ -96,6 +94,7 @@ def test_each_fault_is_said_in_one_sentence_and_the_engine_serves_through_xla(fa
     assert len(answer.token_ids) == 4
 
 
+@pytest.mark.slow
 def test_a_job_goes_on_with_the_attention_it_began_with_whatever_a_check_says_now(monkeypatch):
     monkeypatch.setattr(
         "ferrum_jax.engine.startup.chosen.choose_attention", lambda *_, **__: AttentionChoice("mosaic_tpu")

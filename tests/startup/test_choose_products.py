@@ -1,7 +1,5 @@
 """Which implementation multiplies weights in a form: what is named, else what a check on this chip proved."""
 
-from __future__ import annotations
-
 import dataclasses
 import types
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Engines on devices that are named, beside others in one process, and weights that go from one to another."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import jax

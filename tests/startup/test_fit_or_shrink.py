@@ -3,8 +3,6 @@
 What an opening settles where its config leaves it open: the mesh, before all that follows from it.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import threading
 import types

@@ -1,7 +1,5 @@
 """A function in a fresh interpreter gets its order and its environment."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import subprocess

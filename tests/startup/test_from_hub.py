@@ -3,8 +3,6 @@
 Starts share executables: what the demo compiles is what the README's commands and the first pages begin with.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 

@@ -1,7 +1,5 @@
 """generation_config.json and the tokenizer's end token: what a request has that says nothing, through every door."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import shutil
@@ -18,7 +16,7 @@ from ferrum_jax.llm import LLM
 from ferrum_jax.openai.bodies import text_of
 from ferrum_jax.sampling_params import SamplingParams
 from tests.serve.running import DEMO
-from tests.support import COMPILED, SMALL
+from tests.support import INVARIANT, SMALL
 
 SAID = {"do_sample": True, "temperature": 0.6, "top_k": 1, "top_p": None, "max_new_tokens": 5}
 TAKEN = {"temperature": 0.6, "top_k": 1, "max_new_tokens": 5}
@@ -34,7 +32,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def llm(folder):
-    return LLM(str(folder), dataclasses.replace(SMALL, compilation_cache_dir=str(COMPILED)))
+    return LLM(str(folder), INVARIANT)
 
 
 def test_a_request_without_parameters_is_sampled_as_the_file_says(llm):

@@ -1,7 +1,5 @@
 """Sleep and its end: room for others on the devices, the same tokens afterwards, and no compile."""
 
-from __future__ import annotations
-
 import jax
 import numpy as np
 import pytest

@@ -1,7 +1,5 @@
 """Models in memory, behind a URL and with weights that change: the tokens of the folder, no compile, no stale hit."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 

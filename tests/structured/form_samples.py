@@ -1,7 +1,5 @@
 """What models are known to write, by hand, and the message that each text is. No code of this project made them."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

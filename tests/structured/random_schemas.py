@@ -1,7 +1,5 @@
 """Schemas and regular expressions drawn at random, bounded so that a text drawn at random comes to its end."""
 
-from __future__ import annotations
-
 import random
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The vocabulary of the demo model for tests, and texts drawn from a grammar."""
 
-from __future__ import annotations
-
 import functools
 import random
 from collections.abc import Callable, Iterable

@@ -1,7 +1,5 @@
 """Small tokenizers of the two kinds in the field, trained here, and the folders they come in."""
 
-from __future__ import annotations
-
 import functools
 import json
 from pathlib import Path

@@ -3,8 +3,6 @@
 Templates of the families give the reference's texts.
 """
 
-from __future__ import annotations
-
 import datetime
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Long texts are encoded in pieces that change no token, and only as much of them as the answer needs."""
 
-from __future__ import annotations
-
 import functools
 import random
 

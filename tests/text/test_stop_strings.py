@@ -1,7 +1,5 @@
 """Stop strings are found where a naive search finds them, and a character costs the same however many there are."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st

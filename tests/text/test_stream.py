@@ -1,7 +1,5 @@
 """Text while it grows: never a part of a character, never a part of a stop string, and in the end all of it."""
 
-from __future__ import annotations
-
 import pytest
 import tokenizers
 from hypothesis import given, settings

@@ -1,7 +1,5 @@
 """A template that would never end, or fill the memory, ends in one error; those of the field are not touched by it."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

@@ -1,7 +1,5 @@
 """Texts of single tokens beside their log-probabilities: together they are the text."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """Text to ids and back by the checkpoint's own rules."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

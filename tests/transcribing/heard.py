@@ -1,7 +1,5 @@
 """The tiny Whisper of tests/goldens/whisper_words, and the sounds that transformers wrote down with it."""
 
-from __future__ import annotations
-
 import functools
 import json
 from typing import Any
@@ -9,20 +7,25 @@ from typing import Any
 from ferrum_jax import LLM
 from ferrum_jax.config import EngineConfig
 from scripts.goldens.sounds import sound
-from tests.support import COMPILED, GOLDENS, ROOT
+from tests.support import COMPILED, GOLDENS, ROOT, one_at_a_time
 
 NAME = "whisper_words"
 RATE = 16_000
 CASES: list[dict[str, Any]] = json.loads((ROOT / "tests" / "goldens" / NAME / "cases.json").read_text())
 CONFIG = EngineConfig(
-    max_num_seqs=4, max_num_batched_tokens=16, block_size=16, compilation_cache_dir=str(COMPILED), ready="all"
+    max_num_seqs=4,
+    max_num_batched_tokens=64,
+    block_size=16,
+    invariant=True,
+    compilation_cache_dir=str(COMPILED),
+    ready="all",
 )
 
 
 @functools.cache
 def whisper_llm(**fields: Any) -> LLM:
-    COMPILED.mkdir(parents=True, exist_ok=True, mode=0o700)
-    return LLM(str(GOLDENS / NAME), CONFIG, **fields)
+    with one_at_a_time(NAME, repr(CONFIG)):
+        return LLM(str(GOLDENS / NAME), CONFIG, **fields)
 
 
 def how_of(case: dict[str, Any]) -> dict[str, Any]:

@@ -3,8 +3,6 @@
 The windows of a sound are known from its header: as many as there are when it is read.
 """
 
-from __future__ import annotations
-
 import base64
 
 import pytest

@@ -1,7 +1,5 @@
 """generation_config.json of a Whisper: the tokens that it names, and what is refused."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Sounds written down by models whose prompts have tokens for them: Qwen3-ASR and Voxtral."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

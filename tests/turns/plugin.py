@@ -4,8 +4,6 @@ It prints what it selects and what it leaves out, and how each test that fails r
 after which no more tests begin; the summary names those that were left out.
 """
 
-from __future__ import annotations
-
 import shlex
 import sys
 import time
@@ -17,6 +15,8 @@ import pytest
 from tests.turns.history import history
 from tests.turns.sixths import NUM_SIXTHS, file_of, unit_of
 from tests.turns.touched import Turn, imports_of, turn
+
+pytest_plugins = ("tests.spent",)
 
 _LATE = "left out: the time of --until was over before it began"
 
@@ -52,7 +52,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     sixth = past.sixth if config.option.sixth == "auto" else int(config.option.sixth)
     slow = [item for item in items if item.get_closest_marker("slow") or item.get_closest_marker("aot")]
     ids = [item.nodeid for item in slow]
-    its = turn(sixth, ids, past.changed, imports_of(config.rootpath, ids))
+    its = turn(sixth, ids, past.changed, imports_of(config.rootpath, ids), past.lap)
     out = [item for item in slow if unit_of(item.nodeid) not in its.kept]
     if getattr(config, "workerinput", {}).get("workerid", "gw0") == "gw0":
         _say(config, [past.said, f"runs sixth {sixth}: {len(ids) - len(out)} of {len(ids)} tests", *told(its, ids)])
@@ -69,12 +69,13 @@ def told(its: Turn, node_ids: list[str]) -> list[str]:
         units = [unit for unit in its.touched if unit[0] == file]
         paths = sorted({its.touched[unit] for unit in units})
         lines.append(f"and {sum(tests[unit] for unit in units)} of {file} because of {_first(paths)}")
-    if its.left_out:
+    for why, units in (("touched", its.left_out), ("of this sixth", its.late)):
         files = Counter[str]()
-        for unit in its.left_out:
+        for unit in units:
             files[unit[0]] += tests[unit]
-        lines.append("touched, but left to later turns for their time; run these by hand:")
-        lines += [f"  {count} of {file}" for file, count in sorted(files.items())]
+        if files:
+            lines.append(f"{why}, but left to later turns for their time; run these by hand:")
+            lines += [f"  {count} of {file}" for file, count in sorted(files.items())]
     if its.everybodys:
         lines.append(f"left to the turns, with no slow test or too many of their own: {_first(its.everybodys)}")
     return lines

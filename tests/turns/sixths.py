@@ -4,8 +4,6 @@ A unit is what one process compiles for once: the tests of one golden in a file,
 units of a file are dealt out one by one, in the order of their digests, so that each sixth has as many of each file.
 """
 
-from __future__ import annotations
-
 import zlib
 from collections import defaultdict
 from collections.abc import Iterable

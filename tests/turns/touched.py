@@ -1,15 +1,15 @@
-"""The slow tests that a change touches, as far as their time allows.
+"""The slow tests that run in a turn: a sixth of them and those that a change touches, as far as their time allows.
 
 A changed test runs itself, and a changed golden its own tests. Another changed file runs the tests that have its name
 or its folder's, then those that import it, unless these take more than a sixth of all: then it is everybody's, and the
 sixths see to it. What is nearest to the change comes first, until its folder or the whole has used up its seconds; a
-folder's first unit runs however long it takes.
+folder's first unit runs however long it takes. The sixth has what is left of the turn's seconds: the units for which
+there are none are others each time that the sixth has its turn, and are said.
 """
-
-from __future__ import annotations
 
 import ast
 import tomllib
+import zlib
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from pathlib import Path, PurePosixPath
@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from tests.turns.sixths import NUM_SIXTHS, file_of, sixths
 
-ALL_S, FOLDER_S = 150, 50  # CPU seconds
+TURN_S, ALL_S, FOLDER_S = 800, 150, 50  # CPU seconds of a turn; of what changes touch in it; of each folder's
 _ROOTS = ("ferrum_jax", "pallas_kernels", "checkpoints", "scripts")
 _GOLDENS = "tests/goldens/"
 _SECONDS: dict[str, float] = tomllib.loads((Path(__file__).parent / "seconds.toml").read_text())
@@ -34,18 +34,24 @@ class Reached(NamedTuple):
 
 
 class Turn(NamedTuple):
-    """The units that run, the changes that touched them, and those that the changes touch and that do not run."""
+    """The units that run, the changes that touched them, and those that the changes touch and that do not run.
+
+    late: units of the sixth for which the turn has no time.
+    """
 
     kept: set[Unit]
     touched: dict[Unit, str]
     left_out: list[Unit]
+    late: list[Unit]
     everybodys: list[str]
 
 
-def turn(sixth: int, node_ids: Iterable[str], changed: Iterable[str], imports: Mapping[str, set[str]]) -> Turn:
-    """What runs of these tests. imports: the modules that each test file imports."""
+def turn(
+    sixth: int, node_ids: Iterable[str], changed: Iterable[str], imports: Mapping[str, set[str]], lap: int = 0
+) -> Turn:
+    """What runs of these tests. imports: the modules that each test file imports. lap: see `History`."""
     of_unit = sixths(node_ids)
-    kept = {unit for unit, its in of_unit.items() if its == sixth}
+    kept, late = in_time({unit for unit, its in of_unit.items() if its == sixth}, lap)
     found = reached(changed, of_unit, imports)
 
     def order(unit: Unit) -> tuple:
@@ -60,7 +66,22 @@ def turn(sixth: int, node_ids: Iterable[str], changed: Iterable[str], imports: M
             continue
         spent[folder] += seconds
         touched[unit] = found.near[unit][1]
-    return Turn(kept | touched.keys(), touched, left_out, found.everybodys)
+    return Turn(
+        kept | touched.keys(), touched, left_out, [unit for unit in late if unit not in touched], found.everybodys
+    )
+
+
+def in_time(units: set[Unit], lap: int) -> tuple[set[Unit], list[Unit]]:
+    """As many as a turn has time for beside what changes touch, in an order that is another in each lap; the others."""
+    kept, late, spent = set(), [], 0.0
+    for unit in sorted(units, key=lambda unit: zlib.crc32(f"{lap} {unit}".encode())):
+        spent += seconds_of(unit)
+        if spent <= TURN_S - ALL_S:
+            kept.add(unit)
+        else:
+            spent -= seconds_of(unit)
+            late.append(unit)
+    return kept, sorted(late)
 
 
 def seconds_of(unit: Unit) -> float:

@@ -1,7 +1,5 @@
 """Files of films for tests: written by PyAV, and damaged."""
 
-from __future__ import annotations
-
 import io
 import struct
 

@@ -1,7 +1,5 @@
 """Files that a stranger may send as an image, drawn from a seed, with the pixels that a sound one must give."""
 
-from __future__ import annotations
-
 import io
 import struct
 import zlib

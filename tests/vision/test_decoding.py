@@ -1,7 +1,5 @@
 """A file becomes the picture that it shows, or an error that says why not; whatever it is, memory stays bounded."""
 
-from __future__ import annotations
-
 import io
 import json
 import subprocess

@@ -1,7 +1,5 @@
 """Placeholders become the reference's token ids, time stamps of videos and all, and positions those of its M-RoPE."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

@@ -5,8 +5,6 @@ A processor's file that contradicts its tower, or says nothing that can be read,
 A processed image says what it is, or is refused.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import json

@@ -1,7 +1,5 @@
 """All images of a prompt are counted by their headers before one is decoded, and nobody decodes for who has left."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import io

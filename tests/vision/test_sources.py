@@ -1,7 +1,5 @@
 """An image comes from where it may and from nowhere else: no other file, no private address, no endless answer."""
 
-from __future__ import annotations
-
 import base64
 import contextlib
 import http.server

@@ -1,7 +1,5 @@
 """Frames of a film are chosen, resized and cut as the reference does, and a processor's file is honoured by key."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import json

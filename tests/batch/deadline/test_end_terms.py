@@ -1,7 +1,5 @@
 """What a user says of a job's end is read strictly, and said again with its time zone."""
 
-from __future__ import annotations
-
 import argparse
 import datetime
 import os

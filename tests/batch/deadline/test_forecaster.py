@@ -1,7 +1,5 @@
 """Ends and prices on simulated clocks and workers: forecasts hold, deadlines that can be kept are kept."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any, cast
 
@@ -13,6 +11,7 @@ from ferrum_jax.batch.deadline.row_meter import Throughput
 from ferrum_jax.batch.share import WorkShare
 from tests.batch.deadline.simulated_job import SimulatedJob
 from tests.histories import seeded
+from tests.marks import few
 
 UNEQUAL = ((16, 1.0), (16, 0.5), (32, 1.0), (8, 0.7))
 KINDS = {
@@ -23,11 +22,14 @@ KINDS = {
 }
 
 
+FEW, SEEDS = few(KINDS), few(range(3))
+
+
 def by_length(tokens: np.ndarray) -> np.ndarray:
     return np.argsort(tokens.sum(axis=1), kind="stable")
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", FEW)
 def test_after_a_tenth_of_a_job_its_end_is_known_within_10_percent(kind):
     """After a fifth where four workers share it, because each has done a twentieth by then."""
     errors, inside = [], []
@@ -43,14 +45,14 @@ def test_after_a_tenth_of_a_job_its_end_is_known_within_10_percent(kind):
     assert np.mean(inside) >= 0.85
 
 
+@pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("rows_stop", [True, False])
-def test_of_rows_by_length_the_end_is_known_within_10_percent_from_a_quarter_on(rows_stop):
-    for seed in range(3):
-        job = SimulatedJob(seeded(seed), order=by_length, rows_stop=rows_stop)
-        assert all(abs(job.forecast_at(share).end_s / job.end_s - 1) < 0.10 for share in (0.25, 0.5, 0.9))
+def test_of_rows_by_length_the_end_is_known_within_10_percent_from_a_quarter_on(rows_stop, seed):
+    job = SimulatedJob(seeded(seed), order=by_length, rows_stop=rows_stop)
+    assert all(abs(job.forecast_at(share).end_s / job.end_s - 1) < 0.10 for share in (0.25, 0.5, 0.9))
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if "workers" not in KINDS[kind]])
+@pytest.mark.parametrize("kind", FEW[:-1])  # those of one worker
 def test_a_plan_by_what_an_earlier_run_measured_holds_within_10_percent(kind):
     for seed in range(3):
         whole_s = SimulatedJob(seeded(seed), **KINDS[kind]).end_s
@@ -79,7 +81,7 @@ def test_at_least_95_percent_of_the_deadlines_that_can_be_kept_are_kept():
     assert np.mean(kept) >= 0.95
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", FEW)
 def test_a_job_that_does_not_fit_stops_in_time_having_done_what_comes_first(kind):
     random = np.random.default_rng(seeded(2))
     for seed in range(2):
@@ -92,24 +94,24 @@ def test_a_job_that_does_not_fit_stops_in_time_having_done_what_comes_first(kind
         assert job.done[: int(0.6 * share * len(job.done))].all()
 
 
-def test_that_it_does_not_fit_is_known_early_and_with_workers_that_would_do():
-    for seed in range(3):
-        whole_s = SimulatedJob(seeded(seed)).end_s
-        job = SimulatedJob(seeded(seed), within_s=0.5 * whole_s)
-        at_s, outlook = next(each for each in job.forecasts if each.outlook.fits is False)
-        assert at_s < 0.1 * whole_s and outlook.num_workers is not None
-        at_s, outlook = job.forecast_at(0.2)
-        assert outlook.fits is False and 0.3 < outlook.share < 0.6
-        many = [(16, 1.0)] * outlook.num_workers
-        helped = SimulatedJob(seeded(seed), within_s=0.5 * whole_s, workers=many)
-        assert helped.done.all() and helped.end_s < 0.5 * whole_s and len(many) <= 4
+@pytest.mark.parametrize("seed", SEEDS)
+def test_that_it_does_not_fit_is_known_early_and_with_workers_that_would_do(seed):
+    whole_s = SimulatedJob(seeded(seed)).end_s
+    job = SimulatedJob(seeded(seed), within_s=0.5 * whole_s)
+    at_s, outlook = next(each for each in job.forecasts if each.outlook.fits is False)
+    assert at_s < 0.1 * whole_s and outlook.num_workers is not None
+    at_s, outlook = job.forecast_at(0.2)
+    assert outlook.fits is False and 0.3 < outlook.share < 0.6
+    many = [(16, 1.0)] * outlook.num_workers
+    helped = SimulatedJob(seeded(seed), within_s=0.5 * whole_s, workers=many)
+    assert helped.done.all() and helped.end_s < 0.5 * whole_s and len(many) <= 4
 
 
-def test_a_deadline_with_room_is_said_to_fit_and_never_not_to():
-    for seed in range(3):
-        job = SimulatedJob(seeded(seed), within_s=1.6 * SimulatedJob(seeded(seed)).end_s)
-        found = [each.outlook.fits for each in job.forecasts if each.at_s > 0.1 * job.end_s]
-        assert False not in found and found.count(True) > 0.9 * len(found)
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_deadline_with_room_is_said_to_fit_and_never_not_to(seed):
+    job = SimulatedJob(seeded(seed), within_s=1.6 * SimulatedJob(seeded(seed)).end_s)
+    found = [each.outlook.fits for each in job.forecasts if each.at_s > 0.1 * job.end_s]
+    assert False not in found and found.count(True) > 0.9 * len(found)
 
 
 def test_a_budget_ends_the_job_whatever_workers_share_it():

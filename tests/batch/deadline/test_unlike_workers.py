@@ -1,7 +1,5 @@
 """Unlike workers share a job by their rates: they end together, and the slow ones hand over what is left at the end."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
@@ -10,11 +8,13 @@ from ferrum_jax.batch.deadline.row_meter import Throughput
 from ferrum_jax.batch.deadline.workers import Workers
 from tests.batch.deadline.simulated_job import SimulatedJob
 from tests.histories import seeded
+from tests.marks import few
 
 RATES = (1.0, 2.0, 4.0, 8.0)
 UNLIKE = tuple((16, rate) for rate in RATES)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_workers_of_rates_1_to_8_end_together_and_as_soon_as_their_rates_add_up_to(seed):
     alone_s = SimulatedJob(seeded(seed), num_rows=12000).end_s
@@ -57,7 +57,7 @@ def test_rows_that_were_not_begun_are_given_to_workers_that_have_room_by_their_r
     assert together(SLOW, FAST).rows_to_keep(1, 900) == 1  # it is not worth it
 
 
-@pytest.mark.parametrize("slowed", [3, 2])
+@pytest.mark.parametrize("slowed", few([3, 2]))
 def test_what_a_worker_that_slows_to_half_cannot_do_others_take_over(slowed):
     """It slows in the middle. Ideal is when the rates then, added up, would be done."""
     alone_s = SimulatedJob(seeded(1), num_rows=6000).end_s
@@ -68,6 +68,7 @@ def test_what_a_worker_that_slows_to_half_cannot_do_others_take_over(slowed):
     assert min(worker.ended_s for worker in job.workers) > 0.9 * job.end_s
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("takes_s", "most"), [(0.3, 1.06), (1.5, 1.13)])
 def test_where_a_look_at_others_is_dear_workers_look_seldom_and_still_end_together(takes_s, most):
     """As in a bucket. 1.5 s are looked for every 150 s, in a job that takes 170 s."""

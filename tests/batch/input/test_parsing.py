@@ -1,7 +1,5 @@
 """Parsing in several processes: the same columns, whatever becomes of the processes."""
 
-from __future__ import annotations
-
 import dataclasses
 import io
 import json

@@ -1,7 +1,5 @@
 """Outputs and inputs of every form are verified, and reports that were damaged are refused by name."""
 
-from __future__ import annotations
-
 import io
 import json
 import signal

@@ -1,7 +1,5 @@
 """No change is found where there is none, whatever the company in which rows were answered and are answered again."""
 
-from __future__ import annotations
-
 import itertools
 import random
 from pathlib import Path

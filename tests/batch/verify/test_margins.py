@@ -1,7 +1,5 @@
 """Where two answers part, the margin says by how much the draw preferred its own token."""
 
-from __future__ import annotations
-
 import datetime
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Every planted change is found: what was merely edited without a model, what was forged by answering again."""
 
-from __future__ import annotations
-
 import dataclasses
 import shutil
 from pathlib import Path

@@ -3,8 +3,6 @@
 Conversion sums up what the cast cost, goes on after a kill and holds a group in memory at a time.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os

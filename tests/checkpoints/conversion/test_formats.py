@@ -1,7 +1,5 @@
 """Readers of quantised weights: packing orders against vectors made by hand, and what is refused by name."""
 
-from __future__ import annotations
-
 import jax.numpy as jnp
 import numpy as np
 import pytest

@@ -1,7 +1,5 @@
 """Quantised checkpoints through our own and back: codes once on disk, and the same values in compressed-tensors."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 
