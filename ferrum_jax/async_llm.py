@@ -78,7 +78,7 @@ class AsyncLLM:
         self._tasks = ThreadTasks(self.thread, lambda: llm.calls.collector)
         self._keys = itertools.count()
         self._open: set[_Mailbox | TaskTicket] = set()
-        self._drains = False
+        self._drains = self._is_closed = False
         self._images = concurrent.futures.ThreadPoolExecutor(_IMAGE_THREADS, thread_name_prefix="ferrum-images")
 
     async def _prepared(self, prompt: Prompt, options: RequestOptions, sampling: SamplingParams) -> EngineRequest:
@@ -156,12 +156,14 @@ class AsyncLLM:
 
         tasks: as of `LLM.run`; all are begun. A refused one gives its ValueError. Raises as `generate`.
         """
+        self._refuse_at_end()
         ended: asyncio.Queue[tuple[Key, Any]] = asyncio.Queue()
+        whole = TaskTicket(lambda parts: None)  # what drains waits for all
         many, running = list(tasks), set[asyncio.Task[None]]()
 
         async def answer(key: Key, task: Task[Answer]) -> None:
             try:
-                ended.put_nowait((key, await self._answer(task)))
+                ended.put_nowait((key, await self._answer(task, begun=True)))
             except Exception as error:
                 ended.put_nowait((key, error))
 
@@ -175,6 +177,7 @@ class AsyncLLM:
                     running.add(asyncio.create_task(answer(key, task)))
 
         running.add(asyncio.create_task(begin()))
+        self._open.add(whole)
         try:
             for _ in many:
                 key, found = await ended.get()
@@ -182,12 +185,13 @@ class AsyncLLM:
                     raise found
                 yield key, found
         finally:
+            self._open.discard(whole)
             for each in running:
                 each.cancel()
 
-    async def _answer(self, task: Task[Answer]) -> Answer:
-        """The answer of one task; one that is cancelled ends its requests."""
-        self._refuse_at_end()
+    async def _answer(self, task: Task[Answer], *, begun: bool = False) -> Answer:
+        """The answer of one task; one that is cancelled ends its requests. begun: it is of a call that runs."""
+        self._refuse_at_end(begun=begun)
         loop = asyncio.get_running_loop()
         answered: asyncio.Future[Parts | Exception] = loop.create_future()
 
@@ -255,8 +259,7 @@ class AsyncLLM:
         """As `LLM.score`, beside the requests that run."""
         make = self.llm.model.tasks.pairs(truncate, instruction)
         made = pairs if documents is None else paired(pairs, documents)
-        tasks = await asyncio.to_thread(lambda: [make(pair) for pair in made])
-        return await self._in_order([partial(_same, task) for task in tasks])
+        return await self._in_order([partial(make, pair) for pair in made])
 
     @checked
     async def classify(self, prompts: Prompt | Sequence[Prompt], *, truncate: bool = False) -> list[ClassOutput]:
@@ -352,7 +355,7 @@ class AsyncLLM:
 
     def close(self) -> None:
         """Ends what runs, with EngineFailed, and the thread."""
-        self._drains = True
+        self._drains = self._is_closed = True
         self._images.shutdown(wait=False, cancel_futures=True)
         self.thread.close()
 
@@ -379,8 +382,8 @@ class AsyncLLM:
             if not mailbox.ended:
                 self.thread.abort(mailbox.ticket)
 
-    def _refuse_at_end(self) -> None:
-        if self._drains:
+    def _refuse_at_end(self, *, begun: bool = False) -> None:
+        if self._is_closed or (self._drains and not begun):
             raise Refused("the engine drains and takes no new requests; ask another one")
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from ferrum_jax.core.outputs import ABORTED
 from ferrum_jax.engine.engine_thread import Aborted, EngineThread, Ticket
 from ferrum_jax.engine.engine_thread import Answer as FromThread
-from ferrum_jax.tasks.task import Answer, RunningRequest, RunningTask, RunningTasks, Task
+from ferrum_jax.tasks.task import Answer, EngineRequest, RunningRequest, RunningTask, RunningTasks, Task
 from ferrum_jax.text.output_processor.collect import Collected, Collector
 
 Parts = Sequence[Collected]  # what came of each request of a task
@@ -100,4 +100,13 @@ class ThreadTasks:
         with self._lock:
             answers = list(self._runs.answers())
         for ticket, parts in answers:
-            ticket.answered(parts)
+            if ticket.running and _mixes_weights(parts):  # the query's vector is of those before
+                self.begin(ticket, Task([EngineRequest(*each) for each in ticket.running.task.requests], list))
+            else:
+                ticket.answered(parts)
+
+
+def _mixes_weights(parts: Parts | Exception) -> bool:
+    """Whether texts that are compared were read with several versions of the weights."""
+    found = () if isinstance(parts, Exception) else [part.choices[0].beside for part in parts]
+    return len({each.weights_version for each in found if each.embedding is not None}) > 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import json
 
@@ -42,6 +43,10 @@ def test_a_pair_that_is_too_long_or_none_is_refused_by_its_place():
         llm.score([pairs[0], pairs[3]])
     with pytest.raises(ValueError, match="prompt 0: the pair is 'ab'; it must be two texts"):
         llm.score(["ab"])
+    engine = AsyncLLM.over(llm)
+    with pytest.raises(ValueError, match="prompt 1: the pair is 'ab'; it must be two texts"):
+        asyncio.run(engine.score([pairs[0], "ab"]))
+    engine.close()
     found = dict(llm.score_as_completed(iter([("good", pairs[2]), ("bad", ["x", 5])])))
     assert abs(found["good"].score - wanted[2]) < 1e-5 and "must be two texts" in str(found["bad"])
 

@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import threading
 import time
+from functools import partial
 
 import pytest
 
@@ -161,6 +162,26 @@ def test_a_drained_engine_ends_what_runs_and_takes_nothing_new(llm):
         return await task
 
     assert asyncio.run(run()).finished
+
+
+def test_a_call_of_many_tasks_ends_whole_where_the_engine_drains(llm):
+    goes_on = threading.Event()
+
+    def made(wait: bool):
+        assert not wait or goes_on.wait(60)
+        return llm.llm.model.tasks.completion(PROMPTS[0], GREEDY, RequestOptions())
+
+    async def run():
+        found, drained = [], None
+        async for _, answer in llm.run((wait, partial(made, wait)) for wait in (False, True)):
+            found.append(answer)
+            drained = drained or asyncio.create_task(llm.drain(60.0))
+            await asyncio.sleep(0)
+            goes_on.set()
+        assert await drained
+        return found
+
+    assert [output.finished for output in asyncio.run(run())] == [True, True]
 
 
 def test_a_step_that_fails_ends_what_ran_and_a_fresh_engine_goes_on(llm, monkeypatch):

@@ -7,17 +7,18 @@ import concurrent.futures
 import shutil
 import threading
 
+import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from ferrum_jax import LLM, SamplingParams
+from ferrum_jax import LLM, EngineConfig, SamplingParams
 from ferrum_jax.async_llm import AsyncLLM
 from ferrum_jax.engine.engine_thread import EngineFailed
 from ferrum_jax.serve.http.settings import ServerSettings
 from tests.serve.running import running
 from tests.serve.test_adapters import read_key
 from tests.serve.test_under_load import until
-from tests.support import GOLDENS, INVARIANT, SMALL
+from tests.support import COMPILED, GOLDENS, INVARIANT, SMALL
 
 ADMIN = {"Authorization": "Bearer admin-key"}
 PROMPT, LONG = [7, 8, 9], SamplingParams(max_tokens=40, temperature=0.0, ignore_eos=True)
@@ -155,6 +156,33 @@ def test_a_pause_takes_no_other_word_and_ends_with_the_engine(llm):
         await asyncio.to_thread(engine.close)
         with pytest.raises(RuntimeError, match="the engine was closed"):
             await late
+
+    asyncio.run(main())
+
+
+def test_a_query_is_read_again_beside_a_document_of_other_weights():
+    config = EngineConfig(max_model_len=40, compilation_cache_dir=str(COMPILED))
+    llm, pair = LLM(str(GOLDENS / "encoders" / "bert"), config), ("keys of a block", "the quick brown fox")
+    same = load_file(GOLDENS / "encoders" / "bert" / WEIGHTS)
+    (name,) = [each for each in same if each.endswith("word_embeddings.weight")]
+
+    async def main():
+        async with AsyncLLM.over(llm) as engine:
+            make = llm.model.tasks.pairs()  # reads a query once for all its pairs
+
+            async def score() -> float:
+                (found,) = [one async for _, one in engine.run([(0, lambda: make(pair))])]
+                return found.score
+
+            before = await score()
+            await engine.pause("keep")
+            late = asyncio.create_task(score())
+            while engine.thread.num_open + engine.thread._commands.qsize() == 0:
+                await asyncio.sleep(0.01)
+            await engine.update_weights(same | {name: np.ascontiguousarray(same[name][::-1])})
+            await engine.resume()
+            (fresh,) = await engine.score([pair])
+            assert await late == fresh.score != before
 
     asyncio.run(main())
 
