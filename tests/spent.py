@@ -54,7 +54,7 @@ def dear(used: Mapping[str, float]) -> list[tuple[Unit, float]]:
 
 def proven(tests: Counter[str], seconds: float, exitstatus: int) -> str:
     if exitstatus:
-        return f"NOT proven: not all of {tests.total():,} tests passed"
+        return f"NOT proven: {tests.total():,} tests passed, and others did not"
     return f"proven: {tests.total():,} tests of {len(tests)} folders hold on this CPU, in {seconds:.0f} CPU seconds"
 
 
@@ -126,8 +126,8 @@ class Summed:
         if report.failed and self.has_bar:
             self.terminal.ensure_newline()
             self.terminal.write_line(f"FAILED {report.nodeid}", red=True)
+        self.tests[folder_of(report.nodeid)] += report.when == "call" and report.passed
         if report.when == "teardown":
-            self.tests[folder_of(report.nodeid)] += 1
             self.done += self.weights.get(folder_of(report.nodeid), 0.0)
             self._draw()
 

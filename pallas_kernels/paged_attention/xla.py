@@ -245,10 +245,10 @@ def _load_kv(
     at = j * tile_kv + jnp.arange(tile_kv)
     visible = readable = at <= tile.high
     if schedule.causal:
-        visible = at <= tile.last[:, None]
+        visible = at[None] <= tile.last[:, None]
     if schedule.window is not None:
         shape = {"window": schedule.window, "chunked": schedule.chunked}
-        visible &= at >= oldest_seen(tile.positions[:, None], **shape)
+        visible &= at[None] >= oldest_seen(tile.positions[:, None], **shape)
         readable &= at >= oldest_seen(tile.low, **shape)
     if schedule.causal:
         visible = jnp.repeat(visible, tile.queries.shape[1] // len(tile.positions), axis=0)
@@ -259,7 +259,7 @@ def _gather(pool: KVPool, ids: jax.Array, dtype: jnp.dtype) -> tuple[jax.Array, 
     """K and V of the blocks `ids` [n], token after token."""
     P, C, vectors, lanes = pool.values.shape
     K, n = pool.num_kv_heads, len(ids)
-    tokens = (ids[:, None] * C + jnp.arange(C)).reshape(1, n * C)
+    tokens = (ids[:, None] * C + jnp.arange(C)[None]).reshape(1, n * C)
     flat = pool.values.reshape(P * C, vectors, lanes)  # 2K is not split: a TPU would lay the whole pool out anew
 
     def of(first: int, step: int) -> jax.Array:

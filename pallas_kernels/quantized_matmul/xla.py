@@ -28,12 +28,12 @@ def quantized_matmul(
         if not one_scale:
             return _dot(x, decode(weight, x.dtype), out_dtype)
         y = _dot(x, values(weight).astype(x.dtype), jnp.float32)
-        return (y * scales(weight)[:, 0]).astype(out_dtype)
+        return (y * scales(weight)[None, :, 0]).astype(out_dtype)
     tokens = rounded(x, weight, activation_scales)
     if not one_scale or tokens.scales.shape[-1] > 1:
         return _dot(tokens.decoded().astype(x.dtype), decode(weight, x.dtype), out_dtype)
     y = _codes_dot(tokens, weight, x.dtype)
-    return (y * tokens.scales * scales(weight)[:, 0]).astype(out_dtype)
+    return (y * tokens.scales * scales(weight)[None, :, 0]).astype(out_dtype)
 
 
 def _codes_dot(tokens: Rounded, weight: QuantizedWeight, dtype: jnp.dtype) -> jax.Array:  # [T, O] float32

@@ -15,7 +15,7 @@ def test_each_folder_of_tests_has_a_budget_and_together_they_have_500_seconds():
 def test_what_a_run_has_proven_is_one_line():
     tests = Counter(batch=3, serve=2)
     assert proven(tests, 7.4, 0) == "proven: 5 tests of 2 folders hold on this CPU, in 7 CPU seconds"
-    assert proven(tests, 7.4, 1) == "NOT proven: not all of 5 tests passed"
+    assert proven(tests, 7.4, 1) == "NOT proven: 5 tests passed, and others did not"
 
 
 def test_units_that_took_more_than_is_recorded_are_named():

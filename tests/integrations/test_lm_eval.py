@@ -1,4 +1,4 @@
-"""lm-eval over an engine and over transformers: the same log-likelihoods and accuracies of the same weights."""
+"""lm-eval over a server and over transformers: the same log-likelihoods and accuracies of the same weights."""
 
 import json
 
@@ -6,7 +6,8 @@ import pytest
 
 from checkpoints import open_checkpoint, to_huggingface
 from ferrum_jax.models.families import registry
-from tests.support import COMPILED, ROOT
+from tests.serve.running import serving_demo
+from tests.support import ROOT
 
 pytestmark = pytest.mark.eval
 
@@ -32,14 +33,15 @@ def models(tmp_path_factory):
     pytest.importorskip("lm_eval")
     pytest.importorskip("torch")
     from lm_eval.models.huggingface import HFLM
-
-    from ferrum_jax.integrations.lm_eval import FerrumJaxLM
+    from lm_eval.models.openai_completions import LocalCompletionsAPI
 
     folder = tmp_path_factory.mktemp("demo") / "hf"
     to_huggingface(DEMO, folder, rules=registry.weights_of(open_checkpoint(DEMO).config).rules)
-    limits = {"max_model_len": 256, "max_num_seqs": 4, "max_num_batched_tokens": 64, "num_blocks": 80}
-    ours = FerrumJaxLM(str(folder), compilation_cache_dir=str(COMPILED), ready="all", **limits)
-    return ours, HFLM(str(folder), device="cpu", dtype="float32", max_length=255, batch_size=1)
+    with serving_demo(tmp_path_factory.mktemp("server")) as url:
+        ours = LocalCompletionsAPI(
+            base_url=f"{url}/completions", model="demo", tokenizer=str(folder), max_length=257, batch_size=1
+        )
+        yield ours, HFLM(str(folder), device="cpu", dtype="float32", max_length=255, batch_size=1)
 
 
 def instances(kind: str, arguments: list) -> list:

@@ -2,6 +2,7 @@
 
 import importlib
 import re
+from typing import Any
 
 import pytest
 
@@ -21,8 +22,9 @@ def test_an_old_module_holds_what_the_new_one_holds(old, new):
 
 @pytest.mark.parametrize(("old", "new"), FIELDS.items())
 def test_an_old_field_sets_the_new_one(old, new):
+    given: dict[str, Any] = {old.split(".")[1]: print}
     with pytest.warns(FutureWarning, match=f"{re.escape(old)} is {new} now") as warned:
-        assert getattr(JobOptions(**{old.split(".")[1]: print}), new) is print
+        assert getattr(JobOptions(**given), new) is print
     assert warned[0].filename == __file__
 
 
