@@ -287,7 +287,7 @@ class AsyncLLM:
         model = self.llm.model
         params = score_params(top, mode, sampling_params, model.default_params)
         tasks = await asyncio.to_thread(model.tasks.logprobs, prompts, completions, mode, params)
-        return await self._in_order([partial(_same, task) for task in tasks])
+        return await self._in_order([lambda task=task: task for task in tasks])
 
     async def update_weights(self, state: NewWeights, **how: Any) -> int:
         """As `LLM.update_weights`, between two steps; while requests run, say what becomes of them: `requests=`."""
@@ -431,10 +431,6 @@ class _Mailbox:
         assert waiting, "a task is woken for a delta"
         self.ended = self._collected.has_ended
         return self._collected.output()
-
-
-def _same(task: Task[Answer]) -> Task[Answer]:
-    return task
 
 
 def live_stats(llm: LLM) -> dict[str, Any]:

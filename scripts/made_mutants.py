@@ -176,7 +176,7 @@ def swap(path: Path, module: types.CodeType) -> None:
 
 
 def chosen(sites: Sequence[Site], count: int, turn: int) -> list[Site]:
-    """Those of a turn: turns that follow each other come round to all."""
+    """Sites of a turn: turns that follow each other come round to all."""
     mixed = sorted(sites, key=lambda site: hashlib.blake2b(site.name.encode()).digest())
     first = turn * count % max(len(mixed), 1)
     return [*mixed[first:], *mixed[:first]][:count]

@@ -52,7 +52,7 @@ def code_with(site: Site) -> types.CodeType:
 
 
 def _faults(node: ast.AST, where: str, is_function: bool) -> Iterator[_Fault]:
-    """Those of the statements of a node, in the order of the text."""
+    """Sites in the statements of a node, in the order of the text."""
     for _, value in ast.iter_fields(node):
         for place, child in enumerate(value if isinstance(value, list) else []):
             if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
@@ -66,11 +66,15 @@ def _faults(node: ast.AST, where: str, is_function: bool) -> Iterator[_Fault]:
 
 
 def _of_statement(body: list[ast.stmt], place: int, statement: ast.stmt) -> Iterator[_Fault]:
-    """Those of a statement, without the statements in it."""
+    """Sites in a statement, without the statements in it."""
 
     def fault(node: ast.AST, what: str, make: Callable[[], object]) -> _Fault:
         last = node.end_lineno if isinstance(node, ast.expr) else statement.lineno
-        return f"{what}: {' '.join(ast.unparse(node).split())[:_SHOWN]}", range(statement.lineno, last + 1), make
+        return (
+            f"{what}: {' '.join(ast.unparse(node).split())[:_SHOWN]}",
+            range(statement.lineno, (last or statement.lineno) + 1),
+            make,
+        )
 
     is_text = isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant | ast.Yield | ast.YieldFrom)
     is_stored = isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Attribute | ast.Subscript)

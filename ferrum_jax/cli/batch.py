@@ -81,6 +81,15 @@ def add(commands: Any) -> None:
         action="store_true",
         help="refuse to continue with another mesh, jaxlib or instruction set, because bits may differ",
     )
+    _add_shown(batch)
+    _add_leaving(batch)
+    add_end(batch)
+    add_model(batch)
+    add_load(batch)
+    add_sampling_flags(batch, title="sampling, for rows that do not give the field", note="")
+
+
+def _add_shown(batch: argparse.ArgumentParser) -> None:
     batch.add_argument(
         "--plan",
         action="store_true",
@@ -97,11 +106,6 @@ def add(commands: Any) -> None:
         metavar="FILE.html",
         help="write a page with plots over time, to a path or URL; OUTPUT.report.json is written anyway",
     )
-    _add_leaving(batch)
-    add_end(batch)
-    add_model(batch)
-    add_load(batch)
-    add_sampling_flags(batch, title="sampling, for rows that do not give the field", note="")
 
 
 def _add_files(batch: argparse.ArgumentParser) -> None:

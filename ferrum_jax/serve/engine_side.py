@@ -217,7 +217,7 @@ class EngineSide:
             except Exception as error:
                 self._send([_refusal(request_id, error)])
             else:
-                self._send([["answer", request_id, wire_reading(answer)]])
+                self._send([["done", request_id, wire_reading(answer)]])
 
         def begin() -> None:
             nonlocal task

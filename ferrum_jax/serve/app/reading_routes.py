@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from starlette.requests import Request
@@ -15,29 +16,21 @@ from ferrum_jax.serve.http.exchange import Exchange
 from ferrum_jax.serve.link.engine_client import RequestRefused
 
 
-async def embeddings(request: Request) -> Response:
-    """The vectors of texts."""
-    return await _answer(Exchange(request), "embedding")
+def reads(kind: str, says: str) -> Callable[[Request], Awaitable[Response]]:
+    """Answers bodies of a kind of READING. says: what the answer has."""
+
+    async def answer(request: Request) -> Response:
+        return await _answer(Exchange(request), kind)
+
+    answer.__doc__ = says
+    return answer
 
 
-async def score(request: Request) -> Response:
-    """vLLM's score: of each text of text_2 beside that of text_1."""
-    return await _answer(Exchange(request), "score")
-
-
-async def rerank(request: Request) -> Response:
-    """Documents in the order of how well they fit a query."""
-    return await _answer(Exchange(request), "rerank")
-
-
-async def classify(request: Request) -> Response:
-    """vLLM's classes: of each text, by a model with a head for them."""
-    return await _answer(Exchange(request), "classification")
-
-
-async def pooling(request: Request) -> Response:
-    """The reward of each text, by a reward model."""
-    return await _answer(Exchange(request), "reward")
+embeddings = reads("embedding", "The vectors of texts.")
+score = reads("score", "vLLM's score: of each text of text_2 beside that of text_1.")
+rerank = reads("rerank", "Documents in the order of how well they fit a query.")
+classify = reads("classification", "vLLM's classes: of each text, by a model with a head for them.")
+pooling = reads("reward", "The reward of each text, by a reward model.")
 
 
 async def _answer(exchange: Exchange, kind: str) -> Response:

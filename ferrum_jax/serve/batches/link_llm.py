@@ -190,7 +190,7 @@ class LinkLLM:
 
     def _take(self, message: Message) -> None:
         kind = message[0]
-        if kind in ("deltas", "answer", "refused"):
+        if kind in ("deltas", "done", "refused"):
             self._messages.put(message)
         elif kind in ("ready", "changed"):
             self.facts = {**self.facts, **message[1]}
@@ -252,7 +252,7 @@ def _begin_reading(llm: LinkLLM, kind: int, content: Any) -> _Begin:
         sent = with_salt(sent, llm.salted(sent.get("cache_salt", "")))
 
         def take(message: Message) -> Any:
-            return reading_of(kind, message[2]) if message[0] == "answer" else _refusal(message)
+            return reading_of(kind, message[2]) if message[0] == "done" else _refusal(message)
 
         return ["read", request_id, kind, sent], take
 

@@ -27,7 +27,7 @@ from ferrum_jax.serve.http.gate import Gate, Waiting
 from ferrum_jax.serve.http.http_errors import HttpError
 from ferrum_jax.serve.http.server_metrics import ServerMetrics
 from ferrum_jax.serve.http.settings import ServerSettings
-from ferrum_jax.serve.link.engine_client import EngineClient, EngineDone, EngineReading, Reply, RequestRefused
+from ferrum_jax.serve.link.engine_client import EngineClient, EngineDone, Reply, RequestRefused
 from ferrum_jax.serve.link.wire import reading_of
 from ferrum_jax.serve.link.wire_images import held_bytes, wire_images
 from ferrum_jax.tasks.transcription.heard_sound import HeardSound
@@ -398,8 +398,8 @@ class Service:
 
     async def _reading(self, kind: int, waiting: Waiting) -> Any:
         found = await (await waiting.begun).next()
-        assert isinstance(found, EngineReading), "what is read is answered by an output"
-        return reading_of(kind, found.fields)
+        assert isinstance(found, EngineDone), "what is read is answered by an output"
+        return reading_of(kind, found.result)
 
 
 _TEXTS_OF = ("prompt", "messages", "query", "document")  # fields of what is read

@@ -39,12 +39,6 @@ class ReaderTooSlow(RuntimeError):
     """Tokens came faster than they were read, and the buffer is full."""
 
 
-class EngineReading(NamedTuple):
-    """Answers what was read. fields: as `wire.reading_of` takes them."""
-
-    fields: Mapping[str, Any]
-
-
 class EngineDone(NamedTuple):
     """Answers a call. result: the call's JSON result; None if it returns nothing."""
 
@@ -69,11 +63,11 @@ class Reply:
         self.on_slow: Callable[[], None] = lambda: None  # its reader is cut
         self.on_end: Callable[[], None] = lambda: None  # the engine has no more work with it
         self._leave = leave
-        self._items: deque[Delta | EngineReading | EngineDone | Exception] = deque()
+        self._items: deque[Delta | EngineDone | Exception] = deque()
         self._num_unread = 0
         self._filled = asyncio.Event()
 
-    def put(self, item: Delta | EngineReading | EngineDone | Exception) -> None:
+    def put(self, item: Delta | EngineDone | Exception) -> None:
         if isinstance(item, Delta):
             self._num_unread += len(item.token_ids)
             self.has_ended = item.is_last
@@ -91,7 +85,7 @@ class Reply:
         self.put(ReaderTooSlow(why))
         self.on_slow()
 
-    async def next(self) -> Delta | EngineReading | EngineDone:
+    async def next(self) -> Delta | EngineDone:
         """Waits for the next result. Raises the error that ended the request."""
         while not self._items:
             self._filled.clear()
@@ -194,8 +188,6 @@ class EngineClient:
             if kind == "deltas":
                 for delta in rest[0]:
                     self._put(delta[0], Delta(*delta), bool(delta[6]))
-            elif kind == "answer":
-                self._put(rest[0], EngineReading(rest[1]), True)
             elif kind == "changed":
                 self.facts = {**self.facts, **rest[0]}
             elif kind == "done":
@@ -222,7 +214,7 @@ class EngineClient:
             reply.cut(why)
             reply.on_end()
 
-    def _put(self, request_id: int, item: Delta | EngineReading | EngineDone | Exception, ends: bool) -> None:
+    def _put(self, request_id: int, item: Delta | EngineDone | Exception, ends: bool) -> None:
         reply = self._replies.pop(request_id, None) if ends else self._replies.get(request_id)
         if reply is not None:  # else its reader has left meanwhile
             reply.put(item)

@@ -6,7 +6,6 @@
                        ["control", id, verb, arguments]
     from the engine    ["ready", facts]   ["deltas", [delta, ..]]   ["refused", id, kind, message]
                        ["done", id, result]   ["changed", facts]
-                       ["answer", id, {field: value}]
                        ["beat", facts]   ["stats", facts]   ["end", "drain" or "stop"]
 
 A delta is one of `ferrum_jax.core.delta`, without what is beside it. A content is one of
