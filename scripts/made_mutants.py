@@ -2,7 +2,7 @@
 
     python -m scripts.made_mutants kv_cache               the turn of this commit: 100 mutants of the package
     python -m scripts.made_mutants batch --count 50 --turn 3
-    python -m scripts.made_mutants structured --coverage  only measures the branches that its fast tests take
+    python -m scripts.made_mutants structured --coverage      only measures the branches that its fast tests take
 
 A mutant negates a condition, moves a comparison or a constant by one, drops a statement, swaps two arguments, or has
 `or` for `and`. The tests of a package are collected once. A fork of that process runs all of them to learn which lines
@@ -32,7 +32,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import coverage  # pyright: ignore[reportMissingImports]
+import coverage
 import pytest
 
 from scripts.mutant_sites import Site, code_with, sites_of

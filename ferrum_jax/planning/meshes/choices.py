@@ -21,13 +21,15 @@ from ferrum_jax.runtime.pools.budget import RESERVED_BYTES
 class MeshFit:
     """A model's fit on a mesh: a device's memory and the bounds of speed, or why it cannot run.
 
-    memory_bytes: of a device, less what the runtime takes. problem: why it cannot run; empty where it
-    can. missing_bytes: where memory is the reason, by how much a device is too small. why_bounded: see `Layout`.
+    memory_bytes: of a device, less what the runtime takes. other_bytes: of the largest step, slots and states. problem:
+    why it cannot run; empty where it can. missing_bytes: where memory is the reason, by how much a device is too small.
+    why_bounded: see `Layout`.
     """
 
     mesh: str
     weights_bytes: int | None = None
     kv_bytes: int = 0
+    other_bytes: int = 0
     memory_bytes: int = 0
     kv_tokens: int = 0
     forecast: AnyForecast | None = None
@@ -88,6 +90,7 @@ def on_mesh(subject: Subject, shape: MeshShape, devices: Sequence[Any], lengths:
         mesh=named,
         weights_bytes=ledger.weights_bytes,
         kv_bytes=ledger.kv_bytes,
+        other_bytes=ledger.used_bytes - ledger.weights_bytes - ledger.kv_bytes,
         memory_bytes=model.layout.target.memory_bytes - RESERVED_BYTES,
         kv_tokens=ledger.kv_tokens,
         forecast=found,
