@@ -5,6 +5,7 @@ scalar's. Processes share executables through the store of tests/support.py.
 import gc
 import itertools
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +19,14 @@ import pytest
 from ferrum_jax.config import EngineConfig
 from tests.golden_table import TABLE, marked
 from tests.support import FAMILIES, small_llm
+
+# The fast suite makes machine code by the shorter way (pallas_kernels/fast_compile.py), and runs of a marker that of
+# users. Recorded numbers are of the former, so it does not matter who starts the tests. Workers have it from who did.
+SHORT = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+SHORT += " --xla_cpu_parallel_codegen_split_count=1"
+_markers = sys.argv[sys.argv.index("-m") + 1] if "-m" in sys.argv else "not slow"
+if "PYTEST_XDIST_WORKER" not in os.environ and _markers.startswith("not slow"):
+    os.environ.setdefault("XLA_FLAGS", SHORT)
 
 # How far a child has come would decide what a test sees. tests/startup/test_behind.py and programs that tests start
 # have the default.
