@@ -84,8 +84,29 @@ class OpenSubmissions(dict[int, Submission]):
         return self._last_delta(choice, choice.submission.num_left == 0)
 
     def delta(self, choice: Choice, *, is_last: bool = False) -> Delta:
-        """A choice's new tokens."""
-        return delta_of(choice, is_last=is_last, time_us=time.monotonic_ns() // 1000)
+        """A choice's new tokens since the last call.
+
+        is_last: its submission ends with it, and so has the prompt's log-probabilities.
+        """
+        request, submission = choice.request, choice.submission
+        token_ids = request.token_ids[request.num_prompt_tokens + choice.num_given :].tolist()
+        first = submission.choices[0].request
+        delta = Delta(
+            submission.id,
+            request.choice,
+            token_ids,
+            None if choice.logprobs is None else choice.logprobs[choice.num_given :],
+            request.finish_reason,
+            request.stop_reason,
+            is_last,
+            min(first.num_cached_tokens, first.num_prompt_tokens),  # a resumed one hits its own tokens too
+            _prompt_logprobs(submission) if is_last else None,
+            [time.monotonic_ns() // 1000] * len(token_ids),
+            _beside(choice, is_last) if submission.weights_version or request.finish_reason is not None else None,
+            submission.scores.named() if is_last and submission.scores is not None else None,
+        )
+        choice.num_given += len(token_ids)
+        return delta
 
     def _last_delta(self, choice: Choice, ends: bool) -> Delta:
         delta = self.delta(choice, is_last=ends)
@@ -99,32 +120,6 @@ class OpenSubmissions(dict[int, Submission]):
         self._not_ready.release(submission)
         if self._request_log is not None:
             self._request_log.write(logged(submission))
-
-
-def delta_of(choice: Choice, *, is_last: bool, time_us: int) -> Delta:
-    """A choice's new tokens since the last call.
-
-    is_last: its submission ends with it, and so has the prompt's log-probabilities. time_us: of `time.monotonic`.
-    """
-    request, submission = choice.request, choice.submission
-    token_ids = request.token_ids[request.num_prompt_tokens + choice.num_given :].tolist()
-    first = submission.choices[0].request
-    delta = Delta(
-        submission.id,
-        request.choice,
-        token_ids,
-        None if choice.logprobs is None else choice.logprobs[choice.num_given :],
-        request.finish_reason,
-        request.stop_reason,
-        is_last,
-        min(first.num_cached_tokens, first.num_prompt_tokens),  # a resumed one hits its own tokens too
-        _prompt_logprobs(submission) if is_last else None,
-        [time_us] * len(token_ids),
-        _beside(choice, is_last) if submission.weights_version or request.finish_reason is not None else None,
-        submission.scores.named() if is_last and submission.scores is not None else None,
-    )
-    choice.num_given += len(token_ids)
-    return delta
 
 
 def _prompt_logprobs(submission: Submission) -> list[Entry | None] | None:

@@ -24,12 +24,10 @@ from checkpoints.rules import Rule
 from ferrum_jax.models.families import tensors
 from ferrum_jax.models.families.bounds import shown
 from ferrum_jax.models.families.config_reader import ConfigReader, axial_tower_readers
-from ferrum_jax.models.families.vision_tower import PREFIX, ImagePatches, PatchProjection
-from ferrum_jax.models.layers.bidirectional_layer import heads_first, in_real_tiles
+from ferrum_jax.models.families.vision_tower import PREFIX, ImagePatches, PatchProjection, TowerLayer
 from ferrum_jax.models.layers.linear import Linear
 from ferrum_jax.models.layers.mlp import activation_of
 from ferrum_jax.models.layers.norm import RMSNorm
-from ferrum_jax.models.layers.rope import rotate
 from ferrum_jax.models.layers.segment_attention import in_tiles, map_tiles, num_real_tiles, tile_of
 from ferrum_jax.models.spec import ModelSpec, VisionSpec
 
@@ -37,7 +35,7 @@ EPS = 1e-5
 _TOWER, _PROJECTOR = "vision_tower.", "multi_modal_projector."
 
 
-class GatedTowerLayer(nnx.Module):
+class GatedTowerLayer(TowerLayer):
     """Attention both ways and a gated MLP, each behind a norm and before a residual; no product has a bias.
 
     F: width of the MLP.
@@ -53,21 +51,11 @@ class GatedTowerLayer(nnx.Module):
         self.gate, self.up = (Linear(D, F, dtype=dtype, rngs=None) for _ in range(2))
         self.down = Linear(F, D, dtype=dtype, rngs=None)
 
-    def __call__(
-        self,
-        x: jax.Array,  # [tiles, t, D]
-        cos: jax.Array,  # [tiles, t, 1, H/2]
-        sin: jax.Array,  # [tiles, t, 1, H/2]
-        segments: jax.Array,  # [tiles, t]
-    ) -> jax.Array:  # [tiles, t, D]
-        return in_real_tiles(self._heads, self._mixed, x, segments, cos, sin)
-
-    def _heads(self, x: jax.Array, cos: jax.Array, sin: jax.Array) -> tuple[jax.Array, ...]:  # q, k, v [N, t, H]
+    def heads(self, x: jax.Array) -> tuple[jax.Array, ...]:  # [t, D] -> q, k, v [t, N, H]
         normed = self.attention_norm(x)
-        q, k, v = (part(normed).reshape(len(x), self.num_heads, -1) for part in (self.q, self.k, self.v))
-        return heads_first((rotate(q, cos, sin), rotate(k, cos, sin), v))
+        return tuple(part(normed).reshape(len(x), self.num_heads, -1) for part in (self.q, self.k, self.v))
 
-    def _mixed(self, x: jax.Array, attended: jax.Array) -> jax.Array:  # [t, D], [t, N, H] -> [t, D]
+    def mixed(self, x: jax.Array, attended: jax.Array) -> jax.Array:  # [t, D], [t, N, H] -> [t, D]
         x = x + self.o(attended.reshape(x.shape))
         normed = self.mlp_norm(x)
         return x + self.down(self.act(self.gate(normed)) * self.up(normed))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator
 from typing import Any
 
 from starlette.requests import Request
@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from ferrum_jax.openai.response_body import asked_response
 from ferrum_jax.serve.app.text_routes import warning_headers
-from ferrum_jax.serve.http.event_stream import EventStream
+from ferrum_jax.serve.http.event_stream import RequestEvents
 from ferrum_jax.serve.http.exchange import Exchange
 from ferrum_jax.serve.http.response_form import ResponseForm
 from ferrum_jax.serve.http.service import Service, TextRequest
@@ -28,13 +28,7 @@ async def responses(request: Request) -> Response:
     headers = warning_headers(chat.warnings)
     if not chat.streams:
         return exchange.json(await exchange.unless_left(_whole(service, form, entered), chat.timeout_s), headers)
-    events = ResponseEvents(service, form, entered)
-    try:
-        first = await exchange.unless_left(events.first(), chat.timeout_s)
-    except BaseException:
-        await events.close()
-        raise
-    return EventStream(events, first, exchange, headers, timeout_s=chat.timeout_s)
+    return await ResponseEvents(service, form, entered).stream(exchange, headers, chat.timeout_s)
 
 
 async def _whole(service: Service, form: ResponseForm, entered: TextRequest) -> dict[str, Any]:
@@ -47,28 +41,12 @@ async def _whole(service: Service, form: ResponseForm, entered: TextRequest) -> 
     return form.response
 
 
-class ResponseEvents:
-    """The events of one response. Closing it ends what runs for it."""
+class ResponseEvents(RequestEvents):
+    """The events of one response."""
 
     def __init__(self, service: Service, form: ResponseForm, entered: TextRequest) -> None:
-        self._service, self._form, self._entered = service, form, entered
-        self._outputs = service.outputs(entered)
-        self._events = self._all()
-
-    async def first(self) -> bytes:
-        """The first events. Raises what refuses the request, before a status is sent."""
-        return await anext(self._events)
-
-    def when_slow(self, cut: Callable[[], None]) -> None:
-        """Has `cut` called when the reader of the events is too slow."""
-        self._entered.on_slow = cut
-
-    def __aiter__(self) -> AsyncIterator[bytes]:
-        return self._events
-
-    async def close(self) -> None:
-        await self._events.aclose()
-        self._service.leave([self._entered])
+        super().__init__(service, [entered])
+        self._form, self._entered, self._outputs = form, entered, service.outputs(entered)
 
     async def _all(self) -> AsyncGenerator[bytes, None]:
         form, entered = self._form, self._entered

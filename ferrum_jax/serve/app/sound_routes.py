@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -13,7 +13,7 @@ from ferrum_jax.core.outputs import ABORTED, CompletionOutput, Transcription
 from ferrum_jax.openai.bodies import asked_sound
 from ferrum_jax.openai.body_fields import fields_of
 from ferrum_jax.serve.app.text_routes import warning_headers
-from ferrum_jax.serve.http.event_stream import EventStream
+from ferrum_jax.serve.http.event_stream import RequestEvents
 from ferrum_jax.serve.http.exchange import Exchange
 from ferrum_jax.serve.http.service import Service, TextRequest
 from ferrum_jax.serve.link.engine_client import RequestAborted, RequestRefused
@@ -48,12 +48,7 @@ async def _answer(exchange: Exchange, *, kind: str) -> Response:
     sound = RunningSound(service, heard, requests)
     headers = warning_headers(asked.warnings)
     if asked.streams:
-        try:
-            first = await exchange.unless_left(sound.first(), asked.timeout_s)
-        except BaseException:
-            await sound.close()
-            raise
-        return EventStream(sound, first, exchange, headers, timeout_s=asked.timeout_s)
+        return await sound.stream(exchange, headers, asked.timeout_s)
     found = await exchange.unless_left(sound.whole(), asked.timeout_s)
     form = asked.response_format
     if form in forms.OF_TEXT:
@@ -61,13 +56,12 @@ async def _answer(exchange: Exchange, *, kind: str) -> Response:
     return exchange.json(forms.as_object(found, form, asked.how.temperature), headers)
 
 
-class RunningSound:
-    """The windows of one sound, which run side by side, and its text in their order. Closing it ends what runs."""
+class RunningSound(RequestEvents):
+    """The windows of one sound, which run side by side, and its text in their order."""
 
     def __init__(self, service: Service, heard: HeardSound, requests: Sequence[TextRequest]) -> None:
-        self._service, self._heard, self._requests = service, heard, requests
-        self._events = self._all()
-        self._readers: list[asyncio.Task[None]] = []
+        super().__init__(service, requests)
+        self._heard = heard
 
     async def whole(self) -> Transcription:
         """All of it, once it has ended."""
@@ -90,24 +84,6 @@ class RunningSound:
         if found.finish_reason == "abort":
             raise RequestAborted(ABORTED)
         return found
-
-    async def first(self) -> bytes:
-        """The first event. Raises what refuses the request, before a status is sent."""
-        return await anext(self._events)
-
-    def when_slow(self, cut: Callable[[], None]) -> None:
-        """Has `cut` called when the reader of the events is too slow."""
-        for request in self._requests:
-            request.on_slow = cut
-
-    def __aiter__(self) -> AsyncIterator[bytes]:
-        return self._events
-
-    async def close(self) -> None:
-        for reader in self._readers:
-            reader.cancel()
-        await self._events.aclose()
-        self._service.leave(self._requests)
 
     async def _all(self) -> AsyncGenerator[bytes, None]:
         text = self._heard.growing()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import re
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from typing import Any
 
 from starlette.requests import Request
@@ -15,7 +15,7 @@ from ferrum_jax.openai.answers import usage_of
 from ferrum_jax.openai.asked import AskedText
 from ferrum_jax.openai.bodies import asked_text
 from ferrum_jax.serve.http.answer_forms import DONE, AnswerForm
-from ferrum_jax.serve.http.event_stream import EventStream
+from ferrum_jax.serve.http.event_stream import RequestEvents
 from ferrum_jax.serve.http.exchange import Exchange
 from ferrum_jax.serve.http.service import Service, TextRequest
 from ferrum_jax.text.output_processor.choice_text import NewText
@@ -45,13 +45,7 @@ async def _answer(exchange: Exchange, *, is_chat: bool) -> Response:
     if not asked.streams:
         answer = await exchange.unless_left(_whole(service, form, requests), asked.timeout_s)
         return exchange.json(answer, headers)
-    chunks = TextChunks(service, asked, form, requests)
-    try:
-        first = await exchange.unless_left(chunks.first(), asked.timeout_s)
-    except BaseException:
-        await chunks.close()
-        raise
-    return EventStream(chunks, first, exchange, headers, timeout_s=asked.timeout_s)
+    return await TextChunks(service, asked, form, requests).stream(exchange, headers, asked.timeout_s)
 
 
 def warning_headers(warnings: Sequence[str]) -> Mapping[str, str]:
@@ -75,31 +69,12 @@ async def _whole(service: Service, form: AnswerForm, requests: Sequence[TextRequ
         service.leave(requests)
 
 
-class TextChunks:
-    """The events of one answer. Closing it ends what runs for it."""
+class TextChunks(RequestEvents):
+    """The events of one answer."""
 
     def __init__(self, service: Service, asked: AskedText, form: AnswerForm, requests: Sequence[TextRequest]) -> None:
-        self._service, self._asked, self._form, self._requests = service, asked, form, requests
-        self._chunks = self._all()
-        self._readers: list[asyncio.Task[None]] = []
-
-    async def first(self) -> bytes:
-        """The first event. Raises what refuses the request, before a status is sent."""
-        return await anext(self._chunks)
-
-    def when_slow(self, cut: Callable[[], None]) -> None:
-        """Has `cut` called when the reader of the events is too slow."""
-        for request in self._requests:
-            request.on_slow = cut
-
-    def __aiter__(self) -> AsyncIterator[bytes]:
-        return self._chunks
-
-    async def close(self) -> None:
-        for reader in self._readers:
-            reader.cancel()
-        await self._chunks.aclose()
-        self._service.leave(self._requests)
+        super().__init__(service, requests)
+        self._asked, self._form = asked, form
 
     async def _all(self) -> AsyncGenerator[bytes, None]:
         asked, form = self._asked, self._form

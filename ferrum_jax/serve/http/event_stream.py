@@ -6,14 +6,14 @@ import asyncio
 import contextlib
 import json
 import math
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from starlette.responses import Response
 
 from ferrum_jax.serve.http.exchange import Exchange
 from ferrum_jax.serve.http.http_errors import HttpError, http_error
-from ferrum_jax.serve.http.service import counted
+from ferrum_jax.serve.http.service import Service, TextRequest, counted
 from ferrum_jax.serve.link.engine_client import ReaderTooSlow
 
 _HEADERS = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache", "x-accel-buffering": "no"}
@@ -27,6 +27,41 @@ class Events(Protocol):
     def when_slow(self, cut: Callable[[], None]) -> None: ...
 
     async def close(self) -> None: ...
+
+
+class RequestEvents:
+    """The events of requests that run; a subclass makes them in `_all`. Closing them ends what runs."""
+
+    def __init__(self, service: Service, requests: Sequence[TextRequest]) -> None:
+        self._service, self._requests = service, requests
+        self._events = self._all()
+        self._readers: list[asyncio.Task[None]] = []
+
+    async def stream(self, exchange: Exchange, headers: Mapping[str, str], timeout_s: float | None) -> EventStream:
+        """The response, once there is an event. Raises what refuses the request, before a status is sent."""
+        try:
+            first = await exchange.unless_left(anext(self._events), timeout_s)
+        except BaseException:
+            await self.close()
+            raise
+        return EventStream(self, first, exchange, headers, timeout_s=timeout_s)
+
+    def when_slow(self, cut: Callable[[], None]) -> None:
+        """Has `cut` called when the reader of the events is too slow."""
+        for request in self._requests:
+            request.on_slow = cut
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return self._events
+
+    async def close(self) -> None:
+        for reader in self._readers:
+            reader.cancel()
+        await self._events.aclose()
+        self._service.leave(self._requests)
+
+    def _all(self) -> AsyncGenerator[bytes, None]:
+        raise NotImplementedError
 
 
 class EventStream(Response):
