@@ -29,9 +29,6 @@ class ImageSources(MediaSources):
     max_pixels: int = MAX_PIXELS
     max_prompt_pixels: int = 4 * MAX_PIXELS
 
-    def _bounds(self) -> tuple[str, ...]:
-        return *super()._bounds(), "max_pixels", "max_prompt_pixels"
-
     def read(self, given: Any) -> np.ndarray:
         """The pixels, uint8 [H, W, 3], of what a Python user gives. Raises ValueError saying what is wrong with it."""
         return self.pixels(self.found(given))

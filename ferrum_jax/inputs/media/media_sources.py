@@ -50,13 +50,13 @@ class MediaSources:
                 raise ValueError(f"image host {host!r} is no name such as example.com or example.com:8080, nor '*'")
         if self.root is not None and not os.path.isabs(self.root):
             raise ValueError(f"image root {self.root!r} is not an absolute path; give the whole path of the folder")
-        for name in self._bounds():
+        for name in (
+            field.name
+            for field in dataclasses.fields(self)
+            if field.name.startswith("max_") and field.name != "max_redirects"
+        ):
             if type(getattr(self, name)) is not int or getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)!r}; it must be a whole number, 1 or more")
-
-    def _bounds(self) -> tuple[str, ...]:
-        """Names of fields that say how much is taken."""
-        return "max_bytes", "max_prompt_bytes"
 
     @classmethod
     def allowed(cls, hosts: str, folder: str | None) -> Self:
