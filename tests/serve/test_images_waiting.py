@@ -65,7 +65,7 @@ def decoding(monkeypatch):
         assert free.wait(60)
         return decoded_image(content, **how)
 
-    monkeypatch.setattr(sources, "decoded_image", held)
+    monkeypatch.setattr(sources.decoding, "decoded_image", held)
     return begun, free
 
 
