@@ -72,7 +72,8 @@ class Target:
                 f"device is a {device.device_kind!r}, which is not one of {sorted(_TARGETS)}, and jax does not say how "
                 "much memory it has; take one of these, or JAX_PLATFORMS=cpu"
             )
-        return _unlisted(device.platform, device.device_kind, memory_bytes)
+        unlisted = _target(device.platform, device.device_kind, 0, math.inf, math.inf)  # without a data sheet: no rate
+        return dataclasses.replace(unlisted, memory_bytes=memory_bytes)
 
     @property
     def is_listed(self) -> bool:
@@ -103,11 +104,6 @@ def _memory_bytes(device: Any) -> int | None:
     except jax.errors.JaxRuntimeError:
         return None
     return (stats or {}).get("bytes_limit")
-
-
-def _unlisted(platform: str, kind: str, memory_bytes: int) -> Target:
-    """A device without a data sheet here: jax's words, and no rate."""
-    return dataclasses.replace(_target(platform, kind, 0, math.inf, math.inf), memory_bytes=memory_bytes)
 
 
 def _target(

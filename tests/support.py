@@ -1,5 +1,6 @@
 """Small engines over golden folders, and how tests run them."""
 
+import asyncio
 import contextlib
 import dataclasses
 import fcntl
@@ -8,7 +9,7 @@ import math
 import os
 import pathlib
 import weakref
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 
 from ferrum_jax.config import EngineConfig
 from ferrum_jax.core.request_options import RequestOptions
@@ -40,6 +41,16 @@ def child_environment() -> dict[str, str]:
     """For a process of its own: the repository comes first on its path, what was there (a compiler's folder) behind."""
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     return os.environ | {"PYTHONPATH": path}
+
+
+def in_loop(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
+    """The test, which awaits, in an event loop of its own."""
+
+    @functools.wraps(test)
+    def run(**fixtures) -> None:
+        asyncio.run(test(**fixtures))
+
+    return run
 
 
 def is_running(process: int) -> bool:

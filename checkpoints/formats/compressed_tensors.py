@@ -18,17 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from checkpoints.formats.leaves import (
-    byte_leaf,
-    finite_leaf,
-    float8,
-    input_scale_leaf,
-    nibble_leaf,
-    order_of,
-    scale_leaf,
-    unpacked,
-    whole_leaf,
-)
+from checkpoints.formats import leaves
 from checkpoints.formats.packed import Leaf, PackedWeight, Ranges, slices, stored_leaf
 from checkpoints.formats.scheme import NOTHING, Module, Scheme, Settings, fields_of, group_size
 from checkpoints.names.patterns import Pattern
@@ -185,15 +175,15 @@ def _pack(module: Module, rows: int) -> PackedWeight:
     """The weight of a module's tensors. Raises ValueError where they do not fit one another."""
     form, tensors, base = module.form, module.tensors, module.name.removesuffix(".weight")
     shape, codes = _codes(module, base)
-    leaves = {"codes": codes, "scales": scale_leaf(module, _of(module, _SCALE), base + _SCALE, shape, rows)}
+    parts = {"codes": codes, "scales": leaves.scale_leaf(module, _of(module, _SCALE), base + _SCALE, shape, rows)}
     if form.has_zeros:
-        leaves["zeros"] = _zeros(module, base, shape)
+        parts["zeros"] = _zeros(module, base, shape)
     if form.has_order:
         assert form.group is not None
-        order = order_of(_of(module, ".weight_g_idx"), f"{base}.weight_g_idx", shape[1], form.group)
-        leaves["order"] = whole_leaf(lambda: order, order.shape, np.int32)
+        order = leaves.order_of(_of(module, ".weight_g_idx"), f"{base}.weight_g_idx", shape[1], form.group)
+        parts["order"] = leaves.whole_leaf(lambda: order, order.shape, np.int32)
     if form.has_input_scale:
-        leaves["input_scale"] = input_scale_leaf(module, _of(module, ".input_scale"), f"{base}.input_scale")
+        parts["input_scale"] = leaves.input_scale_leaf(module, _of(module, ".input_scale"), f"{base}.input_scale")
     for end, is_known in (
         (_ZERO, form.has_zeros),
         (".weight_g_idx", form.has_order),
@@ -201,7 +191,7 @@ def _pack(module: Module, rows: int) -> PackedWeight:
     ):
         if end in tensors and not is_known:
             raise ValueError(f"{base}{end} is there, and config.json says nothing of it; copy the checkpoint again")
-    return PackedWeight(module.name, form, leaves)
+    return PackedWeight(module.name, form, parts)
 
 
 def _of(module: Module, end: str) -> Any:
@@ -216,7 +206,7 @@ def _codes(module: Module, base: str) -> tuple[tuple[int, int], Leaf]:
     form, tensors = module.form, module.tensors
     if _PACKED not in tensors:
         stored = _of(module, ".weight")
-        wanted = float8() if form.kind == "fp8_e4m3" else np.dtype(np.int8)
+        wanted = leaves.float8() if form.kind == "fp8_e4m3" else np.dtype(np.int8)
         if len(stored.shape) != 2 or stored.dtype != wanted or form.has_order:
             raise ValueError(
                 f"{base}.weight is {stored.dtype} {list(stored.shape)}; config.json says codes of {form.kind}"
@@ -236,26 +226,26 @@ def _codes(module: Module, base: str) -> tuple[tuple[int, int], Leaf]:
         )
     order = None
     if form.has_order and form.group:
-        order = order_of(_of(module, ".weight_g_idx"), f"{base}.weight_g_idx", shape[1], form.group)
+        order = leaves.order_of(_of(module, ".weight_g_idx"), f"{base}.weight_g_idx", shape[1], form.group)
 
     def codes(outputs: range) -> np.ndarray:
-        found = unpacked(np.asarray(words[slices((outputs,))]), bits)[:, : shape[1]]
+        found = leaves.unpacked(np.asarray(words[slices((outputs,))]), bits)[:, : shape[1]]
         return found if order is None else found[:, order]
 
     if order is not None:
-        return shape, (nibble_leaf if bits == 4 else byte_leaf)(codes, shape)
+        return shape, (leaves.nibble_leaf if bits == 4 else leaves.byte_leaf)(codes, shape)
     return shape, _as_stored(words, shape, bits)
 
 
 def _a_byte_each(stored: Any, name: str, kind: str) -> Leaf:
     """Codes that are not packed in the file."""
     if kind != "int4":
-        return stored_leaf(stored) if kind == "int8" else finite_leaf(stored_leaf(stored), name)
+        return stored_leaf(stored) if kind == "int8" else leaves.finite_leaf(stored_leaf(stored), name)
 
     def codes(outputs: range) -> np.ndarray:
         return (_in_range(np.asarray(stored[slices((outputs,))]), 4, name, outputs) + np.int8(8)).view(np.uint8)
 
-    return nibble_leaf(codes, tuple(stored.shape))
+    return leaves.nibble_leaf(codes, tuple(stored.shape))
 
 
 def _as_stored(words: Any, shape: tuple[int, int], bits: int) -> Leaf:
@@ -297,7 +287,7 @@ def _zeros(module: Module, base: str, shape: tuple[int, int]) -> Leaf:
     def zeros() -> np.ndarray:
         if not packed:  # signed, as codes are before they are packed
             return _in_range(np.asarray(stored), bits, base + _ZERO).astype(dtype) + dtype(middle)
-        found = unpacked(np.asarray(stored).T, bits).T[: shape[0]].astype(dtype)
+        found = leaves.unpacked(np.asarray(stored).T, bits).T[: shape[0]].astype(dtype)
         return found if bits == 4 else found - 128
 
-    return whole_leaf(zeros, (shape[0], groups), dtype)
+    return leaves.whole_leaf(zeros, (shape[0], groups), dtype)

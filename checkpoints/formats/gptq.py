@@ -15,17 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from checkpoints.formats.leaves import (
-    byte_leaf,
-    check_shape,
-    check_words,
-    nibble_leaf,
-    order_of,
-    scale_leaf,
-    unpacked,
-    whole_leaf,
-    words_of,
-)
+from checkpoints.formats import leaves
 from checkpoints.formats.packed import Leaf, PackedWeight, slices
 from checkpoints.formats.scheme import Module, Scheme, Settings, fields_of, group_size
 from checkpoints.stored_weight import WeightForm
@@ -108,33 +98,33 @@ def _form(settings: Settings, values: Mapping[str, Any], scale_dtype: str) -> We
 
 def _pack(module: Module, is_v1: bool) -> PackedWeight:
     form, tensors, base = module.form, module.tensors, module.name.removesuffix(".weight")
-    bits, words = (4 if form.kind == "int4" else 8), words_of(module, _QWEIGHT, "[in, out] in words")
+    bits, words = (4 if form.kind == "int4" else 8), leaves.words_of(module, _QWEIGHT, "[in, out] in words")
     shape = (words.shape[1], words.shape[0] * 32 // bits)
     groups = shape[1] // (form.group or shape[1])
-    check_shape(module, _QZEROS, (groups, shape[0] * bits // 32), shape)
-    check_shape(module, _SCALES, (groups, shape[0]), shape)
-    check_words(tensors[_QZEROS], base + _QZEROS)
+    leaves.check_shape(module, _QZEROS, (groups, shape[0] * bits // 32), shape)
+    leaves.check_shape(module, _SCALES, (groups, shape[0]), shape)
+    leaves.check_words(tensors[_QZEROS], base + _QZEROS)
     order = _order(module, base, shape[1])
 
     def codes(outputs: range) -> np.ndarray:
-        found = unpacked(np.asarray(words[:, slices((outputs,))[0]]).T, bits)
+        found = leaves.unpacked(np.asarray(words[:, slices((outputs,))[0]]).T, bits)
         return found if order is None or not form.has_order else found[:, order]
 
-    leaves = {
-        "codes": (nibble_leaf if bits == 4 else byte_leaf)(codes, shape),
-        "scales": scale_leaf(module, np.asarray(tensors[_SCALES]).T, base + _SCALES, shape),
+    parts = {
+        "codes": (leaves.nibble_leaf if bits == 4 else leaves.byte_leaf)(codes, shape),
+        "scales": leaves.scale_leaf(module, np.asarray(tensors[_SCALES]).T, base + _SCALES, shape),
     }
     zeros = _zeros(tensors[_QZEROS], bits, is_v1)
     if form.has_zeros:
-        leaves["zeros"] = _zero_leaf(zeros, bits)
+        parts["zeros"] = _zero_leaf(zeros, bits)
     elif (zeros != 1 << (bits - 1)).any():
         odd = int(zeros[zeros != 1 << (bits - 1)][0])
         raise ValueError(
             f"{base}{_QZEROS} has {odd}; config.json says sym, with which it is {1 << (bits - 1)} everywhere"
         )
     if form.has_order and order is not None:
-        leaves["order"] = whole_leaf(lambda: order, order.shape, np.int32)
-    return PackedWeight(module.name, form, leaves)
+        parts["order"] = leaves.whole_leaf(lambda: order, order.shape, np.int32)
+    return PackedWeight(module.name, form, parts)
 
 
 def _order(module: Module, base: str, num_inputs: int) -> np.ndarray | None:
@@ -144,18 +134,18 @@ def _order(module: Module, base: str, num_inputs: int) -> np.ndarray | None:
         if form.has_order:
             raise ValueError(f"{base}{_G_IDX} is missing, and config.json says desc_act; copy the checkpoint again")
         return None
-    order = order_of(module.tensors[_G_IDX], base + _G_IDX, num_inputs, form.group or num_inputs)
+    order = leaves.order_of(module.tensors[_G_IDX], base + _G_IDX, num_inputs, form.group or num_inputs)
     if not form.has_order and (order != np.arange(num_inputs)).any():
         raise ValueError(f"{base}{_G_IDX} orders the inputs, and config.json says that desc_act is false; correct it")
     return order
 
 
 def _zeros(stored: Any, bits: int, is_v1: bool) -> np.ndarray:  # [groups, words] -> [out, groups] uint8
-    found = unpacked(np.asarray(stored), bits).T
+    found = leaves.unpacked(np.asarray(stored), bits).T
     return found + np.uint8(1) & np.uint8((1 << bits) - 1) if is_v1 else found
 
 
 def _zero_leaf(zeros: np.ndarray, bits: int) -> Leaf:
     if bits == 4:
-        return whole_leaf(lambda: zeros.astype(np.int8), zeros.shape, np.int8)
-    return whole_leaf(lambda: zeros.astype(np.int16) - np.int16(128), zeros.shape, np.int16)
+        return leaves.whole_leaf(lambda: zeros.astype(np.int8), zeros.shape, np.int8)
+    return leaves.whole_leaf(lambda: zeros.astype(np.int16) - np.int16(128), zeros.shape, np.int16)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from rich.table import Table
@@ -26,6 +26,10 @@ if TYPE_CHECKING:
     from ferrum_jax.tasks.transcription.foreseen import Foresee
 
 _MAX_NAMED = 5
+_COUNTED = (  # fields of a plan that are counted prompt by prompt
+    *("num_refused", "prompt_tokens", "saved_tokens", "longest_prompt", "most_output_tokens", "num_groups"),
+    *("num_grouped", "num_sounds", "num_windows", "num_unsaid", "sound_s"),
+)
 _OTHER_JOB_SPREAD = 0.25  # of the throughput of another job
 
 
@@ -68,65 +72,45 @@ def make_plan(
     """The plan of what is left. store: of the journal."""
     journal = Journal(store, rows, "plan")
     journal.refresh()
-    counts: dict[str, int] = dict.fromkeys(("refused", "prompt", "saved", "longest", "output", "groups", "grouped"), 0)
+    counts: dict[str, Any] = dict.fromkeys(_COUNTED, 0)
     previous: np.ndarray = np.zeros(0, np.int64)
-    in_group, heard = False, _CountedSounds()
+    in_group = False
     indices = journal.unfinished(rows.order).tolist()
-    found = measured(rows, indices, token_ids, max_model_len, foresee)
-    for ids, salt_changed, outputs in _left(heard.counted(found), counts):
+    for ids, salt_changed, outputs in _left(measured(rows, indices, token_ids, max_model_len, foresee), counts):
         shared = 0 if salt_changed else _num_shared(previous, ids) // block_size * block_size
         shared = min(shared, (len(ids) - 1) // block_size * block_size)
-        counts["prompt"] += len(ids)
-        counts["saved"] += shared
-        counts["longest"] = max(counts["longest"], len(ids))
-        counts["output"] += outputs
-        counts["groups"] += bool(shared) and not in_group
-        counts["grouped"] += 0 if not shared else 1 if in_group else 2
+        counts["prompt_tokens"] += len(ids)
+        counts["saved_tokens"] += shared
+        counts["longest_prompt"] = max(counts["longest_prompt"], len(ids))
+        counts["most_output_tokens"] += outputs
+        counts["num_groups"] += bool(shared) and not in_group
+        counts["num_grouped"] += 0 if not shared else 1 if in_group else 2
         in_group, previous = bool(shared), ids
     return Plan(
         num_rows=len(rows),
         num_bad=rows.num_bad,
         num_done=journal.num_ok + journal.num_failed,
-        num_refused=counts["refused"],
         num_parts=len(rows.parts()),
-        prompt_tokens=counts["prompt"],
-        saved_tokens=counts["saved"],
-        longest_prompt=counts["longest"],
-        most_output_tokens=counts["output"],
-        num_groups=counts["groups"],
-        num_grouped=counts["grouped"],
-        **dataclasses.asdict(heard),
         bad=[bad.message for _, (_, bad) in zip(range(_MAX_NAMED), rows.bad_rows(), strict=False)],
+        **counts,
     )
 
 
-@dataclasses.dataclass
-class _CountedSounds:
-    """Counts of a plan's sounds; see `Plan`."""
+def _left(prompts: Iterable[Measured | None], counts: dict[str, Any]) -> Iterator[tuple[np.ndarray, bool, int]]:
+    """Token ids of each prompt to run, whether its salt is not that of the one before, and the most it generates.
 
-    num_sounds: int = 0
-    num_windows: int = 0
-    num_unsaid: int = 0
-    sound_s: float = 0.0
-
-    def counted(self, prompts: Iterable[Measured | None]) -> Iterator[Measured | None]:
-        """The prompts, each sound counted as it comes by."""
-        for each in prompts:
-            if each is not None and (sound := each.sound) is not None:
-                self.num_sounds += 1
-                self.num_windows += sound.num_windows
-                self.num_unsaid += sound.seconds is None
-                self.sound_s += sound.seconds or 0.0
-            yield each
-
-
-def _left(prompts: Iterable[Measured | None], counts: dict[str, int]) -> Iterator[tuple[np.ndarray, bool, int]]:
-    """Token ids of each prompt to run, whether its salt is not that of the one before, and the most it generates."""
+    Counts what is refused, and sounds.
+    """
     before = ""
     for each in prompts:
         if each is None:
-            counts["refused"] += 1
+            counts["num_refused"] += 1
             continue
+        if (sound := each.sound) is not None:
+            counts["num_sounds"] += 1
+            counts["num_windows"] += sound.num_windows
+            counts["num_unsaid"] += sound.seconds is None
+            counts["sound_s"] += sound.seconds or 0.0
         yield each.ids, each.salt != before, each.outputs * each.row.asked.n
         before = each.salt
 

@@ -142,17 +142,13 @@ class Worker:
 
     def _requests(self) -> Iterator[tuple[int, int]]:
         """Queued rows and those of further parts, with their epochs; those that crashed the engine wait."""
-        while self._may_begin and (self._queue or self._take()):
+        while not (self.is_over or self._share.is_closed or self._share.is_done) and (self._queue or self._take()):
             index, epoch = self._queue.popleft()
             if index in self._journal.num_crashes:
                 self._suspect(index, epoch)
             elif self._share.admits(index, epoch):
                 yield index, epoch
             self._share.return_to_passed()
-
-    @property
-    def _may_begin(self) -> bool:
-        return not (self.is_over or self._share.is_closed or self._share.is_done)
 
     def _suspect(self, index: int, epoch: int) -> None:
         """A row with which the engine crashed: run alone, or set aside."""

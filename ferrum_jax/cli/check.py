@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from ferrum_jax.cli.flags import given_fields
 from ferrum_jax.cli.parsers import new_command
 from ferrum_jax.config import EngineConfig
 from ferrum_jax.io.paths import make_folder, require_folder_of
@@ -33,11 +34,16 @@ def add(commands: Any) -> None:
     check.add_argument(
         "--seconds",
         type=float,
+        default=argparse.SUPPRESS,
         metavar="N",
         help="in which it is to be over, about; cases that find no time are left out (default: 300)",
     )
     check.add_argument(
-        "--parts", metavar="NAMES", help="ops to check, and engine, with commas between them (default: all)"
+        "--parts",
+        type=lambda text: tuple(name.strip() for name in text.split(",")),
+        default=argparse.SUPPRESS,
+        metavar="NAMES",
+        help="ops to check, and engine, with commas between them (default: all)",
     )
     check.add_argument("--model", metavar="DIR", help="model that the engine is checked with (default: the demo model)")
     check.add_argument(
@@ -56,7 +62,7 @@ def add(commands: Any) -> None:
         help="where executables and verdicts on kernels are kept; '' keeps none",
     )
     check.add_argument("--fault", help=argparse.SUPPRESS)  # for tests: one of engine/startup/faults.py
-    check.add_argument("--silence", type=float, help=argparse.SUPPRESS)  # seconds, for tests
+    check.add_argument("--silence", dest="silence_s", type=float, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
     check.set_defaults(runs_here=True)
 
 
@@ -70,18 +76,7 @@ def _run(args: argparse.Namespace) -> int:
         require_folder_of(args.output / name, "report")
         if (args.output / name).is_dir():
             raise ValueError(f"{args.output / name}, where the report belongs, is a folder; name another place")
-    given: dict[str, Any] = {} if args.silence is None else {"silence_s": args.silence}
-    given |= {} if args.seconds is None else {"seconds": args.seconds}
-    given |= {} if args.parts is None else {"parts": tuple(name.strip() for name in args.parts.split(","))}
-    options = CheckOptions(
-        full=args.full,
-        tune=args.tune,
-        mesh=args.mesh,
-        model=args.model,
-        compilation_cache_dir=args.compilation_cache_dir,
-        fault=args.fault,
-        **given,
-    )
+    options = CheckOptions(**given_fields(args, CheckOptions))
     with status(plain_console(stderr=True), "checking this machine") as update:
         report = check_device(options, update)
     report.show(plain_console())  # before it is written, as a disk that is full loses minutes of work

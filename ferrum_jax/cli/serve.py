@@ -13,14 +13,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from ferrum_jax import __version__
 from ferrum_jax.batch.notice import EXIT_PREEMPTED
-from ferrum_jax.cli.model import (
-    adapters_of,
-    add_adapters,
-    add_load,
-    add_model,
-    chosen_config,
-    open_llm,
-)
+from ferrum_jax.cli import model
+from ferrum_jax.cli.flags import given_fields
 from ferrum_jax.cli.model_names import model_names
 from ferrum_jax.cli.parsers import new_command
 from ferrum_jax.io.files.store import open_store
@@ -48,8 +42,8 @@ def add(commands: Any) -> None:
     _add_address(serve)
     _add_keys(serve)
     _add_limits(serve)
-    add_model(serve)
-    add_load(serve)
+    model.add_model(serve)
+    model.add_load(serve)
 
 
 def _add_address(serve: argparse.ArgumentParser) -> None:
@@ -75,7 +69,7 @@ def _add_address(serve: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="name by which requests may ask for the model; may be repeated, and answers carry the first",
     )
-    add_adapters(group, "requests name it as their model")
+    model.add_adapters(group, "requests name it as their model")
     group.add_argument(
         "--adapter-root",
         metavar="DIR",
@@ -150,8 +144,8 @@ def _run(args: argparse.Namespace) -> int:
     missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
     if missing:
         raise ValueError(f"serve needs {' and '.join(missing)}; {install_command('server')}")
-    config, settings = chosen_config(args), _settings(args)
-    adapters = adapters_of(args, config)
+    config, settings = model.chosen_config(args), _settings(args)
+    adapters = model.adapters_of(args, config)
     settings.require_apart(adapters)
     if args.adapter_root is not None and not config.max_adapters:
         raise ValueError("--adapter-root is given, and there is no slot for an adapter; set --max-adapters, as in 8")
@@ -163,14 +157,7 @@ def _run(args: argparse.Namespace) -> int:
     from ferrum_jax.serve.engine_process import HttpChild, listening
 
     def order(link: int, listener: int) -> HttpOrder:
-        return HttpOrder(
-            settings=settings,
-            link=link,
-            listener=listener,
-            root_path=args.root_path,
-            ssl_keyfile=args.ssl_keyfile,
-            ssl_certfile=args.ssl_certfile,
-        )
+        return HttpOrder(settings=settings, link=link, listener=listener, **given_fields(args, HttpOrder))
 
     def batch_order(link: int) -> BatchOrder:
         return BatchOrder(settings=settings, link=link)
@@ -181,7 +168,7 @@ def _run(args: argparse.Namespace) -> int:
         _end_at_sigterm()
         child = stack.enter_context(HttpChild(order, listener))
         started = time.monotonic()
-        llm = open_llm(args, config, stack)
+        llm = model.open_llm(args, config, stack)
         for name, path in adapters.items():
             llm.load_adapter(name, path)
         child.require_alive()
@@ -206,26 +193,13 @@ def _settings(args: argparse.Namespace) -> ServerSettings:
     if args.drain_s < 0:
         raise ValueError(f"--drain-s is {args.drain_s}; it must be 0 or more")
     return ServerSettings(
+        **given_fields(args, ServerSettings),
         names=model_names(args.model, args.served_model_name),
         num_listed=max(1, len(args.served_model_name)),
-        adapter_root=args.adapter_root,
-        weights_root=args.weights_root,
         version=__version__,
         keys=keys,
         admin_keys=admin_keys,
-        max_waiting=args.max_waiting,
-        max_waiting_tokens=args.max_waiting_tokens,
-        max_body_bytes=args.max_body_bytes,
-        max_n=args.max_n,
-        max_prompts=args.max_prompts,
-        batches=args.batches,
-        max_file_bytes=args.max_file_bytes,
-        max_batch_rows=args.max_batch_rows,
-        max_stored_bytes=args.max_stored_bytes,
-        timeout_s=args.timeout_s,
-        watchdog_s=args.watchdog_s,
         cors_origins=tuple(args.cors_origin),
-        ignore_unknown_fields=args.ignore_unknown_fields,
     )
 
 

@@ -104,16 +104,6 @@ class LoadedAdapters:
         return self._threads.submit(lambda: tuple(jax.tree.leaves(slots.stage(adapter.content))))
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class AdapterCounts:
-    """Counts so far, with the gauges of this moment."""
-
-    adapters_loaded: int = 0
-    adapters_live: int = 0
-    adapter_writes: int = 0
-    adapter_evictions: int = 0
-
-
 class HeldSlots:
     """The slots of one engine."""
 
@@ -169,14 +159,14 @@ class HeldSlots:
         for key in self._staged.keys() - waiting:
             del self._staged[key]
 
-    def counts(self) -> AdapterCounts:
-        pool = self._pool
-        return AdapterCounts(
-            adapters_loaded=len(self.loaded.names),
-            adapters_live=pool.num_live,
-            adapter_writes=self._num_writes,
-            adapter_evictions=pool.evictions,
-        )
+    def counts(self) -> dict[str, int]:
+        """Counts so far, with the gauges of this moment."""
+        return {
+            "adapters_loaded": len(self.loaded.names),
+            "adapters_live": self._pool.num_live,
+            "adapter_writes": self._num_writes,
+            "adapter_evictions": self._pool.evictions,
+        }
 
     def check_invariants(self, holders: dict[int, int]) -> None:
         """Prove the book. holders: submissions that hold each slot."""

@@ -7,7 +7,6 @@ for its own token alone, while the device runs the forward.
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 from collections.abc import Callable, Sequence
 
@@ -24,16 +23,6 @@ from ferrum_jax.text.structured.reading.message_stream import PROMPT_END_TOKENS,
 from ferrum_jax.text.structured.token_rules import allow, forbid
 from ferrum_jax.text.structured.vocabulary import Vocabulary
 from ferrum_jax.text.tokenizer import Tokenizer
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class ConstraintCounts:
-    """Counts so far."""
-
-    grammars: int = 0
-    grammar_hits: int = 0
-    masks: int = 0
-    forced_tokens: int = 0
 
 
 class Constraints:
@@ -239,13 +228,12 @@ class Constraints:
         self._matchers.pop(choice.request.id, None)
         self._faults.pop(choice.request.id, None)
 
-    def counts(self) -> ConstraintCounts:
+    def counts(self) -> dict[str, int]:
+        """Counts so far."""
         made = self._made
-        if made is None:
-            return ConstraintCounts(masks=self._num_masks)
-        return ConstraintCounts(
-            grammars=made.num_compiled,
-            grammar_hits=made.num_hits,
-            masks=self._num_masks,
-            forced_tokens=self._num_forced,
-        )
+        return {
+            "grammars": 0 if made is None else made.num_compiled,
+            "grammar_hits": 0 if made is None else made.num_hits,
+            "masks": self._num_masks,
+            "forced_tokens": self._num_forced,
+        }

@@ -8,7 +8,6 @@ asked for; it has one Request for each of its n choices.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -211,8 +210,7 @@ class Engine:
 
     def counts(self) -> dict[str, Any]:
         """Counts of reuse, grammars and masks, adapters, images and drafts."""
-        parts = (self._constraints.counts(), self._adapters.counts(), self.scheduler.images.counts())
-        counts = {name: value for part in parts for name, value in dataclasses.asdict(part).items()}
+        counts = self._constraints.counts() | self._adapters.counts() | self.scheduler.images.counts()
         drafting = self.scheduler.drafting
         of_drafts = {} if drafting is None else drafting.counts.snapshot() | {"drafts_bytes": drafting.source.bytes}
         kept = self.kept_experts

@@ -13,17 +13,7 @@ from ferrum_jax.core.request import FLEX
 from ferrum_jax.inputs.params.transcription_params import TranscriptionParams
 from ferrum_jax.inputs.prompt import VECTOR_ARGUMENTS, Content, Prompt, joined_text, named_text, take_apart
 from ferrum_jax.io.error_text import quoted
-from ferrum_jax.openai.asked import (
-    AnswerOptions,
-    AskedClasses,
-    AskedRewards,
-    AskedScores,
-    AskedSound,
-    AskedText,
-    AskedVectors,
-    BodyLimits,
-    ReadingForm,
-)
+from ferrum_jax.openai import asked
 from ferrum_jax.openai.body_fields import CLASSES, PAIRS, RESPONSE_FORMATS, SOUNDS, given
 from ferrum_jax.openai.body_rules import Rules, rules_of
 from ferrum_jax.openai.contents import prompts_of
@@ -36,7 +26,7 @@ _STREAMED = ("json", "verbose_json")
 _STREAM_OPTIONS = ("continuous_usage_stats", "include_usage")
 
 
-def sound_of(body: Mapping[str, Any], *, kind: str) -> AskedSound:
+def sound_of(body: Mapping[str, Any], *, kind: str) -> asked.AskedSound:
     """How a body asks, without its file. kind: "transcription" or "translation".
 
     Raises ValueError for the first thing that is wrong.
@@ -67,7 +57,7 @@ def sound_of(body: Mapping[str, Any], *, kind: str) -> AskedSound:
         max_tokens=body.get("max_tokens"),
         logprobs=answer == "verbose_json",
     )
-    return AskedSound(
+    return asked.AskedSound(
         params=SamplingParams(temperature=temperature, seed=params.seed, max_tokens=params.max_tokens),
         how=params,
         response_format=answer,
@@ -97,7 +87,7 @@ def _check_times(wanted: object, answer: str) -> None:
 # -- over HTTP -------------------------------------------------------------------------------------------
 
 
-def asked_text(body: Mapping[str, Any], limits: BodyLimits, *, is_chat: bool) -> AskedText:
+def asked_text(body: Mapping[str, Any], limits: asked.BodyLimits, *, is_chat: bool) -> asked.AskedText:
     """The request of a completion's or a chat's body. Raises FieldError for the first thing that is wrong."""
     body, warnings = known_fields(body, rules_of("chat" if is_chat else "completion", "http"), limits)
     with naming_fields(body):
@@ -117,10 +107,10 @@ def asked_text(body: Mapping[str, Any], limits: BodyLimits, *, is_chat: bool) ->
             "echoed": _continued(contents[0]) if how["echo"] and is_chat else "",
             "warnings": (*warnings, *(params.structured_outputs.warnings if params.structured_outputs else ())),
         }
-        return AskedText(**how)
+        return asked.AskedText(**how)
 
 
-def asked_reading(body: Mapping[str, Any], limits: BodyLimits, *, kind: str) -> Any:
+def asked_reading(body: Mapping[str, Any], limits: asked.BodyLimits, *, kind: str) -> Any:
     """The request of a body whose texts are read. kind: of READING. Raises FieldError for the first wrong field."""
     body, warnings = known_fields(body, rules_of(kind, "http"), limits)
     with naming_fields(body):
@@ -133,7 +123,7 @@ def asked_reading(body: Mapping[str, Any], limits: BodyLimits, *, kind: str) -> 
         return dataclasses.replace(how, prompts=prompts)
 
 
-def asked_sound(body: Mapping[str, Any], limits: BodyLimits, *, kind: str) -> AskedSound:
+def asked_sound(body: Mapping[str, Any], limits: asked.BodyLimits, *, kind: str) -> asked.AskedSound:
     """The request of a form. kind: "transcription" or "translation". Raises FieldError for the first wrong field."""
     body, warnings = known_fields(body, rules_of(kind, "http"), limits)
     with naming_fields(body):
@@ -143,7 +133,7 @@ def asked_sound(body: Mapping[str, Any], limits: BodyLimits, *, kind: str) -> As
 
 
 def known_fields(
-    body: Mapping[str, Any], rules: Rules, limits: BodyLimits
+    body: Mapping[str, Any], rules: Rules, limits: asked.BodyLimits
 ) -> tuple[Mapping[str, Any], tuple[str, ...]]:
     """The body without what is to be ignored, and a warning for each field of that."""
     if not limits.ignores_unknown:
@@ -161,7 +151,7 @@ def _required(body: Mapping[str, Any], name: str) -> Any:
     return body[name]
 
 
-def _check_choices(count: int, n: int, limits: BodyLimits) -> None:
+def _check_choices(count: int, n: int, limits: asked.BodyLimits) -> None:
     if n > limits.max_n:
         raise FieldError(f"n is {n}; at most {limits.max_n} choices are made of a prompt here", "n")
     if n * count > limits.max_prompts:
@@ -184,8 +174,8 @@ def how_of(kind: str, body: Mapping[str, Any]) -> Any:
         return scores_of(body, ranks=kind == "rerank")
     if kind in CLASSES:
         options = _cut_of(body) | _salt_of(body)
-        return (AskedRewards if kind == "reward" else AskedClasses)(options=options, **_of_all(body))
-    return vectors_of(body) if kind == "embedding" else AskedText(**text_of(body, is_chat=kind == "chat"))
+        return (asked.AskedRewards if kind == "reward" else asked.AskedClasses)(options=options, **_of_all(body))
+    return vectors_of(body) if kind == "embedding" else asked.AskedText(**text_of(body, is_chat=kind == "chat"))
 
 
 def text_of(body: Mapping[str, Any], *, is_chat: bool) -> dict[str, Any]:
@@ -201,7 +191,7 @@ def text_of(body: Mapping[str, Any], *, is_chat: bool) -> dict[str, Any]:
         includes_usage=of_stream.get("include_usage", False),
         usage_in_every_chunk=of_stream.get("continuous_usage_stats", False),
         returns_token_ids=given(body, "return_token_ids"),
-        form=AnswerOptions(
+        form=asked.AnswerOptions(
             ids_as_names=given(body, "return_tokens_as_token_ids") is True,
             shows_reasoning=given(body, "include_reasoning") is not False,
             num_tops=params.logprobs,
@@ -213,21 +203,21 @@ def text_of(body: Mapping[str, Any], *, is_chat: bool) -> dict[str, Any]:
     )
 
 
-def vectors_of(body: Mapping[str, Any]) -> AskedVectors:
-    form = ReadingForm(
+def vectors_of(body: Mapping[str, Any]) -> asked.AskedVectors:
+    form = asked.ReadingForm(
         as_base64=given(body, "encoding_format") == "base64",
         dimensions=given(body, "dimensions"),
     )
     options = {name: value for name in VECTOR_ARGUMENTS if (value := given(body, name)) is not None}
-    return AskedVectors(options=options | _salt_of(body), form=form, **_of_all(body))
+    return asked.AskedVectors(options=options | _salt_of(body), form=form, **_of_all(body))
 
 
-def scores_of(body: Mapping[str, Any], *, ranks: bool) -> AskedScores:
-    form = ReadingForm(top_n=given(body, "top_n"), shows_documents=given(body, "return_documents") is not False)
+def scores_of(body: Mapping[str, Any], *, ranks: bool) -> asked.AskedScores:
+    form = asked.ReadingForm(top_n=given(body, "top_n"), shows_documents=given(body, "return_documents") is not False)
     options: dict[str, Any] = _cut_of(body)
     if given(body, "instruction") is not None:
         options["instruction"] = body["instruction"]
-    return AskedScores(options=options | _salt_of(body), form=form, ranks=ranks, **_of_all(body))
+    return asked.AskedScores(options=options | _salt_of(body), form=form, ranks=ranks, **_of_all(body))
 
 
 def sides_of(

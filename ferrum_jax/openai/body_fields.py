@@ -15,26 +15,8 @@ from typing import Any, NamedTuple
 from ferrum_jax.inputs.params.parameter import SAMPLED, TEXTS, Parameter
 from ferrum_jax.io.error_text import quoted
 from ferrum_jax.io.ints import as_whole
+from ferrum_jax.openai import value_schemas as of
 from ferrum_jax.openai.errors import FieldError
-from ferrum_jax.openai.value_schemas import (
-    BIASES,
-    BOOLEAN,
-    DOCUMENTS,
-    FILLED,
-    FORMAT,
-    IDS,
-    MESSAGES,
-    OBJECT,
-    PROMPTS,
-    STRING,
-    STRUCTURE,
-    TOOL_CHOICE,
-    TOOLS,
-    Schema,
-    list_of,
-    one_of,
-    whole,
-)
 from ferrum_jax.sampling_params import MAX_LOGPROBS, MAX_NAMED_IDS, PARAMETERS
 
 PAIRS = ("score", "rerank")
@@ -68,32 +50,34 @@ class BodyField(NamedTuple):
 
     on: tuple[str, ...]
     says: str
-    schema: Schema = MappingProxyType({})
+    schema: of.Schema = MappingProxyType({})
     what: str = ""
     door: str = ""
 
 
-_FLAG: Any = (BOOLEAN, "true or false")
-_COUNT: Any = (whole(1), "a whole number, 1 or more")
+_FLAG: Any = (of.BOOLEAN, "true or false")
+_COUNT: Any = (of.whole(1), "a whole number, 1 or more")
 _PRIORITY: Any = (
-    whole(1 - 2**31, 2**31 - 1),
+    of.whole(1 - 2**31, 2**31 - 1),
     "a whole number from -2147483647 to 2147483647, and lower runs first",
 )
 _TIMEOUT: Any = ({"type": "number", "exclusiveMinimum": 0}, "a number of seconds, more than 0", "http")
 REQUEST_ID = r"^[A-Za-z0-9_.:-]{1,128}$"
 _REQUEST_ID: Any = ({"type": "string", "pattern": REQUEST_ID}, "1 to 128 letters, digits or any of _ . : -", "http")
 
-_SCHEMAS: Mapping[str, Schema] = {  # of parameters that are no plain numbers in a body
-    "max_tokens": whole(0),
-    "logit_bias": BIASES,
-    "stop": {"anyOf": [STRING, list_of(FILLED)]},
-    "stop_token_ids": list_of({"type": "integer"}),
-    "logprobs": {"anyOf": [whole(0, MAX_LOGPROBS), BOOLEAN]},
-    "prompt_logprob_token_ids": one_of(IDS, list_of(list_of({"type": "integer"}, maxItems=MAX_NAMED_IDS), minItems=1)),
-    "truncate_prompt_tokens": one_of({"const": -1}, whole(1)),
-    "structured_outputs": STRUCTURE,
-    "allowed_token_ids": list_of({"type": "integer"}, minItems=1),
-    "bad_words": list_of({"type": "string", "pattern": r"\S"}),
+_SCHEMAS: Mapping[str, of.Schema] = {  # of parameters that are no plain numbers in a body
+    "max_tokens": of.whole(0),
+    "logit_bias": of.BIASES,
+    "stop": {"anyOf": [of.STRING, of.list_of(of.FILLED)]},
+    "stop_token_ids": of.list_of({"type": "integer"}),
+    "logprobs": {"anyOf": [of.whole(0, MAX_LOGPROBS), of.BOOLEAN]},
+    "prompt_logprob_token_ids": of.one_of(
+        of.IDS, of.list_of(of.list_of({"type": "integer"}, maxItems=MAX_NAMED_IDS), minItems=1)
+    ),
+    "truncate_prompt_tokens": of.one_of({"const": -1}, of.whole(1)),
+    "structured_outputs": of.STRUCTURE,
+    "allowed_token_ids": of.list_of({"type": "integer"}, minItems=1),
+    "bad_words": of.list_of({"type": "string", "pattern": r"\S"}),
 }
 
 
@@ -105,43 +89,43 @@ def _of_parameter(name: str, said: Parameter) -> BodyField:
 
 FIELDS: Mapping[str, BodyField] = {
     # what is asked
-    "prompt": BodyField(("completion", *_TOKENIZED), "a text, token ids, or a list of them", PROMPTS),
-    "messages": BodyField(("chat", *_TOKENIZED), "the conversation", MESSAGES),
-    "input": BodyField(("embedding", *CLASSES), "a text, token ids, or a list of them", PROMPTS),
-    "tokens": BodyField(("detokenize",), "token ids", IDS),
-    "text_1": BodyField(("score",), "one text, or as many as text_2 has", one_of(FILLED, DOCUMENTS)),
-    "text_2": BodyField(("score",), "the texts that are compared with it", one_of(FILLED, DOCUMENTS)),
-    "query": BodyField(("rerank",), "what documents are ranked for", FILLED, "a text that is not empty"),
-    "documents": BodyField(("rerank",), "texts that are ranked", DOCUMENTS),
+    "prompt": BodyField(("completion", *_TOKENIZED), "a text, token ids, or a list of them", of.PROMPTS),
+    "messages": BodyField(("chat", *_TOKENIZED), "the conversation", of.MESSAGES),
+    "input": BodyField(("embedding", *CLASSES), "a text, token ids, or a list of them", of.PROMPTS),
+    "tokens": BodyField(("detokenize",), "token ids", of.IDS),
+    "text_1": BodyField(("score",), "one text, or as many as text_2 has", of.one_of(of.FILLED, of.DOCUMENTS)),
+    "text_2": BodyField(("score",), "the texts that are compared with it", of.one_of(of.FILLED, of.DOCUMENTS)),
+    "query": BodyField(("rerank",), "what documents are ranked for", of.FILLED, "a text that is not empty"),
+    "documents": BodyField(("rerank",), "texts that are ranked", of.DOCUMENTS),
     # how much is generated, and how tokens are drawn
     **{name: _of_parameter(name, said) for name, said in PARAMETERS.items() if said.bodies},
-    "max_completion_tokens": BodyField(("chat",), "another name of max_tokens", whole(1)),
+    "max_completion_tokens": BodyField(("chat",), "another name of max_tokens", of.whole(1)),
     # its structure, its tools, its thoughts
-    "response_format": BodyField(TEXTS, "the structure of the text, as OpenAI names it", FORMAT),
-    "tools": BodyField((*_CHATS, *_TOKENIZED), "functions that may be called", TOOLS),
-    "tool_choice": BodyField(_CHATS, "none, auto, required, or the function to call", TOOL_CHOICE),
-    "parallel_tool_calls": BodyField(_CHATS, "whether several calls may come", BOOLEAN),
-    "reasoning_effort": BodyField(("chat",), "how much the model thinks, for templates that read it", STRING),
+    "response_format": BodyField(TEXTS, "the structure of the text, as OpenAI names it", of.FORMAT),
+    "tools": BodyField((*_CHATS, *_TOKENIZED), "functions that may be called", of.TOOLS),
+    "tool_choice": BodyField(_CHATS, "none, auto, required, or the function to call", of.TOOL_CHOICE),
+    "parallel_tool_calls": BodyField(_CHATS, "whether several calls may come", of.BOOLEAN),
+    "reasoning_effort": BodyField(("chat",), "how much the model thinks, for templates that read it", of.STRING),
     "include_reasoning": BodyField(("chat",), "whether the message has what the model thought", *_FLAG),
     # how the prompt is read
-    "add_special_tokens": BodyField((*SAMPLED, *_TOKENIZED), "whether the tokenizer adds BOS and EOS", BOOLEAN),
-    "chat_template_kwargs": BodyField((*_CHATS, *_TOKENIZED), "variables of the chat template", OBJECT),
-    "add_generation_prompt": BodyField(("chat", *_TOKENIZED), "whether the template begins an answer", BOOLEAN),
-    "continue_final_message": BodyField(("chat", *_TOKENIZED), "whether the last message goes on", BOOLEAN),
+    "add_special_tokens": BodyField((*SAMPLED, *_TOKENIZED), "whether the tokenizer adds BOS and EOS", of.BOOLEAN),
+    "chat_template_kwargs": BodyField((*_CHATS, *_TOKENIZED), "variables of the chat template", of.OBJECT),
+    "add_generation_prompt": BodyField(("chat", *_TOKENIZED), "whether the template begins an answer", of.BOOLEAN),
+    "continue_final_message": BodyField(("chat", *_TOKENIZED), "whether the last message goes on", of.BOOLEAN),
     "prompt_name": BodyField(
-        ("embedding",), "which of the checkpoint's prompts stands before each text", STRING, "a string"
+        ("embedding",), "which of the checkpoint's prompts stands before each text", of.STRING, "a string"
     ),
-    "instruction": BodyField(PAIRS, "what makes a document fit, for models that are told", STRING, "a text"),
+    "instruction": BodyField(PAIRS, "what makes a document fit, for models that are told", of.STRING, "a text"),
     "truncate": BodyField(READING, "cut texts that are too long", *_FLAG),
     # what the answer has
-    "top_logprobs": BodyField(_CHATS, "how many alternatives at each token", whole(0, MAX_LOGPROBS)),
+    "top_logprobs": BodyField(_CHATS, "how many alternatives at each token", of.whole(0, MAX_LOGPROBS)),
     "return_token_ids": BodyField(TEXTS, "give token ids too", *_FLAG),
     "return_tokens_as_token_ids": BodyField(TEXTS, 'log-probabilities name a token as "token_id:5"', *_FLAG),
     "encoding_format": BodyField(
         ("embedding",), "how vectors are written", {"enum": ["float", "base64"]}, "'float' or 'base64'"
     ),
     "dimensions": BodyField(("embedding",), "keep the beginning of each vector", *_COUNT),
-    "pooling": BodyField(("embedding",), "mean, cls or last, as far as the model can", STRING, "a string"),
+    "pooling": BodyField(("embedding",), "mean, cls or last, as far as the model can", of.STRING, "a string"),
     "normalize": BodyField(("embedding",), "whether vectors have length 1", *_FLAG),
     "top_n": BodyField(("rerank",), "how many documents the answer has", *_COUNT),
     "return_documents": BodyField(("rerank",), "whether the answer has their texts", *_FLAG),
@@ -149,38 +133,38 @@ FIELDS: Mapping[str, BodyField] = {
     "model": BodyField(
         (*BODIES, *_TOKENIZED, "detokenize"),
         "the model's name, or an adapter's",
-        FILLED,
+        of.FILLED,
         "the name of a model, or be left out",
     ),
-    "adapter": BodyField(TEXTS, "an adapter's name", FILLED, "the name of an adapter, or be left out", "row"),
-    "cache_salt": BodyField(_OF_TEXTS, "prompts share cached blocks only under one salt", FILLED),
+    "adapter": BodyField(TEXTS, "an adapter's name", of.FILLED, "the name of an adapter, or be left out", "row"),
+    "cache_salt": BodyField(_OF_TEXTS, "prompts share cached blocks only under one salt", of.FILLED),
     "stream": BodyField(SAMPLED, "send the text as it comes", *_FLAG, door="http"),
-    "stream_options": BodyField(SAMPLED, "include_usage, continuous_usage_stats", OBJECT, door="http"),
+    "stream_options": BodyField(SAMPLED, "include_usage, continuous_usage_stats", of.OBJECT, door="http"),
     "priority": BodyField(BODIES, "lower runs first", *_PRIORITY),
     "timeout": BodyField(BODIES, "seconds after which the request is given up", *_TIMEOUT),
     "request_id": BodyField(TEXTS, "the answer's name", *_REQUEST_ID),
     # of a server's other paths
     "return_token_strs": BodyField(_TOKENIZED, "give each token's text too", *_FLAG),
-    "lora_name": BodyField(_LOADED, "the adapter's name", FILLED),
-    "lora_path": BodyField(("load_adapter",), "its folder, below the adapter root", FILLED),
+    "lora_name": BodyField(_LOADED, "the adapter's name", of.FILLED),
+    "lora_path": BodyField(("load_adapter",), "its folder, below the adapter root", of.FILLED),
     "load_inplace": BodyField(("load_adapter",), "whether it may replace one of that name", *_FLAG),
-    "base_model_name": BodyField(("load_adapter",), "the model's name", FILLED),
+    "base_model_name": BodyField(("load_adapter",), "the model's name", of.FILLED),
     "lora_int_id": BodyField(("unload_adapter",), "changes nothing"),
-    "path": BodyField(("update_weights",), "the folder of the weights, below the weights root", FILLED),
+    "path": BodyField(("update_weights",), "the folder of the weights, below the weights root", of.FILLED),
     "requests": BodyField(
         ("update_weights",),
         "what becomes of those that run; without it the server refuses while any do",
         {"enum": ["abort", "wait", "keep"]},
         "'abort', 'wait' or 'keep'",
     ),
-    "input_file_id": BodyField(("batch",), "the file that holds its rows", FILLED, "the id of a file"),
-    "endpoint": BodyField(("batch",), "the path that answers its rows", FILLED, "a path, as /v1/chat/completions"),
-    "completion_window": BodyField(("batch",), "in which it must end, as 24h", FILLED, "a time, as 24h"),
+    "input_file_id": BodyField(("batch",), "the file that holds its rows", of.FILLED, "the id of a file"),
+    "endpoint": BodyField(("batch",), "the path that answers its rows", of.FILLED, "a path, as /v1/chat/completions"),
+    "completion_window": BodyField(("batch",), "in which it must end, as 24h", of.FILLED, "a time, as 24h"),
     # what changes nothing
     **{
         name: BodyField(_OF_TEXTS, "changes nothing") for name in ("user", "prompt_cache_key", "prompt_cache_retention")
     },
-    "verbosity": BodyField(("chat",), "changes nothing", STRING),
+    "verbosity": BodyField(("chat",), "changes nothing", of.STRING),
     "metadata": BodyField((*_OF_TEXTS, "batch"), "changes nothing; a batch tells it again"),
     "safety_identifier": BodyField(_OF_TEXTS, "changes nothing", door="http"),
     "service_tier": BodyField(_OF_TEXTS, "flex takes only what others leave; others change nothing", door="http"),
@@ -188,28 +172,28 @@ FIELDS: Mapping[str, BodyField] = {
 OF_RESPONSES: Mapping[str, BodyField] = {  # what /v1/responses names otherwise
     name: BodyField(("response",), says, schema)
     for name, (says, schema) in {
-        "input": ("a text, or the items so far", {"anyOf": [FILLED, list_of(OBJECT, minItems=1)]}),
-        "instructions": ("a system message before them", STRING),
-        "tools": ("functions that may be called", list_of(OBJECT)),
-        "tool_choice": ("none, auto, required, or the function to call", one_of(STRING, OBJECT)),
-        "max_output_tokens": ("most tokens to generate", whole(1)),
-        "text": ("format: the structure of the text", OBJECT),
-        "reasoning": ("effort: how much the model thinks; what it thought comes whole, with any summary", OBJECT),
-        "include": ("message.output_text.logprobs; OpenAI's other names change nothing", list_of(STRING)),
+        "input": ("a text, or the items so far", {"anyOf": [of.FILLED, of.list_of(of.OBJECT, minItems=1)]}),
+        "instructions": ("a system message before them", of.STRING),
+        "tools": ("functions that may be called", of.list_of(of.OBJECT)),
+        "tool_choice": ("none, auto, required, or the function to call", of.one_of(of.STRING, of.OBJECT)),
+        "max_output_tokens": ("most tokens to generate", of.whole(1)),
+        "text": ("format: the structure of the text", of.OBJECT),
+        "reasoning": ("effort: how much the model thinks; what it thought comes whole, with any summary", of.OBJECT),
+        "include": ("message.output_text.logprobs; OpenAI's other names change nothing", of.list_of(of.STRING)),
         "truncation": ("auto keeps the end of what is too long; disabled refuses it", {"enum": ["auto", "disabled"]}),
     }.items()
 }
 OF_SOUNDS: Mapping[str, BodyField] = {  # what transcriptions and translations have of their own
-    "file": BodyField(SOUNDS, "the sound: a file of the form; of a row a URL, or a path below the root", FILLED),
-    "language": BodyField(SOUNDS, "that is spoken, as de or german; found out where it is not given", FILLED),
-    "prompt": BodyField(SOUNDS, "a text that is taken to stand before", STRING),
+    "file": BodyField(SOUNDS, "the sound: a file of the form; of a row a URL, or a path below the root", of.FILLED),
+    "language": BodyField(SOUNDS, "that is spoken, as de or german; found out where it is not given", of.FILLED),
+    "prompt": BodyField(SOUNDS, "a text that is taken to stand before", of.STRING),
     "response_format": BodyField(SOUNDS, "how the answer is written", {"enum": list(RESPONSE_FORMATS)}),
     "timestamp_granularities": BodyField(
-        SOUNDS, "segment, for verbose_json", list_of({"enum": ["segment"]}), "['segment']"
+        SOUNDS, "segment, for verbose_json", of.list_of({"enum": ["segment"]}), "['segment']"
     ),
     "temperature": BodyField(SOUNDS, "0 is greedy, the default", PARAMETERS["temperature"].schema or {}),
     "seed": BodyField(SOUNDS, "the same seed draws the same tokens", PARAMETERS["seed"].schema or {}),
-    "max_tokens": BodyField(SOUNDS, "most tokens of each window", whole(1)),
+    "max_tokens": BodyField(SOUNDS, "most tokens of each window", of.whole(1)),
     "stream": BodyField(SOUNDS, "send the text as it comes", *_FLAG, door="http"),
 }
 LABELS = frozenset(
@@ -237,7 +221,7 @@ def given(body: Mapping[str, Any], name: str) -> Any:
 _TYPES = {"boolean": (bool,), "integer": (int,), "number": (int, float), "string": (str,)}
 
 
-def _fits(value: Any, schema: Schema) -> bool:
+def _fits(value: Any, schema: of.Schema) -> bool:
     """Whether a plain value is one of the schema's, which has no parts."""
     if "enum" in schema:
         return value in schema["enum"]

@@ -9,22 +9,11 @@ from typing import Any
 
 import numpy as np
 
+from ferrum_jax.inputs import prompt as plain
 from ferrum_jax.inputs.audio.clip import ProcessedClip
 from ferrum_jax.inputs.audio.prompt_sounds import Encode, PromptSounds
 from ferrum_jax.inputs.images.decoding import Look, do_not_look
 from ferrum_jax.inputs.images.prompt_images import PromptImages
-from ferrum_jax.inputs.prompt import (
-    SEEN,
-    TEMPLATE_ARGUMENTS,
-    EncodableImage,
-    MediaSpan,
-    Message,
-    Prompt,
-    PromptParts,
-    is_messages,
-    media_parts,
-    take_apart,
-)
 from ferrum_jax.text.chat import ChatTemplate
 from ferrum_jax.text.long_texts import TextTooLong
 from ferrum_jax.text.tokenizer import Tokenizer
@@ -37,8 +26,8 @@ class EncodedPrompt:
     """A prompt as an engine takes it. images: of the media spans, in their order, with what is heard."""
 
     token_ids: Sequence[int]
-    media: tuple[MediaSpan, ...] = ()
-    images: tuple[EncodableImage, ...] = ()
+    media: tuple[plain.MediaSpan, ...] = ()
+    images: tuple[plain.EncodableImage, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -57,7 +46,7 @@ class PromptEncoder:
     hears: bool = False
 
     def token_ids(
-        self, prompt: Prompt, now: datetime.datetime | None = None, *, kept: int | None = None
+        self, prompt: plain.Prompt, now: datetime.datetime | None = None, *, kept: int | None = None
     ) -> Sequence[int]:
         """The ids of a prompt. Raises ValueError for what is not a prompt, or if the checkpoint lacks what it needs.
 
@@ -68,7 +57,7 @@ class PromptEncoder:
 
     def encoded(
         self,
-        prompt: Prompt,
+        prompt: plain.Prompt,
         now: datetime.datetime | None = None,
         *,
         kept: int | None = None,
@@ -79,7 +68,7 @@ class PromptEncoder:
 
         times: how often max_model_len a text may have. look: called between steps; what it raises ends the work.
         """
-        parts = take_apart(prompt)
+        parts = plain.take_apart(prompt)
         if parts.sounds and self.sounds is None:
             return self._heard(parts)
         if kept is not None and (parts.seen or parts.media):  # their spans are counted from the start
@@ -91,8 +80,8 @@ class PromptEncoder:
             )
         if parts.vector:
             raise ValueError(f"{' and '.join(parts.vector)} is for texts whose vectors are made; leave it out")
-        for noun, given in zip(SEEN, (parts.images, parts.videos, parts.sounds), strict=True):
-            places = len(media_parts(parts.content, noun))
+        for noun, given in zip(plain.SEEN, (parts.images, parts.videos, parts.sounds), strict=True):
+            places = len(plain.media_parts(parts.content, noun))
             if places and places != len(given):
                 raise ValueError(
                     f"the messages have {places} parts that are {noun}s, and {len(given)} {noun}s are given; give one "
@@ -113,7 +102,7 @@ class PromptEncoder:
 
     def _with_media(
         self,
-        parts: PromptParts,
+        parts: plain.PromptParts,
         content: str | Sequence[int],
         encode: Encode,
         *,
@@ -128,7 +117,7 @@ class PromptEncoder:
             content, clips = self.sounds.filled(content, parts.sounds, encode, most=most, look=look)
             most = None if most is None else most - sum(clip.num_tokens for clip in clips)
         ids = content
-        found: list[tuple[MediaSpan, EncodableImage]] = []
+        found: list[tuple[plain.MediaSpan, plain.EncodableImage]] = []
         if parts.images or parts.videos:
             assert self.images is not None, "images are refused where nothing sees them"
             given = {"videos": parts.videos, "adds": adds, "most": most, "look": look}
@@ -146,7 +135,7 @@ class PromptEncoder:
             token_ids=ids, media=tuple(span for span, _ in found), images=tuple(image for _, image in found)
         )
 
-    def _heard(self, parts: PromptParts) -> EncodedPrompt:
+    def _heard(self, parts: plain.PromptParts) -> EncodedPrompt:
         """Token ids with a sound beside them. Raises ValueError where there is another content, or nothing hears it."""
         if not self.hears:
             raise ValueError(
@@ -154,16 +143,16 @@ class PromptEncoder:
                 "served with max_image_tokens=0, or its folder has no preprocessor_config.json of sounds"
             )
         others = parts.images or parts.videos or parts.media
-        if isinstance(parts.content, str) or is_messages(parts.content) or others:
+        if isinstance(parts.content, str) or plain.is_messages(parts.content) or others:
             raise ValueError("the prompt has sounds beside text, messages, images or media; give them token ids alone")
         if not all(hasattr(each, "patches") for each in parts.sounds):
             raise ValueError(
                 f"sounds has a {type(parts.sounds[0]).__name__}; this model takes windows, as LLM.transcribe makes them"
             )
-        spans = tuple(MediaSpan(kind="audio", digest=clip.digest, start=0, length=1) for clip in parts.sounds)
+        spans = tuple(plain.MediaSpan(kind="audio", digest=clip.digest, start=0, length=1) for clip in parts.sounds)
         return EncodedPrompt(token_ids=parts.content, media=spans, images=parts.sounds)  # type: ignore[arg-type]
 
-    def _content(self, parts: PromptParts, now: datetime.datetime | None) -> tuple[str | Sequence[int], bool]:
+    def _content(self, parts: plain.PromptParts, now: datetime.datetime | None) -> tuple[str | Sequence[int], bool]:
         """A prompt's text, and whether special tokens are added to it, or its ids. Raises as `token_ids`."""
         content, adds = parts.content, parts.add_special_tokens
         if isinstance(content, str):
@@ -178,7 +167,7 @@ class PromptEncoder:
 
     def render_chat(
         self,
-        messages: Sequence[Message],
+        messages: Sequence[plain.Message],
         now: datetime.datetime | None = None,
         /,
         *,
@@ -236,7 +225,7 @@ def _template_variables(given: object) -> dict[str, Any]:
         return {}
     if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given):
         raise ValueError(f"chat_template_kwargs is {given!r}; it must be an object of names and values")
-    taken = sorted({"messages", *TEMPLATE_ARGUMENTS} & set(given))
+    taken = sorted({"messages", *plain.TEMPLATE_ARGUMENTS} & set(given))
     if taken:
         raise ValueError(f"chat_template_kwargs has {' and '.join(taken)}; give that as an argument of its own")
     return dict(given)

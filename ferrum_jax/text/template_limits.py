@@ -122,7 +122,7 @@ class BoundedEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
 
     def joined(self, parts: tuple[Any, ...]) -> str:
         """The operator ~."""
-        return _concat([_text(part) for part in parts])
+        return _concat([str(_charged(part)) for part in parts])
 
     def made(self, value: Any) -> Any:
         """A list, tuple or dict that a template has written down, or what it compares with."""
@@ -210,10 +210,6 @@ def _inside(value: Any) -> list[Any]:
         spend(len(value))  # type: ignore[arg-type]
         return list(value)  # type: ignore[arg-type]
     return []
-
-
-def _text(value: Any) -> str:
-    return str(_charged(value))
 
 
 def _concat(parts: Any) -> str:

@@ -161,35 +161,30 @@ def test_process_0_says_itself_that_the_others_have_another_secret(monkeypatch, 
     assert "processes [1] did not come" in (said := capfd.readouterr().err) and "1 connections" in said
 
 
-def test_a_stranger_in_the_place_of_process_0_is_not_followed():
-    """It sends what process 0 would, but for the proof, which it can at most send back."""
+def echo(one: socket.socket) -> None:
+    """Sends what process 0 would, but for the proof, which a stranger can at most send back."""
+    one.sendall(handshake._GREETING + bytes(32))
+    one.sendall(one.recv(4096)[-32:])
+
+
+def say(greeting: bytes):
+    return pytest.param(lambda one: one.sendall(greeting), r"hung up|no ferrum-jax", id=repr(greeting[:7]))
+
+
+@pytest.mark.parametrize(
+    ("answer", "says"), [(echo, "does not know the secret"), say(b""), say(b"SSH-2.0-OpenSSH_9.6\r\n" * 9)]
+)
+def test_a_stranger_in_the_place_of_process_0_is_not_followed(answer, says):
     with socket.create_server((HOST, 0)) as server:
 
         def pose():
             one, _ = server.accept()
             with one:
-                one.sendall(handshake._GREETING + bytes(32))
-                one.sendall(one.recv(4096)[-32:])
+                answer(one)
 
         thread = threading.Thread(target=pose)
         thread.start()
-        with pytest.raises(ValueError, match="does not know the secret"):
-            come_to(HOST, server.getsockname()[1], 1, SECRET)
-        thread.join()
-
-
-@pytest.mark.parametrize("greeting", [b"", b"SSH-2.0-OpenSSH_9.6\r\n" * 9])
-def test_what_is_no_process_0_is_said(greeting):
-    with socket.create_server((HOST, 0)) as server:
-
-        def answer():
-            one, _ = server.accept()
-            with one:
-                one.sendall(greeting)
-
-        thread = threading.Thread(target=answer)
-        thread.start()
-        with pytest.raises(ValueError, match=r"hung up|no ferrum-jax"):
+        with pytest.raises(ValueError, match=says):
             come_to(HOST, server.getsockname()[1], 1, SECRET)
         thread.join()
 

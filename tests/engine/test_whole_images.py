@@ -7,23 +7,12 @@ import pytest
 
 from ferrum_jax import LLM, SamplingParams
 from ferrum_jax.core.request_options import RequestOptions
-from tests.engine.golden_media import (
-    FAMILIES,
-    GEMMA3,
-    GEMMA4,
-    Picture,
-    asked,
-    assert_goldens,
-    check_compiles_nothing,
-    engine_of,
-    golden,
-    run,
-)
+from tests.engine import golden_media as media
 from tests.engine.image_folder import GEMMA3_PROCESSOR, picture, write_folder
 from tests.support import GOLDENS, SMALL, small_llm
 
 TOKENS, PATCHES = 16, 144
-CONFIG = FAMILIES[GEMMA3].config
+CONFIG = media.FAMILIES[media.GEMMA3].config
 
 
 def chunks_of(engine):
@@ -44,53 +33,53 @@ def chunks_of(engine):
 @pytest.mark.parametrize(
     ("folder", "budget", "rows"),
     [
-        (GEMMA3, 19, 4),
-        *(pytest.param(GEMMA3, *sizes, marks=pytest.mark.slow) for sizes in ((16, 1), (17, 2), (23, 4), (32, 4))),
-        pytest.param(GEMMA4, 13, 4, marks=pytest.mark.slow),
+        (media.GEMMA3, 19, 4),
+        *(pytest.param(media.GEMMA3, *sizes, marks=pytest.mark.slow) for sizes in ((16, 1), (17, 2), (23, 4), (32, 4))),
+        pytest.param(media.GEMMA4, 13, 4, marks=pytest.mark.slow),
     ],
 )
 def test_no_chunk_ends_inside_an_image_and_tokens_are_the_reference_s(folder, budget, rows):
-    engine = engine_of(folder=folder, max_num_batched_tokens=budget, max_num_seqs=rows)
+    engine = media.engine_of(folder=folder, max_num_batched_tokens=budget, max_num_seqs=rows)
     ends = chunks_of(engine)
-    assert_goldens(engine, (2, 1, 0, 2), folder)
+    media.assert_goldens(engine, (2, 1, 0, 2), folder)
     cut = [(r.id, end) for r, end in ends if any(image.start < end < image.end for image in r.images)]
     assert not cut and sum(len(r.images) > 0 for r, _ in ends) > 0
 
 
 @pytest.mark.slow
 def test_an_image_that_no_step_holds_is_refused():
-    narrow = engine_of(folder=GEMMA4, max_num_batched_tokens=12)
+    narrow = media.engine_of(folder=media.GEMMA4, max_num_batched_tokens=12)
     with pytest.raises(ValueError, match=r"image 2 has 10 tokens, which see each other .* room for 9"):
-        narrow.add(*asked(2, folder=GEMMA4))
+        narrow.add(*media.asked(2, folder=media.GEMMA4))
 
 
 @pytest.mark.slow
 def test_another_question_about_an_image_hits_as_a_text_would():
     """The last block of the image holds the question too; the rest of its blocks hit."""
-    engine = engine_of(folder=GEMMA3, max_cached_prompts=0)
-    ids, params, options = asked(1, folder=GEMMA3)
-    run(engine, (ids, params, options))
+    engine = media.engine_of(folder=media.GEMMA3, max_cached_prompts=0)
+    ids, params, options = media.asked(1, folder=media.GEMMA3)
+    media.run(engine, (ids, params, options))
     calls = engine.counts()["encoder_calls"]
     end = options.media[0].end
     other = [*ids[: end + 1], *[7, 8, 9, 10, 11]]
-    (found,) = run(engine, (other, params, options))
-    (wanted,) = run(engine_of(folder=GEMMA3, enable_prefix_caching=False), (other, params, options))
+    (found,) = media.run(engine, (other, params, options))
+    (wanted,) = media.run(media.engine_of(folder=media.GEMMA3, enable_prefix_caching=False), (other, params, options))
     assert found.num_cached_tokens == (end + 1) // SMALL.block_size * SMALL.block_size
     assert options.media[0].start < found.num_cached_tokens
     assert found.token_ids == wanted.token_ids and engine.counts()["encoder_calls"] == calls
 
 
 def test_a_hit_may_end_inside_an_image_whose_last_tokens_see_what_was_cached():
-    engine = engine_of(folder=GEMMA3, max_cached_prompts=0)
-    ids, params, options = asked(1, folder=GEMMA3)
+    engine = media.engine_of(folder=media.GEMMA3, max_cached_prompts=0)
+    ids, params, options = media.asked(1, folder=media.GEMMA3)
     shifted = [dataclasses.replace(span, start=span.start + 1) for span in options.media]
     longer = (([3, *ids]), params, dataclasses.replace(options, media=shifted))
     inside = (shifted[0].end // SMALL.block_size) * SMALL.block_size
     assert shifted[0].start < inside < shifted[0].end
-    run(engine, longer)
+    media.run(engine, longer)
     other = ([3, *ids[: options.media[0].end], 9, 9, 9], params, longer[2])
-    (found,) = run(engine, other)
-    (wanted,) = run(engine_of(folder=GEMMA3, enable_prefix_caching=False), other)
+    (found,) = media.run(engine, other)
+    (wanted,) = media.run(media.engine_of(folder=media.GEMMA3, enable_prefix_caching=False), other)
     assert found.num_cached_tokens == inside and found.token_ids == wanted.token_ids
 
 
@@ -107,14 +96,14 @@ def test_a_hit_may_end_inside_an_image_whose_last_tokens_see_what_was_cached():
 )
 def test_sizes_that_hold_no_image_are_refused_at_the_start(change, said):
     with pytest.raises(ValueError, match=said):
-        LLM(str(GOLDENS / GEMMA3), dataclasses.replace(CONFIG, **change))
+        LLM(str(GOLDENS / media.GEMMA3), dataclasses.replace(CONFIG, **change))
 
 
 def test_an_image_of_another_grid_is_refused():
-    ids, params, options = asked(1, folder=GEMMA3)
+    ids, params, options = media.asked(1, folder=media.GEMMA3)
     image = dataclasses.replace(options.images[0], grid=(1, 8, 18))
     with pytest.raises(ValueError, match=r"image 0 has a grid of \(1, 8, 18\) patches"):
-        engine_of(folder=GEMMA3).add(ids, params, dataclasses.replace(options, images=[image]))
+        media.engine_of(folder=media.GEMMA3).add(ids, params, dataclasses.replace(options, images=[image]))
 
 
 @pytest.mark.slow
@@ -132,22 +121,26 @@ def test_a_picture_in_a_chat_has_the_tokens_that_the_reference_gives_it(tmp_path
 
 @pytest.mark.slow
 def test_text_alone_through_the_same_folder_is_what_it_is_without_a_tower():
-    ids, params, _ = asked(0, folder=GEMMA3)
+    ids, params, _ = media.asked(0, folder=media.GEMMA3)
     text = (ids, params, RequestOptions(key="0"))
-    (sees,) = run(engine_of(folder=GEMMA3), text)
-    blind = LLM(str(GOLDENS / GEMMA3), dataclasses.replace(CONFIG, max_image_tokens=0))
+    (sees,) = media.run(media.engine_of(folder=media.GEMMA3), text)
+    blind = LLM(str(GOLDENS / media.GEMMA3), dataclasses.replace(CONFIG, max_image_tokens=0))
     (output,) = blind.generate([ids], params)
-    assert output.token_ids == sees.token_ids == tuple(golden(GEMMA3)["tokens_0"].tolist())
+    assert output.token_ids == sees.token_ids == tuple(media.golden(media.GEMMA3)["tokens_0"].tolist())
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("config", [CONFIG, FAMILIES[GEMMA3].ladder], ids=["", "ladder"])
+@pytest.mark.parametrize("config", [CONFIG, media.FAMILIES[media.GEMMA3].ladder], ids=["", "ladder"])
 def test_no_step_compiles_whatever_stands_beside_images(config):
-    rng, requests, before = np.random.default_rng(3), [], small_llm(GEMMA3, config).stats()["compiles_after_ready"]
+    rng, requests, before = (
+        np.random.default_rng(3),
+        [],
+        small_llm(media.GEMMA3, config).stats()["compiles_after_ready"],
+    )
     for number in range(40):
         pixels = rng.uniform(-1, 1, (PATCHES, 48)).astype(np.float32)
-        image = Picture(patches=pixels, grid=(1, 12, 12), num_tokens=TOKENS, digest=b"%d" % number)
+        image = media.Picture(patches=pixels, grid=(1, 12, 12), num_tokens=TOKENS, digest=b"%d" % number)
         left, right = (rng.integers(6, 150, int(n)).tolist() for n in rng.integers(1, 9, 2))
         requests.append(([*left, 152, *[150] * TOKENS, 153, *right], image, "image"))
-    check_compiles_nothing(engine_of(config, folder=GEMMA3, enable_prefix_caching=False), requests)
-    assert small_llm(GEMMA3, config).stats()["compiles_after_ready"] == before
+    media.check_compiles_nothing(media.engine_of(config, folder=media.GEMMA3, enable_prefix_caching=False), requests)
+    assert small_llm(media.GEMMA3, config).stats()["compiles_after_ready"] == before

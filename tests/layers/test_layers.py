@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from ferrum_jax.models import spec as specs
 from ferrum_jax.models.layers.attention import Attention, ForwardContext, LayerContext, causal_attention
 from ferrum_jax.models.layers.embedding import Embedding
 from ferrum_jax.models.layers.hyper_connections import HyperConnection, StreamSum
@@ -18,36 +19,24 @@ from ferrum_jax.models.layers.moe import MoE
 from ferrum_jax.models.layers.norm import GatedNorm, RMSNorm
 from ferrum_jax.models.layers.recurrent.gated_delta import KimiDelta
 from ferrum_jax.models.layers.rope import frequencies, rotate, rotation_of, rotations
-from ferrum_jax.models.spec import (
-    AttentionSpec,
-    CacheGroup,
-    ExpertsSpec,
-    KimiDeltaSpec,
-    MlpSpec,
-    ModelSpec,
-    NormSpec,
-    QkNorm,
-    RopeSpec,
-    StreamsSpec,
-)
 from pallas_kernels.grouped_matmul import oracle as grouped_matmul
 from pallas_kernels.tolerance import TOLERANCE
 from tests.fast_compile import FAST_COMPILE
 from tests.oracles import layers as oracle
 
 DTYPES = ("float32", "bfloat16")
-SPEC = ModelSpec(
+SPEC = specs.ModelSpec(
     architecture="Qwen3MoeForCausalLM",
     vocab_size=37,
     hidden_size=20,
     num_hidden_layers=1,
     max_position_embeddings=4096,
-    attention=AttentionSpec(
-        num_attention_heads=6, num_key_value_heads=3, head_dim=10, bias=True, output_bias=True, qk_norm=QkNorm()
+    attention=specs.AttentionSpec(
+        num_attention_heads=6, num_key_value_heads=3, head_dim=10, bias=True, output_bias=True, qk_norm=specs.QkNorm()
     ),
-    mlp=MlpSpec(intermediate_size=28, bias=True),
+    mlp=specs.MlpSpec(intermediate_size=28, bias=True),
 )
-EXPERTS = ExpertsSpec(layers=(0,), num_experts=7, num_experts_per_tok=2, intermediate_size=12)
+EXPERTS = specs.ExpertsSpec(layers=(0,), num_experts=7, num_experts_per_tok=2, intermediate_size=12)
 
 _PARTS = {
     "experts": ("gate", "up", "down"),
@@ -159,7 +148,7 @@ def test_norm_has_float32_statistics(shape: tuple[int, ...], dtype: str):
 
 
 def test_a_gated_norm_multiplies_by_a_gate_that_its_own_values_make():
-    layer = GatedNorm(20, NormSpec(eps=1e-5, gate_rank=6), dtype=jnp.dtype("float32"), rngs=None)
+    layer = GatedNorm(20, specs.NormSpec(eps=1e-5, gate_rank=6), dtype=jnp.dtype("float32"), rngs=None)
     w = fill(layer, "float32")
     x, wide = draw(1, (5, 20), "float32")
     normed = oracle.rms_norm(wide, w["weight"], 1e-5)
@@ -190,38 +179,43 @@ def test_mlp_gates_before_it_projects_down(dtype: str):
 @pytest.mark.parametrize(
     ("rope", "wanted"),
     [
-        (RopeSpec(rope_theta=5e5), [5e5 ** (-i / 16) for i in range(0, 16, 2)]),
-        (RopeSpec(rope_type="linear", factor=4.0), [1e4 ** (-i / 16) / 4 for i in range(0, 16, 2)]),
+        (specs.RopeSpec(rope_theta=5e5), [5e5 ** (-i / 16) for i in range(0, 16, 2)]),
+        (specs.RopeSpec(rope_type="linear", factor=4.0), [1e4 ** (-i / 16) / 4 for i in range(0, 16, 2)]),
         (
-            RopeSpec(rope_type="dynamic", factor=4.0, original_max_position_embeddings=2048).fitted(8192),
+            specs.RopeSpec(rope_type="dynamic", factor=4.0, original_max_position_embeddings=2048).fitted(8192),
             oracle.dynamic_frequencies(16, 1e4, 4.0, 8192, 2048),
         ),
         (
-            RopeSpec(rope_type="dynamic", factor=4.0, original_max_position_embeddings=2048).fitted(100),
+            specs.RopeSpec(rope_type="dynamic", factor=4.0, original_max_position_embeddings=2048).fitted(100),
             [1e4 ** (-i / 16) for i in range(0, 16, 2)],
         ),
-        (RopeSpec(partial_rotary_factor=0.9), [1e4 ** (-i / 14) for i in range(0, 14, 2)]),
-        (RopeSpec(partial_rotary_factor=0.95), [1e4 ** (-i / 15) for i in range(0, 16, 2)]),  # 8 pairs of 15 dimensions
+        (specs.RopeSpec(partial_rotary_factor=0.9), [1e4 ** (-i / 14) for i in range(0, 14, 2)]),
         (
-            RopeSpec(rope_type="llama3", rope_theta=5e5, factor=8.0, original_max_position_embeddings=8192),
+            specs.RopeSpec(partial_rotary_factor=0.95),
+            [1e4 ** (-i / 15) for i in range(0, 16, 2)],
+        ),  # 8 pairs of 15 dimensions
+        (
+            specs.RopeSpec(rope_type="llama3", rope_theta=5e5, factor=8.0, original_max_position_embeddings=8192),
             oracle.llama3_frequencies(16, 5e5, 8.0, 1.0, 4.0, 8192),
         ),
         (
-            RopeSpec(rope_type="yarn", rope_theta=1e6, factor=4.0, original_max_position_embeddings=32768),
+            specs.RopeSpec(rope_type="yarn", rope_theta=1e6, factor=4.0, original_max_position_embeddings=32768),
             oracle.yarn_frequencies(16, 1e6, 4.0, 32, 1, 32768),
         ),
         (
-            RopeSpec(rope_type="longrope", short_factor=(1, 1.1, 1.2, 2, 3, 4, 5, 6), long_factor=(2,) * 8),
+            specs.RopeSpec(rope_type="longrope", short_factor=(1, 1.1, 1.2, 2, 3, 4, 5, 6), long_factor=(2,) * 8),
             oracle.longrope_frequencies(16, 1e4, [1, 1.1, 1.2, 2, 3, 4, 5, 6]),
         ),
         (
-            RopeSpec(rope_type="longrope", short_factor=(1,) * 8, long_factor=(1, 2, 4, 5, 6, 7, 8, 9), is_long=True),
+            specs.RopeSpec(
+                rope_type="longrope", short_factor=(1,) * 8, long_factor=(1, 2, 4, 5, 6, 7, 8, 9), is_long=True
+            ),
             oracle.longrope_frequencies(16, 1e4, [1, 2, 4, 5, 6, 7, 8, 9]),
         ),
     ],
     ids=lambda value: getattr(value, "rope_type", ""),
 )
-def test_frequencies_of_every_rope_type_follow_their_definition(rope: RopeSpec, wanted: list[float]):
+def test_frequencies_of_every_rope_type_follow_their_definition(rope: specs.RopeSpec, wanted: list[float]):
     found = frequencies(rope, 16)
     assert found.dtype == np.float32
     np.testing.assert_allclose(found, wanted, rtol=2e-6)
@@ -229,7 +223,7 @@ def test_frequencies_of_every_rope_type_follow_their_definition(rope: RopeSpec, 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_heads_are_turned_by_their_absolute_position(dtype: str):
-    rope = RopeSpec(rope_type="yarn", factor=4.0, original_max_position_embeddings=64, attention_factor=1.2)
+    rope = specs.RopeSpec(rope_type="yarn", factor=4.0, original_max_position_embeddings=64, attention_factor=1.2)
     positions = np.array([0, 1, 7, 300], np.int32)
     x, wide = draw(1, (4, 3, 10), dtype)
     cos, sin = jitted(lambda at: rotations(at, rope, 10))(positions)
@@ -243,10 +237,10 @@ def test_heads_are_turned_by_their_absolute_position(dtype: str):
 def test_a_partial_rotation_turns_a_heads_first_dimensions_and_leaves_the_others():
     x = np.random.default_rng(3).standard_normal((5, 3, 16)).astype(np.float32)
     positions = np.array([0, 1, 7, 40, 1000], np.int32)
-    part, whole = RopeSpec(partial_rotary_factor=0.5), RopeSpec()
+    part, whole = specs.RopeSpec(partial_rotary_factor=0.5), specs.RopeSpec()
 
     @functools.partial(jax.jit, static_argnums=1)
-    def turned(x: jax.Array, rope: RopeSpec) -> jax.Array:
+    def turned(x: jax.Array, rope: specs.RopeSpec) -> jax.Array:
         return rotate(x, *rotations(jnp.asarray(positions), rope, x.shape[-1]))
 
     found = np.asarray(turned(x, part))
@@ -272,8 +266,8 @@ def test_a_sink_takes_weight_from_every_query_of_its_head(dtype: str):
     assert_close(attend(q, k, v, sinks=sinks), expected, dtype)
 
 
-@pytest.mark.parametrize("qk_norm", [QkNorm(), None])
-def test_attention_norms_heads_before_it_turns_them(qk_norm: QkNorm | None):
+@pytest.mark.parametrize("qk_norm", [specs.QkNorm(), None])
+def test_attention_norms_heads_before_it_turns_them(qk_norm: specs.QkNorm | None):
     spec = dataclasses.replace(SPEC, attention=dataclasses.replace(SPEC.attention, qk_norm=qk_norm))
     layer = Attention(spec, 0, dtype=jnp.dtype("float32"), rngs=None)
     w = fill(layer, "float32")
@@ -384,18 +378,18 @@ def test_the_observer_sees_what_it_is_shown_and_nobody_else_is_called():
     np.testing.assert_array_equal(seen["embed"], np.zeros(3))
 
 
-LOW_RANK = KimiDeltaSpec(num_heads=3, head_dim=8, conv_kernel_dim=4, flat_rates=False)
-BOUNDED = KimiDeltaSpec(num_heads=2, head_dim=12, conv_kernel_dim=3, low_rank=False, decay_bound=-5.0)
+LOW_RANK = specs.KimiDeltaSpec(num_heads=3, head_dim=8, conv_kernel_dim=4, flat_rates=False)
+BOUNDED = specs.KimiDeltaSpec(num_heads=2, head_dim=12, conv_kernel_dim=3, low_rank=False, decay_bound=-5.0)
 
 
 @pytest.mark.parametrize("own", [LOW_RANK, BOUNDED], ids=["low rank", "bounded"])
-def test_the_layer_is_its_definition_token_by_token(own: KimiDeltaSpec):
+def test_the_layer_is_its_definition_token_by_token(own: specs.KimiDeltaSpec):
     """70 tokens: more than a tile."""
     spec = dataclasses.replace(
         SPEC,
         num_hidden_layers=2,
         recurrence=own,
-        cache_groups=(CacheGroup(kind="full", layers=(0,)), CacheGroup(kind="state", layers=(1,))),
+        cache_groups=(specs.CacheGroup(kind="full", layers=(0,)), specs.CacheGroup(kind="state", layers=(1,))),
     )
     layer = KimiDelta(spec, 1, dtype=jnp.dtype("float32"), rngs=None)
     w = fill(layer, "float32")
@@ -425,7 +419,7 @@ def test_sizes_that_cannot_be_are_refused_by_name(field: str, value: float, said
         dataclasses.replace(LOW_RANK, **{field: value})
 
 
-STREAMS, NORM, D = StreamsSpec(num_streams=3, magnitude=1.5, eps=0.01), NormSpec(eps=1e-3), 5
+STREAMS, NORM, D = specs.StreamsSpec(num_streams=3, magnitude=1.5, eps=0.01), specs.NormSpec(eps=1e-3), 5
 
 
 def _drawn(kind: type[StreamSum]) -> StreamSum:

@@ -10,15 +10,7 @@ import numpy as np
 import pytest
 
 from checkpoints import open_checkpoint
-from ferrum_jax.models.families.registry import (
-    FAMILIES,
-    abstract_model,
-    abstract_parts,
-    bind,
-    rules_of,
-    spec_of,
-    unbind,
-)
+from ferrum_jax.models.families import registry
 from ferrum_jax.models.layers.attention import ForwardContext
 from scripts.published import config_of
 from tests.golden_table import GOLDENS
@@ -33,9 +25,9 @@ OF_V3 = config_of("DeepSeek-V3")
 def load(name: str, mtp: bool = True):
     """(spec, structure, parameters in float32, golden arrays) of one folder."""
     checkpoint = open_checkpoint(GOLDENS / "mtp" / name)
-    spec = spec_of(checkpoint.config, mtp=mtp).fitted(64)
-    graph, targets = unbind(abstract_model(spec))
-    rules, harmless = rules_of(spec)
+    spec = registry.spec_of(checkpoint.config, mtp=mtp).fitted(64)
+    graph, targets = registry.unbind(registry.abstract_model(spec))
+    rules, harmless = registry.rules_of(spec)
     parameters = checkpoint.load(rules=rules, harmless=harmless, targets=targets)
     return spec, graph, parameters, dict(np.load(GOLDENS / "mtp" / name / "golden.npz"))
 
@@ -49,7 +41,7 @@ def drafts(name: str, first: int = 0):
 
     @jax.jit
     def run(parameters, ids):
-        model, context = bind(graph, parameters), ForwardContext()
+        model, context = registry.bind(graph, parameters), ForwardContext()
         positions = jnp.arange(len(ids), dtype=jnp.int32)
         found = {"hidden": (hidden := model(ids, positions, context))}
         for depth in range(spec.num_mtp_layers):
@@ -84,7 +76,7 @@ def test_without_asking_for_drafts_a_model_has_its_own_layers_alone(name):
 
 
 def test_layers_that_predict_have_a_cache_group_of_their_own_before_states():
-    plain, drafting = (spec_of(config_of("Qwen3-Next-80B-A3B"), mtp=mtp) for mtp in (False, True))
+    plain, drafting = (registry.spec_of(config_of("Qwen3-Next-80B-A3B"), mtp=mtp) for mtp in (False, True))
     assert drafting.cache_groups[0] == plain.cache_groups[0] and drafting.cache_groups[-1] == plain.cache_groups[-1]
     assert [group.layers for group in drafting.kv_groups[1:]] == [(48,)]
     assert drafting.routed_layers == plain.routed_layers and drafting.moe_layers == (*plain.moe_layers, 48)
@@ -94,7 +86,7 @@ def test_layers_that_predict_have_a_cache_group_of_their_own_before_states():
 def test_a_layer_of_a_dense_model_that_predicts_has_an_mlp():
     spec = load("qwen3_5")[0]
     assert spec.dense_layers[-1] == spec.num_hidden_layers
-    assert "layers.4.mlp.gate.weight" in abstract_parts(spec)[1]
+    assert "layers.4.mlp.gate.weight" in registry.abstract_parts(spec)[1]
 
 
 @pytest.mark.parametrize(
@@ -108,11 +100,11 @@ def test_a_layer_of_a_dense_model_that_predicts_has_an_mlp():
 )
 def test_a_model_without_layers_that_predict_is_refused_by_name(config, said):
     with pytest.raises(ValueError, match=said):
-        spec_of(config, mtp=True)
+        registry.spec_of(config, mtp=True)
 
 
 def test_families_whose_layers_that_predict_are_served_have_a_golden_of_them():
-    served = {name for name, family in FAMILIES.items() if family.mtp is not None}
+    served = {name for name, family in registry.FAMILIES.items() if family.mtp is not None}
     golden = {json.loads((GOLDENS / "mtp" / name / "config.json").read_text())["architectures"][0] for name in NAMES}
     assert golden == {name for name in served if name.endswith("ForCausalLM")}
     beside_images = {name.replace("ForConditionalGeneration", "ForCausalLM") for name in served - golden}

@@ -12,18 +12,8 @@ from flax import nnx
 from checkpoints.formats import without_forms
 from checkpoints.placement import whole_targets
 from checkpoints.rules import expand
+from ferrum_jax.models.families import registry
 from ferrum_jax.models.families.config_reader import ConfigReader
-from ferrum_jax.models.families.registry import (
-    FAMILIES,
-    NOT_SERVED,
-    abstract_model,
-    abstract_parts,
-    bind,
-    family_of,
-    is_encoder,
-    spec_of,
-    unbind,
-)
 from ferrum_jax.models.layers.attention import ForwardContext
 from ferrum_jax.models.layers.embedding import Embedding
 from ferrum_jax.models.spec import AttentionSpec, ExpertsSpec, KimiDeltaSpec, Mamba2Spec, MlpSpec, RopeSpec
@@ -47,8 +37,8 @@ NAMES = [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) fo
 @functools.cache
 def published(name: str):
     """(spec, parameters as structs) of a published config."""
-    spec = spec_of(PUBLISHED[name][0])
-    return spec, abstract_parts(spec, "bfloat16")[1]
+    spec = registry.spec_of(PUBLISHED[name][0])
+    return spec, registry.abstract_parts(spec, "bfloat16")[1]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -67,12 +57,12 @@ def test_a_published_config_gives_the_published_number_of_parameters(name: str):
 @pytest.mark.parametrize("name", NAMES)
 def test_weight_rules_name_every_parameter_once(name: str):
     spec, parameters = published(name)
-    assert set(expand(family_of(spec.architecture).weight_rules(spec))) == set(whole_targets(parameters))
+    assert set(expand(registry.family_of(spec.architecture).weight_rules(spec))) == set(whole_targets(parameters))
 
 
-@pytest.mark.parametrize("architecture", FAMILIES)
+@pytest.mark.parametrize("architecture", registry.FAMILIES)
 def test_a_family_reads_every_key_that_it_has_a_default_of(architecture: str):
-    family, read = FAMILIES[architecture], set()
+    family, read = registry.FAMILIES[architecture], set()
     for config, _ in PUBLISHED.values():
         if config["architectures"] == [architecture]:
             reader = ConfigReader(family.respell(without_forms(config)), family.defaults, architecture)
@@ -81,20 +71,20 @@ def test_a_family_reads_every_key_that_it_has_a_default_of(architecture: str):
     assert set(family.defaults) <= read
 
 
-@pytest.mark.parametrize("model_type", NOT_SERVED)
+@pytest.mark.parametrize("model_type", registry.NOT_SERVED)
 def test_a_family_that_is_asked_for_and_not_served_is_refused_with_what_is_missing(model_type: str):
-    for read in (spec_of, is_encoder):
+    for read in (registry.spec_of, registry.is_encoder):
         with pytest.raises(ValueError, match=f"model_type is '{model_type}': its .* not served yet"):
             read({"architectures": ["SomeForCausalLM"], "model_type": model_type})
 
 
-@pytest.mark.parametrize("architecture", FAMILIES)
+@pytest.mark.parametrize("architecture", registry.FAMILIES)
 def test_an_unknown_key_is_an_error_that_names_it(architecture: str):
     config = next(config for config, _ in PUBLISHED.values() if architecture in config["architectures"])
-    spec_of(config)
+    registry.spec_of(config)
     with pytest.raises(ValueError, match=r"keys that this architecture does not understand: logit_slope = 0\.5"):
-        spec_of(config | {"logit_slope": 0.5})
-    spec_of(config | {"logit_slope": None})
+        registry.spec_of(config | {"logit_slope": 0.5})
+    registry.spec_of(config | {"logit_slope": None})
 
 
 @pytest.mark.parametrize(
@@ -115,13 +105,13 @@ def test_an_unknown_key_is_an_error_that_names_it(architecture: str):
 )
 def test_quantised_weights_are_refused_by_their_format(key, value, named):
     with pytest.raises(ValueError, match=f"{key} of config.json says {named}.*, which is not supported yet") as error:
-        spec_of(TINY | {key: value})
+        registry.spec_of(TINY | {key: value})
     assert "remove" not in str(error.value) and "give the checkpoint in bfloat16" in str(error.value)
 
 
 def test_a_bound_model_can_be_differentiated_in_every_parameter():
-    spec = spec_of(TINY | {"num_hidden_layers": 1})
-    graph, structs = unbind(abstract_model(spec))
+    spec = registry.spec_of(TINY | {"num_hidden_layers": 1})
+    graph, structs = registry.unbind(registry.abstract_model(spec))
     rng = np.random.default_rng(0)
     parameters = {name: jnp.asarray(rng.normal(0, 0.3, x.shape), x.dtype) for name, x in structs.items()}
     ids = jnp.asarray([3, 1, 4, 1, 5], jnp.int32)
@@ -129,7 +119,7 @@ def test_a_bound_model_can_be_differentiated_in_every_parameter():
     @jax.jit
     @jax.grad
     def gradients_of(parameters):
-        model = bind(graph, parameters)
+        model = registry.bind(graph, parameters)
         logits = model.logits(model(ids, jnp.arange(5, dtype=jnp.int32), ForwardContext()))
         return jnp.sum(logits**2)
 
@@ -144,9 +134,9 @@ def test_random_weights_have_a_standard_deviation_of_two_hundredths():
 
 
 def test_the_structure_of_a_model_does_not_depend_on_its_weights():
-    spec = spec_of(TINY | {"num_hidden_layers": 1})
-    drawn = nnx.eval_shape(lambda: family_of(spec.architecture).model(spec, rngs=nnx.Rngs(7)))
-    assert unbind(drawn) == unbind(abstract_model(spec))
+    spec = registry.spec_of(TINY | {"num_hidden_layers": 1})
+    drawn = nnx.eval_shape(lambda: registry.family_of(spec.architecture).model(spec, rngs=nnx.Rngs(7)))
+    assert registry.unbind(drawn) == registry.unbind(registry.abstract_model(spec))
 
 
 def heads(**changes) -> AttentionSpec:

@@ -9,14 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pallas_kernels.grouped_matmul import ExpertStack, expert_mlp, mosaic_tpu, oracle, swiglu, xla
-from pallas_kernels.grouped_matmul.cases import (
-    DENSE_TPU_CASES,
-    TPU_CASES,
-    Case,
-    make_arguments,
-    make_packed_arguments,
-)
+from pallas_kernels.grouped_matmul import ExpertStack, cases, expert_mlp, mosaic_tpu, oracle, swiglu, xla
 from pallas_kernels.grouped_matmul.dense_support import dense_refusals, tile_of
 from pallas_kernels.quantized_matmul import cases as product_cases
 from pallas_kernels.quantized_matmul import oracle as product_oracle
@@ -52,13 +45,15 @@ def for_kernels(experts: ExpertStack, target: Target) -> ExpertStack:
     ("case", "form"),
     [
         pytest.param(case, form, id=case.name, marks=() if case.name == "w4a16" else pytest.mark.long)
-        for case, form in TPU_CASES
+        for case, form in cases.TPU_CASES
     ],
 )
-def test_every_case_equals_the_product_of_decoded_experts(case: Case, form: product_cases.Case, target: Target) -> None:
+def test_every_case_equals_the_product_of_decoded_experts(
+    case: cases.Case, form: product_cases.Case, target: Target
+) -> None:
     if form.name == "w8a8" and target is V7X:
         pytest.skip("it has no int8 product")
-    x, ids, weights, experts = make_packed_arguments(case, form)
+    x, ids, weights, experts = cases.make_packed_arguments(case, form)
     got = kernel(case.num_experts)(x, ids, weights, for_kernels(experts, target))
     assert got.dtype == x.dtype
     expected = oracle.packed_expert_mlp(*map(np.asarray, (x, ids, weights)), *matrices_of(experts))
@@ -67,8 +62,8 @@ def test_every_case_equals_the_product_of_decoded_experts(case: Case, form: prod
 
 @pytest.mark.slow
 def test_experts_elsewhere_add_nothing_and_biases_are_each_tiles_experts() -> None:
-    case, form = TPU_CASES[0]
-    x, ids, weights, experts = make_packed_arguments(case, form)
+    case, form = cases.TPU_CASES[0]
+    x, ids, weights, experts = cases.make_packed_arguments(case, form)
     rng, (E, F, D) = np.random.default_rng(1), experts.gate.shape
     biases = tuple(jnp.asarray(rng.standard_normal(shape), "bfloat16") for shape in ((E, F), (E, F), (E, D)))
     own = xla.ids_here(ids, 1, E - 1)  # a device that lacks the first expert
@@ -102,7 +97,7 @@ def test_every_pair_has_a_place_of_its_own_in_a_tile_of_its_expert() -> None:
 
 def test_a_tile_has_about_the_pairs_of_an_expert_as_far_as_codes_are_multiplied() -> None:
     def rows(which: int, num_pairs: int) -> int:
-        _, _, _, experts = make_packed_arguments(*TPU_CASES[which])
+        _, _, _, experts = cases.make_packed_arguments(*cases.TPU_CASES[which])
         return mosaic_tpu.choose_rows(num_pairs, 4, matrices_of(for_kernels(experts, V7X)))
 
     assert [rows(0, pairs) for pairs in (1, 64, 65, 200, 10_000)] == [16, 16, 32, 64, 128]
@@ -110,8 +105,8 @@ def test_a_tile_has_about_the_pairs_of_an_expert_as_far_as_codes_are_multiplied(
 
 
 def test_what_the_kernels_do_not_take_is_refused_or_multiplied_in_xla() -> None:
-    case, form = next(pair for pair in TPU_CASES if pair[0].name == "mxfp4_part_of_a_chunk")
-    x, ids, weights, experts = make_packed_arguments(case, form)
+    case, form = next(pair for pair in cases.TPU_CASES if pair[0].name == "mxfp4_part_of_a_chunk")
+    x, ids, weights, experts = cases.make_packed_arguments(case, form)
     gate = matrices_of(experts)[0]
     assert refusals(gate, x.dtype, V5E) == []
     ordered = dataclasses.replace(gate, order=np.zeros((4, 320), np.int32), input_scale=np.ones((4, 1)))
@@ -127,14 +122,14 @@ def test_what_the_kernels_do_not_take_is_refused_or_multiplied_in_xla() -> None:
         expert_mlp(x, ids, weights, experts, implementation="mosaic")
 
 
-def dense_arguments(case: Case) -> tuple[Any, ...]:
-    *tokens, experts = make_arguments(case)
+def dense_arguments(case: cases.Case) -> tuple[Any, ...]:
+    *tokens, experts = cases.make_arguments(case)
     return (*tokens, dataclasses.replace(experts, kernels=V7X))
 
 
 @pytest.mark.slow
 def test_bfloat16_experts_equal_the_product_of_each() -> None:
-    x, ids, weights, experts = dense_arguments(DENSE_TPU_CASES[0])
+    x, ids, weights, experts = dense_arguments(cases.DENSE_TPU_CASES[0])
     got = kernel(4)(x, ids, weights, experts)
     expected = oracle.expert_mlp(*map(np.asarray, (x, ids, weights, *matrices_of(experts))))
     assert got.dtype == x.dtype
@@ -144,7 +139,7 @@ def test_bfloat16_experts_equal_the_product_of_each() -> None:
 @pytest.mark.slow
 def test_the_room_for_tiles_changes_no_bit() -> None:
     """Few pairs stand in a small room; where all of them come to one device, in that for the worst case."""
-    case = dataclasses.replace(DENSE_TPU_CASES[0], num_tokens=40, num_experts=2)
+    case = dataclasses.replace(cases.DENSE_TPU_CASES[0], num_tokens=40, num_experts=2)
     x, ids, weights, experts = dense_arguments(case)
     assert mosaic_tpu.usual_room(ids.size, 64, num_here=2, rows=16) == 3, "of seven, and all pairs need six"
     compute = kernel(64)

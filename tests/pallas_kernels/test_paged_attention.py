@@ -9,34 +9,30 @@ import numpy as np
 import pytest
 
 from pallas_kernels.kv_pool import KV_DTYPES, KVPool, pool_shape
-from pallas_kernels.paged_attention import AttentionConfig, RaggedBatch, make_schedule, oracle, paged_attention
-from pallas_kernels.paged_attention.cases import (
-    CHUNKED_CASES,
-    INVARIANT_CASES,
-    LATENT_CASES,
-    SPAN_CASES,
-    TINY_CASES,
-    WIDE_HEAD_CASES,
-    Arguments,
-    Case,
-    make_arguments,
-)
+from pallas_kernels.paged_attention import AttentionConfig, RaggedBatch, cases, make_schedule, oracle, paged_attention
 from pallas_kernels.paged_attention.run_case import choose_config
 from pallas_kernels.target import Target
 from pallas_kernels.tolerance import TOLERANCE
 from tests.fast_compile import FAST_COMPILE, UNOPTIMISED
 from tests.marks import few, slow
 
-CASES = TINY_CASES + INVARIANT_CASES + SPAN_CASES + CHUNKED_CASES + WIDE_HEAD_CASES + LATENT_CASES
+CASES = (
+    cases.TINY_CASES
+    + cases.INVARIANT_CASES
+    + cases.SPAN_CASES
+    + cases.CHUNKED_CASES
+    + cases.WIDE_HEAD_CASES
+    + cases.LATENT_CASES
+)
 BY_NAME = {case.name: case for case in CASES}
 SIDE_BY_SIDE = [
     BY_NAME[name] for name in ("decode_gqa", "mixed_h96_window_sinks", "mixed_int8", "encoder", "invariant")
 ]
-SIDE_BY_SIDE += [*SPAN_CASES[:1], *LATENT_CASES[:1]]
+SIDE_BY_SIDE += [*cases.SPAN_CASES[:1], *cases.LATENT_CASES[:1]]
 
 
 @functools.partial(jax.jit, static_argnames=("case", "together"), compiler_options=FAST_COMPILE)
-def _attend(arguments: tuple, *, case: Case, together: int = 1) -> tuple[jax.Array, KVPool]:
+def _attend(arguments: tuple, *, case: cases.Case, together: int = 1) -> tuple[jax.Array, KVPool]:
     q, k, v, pool, batch, sinks = arguments
     config = choose_config(case, "xla", Target.named("cpu"), pool)
     config = dataclasses.replace(config, together=together, decode_together=together, keeps_dtype=together > 1)
@@ -44,7 +40,7 @@ def _attend(arguments: tuple, *, case: Case, together: int = 1) -> tuple[jax.Arr
     return paged_attention(q, k, v, pool, schedule, **case.attention, sinks=sinks)
 
 
-def _run(case: Case, arguments: Arguments, together: int = 1) -> np.ndarray:
+def _run(case: cases.Case, arguments: cases.Arguments, together: int = 1) -> np.ndarray:
     a = arguments
     return np.asarray(_attend((a.q, a.k, a.v, a.pool, a.batch, a.sinks), case=case, together=together)[0])
 
@@ -75,8 +71,8 @@ FAST = [
 @pytest.mark.parametrize(
     "case", [case if case.name in FAST else slow(case) for case in CASES], ids=lambda case: case.name
 )
-def test_every_case_equals_the_oracle_and_reads_only_its_own_rows(case: Case) -> None:
-    arguments = make_arguments(case)
+def test_every_case_equals_the_oracle_and_reads_only_its_own_rows(case: cases.Case) -> None:
+    arguments = cases.make_arguments(case)
     expected = oracle.of_case(case, arguments)
     got = _run(case, arguments)
     assert got.dtype == arguments.q.dtype
@@ -85,10 +81,10 @@ def test_every_case_equals_the_oracle_and_reads_only_its_own_rows(case: Case) ->
 
 @pytest.mark.parametrize("dtype", few(["float32", "bfloat16"]))
 @pytest.mark.parametrize("case", SIDE_BY_SIDE, ids=lambda case: case.name)
-def test_tiles_side_by_side_as_on_a_gpu_equal_the_oracle_too(case: Case, dtype: str) -> None:
+def test_tiles_side_by_side_as_on_a_gpu_equal_the_oracle_too(case: cases.Case, dtype: str) -> None:
     kv_dtype = dtype if case.kv_dtype == "float32" else case.kv_dtype
     case = dataclasses.replace(case, dtype=dtype, kv_dtype=kv_dtype)
-    arguments = make_arguments(case)
+    arguments = cases.make_arguments(case)
     got = _run(case, arguments, together=3)
     np.testing.assert_allclose(got.astype(np.float64), oracle.of_case(case, arguments), **TOLERANCE[dtype])
 
@@ -106,7 +102,7 @@ def test_a_gpu_computes_few_large_groups_of_tiles() -> None:
 
 def test_queries_of_padding_tokens_do_not_reach_other_tokens() -> None:
     case = BY_NAME["invariant"]
-    arguments = make_arguments(case)
+    arguments = cases.make_arguments(case)
     real = sum(count for _, count in case.rows)
     poisoned = dataclasses.replace(
         arguments, q=np.where(np.arange(case.num_tokens)[:, None, None] < real, arguments.q, np.float32(np.nan))
@@ -116,7 +112,7 @@ def test_queries_of_padding_tokens_do_not_reach_other_tokens() -> None:
 
 def test_a_step_without_rows_gives_zeros() -> None:
     case = BY_NAME["prefill_long"]
-    arguments = make_arguments(case)
+    arguments = cases.make_arguments(case)
     empty = dataclasses.replace(arguments.batch, counts=np.zeros_like(arguments.batch.counts))
     assert not _run(case, dataclasses.replace(arguments, batch=empty)).any()
 
@@ -184,7 +180,7 @@ def test_a_donated_pool_is_never_copied(rows: int, tokens: int, kv_dtype: str) -
 
 def test_what_does_not_fit_is_an_error_that_names_it() -> None:
     case = BY_NAME["prefill_long"]
-    a = make_arguments(case)
+    a = cases.make_arguments(case)
     config = AttentionConfig.choose(num_tokens=128, block_size=16, decode_only=False, invariant=False)
     make = functools.partial(make_schedule, num_tokens=128, block_size=16, config=config)
     schedule = jax.eval_shape(make, a.batch)

@@ -12,19 +12,7 @@ import pytest
 from pallas_kernels.kv_pool import KV_DTYPES, pool_shape
 from pallas_kernels.logits import Logits
 from pallas_kernels.paged_attention import GpuConfig, GpuSchedule, RaggedBatch, make_schedule, oracle
-from pallas_kernels.paged_attention.cases import (
-    CHUNKED_CASES,
-    LATENT_CASES,
-    REAL_CASES,
-    SPAN_CASES,
-    TINY_CASES,
-    WIDE_HEAD_CASES,
-    Arguments,
-    Case,
-    make_arguments,
-    make_batch,
-    make_shapes,
-)
+from pallas_kernels.paged_attention import cases as paged
 from pallas_kernels.paged_attention.gpu import mosaic_gpu as gpu
 from pallas_kernels.paged_attention.gpu.config import HEAD_DIMS
 from pallas_kernels.paged_attention.gpu.latent.latent_decode import latent_attention
@@ -41,7 +29,7 @@ from tests.pallas_kernels.gpu_interpreter import fetches, interpreted
 H200 = Target.named("gpu:h200")
 
 
-def _on_gpu(case: Case) -> Case:
+def _on_gpu(case: paged.Case) -> paged.Case:
     """The case in the dtypes that the matrix unit has, and H = 128 where the kernels have no such H."""
     kv_dtype = "bfloat16" if case.kv_dtype == "float32" else case.kv_dtype
     case = dataclasses.replace(case, dtype="bfloat16", kv_dtype=kv_dtype)
@@ -50,8 +38,8 @@ def _on_gpu(case: Case) -> Case:
     return dataclasses.replace(case, name=case.name.replace(f"h{case.head_dim}_", ""), head_dim=128)
 
 
-_STAGES = Case(name="prefill_of_several_stages", rows=((300, 20), (260, 1), (0, 200)), num_tokens=256, num_rows=4)
-_ONE_QUERY = Case(
+_STAGES = paged.Case(name="prefill_of_several_stages", rows=((300, 20), (260, 1), (0, 200)), num_tokens=256, num_rows=4)
+_ONE_QUERY = paged.Case(
     name="prefill_of_one_query_a_tile",
     rows=((40, 5), (3, 1), (0, 3)),
     num_tokens=16,
@@ -60,9 +48,17 @@ _ONE_QUERY = Case(
     num_kv_heads=1,
     head_dim=512,
 )
-_OTHERS = (dataclasses.replace(_STAGES, tiny=True), _ONE_QUERY, *SPAN_CASES, *CHUNKED_CASES, *WIDE_HEAD_CASES)
+_OTHERS = (
+    dataclasses.replace(_STAGES, tiny=True),
+    _ONE_QUERY,
+    *paged.SPAN_CASES,
+    *paged.CHUNKED_CASES,
+    *paged.WIDE_HEAD_CASES,
+)
 _of_latents = functools.partial(dataclasses.replace, dtype="bfloat16", kv_dtype="bfloat16", rope_dim=64)
-_LATENTS = {case.name: _of_latents(case) for case in LATENT_CASES if case.decode_only and case.kv_dtype != "fp8_e4m3"}
+_LATENTS = {
+    case.name: _of_latents(case) for case in paged.LATENT_CASES if case.decode_only and case.kv_dtype != "fp8_e4m3"
+}
 FEW = dataclasses.replace(_LATENTS["decode_latent"], name="two_rows", rows=((5, 1), (130, 1)), num_tokens=2, num_rows=2)
 _WINDOW: Any = {"window": 70, "has_sinks": True, "head_dim": 256, "rope_dim": 32, "block_size": 32}
 LATENTS = (
@@ -75,7 +71,7 @@ LATENTS = (
     dataclasses.replace(_LATENTS["decode_latent_f32_soft_cap"], name="many_heads_soft_cap", num_heads=64),
     dataclasses.replace(FEW, name="many_heads_window", num_heads=40, **_WINDOW),
 )
-ATTENTION = [_on_gpu(case) for case in (*TINY_CASES, *_OTHERS)]
+ATTENTION = [_on_gpu(case) for case in (*paged.TINY_CASES, *_OTHERS)]
 CASES = [*ATTENTION, *LATENTS]
 BY_NAME = {case.name: case for case in CASES}
 QUICK = ("decode_gqa", "two_rows", "many_heads")
@@ -96,7 +92,7 @@ SLOW = (
     "spans_f32",
     "spans_window_h256",
     "mixed_chunked_f32",
-    *(case.name for case in (*WIDE_HEAD_CASES, *LATENTS)),
+    *(case.name for case in (*paged.WIDE_HEAD_CASES, *LATENTS)),
 )
 QUICK_SCHEDULES = (
     "decode_gqa",
@@ -108,7 +104,7 @@ QUICK_SCHEDULES = (
 )
 
 
-def _config(case: Case, arguments: Arguments, programs: int = 1, split: int | None = None) -> GpuConfig:
+def _config(case: paged.Case, arguments: paged.Arguments, programs: int = 1, split: int | None = None) -> GpuConfig:
     """The chosen one with splits so short that rows have several, and few programs, which run one after the other."""
     config = choose_config(case, "mosaic_gpu", H200, arguments.pool)
     assert isinstance(config, GpuConfig)
@@ -116,22 +112,22 @@ def _config(case: Case, arguments: Arguments, programs: int = 1, split: int | No
     return dataclasses.replace(config, programs=programs, decode=dataclasses.replace(config.decode, split=split))
 
 
-def _make_schedule(case: Case, batch: RaggedBatch, config: GpuConfig) -> GpuSchedule:
+def _make_schedule(case: paged.Case, batch: RaggedBatch, config: GpuConfig) -> GpuSchedule:
     schedule = make_schedule(batch, **case.step, config=config, implementation="mosaic_gpu")
     assert isinstance(schedule, GpuSchedule)
     return schedule
 
 
-def _schedule(case: Case, batch: RaggedBatch, config: GpuConfig) -> GpuSchedule:
+def _schedule(case: paged.Case, batch: RaggedBatch, config: GpuConfig) -> GpuSchedule:
     return jax.jit(lambda batch: _make_schedule(case, batch, config), compiler_options=FAST_COMPILE)(batch)
 
 
-def _attend(case: Case, arguments: Arguments, programs: int = 1, split: int | None = None) -> np.ndarray:
+def _attend(case: paged.Case, arguments: paged.Arguments, programs: int = 1, split: int | None = None) -> np.ndarray:
     with interpreted() as interpret:
         return _run(case, arguments, _config(case, arguments, programs, split), interpret)
 
 
-def _run(case: Case, arguments: Arguments, config: GpuConfig, interpret: Any) -> np.ndarray:
+def _run(case: paged.Case, arguments: paged.Arguments, config: GpuConfig, interpret: Any) -> np.ndarray:
     def attend(q, k, v, pool, schedule, sinks) -> jax.Array:
         logits = Logits(**case.attention, sinks=sinks)
         kernel = latent_attention if case.rope_dim else gpu.paged_attention
@@ -142,11 +138,11 @@ def _run(case: Case, arguments: Arguments, config: GpuConfig, interpret: Any) ->
     return np.asarray(jax.jit(attend, compiler_options=options)(a.q, a.k, a.v, a.pool, schedule, a.sinks), np.float64)
 
 
-def _expected(case: Case) -> np.ndarray:
-    return oracle.of_case(case, make_arguments(case))
+def _expected(case: paged.Case) -> np.ndarray:
+    return oracle.of_case(case, paged.make_arguments(case))
 
 
-def _cases(cases: list[Case], quick: tuple[str, ...]) -> Any:
+def _cases(cases: list[paged.Case], quick: tuple[str, ...]) -> Any:
     """All of them; those that are not quick are slow, most of them long."""
     slow = {c.name: [pytest.mark.slow, *([] if c.name in SLOW else [pytest.mark.long])] for c in cases}
     marked = [pytest.param(c, id=c.name, marks=[] if c.name in quick else slow[c.name]) for c in cases]
@@ -154,16 +150,16 @@ def _cases(cases: list[Case], quick: tuple[str, ...]) -> Any:
 
 
 @_cases(CASES, QUICK)
-def test_every_case_equals_the_float64_oracle(case: Case) -> None:
-    out = _attend(case, make_arguments(case, implementation="mosaic_gpu"))
+def test_every_case_equals_the_float64_oracle(case: paged.Case) -> None:
+    out = _attend(case, paged.make_arguments(case, implementation="mosaic_gpu"))
     np.testing.assert_allclose(out, _expected(case), **TOLERANCE["bfloat16"])
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("splits", ["short", "chosen"])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_every_case_equals_the_float64_oracle_on_a_gpu(case: Case, splits: str) -> None:
-    a = make_arguments(case, implementation="mosaic_gpu")
+def test_every_case_equals_the_float64_oracle_on_a_gpu(case: paged.Case, splits: str) -> None:
+    a = paged.make_arguments(case, implementation="mosaic_gpu")
     config = _config(case, a, Target.of_device(jax.devices()[0]).num_cores or 1, 1024 if splits == "chosen" else None)
     out = _run(case, a, config, interpret=False)
     np.testing.assert_allclose(out, _expected(case), **TOLERANCE["bfloat16"])
@@ -172,15 +168,15 @@ def test_every_case_equals_the_float64_oracle_on_a_gpu(case: Case, splits: str) 
 @pytest.mark.gpu
 def test_a_long_context_on_a_gpu_equals_the_float64_oracle() -> None:
     rows = ((40_000, 1), (3, 1), (5000, 300))
-    case = Case(name="long", rows=rows, num_tokens=512, num_rows=4, num_heads=8, num_kv_heads=2)
-    a = make_arguments(case, implementation="mosaic_gpu")
+    case = paged.Case(name="long", rows=rows, num_tokens=512, num_rows=4, num_heads=8, num_kv_heads=2)
+    a = paged.make_arguments(case, implementation="mosaic_gpu")
     config = GpuConfig.choose(num_heads=8, pool=a.pool, decode_only=False, target=H200, dtype=jnp.dtype("bfloat16"))
     np.testing.assert_allclose(_run(case, a, config, interpret=False), _expected(case), **TOLERANCE["bfloat16"])
 
 
 @pytest.mark.parametrize("name", few(["decode_gqa", "mixed_h96_window_sinks"]))
 def test_a_context_of_one_split_is_merged_with_its_sink_alone(name: str) -> None:
-    a = make_arguments(case := BY_NAME[name], implementation="mosaic_gpu")
+    a = paged.make_arguments(case := BY_NAME[name], implementation="mosaic_gpu")
     np.testing.assert_allclose(_attend(case, a, split=1024), _expected(case), **TOLERANCE["bfloat16"])
 
 
@@ -190,14 +186,14 @@ def test_consumers_that_share_the_tiles_of_a_split_equal_the_float64_oracle(name
     """An odd and an even number of tiles, and one, which leaves a consumer without any; stages are used again."""
     rows = ((5, 1), (700, 1), (130, 1), (64, 1))
     case = dataclasses.replace(BY_NAME[name], rows=rows, window=BY_NAME[name].window and 200)
-    a = make_arguments(case, implementation="mosaic_gpu")
+    a = paged.make_arguments(case, implementation="mosaic_gpu")
     np.testing.assert_allclose(_attend(case, a, split=512), _expected(case), **TOLERANCE["bfloat16"])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", [BY_NAME["decode_gqa"], FEW], ids=["attention", "latents"])
-def test_a_row_has_the_same_bits_with_other_rows_beside_it_and_on_more_programs(case: Case) -> None:
-    a = make_arguments(case, implementation="mosaic_gpu")
+def test_a_row_has_the_same_bits_with_other_rows_beside_it_and_on_more_programs(case: paged.Case) -> None:
+    a = paged.make_arguments(case, implementation="mosaic_gpu")
     together = _attend(case, a, programs=3)
     np.testing.assert_array_equal(_attend(*alone_of(case, a, 1))[0], together[1])
 
@@ -210,7 +206,7 @@ def test_a_row_has_the_same_bits_with_other_rows_beside_it_and_on_more_programs(
 def test_a_row_on_a_gpu_has_the_same_bits_in_any_company(name: str, sizes: dict[str, int]) -> None:
     rows = ((5, 1), (20_000, 1), (700, 1), (9_000, 1))
     case = dataclasses.replace(BY_NAME[name], rows=rows, **sizes)
-    a = make_arguments(case, implementation="mosaic_gpu")
+    a = paged.make_arguments(case, implementation="mosaic_gpu")
     together = _run(case, a, _config(case, a, programs=132), interpret=False)
     for r, programs in ((0, 2), (1, 7), (3, 131)):
         alone, one = alone_of(case, a, r)
@@ -236,7 +232,7 @@ def test_a_row_on_a_gpu_has_the_same_bits_in_any_company(name: str, sizes: dict[
 def test_every_transfer_begins_where_shared_memory_takes_one(name: str, sizes: dict[str, Any]) -> None:
     """The hardware faults otherwise; the compiler and the interpreter say nothing."""
     case = dataclasses.replace(BY_NAME[name], **sizes)
-    a = make_shapes(case, "mosaic_gpu")
+    a = paged.make_shapes(case, "mosaic_gpu")
     schedule = jax.eval_shape(lambda batch: _make_schedule(case, batch, _config(case, a)), a.batch)
     kernel = latent_attention if case.rope_dim else gpu.paged_attention
     attend = functools.partial(kernel, logits=Logits(scale=1.0))
@@ -246,8 +242,8 @@ def test_every_transfer_begins_where_shared_memory_takes_one(name: str, sizes: d
 
 
 @_cases(ATTENTION, QUICK_SCHEDULES)
-def test_each_token_attends_to_each_visible_position_in_one_item_and_no_item_is_idle(case: Case) -> None:
-    a = make_arguments(case, implementation="mosaic_gpu")
+def test_each_token_attends_to_each_visible_position_in_one_item_and_no_item_is_idle(case: paged.Case) -> None:
+    a = paged.make_arguments(case, implementation="mosaic_gpu")
     schedule = _schedule(case, a.batch, config := _config(case, a))
     seen: dict[int, list[int]] = {t: [] for t in range(sum(count for _, count in case.rows))}
     for work, form in ((schedule.decode, config.decode), (schedule.prefill, config.prefill)):
@@ -274,7 +270,7 @@ def _served(work: WorkItems | None) -> list[tuple[int, np.ndarray]]:
     return [(int(t), item) for t in np.flatnonzero(is_mine) for item in items if item[Field.TILE] == tiles[t]]
 
 
-def _visible(case: Case, row: int, position: int) -> range:
+def _visible(case: paged.Case, row: int, position: int) -> range:
     ends = [end for r, first, end in case.spans if r == row and first <= position < end]
     return range(case.oldest(position), max([position + 1, *ends]) if case.causal else sum(case.rows[row]))
 
@@ -283,8 +279,8 @@ def test_one_long_row_and_many_short_ones_both_fill_the_chip() -> None:
     for rows, context in ((1, 128 * 1024), (256, 1024)):
         pool = _pool(num_kv_heads=8)
         config = GpuConfig.choose(num_heads=32, pool=pool, decode_only=True, target=H200, dtype=jnp.bfloat16)
-        case = Case(name="", rows=((context - 1, 1),) * rows, num_tokens=rows, num_rows=rows, decode_only=True)
-        batch = make_batch(case, np.zeros((rows, case.max_blocks), np.int32))
+        case = paged.Case(name="", rows=((context - 1, 1),) * rows, num_tokens=rows, num_rows=rows, decode_only=True)
+        batch = paged.make_batch(case, np.zeros((rows, case.max_blocks), np.int32))
         items = int(_schedule(case, batch, config).decode.num_items[0]) * 8
         rounds = -(-items // config.programs)
         assert items / (rounds * config.programs) > 0.95
@@ -314,10 +310,10 @@ def test_what_the_kernels_cannot_do_is_refused_with_what_to_take_instead() -> No
 
 
 def test_published_latents_fit_shared_memory_and_fill_the_chip() -> None:
-    cases = [case for case in REAL_CASES if case.rope_dim is not None and case.decode_only]
+    cases = [case for case in paged.REAL_CASES if case.rope_dim is not None and case.decode_only]
     assert len(cases) == 3
     for case in cases:
-        config = choose_config(case, "mosaic_gpu", H200, make_shapes(case, "mosaic_gpu").pool)
+        config = choose_config(case, "mosaic_gpu", H200, paged.make_shapes(case, "mosaic_gpu").pool)
         assert isinstance(config, GpuConfig) and config.prefill is None
         assert config.decode.smem_bytes <= (H200.smem_bytes or 0)
         groups = -(-case.num_heads // config.decode.loaded)
@@ -334,7 +330,7 @@ def test_what_the_kernel_of_latents_has_not_is_said_with_what_to_take() -> None:
         assert told in reason and "'xla'" in reason
     case = dataclasses.replace(FEW, decode_only=False)
     with pytest.raises(ValueError, match="rows have several queries, and the cache latents; take implementation 'xla'"):
-        choose_config(case, "mosaic_gpu", H200, make_shapes(case, "mosaic_gpu").pool)
+        choose_config(case, "mosaic_gpu", H200, paged.make_shapes(case, "mosaic_gpu").pool)
 
 
 def test_steps_that_mix_and_those_that_choose_keys_are_xla_s() -> None:

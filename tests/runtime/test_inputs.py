@@ -7,19 +7,8 @@ import numpy as np
 import pytest
 
 from ferrum_jax.core.plan import ImageTokensPlan, ShardPlan
+from ferrum_jax.runtime import inputs as laid_out
 from ferrum_jax.runtime.buckets import Bucket
-from ferrum_jax.runtime.inputs import (
-    forward_words,
-    pack_drafts,
-    pack_forward,
-    pack_sample,
-    pack_score,
-    sample_words,
-    score_words,
-    unpack_forward,
-    unpack_sample,
-    unpack_score,
-)
 from ferrum_jax.sampling_params import MAX_NAMED_IDS
 
 BUCKET = Bucket(num_tokens=16, num_rows=5, table_width=6, decode_only=False)
@@ -50,7 +39,10 @@ def make_plan(rows: int) -> ShardPlan:
 @pytest.mark.parametrize("rows", [1, 3, 5])
 def test_every_field_of_a_plan_arrives_and_padding_is_null(rows):
     plan = make_plan(rows)
-    forward, sample = unpack_forward(pack_forward([plan], BUCKET), BUCKET, 2), unpack_sample(pack_sample([plan], 5), 5)
+    forward, sample = (
+        laid_out.unpack_forward(laid_out.pack_forward([plan], BUCKET), BUCKET, 2),
+        laid_out.unpack_sample(laid_out.pack_sample([plan], 5), 5),
+    )
     assert sample.num_rows == rows
     computed = {"positions": plan.starts + plan.counts, "places": np.cumsum(plan.counts) - 1}
     for inputs in (forward, sample):
@@ -73,8 +65,8 @@ def test_tokens_of_images_arrive_and_a_shard_without_has_the_positions_of_its_ro
     images = ImageTokensPlan(
         slots=np.array([0, 16, 17, 0, 0]), positions=np.arange(15).reshape(3, 5), ends=np.array([0, 9, 9, 0, 0])
     )
-    blob = pack_forward([text, ShardPlan(**rows, block_tables=(), images=images)], bucket)
-    plain, imaged = (unpack_forward(part, bucket, 0) for part in np.split(blob, 2))
+    blob = laid_out.pack_forward([text, ShardPlan(**rows, block_tables=(), images=images)], bucket)
+    plain, imaged = (laid_out.unpack_forward(part, bucket, 0) for part in np.split(blob, 2))
     np.testing.assert_array_equal(plain.rope_positions[:, :5], np.tile([2, 5, 6, 7, 8], (3, 1)))
     assert not np.any(plain.image_slots) and not np.any(plain.seen_ends)
     np.testing.assert_array_equal(imaged.rope_positions[:, :5], images.positions)
@@ -84,14 +76,14 @@ def test_tokens_of_images_arrive_and_a_shard_without_has_the_positions_of_its_ro
 
 def test_rows_of_two_shards_are_sampled_in_a_smaller_bucket_than_the_forward_s():
     plans = [make_plan(1), make_plan(2)]
-    blob = pack_sample(plans, 2).reshape(2, sample_words(2))
+    blob = laid_out.pack_sample(plans, 2).reshape(2, laid_out.sample_words(2))
     for plan, part in zip(plans, blob, strict=True):
-        np.testing.assert_array_equal(unpack_sample(part, 2).slots[: plan.num_rows], plan.slots)
+        np.testing.assert_array_equal(laid_out.unpack_sample(part, 2).slots[: plan.num_rows], plan.slots)
 
 
 def test_a_row_that_computes_nothing_has_a_place_within_the_step():
     plan = dataclasses.replace(make_plan(2), counts=np.array([0, 0], np.int32))
-    assert unpack_sample(pack_sample([plan], 2), 2).places.tolist() == [0, 0]
+    assert laid_out.unpack_sample(laid_out.pack_sample([plan], 2), 2).places.tolist() == [0, 0]
 
 
 def test_a_row_with_drafts_draws_behind_each_of_them():
@@ -106,7 +98,7 @@ def test_a_row_with_drafts_draws_behind_each_of_them():
         source_slots=np.zeros(3, np.int32),
         drafts=(70, 71),
     )
-    inputs = unpack_sample(pack_sample([plan], 8), 8)
+    inputs = laid_out.unpack_sample(laid_out.pack_sample([plan], 8), 8)
     assert inputs.num_rows == plan.num_places == 5 and plan.first_places.tolist() == [0, 3, 4]
     assert inputs.slots.tolist() == [5, 5, 5, 6, 7, 0, 0, 0]
     assert inputs.positions.tolist() == [8, 9, 10, 6, 21, 0, 0, 0]
@@ -114,28 +106,28 @@ def test_a_row_with_drafts_draws_behind_each_of_them():
     assert inputs.samples.tolist() == [1, 1, 1, 0, 1, 0, 0, 0]
     assert inputs.target_slots.tolist() == [9, 0, 0, 0, 8, 0, 0, 0], "of the last token that is known"
     assert inputs.mask_ids.tolist() == [1, 2, 3, 0, 5, 0, 0, 0], "each place has a mask of its own"
-    rows, positions, tokens = pack_drafts([plan], 4, 99).reshape(3, 4)
+    rows, positions, tokens = laid_out.pack_drafts([plan], 4, 99).reshape(3, 4)
     assert (rows.tolist(), positions.tolist(), tokens.tolist()) == ([5, 5, 99, 99], [8, 9, 0, 0], [70, 71, 0, 0])
 
 
 def test_tokens_that_are_scored_arrive_with_those_that_follow():
     parts = [np.array([[3, 4], [70, 80], [1, 2], [9, 5]], np.int32), np.zeros((4, 0), np.int32)]
     named = [np.full((2, MAX_NAMED_IDS), 6, np.int32), np.zeros((0, MAX_NAMED_IDS), np.int32)]
-    first, second = pack_score(parts, 4, tops=True, named=named).reshape(2, score_words(4))
-    inputs = unpack_score(first, 4)
+    first, second = laid_out.pack_score(parts, 4, tops=True, named=named).reshape(2, laid_out.score_words(4))
+    inputs = laid_out.unpack_score(first, 4)
     assert int(inputs.names) == 1 and inputs.named[:, -1].tolist() == [6, 6, 0, 0]
     assert (inputs.places.tolist(), inputs.following.tolist(), int(inputs.tops)) == ([3, 4, 0, 0], [70, 80, 0, 0], 1)
     assert (inputs.slots.tolist(), inputs.positions.tolist()) == ([1, 2, 0, 0], [9, 5, 0, 0])
     assert second.tolist() == [1, 1] + [0] * 4 * (4 + MAX_NAMED_IDS)
-    assert not int(unpack_score(pack_score(parts[:1], 4, tops=True), 4).names)
+    assert not int(laid_out.unpack_score(laid_out.pack_score(parts[:1], 4, tops=True), 4).names)
 
 
 @pytest.mark.parametrize(
     ("words", "unpack"),
     [
-        (forward_words(BUCKET, 2), lambda blob: unpack_forward(blob, BUCKET, 2)),
-        (sample_words(5), lambda blob: unpack_sample(blob, 5)),
-        (score_words(7), lambda blob: unpack_score(blob, 7)),
+        (laid_out.forward_words(BUCKET, 2), lambda blob: laid_out.unpack_forward(blob, BUCKET, 2)),
+        (laid_out.sample_words(5), lambda blob: laid_out.unpack_sample(blob, 5)),
+        (laid_out.score_words(7), lambda blob: laid_out.unpack_score(blob, 7)),
     ],
 )
 def test_every_word_of_an_array_belongs_to_one_field(words, unpack):
@@ -146,5 +138,5 @@ def test_every_word_of_an_array_belongs_to_one_field(words, unpack):
 def test_two_steps_never_share_an_array():
     """The step in flight may still read the array of the step before."""
     plan = make_plan(2)
-    assert not np.shares_memory(pack_forward([plan], BUCKET), pack_forward([plan], BUCKET))
-    assert not np.shares_memory(pack_sample([plan], 5), pack_sample([plan], 5))
+    assert not np.shares_memory(laid_out.pack_forward([plan], BUCKET), laid_out.pack_forward([plan], BUCKET))
+    assert not np.shares_memory(laid_out.pack_sample([plan], 5), laid_out.pack_sample([plan], 5))

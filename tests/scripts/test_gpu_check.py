@@ -6,13 +6,12 @@ import shlex
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 
 from scripts import gpu_check
 from scripts.gpu_check import Part
-from tests.support import ROOT
+from tests.support import ROOT, is_running
 
 VLLM = """
 from types import SimpleNamespace as S
@@ -95,17 +94,9 @@ def test_a_part_that_is_cut_ends_with_all_that_it_started(tmp_path):
     pid, line = bench.read_text().splitlines()
     assert json.loads(line) == {"shape": "x", "problem": "cut after 2 s"}
     assert time.monotonic() - started < 30
-    while is_running(pid):
+    while is_running(int(pid)):
         assert time.monotonic() - started < 30
         time.sleep(0.05)
-
-
-def is_running(pid: str) -> bool:
-    """Whether the process is there and no mere entry that waits for its parent."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from ferrum_jax.engine.engine_thread import MOST_FAILURES, EngineFailed, Ticket
 from ferrum_jax.inputs.images.decoding import Stopped
 from ferrum_jax.tasks.task_maker import TaskMaker
 from tests.serve.running import failing
-from tests.support import GOLDENS, SMALL, small_llm
+from tests.support import GOLDENS, SMALL, in_loop, small_llm
 from tests.transcribing.heard import CASES, how_of, sound_of, text_of, whisper_llm
 
 PROMPTS = [[7, 100, 33, 250, 61], [12, 9, 77], [200, 13, 14, 15, 16, 17, 18], [5] * 40]
@@ -74,25 +74,24 @@ def test_several_threads_with_loops_of_their_own_share_one_engine(llm):
     assert len({tuple(output.token_ids for output in outputs) for outputs in found.values()}) == 1
 
 
-def test_a_task_that_is_cancelled_or_leaves_its_loop_ends_its_rows(llm):
-    async def leave():
-        with contextlib.suppress(StopAsyncIteration):
-            async for _ in llm.generate(PROMPTS[0], LONG):
-                break
-        task = asyncio.create_task(last(llm, PROMPTS[1], LONG))
-        while llm.thread.num_open != 1:
-            await asyncio.sleep(0.001)
-        task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await task
-        stats = await llm.stats()
-        return llm.thread.num_open, stats["num_running"], stats["num_waiting"], await last(llm, PROMPTS[2])
-
-    *left, output = asyncio.run(leave())
-    assert left == [0, 0, 0] and len(output.token_ids) == 8
+@in_loop
+async def test_a_task_that_is_cancelled_or_leaves_its_loop_ends_its_rows(llm):
+    with contextlib.suppress(StopAsyncIteration):
+        async for _ in llm.generate(PROMPTS[0], LONG):
+            break
+    task = asyncio.create_task(last(llm, PROMPTS[1], LONG))
+    while llm.thread.num_open != 1:
+        await asyncio.sleep(0.001)
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
+    stats = await llm.stats()
+    assert [llm.thread.num_open, stats["num_running"], stats["num_waiting"]] == [0, 0, 0]
+    assert len((await last(llm, PROMPTS[2])).token_ids) == 8
 
 
-def test_texts_wait_for_no_images_and_of_a_cancelled_task_no_more_are_decoded(llm, monkeypatch):
+@in_loop
+async def test_texts_wait_for_no_images_and_of_a_cancelled_task_no_more_are_decoded(llm, monkeypatch):
     begun, stopped, request = [], [], TaskMaker.request
     all_cancelled = threading.Event()  # a thread that is free before could begin one whose turn to be cancelled comes
 
@@ -110,125 +109,105 @@ def test_texts_wait_for_no_images_and_of_a_cancelled_task_no_more_are_decoded(ll
             raise
 
     monkeypatch.setattr(TaskMaker, "request", held)
-
-    async def run():
-        images = [asyncio.create_task(last(llm, {"prompt": "x", "images": [b"a"]})) for _ in range(50)]
-        while not begun:
-            await asyncio.sleep(0.001)
-        output = await last(llm, PROMPTS[0])
-        for task in images:
-            task.cancel()
-        await asyncio.gather(*images, return_exceptions=True)
-        all_cancelled.set()
-        return output
-
-    assert asyncio.run(run()).finished
+    images = [asyncio.create_task(last(llm, {"prompt": "x", "images": [b"a"]})) for _ in range(50)]
+    while not begun:
+        await asyncio.sleep(0.001)
+    output = await last(llm, PROMPTS[0])
+    for task in images:
+        task.cancel()
+    await asyncio.gather(*images, return_exceptions=True)
+    all_cancelled.set()
+    assert output.finished
     llm.close()
     llm._images.shutdown(wait=True)
     assert len(begun) == len(stopped) <= 2
 
 
-def test_abort_ends_the_loops_of_one_id_and_no_others(llm):
-    async def run():
-        other = asyncio.create_task(last(llm, PROMPTS[1], request_id="b"))
-        outputs = []
-        async for output in llm.generate(PROMPTS[0], LONG, request_id="a"):
-            outputs.append(output)
-            await llm.abort("a")
-        return outputs, await other
-
-    outputs, other = asyncio.run(run())
+@in_loop
+async def test_abort_ends_the_loops_of_one_id_and_no_others(llm):
+    other = asyncio.create_task(last(llm, PROMPTS[1], request_id="b"))
+    outputs = []
+    async for output in llm.generate(PROMPTS[0], LONG, request_id="a"):
+        outputs.append(output)
+        await llm.abort("a")
     assert len(outputs) == 1 and not outputs[0].finished
-    assert other.finished
+    assert (await other).finished
 
 
-def test_what_cannot_be_served_is_the_error_of_its_task_alone(llm):
-    async def run():
-        return await asyncio.gather(last(llm, [99_999]), last(llm, PROMPTS[0]), return_exceptions=True)
-
-    refused, output = asyncio.run(run())
+@in_loop
+async def test_what_cannot_be_served_is_the_error_of_its_task_alone(llm):
+    refused, output = await asyncio.gather(last(llm, [99_999]), last(llm, PROMPTS[0]), return_exceptions=True)
     assert isinstance(refused, ValueError) and "99999" in str(refused)
     assert output.finished
 
 
-def test_a_drained_engine_ends_what_runs_and_takes_nothing_new(llm):
-    async def run():
-        task = asyncio.create_task(last(llm, PROMPTS[0]))
-        while not llm.thread.num_open:
-            await asyncio.sleep(0.001)
-        assert await llm.drain(30.0)
-        with pytest.raises(Refused, match="drains"):
-            await last(llm, PROMPTS[1])
-        return await task
-
-    assert asyncio.run(run()).finished
+@in_loop
+async def test_a_drained_engine_ends_what_runs_and_takes_nothing_new(llm):
+    task = asyncio.create_task(last(llm, PROMPTS[0]))
+    while not llm.thread.num_open:
+        await asyncio.sleep(0.001)
+    assert await llm.drain(30.0)
+    with pytest.raises(Refused, match="drains"):
+        await last(llm, PROMPTS[1])
+    assert (await task).finished
 
 
-def test_a_call_of_many_tasks_ends_whole_where_the_engine_drains(llm):
+@in_loop
+async def test_a_call_of_many_tasks_ends_whole_where_the_engine_drains(llm):
     goes_on = threading.Event()
 
     def made(wait: bool):
         assert not wait or goes_on.wait(60)
         return llm.llm.model.tasks.completion(PROMPTS[0], GREEDY, RequestOptions())
 
-    async def run():
-        found, drained = [], None
-        async for _, answer in llm.run((wait, partial(made, wait)) for wait in (False, True)):
-            found.append(answer)
-            drained = drained or asyncio.create_task(llm.drain(60.0))
-            await asyncio.sleep(0)
-            goes_on.set()
-        assert await drained
-        return found
-
-    assert [output.finished for output in asyncio.run(run())] == [True, True]
+    found, drained = [], None
+    async for _, answer in llm.run((wait, partial(made, wait)) for wait in (False, True)):
+        found.append(answer)
+        drained = drained or asyncio.create_task(llm.drain(60.0))
+        await asyncio.sleep(0)
+        goes_on.set()
+    assert await drained
+    assert [output.finished for output in found] == [True, True]
 
 
-def test_a_step_that_fails_ends_what_ran_and_a_fresh_engine_goes_on(llm, monkeypatch):
+@in_loop
+async def test_a_step_that_fails_ends_what_ran_and_a_fresh_engine_goes_on(llm, monkeypatch):
     failing(monkeypatch, 1)
-
-    async def run():
-        with pytest.raises(EngineFailed, match="injected") as failed:
-            await last(llm, PROMPTS[0])
-        assert not failed.value.is_final
-        return await last(llm, PROMPTS[0])
-
-    assert asyncio.run(run()).finished
+    with pytest.raises(EngineFailed, match="injected") as failed:
+        await last(llm, PROMPTS[0])
+    assert not failed.value.is_final
+    assert (await last(llm, PROMPTS[0])).finished
 
 
-def test_a_sink_that_fails_ends_the_engine_and_leaves_nobody_waiting(llm):
+@in_loop
+async def test_a_sink_that_fails_ends_the_engine_and_leaves_nobody_waiting(llm):
     def fail(answers):
         raise RuntimeError("injected")
 
-    async def run():
-        other = asyncio.create_task(last(llm, PROMPTS[0], LONG))
-        while not llm.thread.num_open:
-            await asyncio.sleep(0.001)
-        llm.thread.add(Ticket(fail), PROMPTS[1], GREEDY, RequestOptions())
-        with pytest.raises(EngineFailed, match="injected"):
-            await other
-
-    asyncio.run(run())
+    other = asyncio.create_task(last(llm, PROMPTS[0], LONG))
+    while not llm.thread.num_open:
+        await asyncio.sleep(0.001)
+    llm.thread.add(Ticket(fail), PROMPTS[1], GREEDY, RequestOptions())
+    with pytest.raises(EngineFailed, match="injected"):
+        await other
     assert llm.thread.failed is not None and llm.thread.failed.is_final
 
 
-def test_an_engine_that_fails_again_and_again_is_given_up(llm, monkeypatch):
+@in_loop
+async def test_an_engine_that_fails_again_and_again_is_given_up(llm, monkeypatch):
     failing(monkeypatch, 100)
-
-    async def run():
-        for index in range(MOST_FAILURES):
-            with pytest.raises(EngineFailed) as failed:
-                await last(llm, PROMPTS[0])
-            assert failed.value.is_final == (index == MOST_FAILURES - 1)
-        with pytest.raises(EngineFailed, match="injected"):
+    for index in range(MOST_FAILURES):
+        with pytest.raises(EngineFailed) as failed:
             await last(llm, PROMPTS[0])
-
-    asyncio.run(run())
+        assert failed.value.is_final == (index == MOST_FAILURES - 1)
+    with pytest.raises(EngineFailed, match="injected"):
+        await last(llm, PROMPTS[0])
     assert llm.thread.failed is not None
     monkeypatch.undo()
 
 
-def test_scores_new_weights_and_sleep_go_between_the_steps_of_what_runs():
+@in_loop
+async def test_scores_new_weights_and_sleep_go_between_the_steps_of_what_runs():
     inner = LLM(str(GOLDENS / "qwen3"), SMALL)
 
     async def ask(llm):
@@ -247,26 +226,21 @@ def test_scores_new_weights_and_sleep_go_between_the_steps_of_what_runs():
         await llm.wake_up()
         assert (await last(llm, PROMPTS[0])).token_ids == before.token_ids
 
-    async def main():
-        async with AsyncLLM.over(inner) as llm:
-            await ask(llm)
-
-    asyncio.run(main())
+    async with AsyncLLM.over(inner) as llm:
+        await ask(llm)
 
 
-def test_tasks_side_by_side_get_what_a_program_gets():
-    async def ask() -> list:
-        inner = whisper_llm()
-        inner.calls.drop()
-        llm = AsyncLLM.over(inner)
-        try:
-            found = await asyncio.gather(*(llm.transcribe(sound_of(case), **how_of(case)) for case in CASES))
-            with pytest.raises(ValueError, match="the sound is not a file of a kind"):
-                await llm.transcribe(b"no sound")
-            with pytest.raises(TypeError, match="tempo"):
-                await llm.transcribe(b"no sound", tempo=2)
-        finally:
-            llm.close()
-        return found
-
-    assert [each.text for each in asyncio.run(ask())] == [text_of(case) for case in CASES]
+@in_loop
+async def test_tasks_side_by_side_get_what_a_program_gets():
+    inner = whisper_llm()
+    inner.calls.drop()
+    llm = AsyncLLM.over(inner)
+    try:
+        found = await asyncio.gather(*(llm.transcribe(sound_of(case), **how_of(case)) for case in CASES))
+        with pytest.raises(ValueError, match="the sound is not a file of a kind"):
+            await llm.transcribe(b"no sound")
+        with pytest.raises(TypeError, match="tempo"):
+            await llm.transcribe(b"no sound", tempo=2)
+    finally:
+        llm.close()
+    assert [each.text for each in found] == [text_of(case) for case in CASES]

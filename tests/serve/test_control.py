@@ -18,7 +18,7 @@ from ferrum_jax.serve.http.settings import ServerSettings
 from tests.serve.running import running
 from tests.serve.test_adapters import read_key
 from tests.serve.test_under_load import until
-from tests.support import COMPILED, GOLDENS, INVARIANT, SMALL
+from tests.support import COMPILED, GOLDENS, INVARIANT, SMALL, in_loop
 
 ADMIN = {"Authorization": "Bearer admin-key"}
 PROMPT, LONG = [7, 8, 9], SamplingParams(max_tokens=40, temperature=0.0, ignore_eos=True)
@@ -60,30 +60,28 @@ async def begun(llm: AsyncLLM) -> asyncio.Task:
 
 
 @pytest.mark.parametrize("requests", ["keep", "wait", "abort"])
-def test_a_pause_keeps_ends_or_waits_for_what_runs_and_holds_what_comes(llm, requests):
-    async def main():
-        async with AsyncLLM.over(llm) as engine:
-            (*_, wanted) = await tokens(engine)
-            running = await begun(engine)
-            await engine.pause(requests)
-            steps = engine.thread.num_steps
-            late = asyncio.create_task(tokens(engine))
-            left = asyncio.create_task(tokens(engine))
-            await asyncio.sleep(0.1)
-            assert engine.is_paused and engine.thread.num_steps == steps and engine.thread.silence_s == 0
-            assert not late.done() and running.done() == (requests != "keep")
-            left.cancel()
-            await engine.resume()
-            (*_, first), (*_, second) = await running, await late
-            assert second.token_ids == wanted.token_ids
-            if requests == "abort":
-                assert first.outputs[0].finish_reason == "abort"
-                assert first.token_ids == wanted.token_ids[: len(first.token_ids)]
-            else:
-                assert first.token_ids == wanted.token_ids
-            assert not engine.is_paused and engine.thread.num_open == 0
-
-    asyncio.run(main())
+@in_loop
+async def test_a_pause_keeps_ends_or_waits_for_what_runs_and_holds_what_comes(llm, requests):
+    async with AsyncLLM.over(llm) as engine:
+        (*_, wanted) = await tokens(engine)
+        running = await begun(engine)
+        await engine.pause(requests)
+        steps = engine.thread.num_steps
+        late = asyncio.create_task(tokens(engine))
+        left = asyncio.create_task(tokens(engine))
+        await asyncio.sleep(0.1)
+        assert engine.is_paused and engine.thread.num_steps == steps and engine.thread.silence_s == 0
+        assert not late.done() and running.done() == (requests != "keep")
+        left.cancel()
+        await engine.resume()
+        (*_, first), (*_, second) = await running, await late
+        assert second.token_ids == wanted.token_ids
+        if requests == "abort":
+            assert first.outputs[0].finish_reason == "abort"
+            assert first.token_ids == wanted.token_ids[: len(first.token_ids)]
+        else:
+            assert first.token_ids == wanted.token_ids
+        assert not engine.is_paused and engine.thread.num_open == 0
 
 
 def test_answers_in_one_piece_are_refused_when_they_are_aborted(root):
@@ -107,84 +105,75 @@ def test_answers_in_one_piece_are_refused_when_they_are_aborted(root):
     assert embedding["error"]["code"] == "aborted" and asked[2].result()[0] == 503
 
 
-def test_scores_and_vectors_of_an_aborted_request_are_an_error(llm):
-    async def main():
-        async with AsyncLLM.over(llm) as engine:
-            goes_on = threading.Event()
-            engine.thread.call(lambda: goes_on.wait(60))
-            asked = [asyncio.create_task(call) for call in (engine.embed("hi"), engine.compute_logprobs([PROMPT]))]
-            while engine.thread._commands.qsize() < 2:
-                await asyncio.sleep(0.01)
-            paused = engine.thread.pause("abort")
-            goes_on.set()
-            await asyncio.wrap_future(paused)
-            for task in asked:
-                with pytest.raises(EngineFailed, match="ended by who owns the engine"):
-                    await task
-
-    asyncio.run(main())
+@in_loop
+async def test_scores_and_vectors_of_an_aborted_request_are_an_error(llm):
+    async with AsyncLLM.over(llm) as engine:
+        goes_on = threading.Event()
+        engine.thread.call(lambda: goes_on.wait(60))
+        asked = [asyncio.create_task(call) for call in (engine.embed("hi"), engine.compute_logprobs([PROMPT]))]
+        while engine.thread._commands.qsize() < 2:
+            await asyncio.sleep(0.01)
+        paused = engine.thread.pause("abort")
+        goes_on.set()
+        await asyncio.wrap_future(paused)
+        for task in asked:
+            with pytest.raises(EngineFailed, match="ended by who owns the engine"):
+                await task
 
 
-def test_a_pause_that_is_resumed_while_it_waits_says_so(llm):
-    async def main():
-        async with AsyncLLM.over(llm) as engine:
-            running = await begun(engine)
-            waits = asyncio.create_task(engine.pause("wait"))
-            await asyncio.sleep(0)
-            resumed = engine.thread.resume()
-            try:
-                await waits
-                paused = True
-            except ValueError as error:
-                paused = False
-                assert "resumed before all that ran had ended" in str(error)
-            await asyncio.wrap_future(resumed)
-            assert paused or not engine.is_paused
-            await running
-
-    asyncio.run(main())
+@in_loop
+async def test_a_pause_that_is_resumed_while_it_waits_says_so(llm):
+    async with AsyncLLM.over(llm) as engine:
+        running = await begun(engine)
+        waits = asyncio.create_task(engine.pause("wait"))
+        await asyncio.sleep(0)
+        resumed = engine.thread.resume()
+        try:
+            await waits
+            paused = True
+        except ValueError as error:
+            paused = False
+            assert "resumed before all that ran had ended" in str(error)
+        await asyncio.wrap_future(resumed)
+        assert paused or not engine.is_paused
+        await running
 
 
-def test_a_pause_takes_no_other_word_and_ends_with_the_engine(llm):
-    async def main():
-        engine = AsyncLLM.over(llm)
-        with pytest.raises(ValueError, match=r"requests is 'stop'; it must be one of \('abort', 'wait', 'keep'\)"):
-            await engine.pause("stop")
-        await engine.pause("keep")
-        late = asyncio.create_task(tokens(engine))
-        await asyncio.sleep(0.05)
-        await asyncio.to_thread(engine.close)
-        with pytest.raises(RuntimeError, match="the engine was closed"):
-            await late
-
-    asyncio.run(main())
+@in_loop
+async def test_a_pause_takes_no_other_word_and_ends_with_the_engine(llm):
+    engine = AsyncLLM.over(llm)
+    with pytest.raises(ValueError, match=r"requests is 'stop'; it must be one of \('abort', 'wait', 'keep'\)"):
+        await engine.pause("stop")
+    await engine.pause("keep")
+    late = asyncio.create_task(tokens(engine))
+    await asyncio.sleep(0.05)
+    await asyncio.to_thread(engine.close)
+    with pytest.raises(RuntimeError, match="the engine was closed"):
+        await late
 
 
-def test_a_query_is_read_again_beside_a_document_of_other_weights():
+@in_loop
+async def test_a_query_is_read_again_beside_a_document_of_other_weights():
     config = EngineConfig(max_model_len=40, compilation_cache_dir=str(COMPILED))
     llm, pair = LLM(str(GOLDENS / "encoders" / "bert"), config), ("keys of a block", "the quick brown fox")
     same = load_file(GOLDENS / "encoders" / "bert" / WEIGHTS)
     (name,) = [each for each in same if each.endswith("word_embeddings.weight")]
+    async with AsyncLLM.over(llm) as engine:
+        make = llm.model.tasks.pairs()  # reads a query once for all its pairs
 
-    async def main():
-        async with AsyncLLM.over(llm) as engine:
-            make = llm.model.tasks.pairs()  # reads a query once for all its pairs
+        async def score() -> float:
+            (found,) = [one async for _, one in engine.run([(0, lambda: make(pair))])]
+            return found.score
 
-            async def score() -> float:
-                (found,) = [one async for _, one in engine.run([(0, lambda: make(pair))])]
-                return found.score
-
-            before = await score()
-            await engine.pause("keep")
-            late = asyncio.create_task(score())
-            while engine.thread.num_open + engine.thread._commands.qsize() == 0:
-                await asyncio.sleep(0.01)
-            await engine.update_weights(same | {name: np.ascontiguousarray(same[name][::-1])})
-            await engine.resume()
-            (fresh,) = await engine.score([pair])
-            assert await late == fresh.score != before
-
-    asyncio.run(main())
+        before = await score()
+        await engine.pause("keep")
+        late = asyncio.create_task(score())
+        while engine.thread.num_open + engine.thread._commands.qsize() == 0:
+            await asyncio.sleep(0.01)
+        await engine.update_weights(same | {name: np.ascontiguousarray(same[name][::-1])})
+        await engine.resume()
+        (fresh,) = await engine.score([pair])
+        assert await late == fresh.score != before
 
 
 def test_a_checksum_is_of_every_bit_of_the_weights(llm, root):

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from ferrum_jax.inputs.images.decoding import Stopped
 from ferrum_jax.serve.http.fair_queue import QUANTUM, FairQueue, QueueEntry
 from ferrum_jax.serve.http.fair_workers import FairWorkers
+from tests.support import in_loop
 
 
 def queue(**bounds: int) -> FairQueue:
@@ -122,7 +123,8 @@ def test_keys_have_turns_and_few_run_at_once():
     assert began[0] == "a1" and began.index("b1") < 3
 
 
-def test_what_nobody_waits_for_is_not_begun_and_ends_at_its_next_look():
+@in_loop
+async def test_what_nobody_waits_for_is_not_begun_and_ends_at_its_next_look():
     began, free = threading.Event(), threading.Event()
     ended: list[str] = []
 
@@ -134,44 +136,37 @@ def test_what_nobody_waits_for_is_not_begun_and_ends_at_its_next_look():
             ended.append("went on")
         ended.append("looked")
 
-    async def run():
-        workers = FairWorkers("test", 1)
-        first = asyncio.create_task(workers.call(running, key="a", cost=1))
-        second = asyncio.create_task(workers.call(lambda look: ended.append("begun"), key="a", cost=1))
-        await asyncio.to_thread(began.wait, 30)
-        for task in (first, second):
-            task.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await task
-        free.set()
-        return await workers.call(lambda look: "next", key="a", cost=1)
-
-    assert asyncio.run(run()) == "next"
+    workers = FairWorkers("test", 1)
+    first = asyncio.create_task(workers.call(running, key="a", cost=1))
+    second = asyncio.create_task(workers.call(lambda look: ended.append("begun"), key="a", cost=1))
+    await asyncio.to_thread(began.wait, 30)
+    for task in (first, second):
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    free.set()
+    assert await workers.call(lambda look: "next", key="a", cost=1) == "next"
     assert ended == ["looked"]
 
 
-def test_nothing_is_begun_while_there_is_no_room():
-    async def run():
-        room = [False]
-        workers = FairWorkers("test", 2, may_begin=lambda: room[0])
-        call = asyncio.create_task(workers.call(lambda look: "done", key="a", cost=1))
-        await asyncio.sleep(0.05)
-        assert not call.done()
-        room[0] = True
-        workers.pump()
-        return await call
-
-    assert asyncio.run(run()) == "done"
+@in_loop
+async def test_nothing_is_begun_while_there_is_no_room():
+    room = [False]
+    workers = FairWorkers("test", 2, may_begin=lambda: room[0])
+    call = asyncio.create_task(workers.call(lambda look: "done", key="a", cost=1))
+    await asyncio.sleep(0.05)
+    assert not call.done()
+    room[0] = True
+    workers.pump()
+    assert await call == "done"
 
 
-def test_what_work_raises_is_raised_to_who_asked():
+@in_loop
+async def test_what_work_raises_is_raised_to_who_asked():
     def fails(look):
         raise ValueError("wrong")
 
-    async def run():
-        workers = FairWorkers("test", 1)
-        with pytest.raises(ValueError, match="wrong"):
-            await workers.call(fails, key="a", cost=1)
-        return await workers.call(lambda look: "next", key="a", cost=1)
-
-    assert asyncio.run(run()) == "next"
+    workers = FairWorkers("test", 1)
+    with pytest.raises(ValueError, match="wrong"):
+        await workers.call(fails, key="a", cost=1)
+    assert await workers.call(lambda look: "next", key="a", cost=1) == "next"

@@ -23,7 +23,7 @@ from ferrum_jax.serve.link.outbox import Outbox
 from ferrum_jax.serve.link.wire import received, send
 from tests.serve.own_link import OwnLink, got, open_over, service_over
 from tests.serve.test_under_load import until
-from tests.support import ROOT, small_llm
+from tests.support import ROOT, in_loop, small_llm
 
 
 class Panic(BaseException):
@@ -67,16 +67,14 @@ def hanging(service: Service, link: OwnLink) -> None:
         (hanging, 503, "no step has ended for 31 s"),
     ],
 )
-def test_health_is_200_only_while_requests_are_taken(state, status, said):
-    async def ask():
-        link = OwnLink()
-        service = service_over(link)
-        state(service, link)
-        app = application(service.settings, None)
-        app.state.service = service
-        return [await got(app, path) for path in ("/health", "/ready", "/livez")]
-
-    health, also, alive = asyncio.run(ask())
+@in_loop
+async def test_health_is_200_only_while_requests_are_taken(state, status, said):
+    link = OwnLink()
+    service = service_over(link)
+    state(service, link)
+    app = application(service.settings, None)
+    app.state.service = service
+    health, also, alive = [await got(app, path) for path in ("/health", "/ready", "/livez")]
     assert health[0] == also[0] == status and said in health[1]
     assert alive[0] == 200
 

@@ -29,6 +29,7 @@ from ferrum_jax.text.tokenizer import Tokenizer
 from scripts.goldens.pictures import picture
 from tests.engine.image_folder import PROCESSOR
 from tests.serve.own_link import OwnLink, asked, open_over, service_over
+from tests.support import in_loop
 from tests.vision.hostile import saved
 
 FILES = [saved(Image.fromarray(picture(40, 60, seed)), "PNG") for seed in range(3)]
@@ -64,7 +65,7 @@ def decoding(monkeypatch):
         assert free.wait(60)
         return decoded_image(content, **how)
 
-    monkeypatch.setattr(sources, "decoded_image", held)
+    monkeypatch.setattr(sources.decoding, "decoded_image", held)
     return begun, free
 
 
@@ -83,78 +84,67 @@ async def until(holds) -> None:
     raise AssertionError("it never came to be")
 
 
-def test_texts_short_and_long_never_wait_for_images(prompts, decoding):
+@in_loop
+async def test_texts_short_and_long_never_wait_for_images(prompts, decoding):
     begun, free = decoding
-
-    async def run():
-        service = opened(prompts)
-        images = [asyncio.create_task(service.encode([PROMPT], OPEN)) for _ in range(THREADS + 3)]
-        await until(lambda: len(begun) == THREADS)
-        short, long = await service.encode(["x"], OPEN), await service.encode(["x " * 100_000], OPEN, times=999)
-        assert len(begun) == THREADS, "no image went on meanwhile"
-        free.set()
-        return len(short[0].token_ids), len(long[0].token_ids), len(await asyncio.gather(*images))
-
-    assert asyncio.run(run()) == (1, 100_000, THREADS + 3)
+    service = opened(prompts)
+    images = [asyncio.create_task(service.encode([PROMPT], OPEN)) for _ in range(THREADS + 3)]
+    await until(lambda: len(begun) == THREADS)
+    short, long = await service.encode(["x"], OPEN), await service.encode(["x " * 100_000], OPEN, times=999)
+    assert len(begun) == THREADS, "no image went on meanwhile"
+    free.set()
+    assert (len(short[0].token_ids), len(long[0].token_ids)) == (1, 100_000)
+    assert len(await asyncio.gather(*images)) == THREADS + 3
 
 
-def test_of_who_leaves_no_further_image_is_decoded(prompts, decoding):
+@in_loop
+async def test_of_who_leaves_no_further_image_is_decoded(prompts, decoding):
     begun, free = decoding
-
-    async def run():
-        service = opened(prompts)
-        leavers = [
-            asyncio.create_task(service.enter(asked(PROMPT, max_tokens=5), OPEN, "request")) for _ in range(THREADS + 3)
-        ]
-        await until(lambda: len(begun) == THREADS)
-        for leaver in leavers:
-            leaver.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await leaver
-        free.set()
-        await service.encode([PROMPT], OPEN)
-        return service.gate.num_waiting
-
-    assert asyncio.run(run()) == 0
+    service = opened(prompts)
+    leavers = [
+        asyncio.create_task(service.enter(asked(PROMPT, max_tokens=5), OPEN, "request")) for _ in range(THREADS + 3)
+    ]
+    await until(lambda: len(begun) == THREADS)
+    for leaver in leavers:
+        leaver.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await leaver
+    free.set()
+    await service.encode([PROMPT], OPEN)
+    assert service.gate.num_waiting == 0
     assert len(begun) == THREADS + len(FILES), "the second images of who left, and all of who waited, were not decoded"
 
 
-def test_while_many_pixels_wait_for_the_engine_no_more_are_decoded(prompts, decoding, monkeypatch):
+@in_loop
+async def test_while_many_pixels_wait_for_the_engine_no_more_are_decoded(prompts, decoding, monkeypatch):
     begun, free = decoding
     free.set()
     monkeypatch.setattr(service_module, "MOST_HELD_BYTES", 1)
-
-    async def run():
-        service = opened(prompts)
-        entered = [
-            await service.enter(asked([7] * 3, max_tokens=5), OPEN, "text") for _ in range(2)
-        ]  # all rows of the engine
-        held = await service.enter(asked(PROMPT, max_tokens=5), OPEN, "images")
-        assert service.gate.num_waiting == 1 and service._held_bytes > 0
-        waiting = asyncio.create_task(service.enter(asked(PROMPT, max_tokens=5), OPEN, "more images"))
-        await asyncio.sleep(0.05)
-        assert len(begun) == len(FILES) and not waiting.done()
-        service.leave(held)
-        await waiting
-        assert len(begun) == 2 * len(FILES)
-        for requests in (*entered, waiting.result()):
-            service.leave(requests)
-        await asyncio.sleep(0.01)
-        return service._held_bytes
-
-    assert asyncio.run(run()) == 0
+    service = opened(prompts)
+    entered = [
+        await service.enter(asked([7] * 3, max_tokens=5), OPEN, "text") for _ in range(2)
+    ]  # all rows of the engine
+    held = await service.enter(asked(PROMPT, max_tokens=5), OPEN, "images")
+    assert service.gate.num_waiting == 1 and service._held_bytes > 0
+    waiting = asyncio.create_task(service.enter(asked(PROMPT, max_tokens=5), OPEN, "more images"))
+    await asyncio.sleep(0.05)
+    assert len(begun) == len(FILES) and not waiting.done()
+    service.leave(held)
+    await waiting
+    assert len(begun) == 2 * len(FILES)
+    for requests in (*entered, waiting.result()):
+        service.leave(requests)
+    await asyncio.sleep(0.01)
+    assert service._held_bytes == 0
 
 
-def test_a_prompt_of_a_body_is_taken_apart_once(prompts, monkeypatch):
+@in_loop
+async def test_a_prompt_of_a_body_is_taken_apart_once(prompts, monkeypatch):
     taken = []
     look = prompt_module._seen_in
     monkeypatch.setattr(prompt_module, "_seen_in", lambda content: taken.append(content) or look(content))
-
-    async def run():
-        service = opened(prompts)
-        body = {"prompt": ["what is", "it"], "max_tokens": 5, "cache_salt": "a", "detokenize": False}
-        requests = await service.enter(asked_text(body, BodyLimits(), is_chat=False), OPEN, "request")
-        service.leave(requests)
-
-    asyncio.run(run())
+    service = opened(prompts)
+    body = {"prompt": ["what is", "it"], "max_tokens": 5, "cache_salt": "a", "detokenize": False}
+    requests = await service.enter(asked_text(body, BodyLimits(), is_chat=False), OPEN, "request")
+    service.leave(requests)
     assert taken == ["what is", "it"]

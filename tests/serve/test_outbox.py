@@ -16,7 +16,7 @@ from ferrum_jax.serve.link import outbox as outbox_module
 from ferrum_jax.serve.link.engine_client import ReaderTooSlow
 from ferrum_jax.serve.link.outbox import Outbox
 from tests.serve.own_link import OwnLink, asked, open_over, service_over
-from tests.support import small_llm
+from tests.support import in_loop, small_llm
 
 
 def delta(request_id: int, tokens: list[int], *, choice: int = 0, last: bool = False, at: int = 0) -> Delta:
@@ -119,33 +119,29 @@ async def served(link: OwnLink) -> tuple[Service, list]:
     return service, await service.enter(asked([7, 9], max_tokens=500), OPEN, "request")
 
 
-def test_tokens_that_are_read_late_have_the_times_of_their_steps():
-    async def run():
-        link = OwnLink()
-        service, (request,) = await served(link)
-        arrived = int(request.arrived * 1e6)
-        steps = [arrived + 50_000 + 10_000 * step for step in range(101)]
-        link.receive([["deltas", [[1, 0, list(range(5, 106)), None, "length", None, True, 0, None, steps]]]])
-        async for _ in service.outputs(request):
-            pass
-        return service.metrics.recent()
-
-    found = asyncio.run(run())
+@in_loop
+async def test_tokens_that_are_read_late_have_the_times_of_their_steps():
+    link = OwnLink()
+    service, (request,) = await served(link)
+    arrived = int(request.arrived * 1e6)
+    steps = [arrived + 50_000 + 10_000 * step for step in range(101)]
+    link.receive([["deltas", [[1, 0, list(range(5, 106)), None, "length", None, True, 0, None, steps]]]])
+    async for _ in service.outputs(request):
+        pass
+    found = service.metrics.recent()
     assert found["first"] == pytest.approx([0.05, 0.05], abs=1e-5)
     assert found["between"] == pytest.approx([0.01, 0.01], abs=1e-5)
 
 
-def test_a_request_that_was_cut_on_the_engines_side_ends_and_makes_room():
-    async def run():
-        link = OwnLink()
-        service, (request,) = await served(link)
-        cut: list[bool] = []
-        request.on_slow = lambda: cut.append(True)
-        reading = asyncio.create_task(service.whole(request))
-        await asyncio.sleep(0)
-        link.receive([["refused", 1, "slow", "9000 tokens were not sent"]])
-        with pytest.raises(ReaderTooSlow, match="9000"):
-            await reading
-        return cut, service.client.num_open, service.gate._rows_begun
-
-    assert asyncio.run(run()) == ([True], 0, 0)
+@in_loop
+async def test_a_request_that_was_cut_on_the_engines_side_ends_and_makes_room():
+    link = OwnLink()
+    service, (request,) = await served(link)
+    cut: list[bool] = []
+    request.on_slow = lambda: cut.append(True)
+    reading = asyncio.create_task(service.whole(request))
+    await asyncio.sleep(0)
+    link.receive([["refused", 1, "slow", "9000 tokens were not sent"]])
+    with pytest.raises(ReaderTooSlow, match="9000"):
+        await reading
+    assert (cut, service.client.num_open, service.gate._rows_begun) == ([True], 0, 0)

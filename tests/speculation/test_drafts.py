@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from ferrum_jax.core.drafts.drafts import NO_DRAFT
 from ferrum_jax.core.drafts.mtp_drafts import UNKNOWN, MtpDrafts
 from ferrum_jax.core.drafts.ngram import NgramDrafts
+from ferrum_jax.core.drafts.suffix import SuffixDrafts
 from ferrum_jax.core.scheduler.drafting import Drafting, OpenRow, OpenShard, StepCosts
 from tests.speculation.naive import naive_ngram, request_of
 from tests.speculation.sources import SOURCES, history
@@ -84,16 +85,16 @@ def test_drafts_are_those_of_a_search_through_the_text(least, longest, alphabet)
     assert num_drafted > 50
 
 
+@pytest.mark.parametrize("made", [lambda: NgramDrafts(2, 4), lambda: SuffixDrafts(16, 100, 4.0, 0.0)])
 @settings(max_examples=40, deadline=None)
-@given(st.lists(st.integers(0, 2), min_size=1, max_size=200), st.lists(st.integers(1, 200), max_size=6))
-def test_drafts_do_not_depend_on_how_often_one_asks(tokens, cuts):
-    drafts = NgramDrafts(2, 4)
-    request = request_of(1, tokens[:1])
+@given(tokens=st.lists(st.integers(0, 2), min_size=1, max_size=200), cuts=st.lists(st.integers(1, 200), max_size=6))
+def test_drafts_do_not_depend_on_how_often_one_asks(made, tokens, cuts):
+    drafts, request = made(), request_of(1, tokens[:1])
     for cut in sorted({*cuts, len(tokens)}):
         request.token_ids.extend(tokens[len(request.token_ids) : cut])
-        draft = drafts.propose(request, 5)
-        assert drafts.propose(request, 5) == draft
-    assert draft == NgramDrafts(2, 4).propose(request_of(2, tokens), 5)
+        draft = drafts.propose(request, 8)
+        assert drafts.propose(request, 8) == draft
+    assert draft == made().propose(request_of(2, tokens, num_prompt=1), 8)
 
 
 def test_the_most_recent_occurrence_is_followed():

@@ -149,18 +149,6 @@ def test_a_repetition_goes_on_beyond_what_is_known():
 
 
 @settings(max_examples=30, deadline=None)
-@given(TOKENS, st.lists(st.integers(1, 60), max_size=6))
-def test_drafts_do_not_depend_on_how_often_one_asks(tokens, cuts):
-    step_by_step, at_once = _drafts(), _drafts()
-    request = request_of(1, tokens[:1])
-    for cut in sorted({*cuts, len(tokens)}):
-        request.token_ids.extend(tokens[len(request.token_ids) : cut])
-        draft = step_by_step.propose(request, 8)
-        assert step_by_step.propose(request, 8) == draft
-    assert at_once.propose(request_of(1, tokens, num_prompt=1), 8) == draft
-
-
-@settings(max_examples=30, deadline=None)
 @given(TOKENS, st.integers(0, 80), TOKENS)
 def test_learning_a_text_is_as_if_a_request_had_finished_with_it(text, num_prompt, asked):
     learnt, ran = _drafts(), _drafts()

@@ -9,22 +9,12 @@ from ferrum_jax.inputs.images.placeholders import GEMMA3, GEMMA4, GLM, PIXTRAL, 
 from ferrum_jax.inputs.images.processor_files import processor_of
 from ferrum_jax.inputs.prompt import PlacedImage, rope_positions, rope_shift
 from ferrum_jax.text.tokenizer import Tokenizer
+from scripts import make_image_goldens as maker
 from scripts.goldens import video_folder
 from scripts.goldens.pictures import picture
 from scripts.goldens.video_folder import SHOWN, films_of, wrapped_twice
 from scripts.goldens.video_folder import images_of as images_shown
 from scripts.make_image_goldens import GEMMA4 as GEMMA4_FILE
-from scripts.make_image_goldens import (
-    GEMMA4_PROMPTS,
-    GEMMA_PROMPTS,
-    GLM_PROMPTS,
-    NARROW,
-    PIXTRAL_PROMPTS,
-    QWEN_PROMPTS,
-    SCANNED,
-    SMALL,
-    SMALL_GLM,
-)
 from tests.vision.test_processors import FOLDER, golden
 from tests.vision.test_video_processors import golden as film_golden
 from tests.vision.test_video_processors import processed
@@ -42,11 +32,11 @@ def images_of(settings, sizes):
     return [processor.process(picture(height, width, seed)) for seed, (height, width) in enumerate(sizes)]
 
 
-CASES = [("qwen", QWEN, SMALL, i, *prompt) for i, prompt in enumerate(QWEN_PROMPTS)]
-CASES += [("gemma3", GEMMA3, SCANNED, i, *prompt) for i, prompt in enumerate(GEMMA_PROMPTS)]
-CASES += [("gemma4", GEMMA4, GEMMA4_FILE, i, *prompt) for i, prompt in enumerate(GEMMA4_PROMPTS)]
-CASES += [("glm", GLM, SMALL_GLM, i, *prompt) for i, prompt in enumerate(GLM_PROMPTS)]
-CASES += [("pixtral", PIXTRAL, NARROW, i, *prompt) for i, prompt in enumerate(PIXTRAL_PROMPTS)]
+CASES = [("qwen", QWEN, maker.SMALL, i, *prompt) for i, prompt in enumerate(maker.QWEN_PROMPTS)]
+CASES += [("gemma3", GEMMA3, maker.SCANNED, i, *prompt) for i, prompt in enumerate(maker.GEMMA_PROMPTS)]
+CASES += [("gemma4", GEMMA4, GEMMA4_FILE, i, *prompt) for i, prompt in enumerate(maker.GEMMA4_PROMPTS)]
+CASES += [("glm", GLM, maker.SMALL_GLM, i, *prompt) for i, prompt in enumerate(maker.GLM_PROMPTS)]
+CASES += [("pixtral", PIXTRAL, maker.NARROW, i, *prompt) for i, prompt in enumerate(maker.PIXTRAL_PROMPTS)]
 
 
 @pytest.mark.parametrize(("family", "form", "settings", "index", "sizes", "text"), CASES)
@@ -61,10 +51,10 @@ def test_a_text_with_images_has_the_reference_s_ids(family, form, settings, inde
     assert len(set(covered)) == sum(image.num_tokens for image in images)
 
 
-@pytest.mark.parametrize("index", range(len(QWEN_PROMPTS)))
+@pytest.mark.parametrize("index", range(len(maker.QWEN_PROMPTS)))
 def test_positions_are_those_of_the_reference(index):
-    sizes, text = QWEN_PROMPTS[index]
-    images = images_of(SMALL, sizes)
+    sizes, text = maker.QWEN_PROMPTS[index]
+    images = images_of(maker.SMALL, sizes)
     expanded = expand_text(text, images, QWEN, encode)
     placed = [
         PlacedImage(
@@ -82,16 +72,16 @@ def merged(grid):
 
 
 def test_token_ids_are_expanded_as_their_text_is():
-    sizes, text = QWEN_PROMPTS[1]
-    images = images_of(SMALL, sizes)
+    sizes, text = maker.QWEN_PROMPTS[1]
+    images = images_of(maker.SMALL, sizes)
     of_ids, of_text = expand_ids(encode(text), images, QWEN, encode), expand_text(text, images, QWEN, encode)
     assert list(of_ids.token_ids) == list(of_text.token_ids) and of_ids.spans == of_text.spans
-    gemma = expand_ids(encode("a<start_of_image>b"), images_of(SCANNED, [(50, 50)]), GEMMA3, encode)
+    gemma = expand_ids(encode("a<start_of_image>b"), images_of(maker.SCANNED, [(50, 50)]), GEMMA3, encode)
     assert list(gemma.token_ids) == encode("a\n\n<start_of_image>" + 4 * "<image_soft_token>" + "<end_of_image>\n\nb")
 
 
 def test_crops_are_parts_with_digests_of_their_own():
-    (image,) = images_of(SCANNED, [(300, 801)])
+    (image,) = images_of(maker.SCANNED, [(300, 801)])
     parts = parts_of(image)
     assert len(parts) == image.grid[0] == 4 and len({part.digest for part in parts}) == 4
     np.testing.assert_array_equal(np.concatenate([part.patches for part in parts]), image.patches)
@@ -107,14 +97,14 @@ def test_crops_are_parts_with_digests_of_their_own():
     ],
 )
 def test_placeholders_that_are_not_the_images_are_refused(text, count, said):
-    images = images_of(SMALL, [(64, 64)] * count)
+    images = images_of(maker.SMALL, [(64, 64)] * count)
     for expand, prompt in ((expand_text, text), (expand_ids, encode(text))):
         with pytest.raises(ValueError, match=said):
             expand(prompt, images, QWEN, encode)
 
 
 def test_a_token_of_an_image_in_the_text_itself_is_refused():
-    images = images_of(SCANNED, [(50, 50)])
+    images = images_of(maker.SCANNED, [(50, 50)])
     with pytest.raises(ValueError, match=r"runs of \[1, 4\] tokens <image_soft_token>, and its images are \[4\]"):
         expand_text("<image_soft_token><start_of_image>", images, GEMMA3, encode)
 
@@ -122,12 +112,12 @@ def test_a_token_of_an_image_in_the_text_itself_is_refused():
 @pytest.mark.parametrize("text", ["[IMG_BREAK] [IMG]", "[IMG_BREAK][IMG]", "[IMG][IMG_END] [IMG_BREAK]"])
 def test_a_token_between_rows_in_the_text_itself_is_refused(text):
     with pytest.raises(ValueError, match=r"runs of \[.*\] tokens \[IMG\], and its images are \[11\]"):
-        expand_text(text, images_of(NARROW, [(90, 70)]), PIXTRAL, encode)
+        expand_text(text, images_of(maker.NARROW, [(90, 70)]), PIXTRAL, encode)
 
 
 def test_a_tokenizer_without_the_token_is_refused():
     with pytest.raises(ValueError, match=r"the tokenizer has no token <\|image_pad\|>"):
-        expand_text("<|image_pad|>", images_of(SMALL, [(64, 64)]), QWEN, lambda text: [1, 2])
+        expand_text("<|image_pad|>", images_of(maker.SMALL, [(64, 64)]), QWEN, lambda text: [1, 2])
 
 
 # As in scripts/make_video_goldens.py, which needs torch.
@@ -162,7 +152,7 @@ def test_qwens_placeholder_of_a_video_takes_in_the_wrap_around_its_pad():
 
 def test_token_ids_with_videos_are_expanded_as_their_text_is():
     _, _, video = processed("qwen3_two")
-    image = processor_of(SMALL, {}).process(np.zeros((64, 96, 3), np.uint8))
+    image = processor_of(maker.SMALL, {}).process(np.zeros((64, 96, 3), np.uint8))
     text = "a<|video_pad|>b<|image_pad|>c<|video_pad|>"
     of_text = expand_text(text, [image], QWEN, encode, [video, video])
     of_ids = expand_ids(encode(text), [image], QWEN, encode, [video, video])
@@ -179,7 +169,7 @@ def test_token_ids_with_videos_are_expanded_as_their_text_is():
 )
 def test_as_many_placeholders_as_videos_are_wanted(text, said):
     _, _, video = processed("qwen3_two")
-    image = processor_of(SMALL, {}).process(np.zeros((64, 96, 3), np.uint8))
+    image = processor_of(maker.SMALL, {}).process(np.zeros((64, 96, 3), np.uint8))
     with pytest.raises(ValueError, match=said.replace("|", r"\|")):
         expand_text(text, [image] * text.count("image"), QWEN, encode, [video])
 

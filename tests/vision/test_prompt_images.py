@@ -32,7 +32,7 @@ def decoded(monkeypatch) -> list[int]:
         found.append(len(content))
         return decoded_image(content, **how)
 
-    monkeypatch.setattr(sources, "decoded_image", noted)
+    monkeypatch.setattr(sources.decoding, "decoded_image", noted)
     return found
 
 

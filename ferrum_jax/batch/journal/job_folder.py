@@ -9,15 +9,7 @@ from typing import Any
 
 from ferrum_jax.batch.input.files import writing_rows
 from ferrum_jax.batch.input.rows import Rows
-from ferrum_jax.batch.journal.job_identity import (
-    BEFORE_ROWS,
-    OF_MODEL,
-    RECORD,
-    changed_values,
-    new_record,
-    read_record,
-    refuse_changes,
-)
+from ferrum_jax.batch.journal import job_identity
 from ferrum_jax.batch.journal.journal import Journal
 from ferrum_jax.batch.journal.journal_file import file_of, object_in
 from ferrum_jax.batch.journal.leases import Leases, is_idle, require_nobody
@@ -40,8 +32,8 @@ class JobFolder:
 
     def record(self) -> dict[str, Any] | None:
         """The record of the job that was begun here, or None. Raises ValueError for a foreign one."""
-        found = self.journal.read(RECORD)
-        return None if found is None else read_record(found, self.target)
+        found = self.journal.read(job_identity.RECORD)
+        return None if found is None else job_identity.read_record(found, self.target)
 
     def record_for(self, settings: Mapping[str, object], *, expiry_s: float, poll_s: float) -> dict[str, Any] | None:
         """The record of a job to be continued or refused with these settings, or None.
@@ -53,11 +45,11 @@ class JobFolder:
         record = self.record()
         if record is None or self._has_rows:
             return record
-        is_other = bool(changed_values(record["settings"], settings))
+        is_other = bool(job_identity.changed_values(record["settings"], settings))
         if is_other:
             require_nobody(self.journal, expiry_s=expiry_s, poll_s=poll_s)
         if (is_other or is_idle(self.journal)) and not self._has_rows:
-            for name in BEFORE_ROWS if is_other else OF_MODEL:
+            for name in job_identity.BEFORE_ROWS if is_other else job_identity.OF_MODEL:
                 self.journal.remove(name)
         return None if is_other else record
 
@@ -70,21 +62,21 @@ class JobFolder:
 
         names: by which rows may name the model. now: seconds since 1970.
         """
-        found = self.journal.read(RECORD)
+        found = self.journal.read(job_identity.RECORD)
         if found is None:
             orphans = self._orphans()
             found = self.journal.read(
-                RECORD
+                job_identity.RECORD
             )  # another worker may have begun the job, and gone on, since the first look
             if found is None and orphans is not None:
                 raise ValueError(orphans)
         if found is None:
-            self.journal.create(RECORD, new_record(settings, names, now))
-            found = self.journal.read(RECORD)  # another worker may have been first
+            self.journal.create(job_identity.RECORD, job_identity.new_record(settings, names, now))
+            found = self.journal.read(job_identity.RECORD)  # another worker may have been first
             assert found is not None, "the job's record is gone"
         self._refuse_overwriting(found)
-        record = read_record(found, self.target)
-        refuse_changes(self.target, record["settings"], settings)
+        record = job_identity.read_record(found, self.target)
+        job_identity.refuse_changes(self.target, record["settings"], settings)
         return record
 
     def _orphans(self) -> str | None:
@@ -96,8 +88,8 @@ class JobFolder:
             )
         if self.journal.names("segments"):  # the folder was deleted under a worker, which then wrote on
             return (
-                f"{self.target}.journal has rows of a job and not that job's record, {RECORD}, so it is not known "
-                "what answered them; put the record back, move the folder away, or name another output"
+                f"{self.target}.journal has rows of a job and not that job's record, {job_identity.RECORD}, so it is "
+                "not known what answered them; put the record back, move the folder away, or name another output"
             )
         return None
 
@@ -107,7 +99,7 @@ class JobFolder:
         The old job may be continued under that name. Raises ValueError while a worker is at work on it.
         """
         journal, report = f"{self.name}.journal", f"{self.name}.report.json"
-        begun = self.journal.read(RECORD) is not None
+        begun = self.journal.read(job_identity.RECORD) is not None
         files = [name for name in (self.name, report) if self.output.size(name) is not None]
         if not begun and not files:
             return None
@@ -116,18 +108,18 @@ class JobFolder:
         for name in files:
             self.output.move(name, f"old-{number}.{name}", mark="")
         if begun:
-            self.output.move(journal, f"old-{number}.{journal}", mark=RECORD)
+            self.output.move(journal, f"old-{number}.{journal}", mark=job_identity.RECORD)
         for worker in workers:  # one that only slept finds it here
             self.journal.create(f"workers/{worker}.dead", b"")
         return f"{self.target[: len(self.target) - len(self.name)]}old-{number}.{self.name}"
 
     def _is_free(self, name: str) -> bool:
-        taken = (name, f"{name}.report.json", f"{name}.journal/{RECORD}")
+        taken = (name, f"{name}.report.json", f"{name}.journal/{job_identity.RECORD}")
         return all(self.output.size(each) is None for each in taken)
 
     def _refuse_overwriting(self, record: bytes) -> None:
         """Raises ValueError if the store makes a file anew that is there: no lease would hold on it."""
-        if is_url(self.target) and self.journal.create(RECORD, record):
+        if is_url(self.target) and self.journal.create(job_identity.RECORD, record):
             raise ValueError(
                 f"{self.target} is on a store that has no conditional writes: it made a file that was there already, "
                 "so two workers could run the same rows; name an output on another store or on this machine"

@@ -122,7 +122,7 @@ class Leases:
     def epochs(self) -> dict[str, list[int]]:
         """The epochs of each part that was ever taken."""
         found: dict[str, list[int]] = {}
-        for name in self._names():
+        for name in self._store.names(self._folder):
             part, _, epoch = name.rpartition(".")
             if epoch.isdecimal():  # another file is nobody's lease
                 found.setdefault(part, []).append(int(epoch))
@@ -164,9 +164,6 @@ class Leases:
         newest = max(self.epochs().get(part, ()), default=0)
         owner = self.lease(part, newest).worker if newest else ""
         return owner not in ("", self.worker) and self.lives(owner)
-
-    def _names(self) -> list[str]:
-        return self._store.names(self._folder)
 
     def lives(self, worker: str) -> bool:
         """Whether the worker may still be at work; one that is found dead gets its tombstone."""

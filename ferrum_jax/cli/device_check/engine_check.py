@@ -15,6 +15,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
+import jax
+
 from checkpoints.hub import Show
 from ferrum_jax.cli.device_check.media_requests import media_requests, with_room
 from ferrum_jax.cli.device_check.problem import kernel_of
@@ -22,7 +24,6 @@ from ferrum_jax.cli.device_check.rates import target_of
 from ferrum_jax.config import EngineConfig
 from ferrum_jax.core.outputs import RequestOutput
 from ferrum_jax.core.request_options import RequestOptions
-from ferrum_jax.engine.startup.faults import open_devices
 from ferrum_jax.engine.startup.open import Opening
 from ferrum_jax.io.child import Send, first_line
 from ferrum_jax.llm import LLM
@@ -49,17 +50,13 @@ Outputs = list[RequestOutput]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EngineOrder:
-    """model: a folder. prompts: token ids of each. budget_s: engines that are not begun by then are left out.
-
-    fault: of engine/startup/faults.py, for tests.
-    """
+    """model: a folder. prompts: token ids of each. budget_s: engines that are not begun by then are left out."""
 
     model: str
     prompts: tuple[tuple[int, ...], ...]
     full: bool
     compilation_cache_dir: str | None
     budget_s: float = float("inf")
-    fault: str | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -75,7 +72,7 @@ def check_engine(order: EngineOrder, send: Send) -> None:
     """Sends for each run {"begins": name}, {"so_far": ..} for each part of its start and each prompt, and then its
     line, {"run", "beside", "equal", "of", "tokens_per_s", "difference", "problem"}."""
     until = time.monotonic() + order.budget_s
-    devices = open_devices(order.fault)
+    devices = jax.devices()
     kernel = kernel_of("paged_attention", target_of(devices[0]), devices[0].platform)
     kernel = None if devices[0].platform == "cpu" else kernel
     small = _ON_CPU if devices[0].platform == "cpu" else {}

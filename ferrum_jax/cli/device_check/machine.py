@@ -94,16 +94,9 @@ def _driver(root: Path) -> str | None:
     return found[1] if found else None
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class DevicesOrder:
-    """fault: of engine/startup/faults.py, for tests."""
-
-    fault: str | None = None
-
-
-def describe_devices(order: DevicesOrder, send: Send) -> None:
-    """Sends one object: what jax sees once it has opened the devices."""
-    devices = open_devices(order.fault)
+def describe_devices(fault: str | None, send: Send) -> None:
+    """Sends one object: what jax sees once it has opened the devices. fault: of engine/startup/faults.py, for tests."""
+    devices = open_devices(fault)
     first = devices[0]
     target = target_of(first)
     stats = first.memory_stats() or {}

@@ -116,14 +116,8 @@ def _heard(llm: LLM, params: SamplingParams) -> list[_Request]:
 
 
 def _beside(clip: EncodableImage) -> MadeMedium:
-    return MadeMedium(
-        patches=clip.patches,
-        grid=clip.grid,
-        num_tokens=0,
-        digest=clip.digest,
-        kind=clip.kind,
-        seconds=clip.seconds,
-    )
+    same = {name: getattr(clip, name) for name in ("patches", "grid", "digest", "kind", "seconds")}
+    return MadeMedium(num_tokens=0, **same)
 
 
 def _media(tower: VisionSpec | SoundSpec, spec: ModelSpec) -> Iterator[MadeMedium]:

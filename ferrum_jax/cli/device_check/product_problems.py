@@ -59,14 +59,14 @@ def _product(
     x, weight = arguments()
     is_refused = kernel is None or bool(refusals(weight, x.dtype, chip))
     num_bytes = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(weight))
-    return _problem(
-        "quantized_matmul",
-        _class_of(case),
-        case.name,
-        ("xla",) if is_refused or kernel is None else ("xla", kernel),
-        begin,
-        lambda: product_oracle.quantized_matmul(np.asarray(arguments()[0]), arguments()[1]),
-        platform,
+    return Problem(
+        op="quantized_matmul",
+        shape=_class_of(case),
+        name=case.name,
+        implementations=("xla",) if is_refused or kernel is None else ("xla", kernel),
+        begin=begin,
+        oracle=lambda: product_oracle.quantized_matmul(np.asarray(arguments()[0]), arguments()[1]),
+        **_common(platform),
         num_bytes=num_bytes if is_real else None,
         flops=2 * case.num_tokens * case.num_inputs * case.num_outputs if is_real else None,
     )
@@ -103,14 +103,14 @@ def _dense(case: expert_cases.Case, target: Target | None, platform: str, *, is_
     experts = arguments()[-1]
     stacks = jax.tree.leaves((experts.gate, experts.up, experts.down))
     pairs = case.num_tokens * case.num_experts_per_token
-    return _problem(
-        "grouped_matmul",
-        DENSE,
-        f"experts {case.name}",
-        ("xla", "mosaic_tpu"),
-        begin,
-        oracle,
-        platform,
+    return Problem(
+        op="grouped_matmul",
+        shape=DENSE,
+        name=f"experts {case.name}",
+        implementations=("xla", "mosaic_tpu"),
+        begin=begin,
+        oracle=oracle,
+        **_common(platform),
         num_bytes=sum(stack.nbytes for stack in stacks) if is_real else None,
         flops=6 * pairs * case.width * case.hidden if is_real else None,
     )
@@ -158,14 +158,14 @@ def _packed(
     is_refused = kernel is None or any(refusals(stack, x.dtype, chip) for stack in stacks)
     num_bytes = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(stacks))
     pairs = case.num_tokens * case.num_experts_per_token
-    return _problem(
-        "grouped_matmul",
-        _class_of(form),
-        f"experts {case.name}",
-        ("xla",) if is_refused or kernel is None else ("xla", kernel),
-        begin,
-        oracle,
-        platform,
+    return Problem(
+        op="grouped_matmul",
+        shape=_class_of(form),
+        name=f"experts {case.name}",
+        implementations=("xla",) if is_refused or kernel is None else ("xla", kernel),
+        begin=begin,
+        oracle=oracle,
+        **_common(platform),
         num_bytes=num_bytes if is_real else None,
         flops=6 * pairs * case.width * case.hidden if is_real else None,
     )
@@ -175,28 +175,6 @@ def _class_of(form: product_cases.Case) -> str:
     return form_class(form.kind, form.group, form.has_zeros, form.activations)
 
 
-def _problem(
-    op: str,
-    shape: str,
-    name: str,
-    implementations: tuple[str, ...],
-    begin: Callable[[str], Callable[[], Any]],
-    oracle: Callable[[], np.ndarray],
-    platform: str,
-    *,
-    num_bytes: int | None,
-    flops: int | None,
-) -> Problem:
-    return Problem(
-        op=op,
-        name=name,
-        dtype="bfloat16",
-        shape=shape,
-        tolerance=tolerance_of("bfloat16", platform),
-        implementations=implementations,
-        begin=begin,
-        oracle=oracle,
-        axes=("token", "output"),
-        num_bytes=num_bytes,
-        flops=flops,
-    )
+def _common(platform: str) -> dict[str, Any]:
+    """What problems of products have in common."""
+    return {"dtype": "bfloat16", "tolerance": tolerance_of("bfloat16", platform), "axes": ("token", "output")}

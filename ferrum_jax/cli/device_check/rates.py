@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import math
 from collections.abc import Callable
@@ -14,7 +13,6 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from ferrum_jax.cli.device_check.timing import measure
-from ferrum_jax.engine.startup.faults import open_devices
 from ferrum_jax.io.child import Send
 from pallas_kernels.target import Target
 
@@ -30,19 +28,12 @@ _LIBRARY = {"xla_gpu_enable_triton_gemm": False}
 _OF_LIBRARY = ("bfloat16", "int8")
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class RatesOrder:
-    """fault: of engine/startup/faults.py, for tests."""
-
-    fault: str | None = None
-
-
-def measure_rates(order: RatesOrder, send: Send) -> None:
+def measure_rates(_: None, send: Send) -> None:
     """Sends {"what", "unit", "value", "sheet", "share", "problem"} for each rate, in the order of the module's line.
 
     sheet and share are None where no data sheet is known, as of the CPU.
     """
-    devices = open_devices(order.fault)
+    devices = jax.devices()
     device = devices[0]
     target = target_of(device)
     on_chip = device.platform != "cpu"

@@ -119,8 +119,8 @@ def tables(report: dict[str, Any], *, wide: bool = True) -> Iterable[tuple[str, 
     wide: all columns, and the benches, for a page.
     """
     yield "What is here", ("", ""), _facts(report["machine"])
-    shown = [name for name in _KERNEL if wide or name not in _ONLY_WIDE]
     cells = [_kernel(line, wide=wide) for line in report["kernels"]]
+    shown = [name for name in (cells[0] if cells else ()) if wide or name not in _ONLY_WIDE]
     kernels = [tuple(line[name] for name in shown) for line in cells]
     kernels = kernels if wide else list(_below_ops(cells, kernels))
     for title, head, rows in (
@@ -167,23 +167,6 @@ def _facts(machine: dict[str, Any]) -> Rows:
     return rows
 
 
-_KERNEL = (
-    *(
-        "op",
-        "case",
-        "by",
-        "result",
-        "of tolerance",
-        "tolerance",
-        "time",
-        "p90",
-        "first call",
-        "of copy",
-        "of matmul",
-        "times xla",
-    ),
-    *("predicted", "ceiling", "of ceiling"),
-)
 _ONLY_WIDE = ("op", "tolerance", "p90", "first call", "predicted", "ceiling", "of ceiling")
 
 

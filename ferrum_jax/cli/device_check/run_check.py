@@ -15,9 +15,8 @@ from typing import Any
 from ferrum_jax.cli.device_check.engine_check import EngineOrder
 from ferrum_jax.cli.device_check.estimates import with_estimates
 from ferrum_jax.cli.device_check.kernels import KernelOrder
-from ferrum_jax.cli.device_check.machine import DevicesOrder, look, why_no_chip
+from ferrum_jax.cli.device_check.machine import look, why_no_chip
 from ferrum_jax.cli.device_check.op_problems import OPS
-from ferrum_jax.cli.device_check.rates import RatesOrder
 from ferrum_jax.cli.device_check.report import Report
 from ferrum_jax.cli.device_check.tune import TuneOrder, tuned
 from ferrum_jax.config import EngineConfig
@@ -156,13 +155,13 @@ class _Check:
         return ended
 
     def _devices(self) -> dict[str, Any] | None:
-        ended = self._child("machine:describe_devices", DevicesOrder(fault=self._options.fault), "looking for devices")
+        ended = self._child("machine:describe_devices", self._options.fault, "looking for devices")
         if ended.problem is not None:
             self._problems.append(f"the devices cannot be opened: {explain(ended.problem)}")
         return ended.sent[-1] if ended.sent else None
 
     def _rates(self) -> list[dict[str, Any]]:
-        ended = self._child("rates:measure_rates", RatesOrder(), "measuring what the device reaches")
+        ended = self._child("rates:measure_rates", None, "measuring what the device reaches")
         if ended.problem is not None:
             self._problems.append(f"its rates cannot be measured: {explain(ended.problem)}")
         return list(ended.sent)
@@ -209,9 +208,7 @@ class _Check:
         ended = self._child("tune:tune_attention", order, "tuning decode attention", self._say_run)
         lines = [sent for sent in ended.sent if "begins" not in sent]
         if ended.problem is not None:
-            begun = [sent["begins"] for sent in ended.sent if "begins" in sent]
-            about = begun[-1] if begun else "tiles"
-            self._problems.append(f"tuning ended with {about}: {explain(ended.problem)}")
+            self._problems.append(f"tuning ended with {_last_begun(ended, 'tiles')}: {explain(ended.problem)}")
         best = {tiles_text(line["best"]) for line in lines if "entry" in line}
         return [line | {"is_best": line.get("tiles") in best} for line in lines]
 
@@ -237,8 +234,7 @@ class _Check:
             if "left_out" in sent
         ]
         if ended.problem is not None:
-            begun = [sent["begins"] for sent in ended.sent if "begins" in sent]
-            name = begun[-1] if begun else "no run"
+            name = _last_begun(ended, "no run")
             lines.append({"run": name, "beside": None, "equal": 0, "of": 0, "problem": explain(ended.problem)})
         return lines
 
@@ -279,6 +275,10 @@ def verdicts(lines: Iterable[dict[str, Any]]) -> dict[str, Verdict]:
         for (op, name), verdict in kept.items()
         if not (verdict.is_right and op in _PRODUCTS and (op, name) in incomplete)
     }
+
+
+def _last_begun(ended: Ended, otherwise: str) -> str:
+    return next((sent["begins"] for sent in reversed(ended.sent) if "begins" in sent), otherwise)
 
 
 def _by_name(rates: Sequence[dict[str, Any]]) -> dict[str, float]:

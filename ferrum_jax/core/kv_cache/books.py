@@ -2,29 +2,56 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 from ferrum_jax.core.kv_cache.block_tables import BlockTables
-from ferrum_jax.core.kv_cache.host_tier import HostTier
+from ferrum_jax.core.kv_cache.host_tier import host_tier_of
 from ferrum_jax.core.kv_cache.id_pool import IdPool
 from ferrum_jax.core.kv_cache.keys import RequestKeys
+from ferrum_jax.core.kv_cache.pins import Pins
 from ferrum_jax.core.kv_cache.snapshots import StateSlots
+from ferrum_jax.core.kv_cache.transfers import Transfers
 from ferrum_jax.core.kv_cache.whole_prompts import CachedPrompts
+from ferrum_jax.core.metrics import ReuseMetrics
+from ferrum_jax.inputs.sizes.engine_sizes import EngineSizes
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Books:
-    """The books of one CacheManager.
+    """The books of one CacheManager, which is made of parts that all have them.
 
-    pools, windows: of each cache group; a window is how many positions a query sees, its own the last, or None for all.
-    states: of a model that has recurrent layers. tier: where host memory keeps what the pools evict.
+    groups: the pool of each cache group, and its window: how many positions a query sees, its own the last, or None for
+    all. states: of a model that has recurrent layers. tier: where host memory keeps what the pools evict.
     """
 
-    block_size: int
-    pools: tuple[IdPool, ...]
-    windows: tuple[int | None, ...]
-    blocks: BlockTables
-    prompts: CachedPrompts
-    states: StateSlots | None
-    tier: HostTier | None
-    keys: RequestKeys
+    def __init__(
+        self, sizes: EngineSizes, *, fingerprint: bytes = b"", kv_dtype: str = "float32", enabled: bool = True
+    ) -> None:
+        """fingerprint, kv_dtype: of the model and its pools, for the keys. enabled: False neither looks up nor
+        publishes."""
+        self.sizes, self.enabled = sizes, enabled
+        self._block_size = sizes.block_size
+        self.pools = tuple(IdPool(count + 1) for count in sizes.group_blocks)
+        self.groups = tuple(zip(self.pools, sizes.windows, strict=True))
+        self.blocks = BlockTables(self.pools, sizes)
+        self.prompts = CachedPrompts(self.pools, sizes)
+        self.states = self._state_slots()
+        self.tier = host_tier_of(sizes, self.pools) if enabled else None
+        self.pins = Pins(self.pools, self.all_pools()[len(self.pools) :])
+        self.counters = ReuseMetrics(enabled=enabled, block_size=sizes.block_size, kv_dtype=kv_dtype)
+        self._keys = RequestKeys(fingerprint=fingerprint, kv_dtype=kv_dtype, block_size=sizes.block_size)
+        self._transfers = Transfers()  # of the next plan
+        self._has_unkeyed = False  # so rows may hold published blocks without a key
+
+    def _state_slots(self) -> StateSlots | None:
+        """The state slots of a model with recurrent layers, or None."""
+        if self.sizes.max_snapshots is None:
+            return None
+        return StateSlots(
+            max_num_seqs=self.sizes.max_num_seqs,
+            max_snapshots=self.sizes.max_snapshots if self.enabled else 0,
+            copy_pool=len(self.pools),
+            slot_bytes=self.sizes.state_bytes,
+        )
+
+    def all_pools(self) -> tuple[IdPool, ...]:
+        """The pools of blocks, prompts and states."""
+        slots = () if self.prompts.slots is None else (self.prompts.slots,)
+        return (*self.pools, *slots, *(() if self.states is None else (self.states.pool,)))

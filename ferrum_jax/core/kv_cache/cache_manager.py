@@ -12,72 +12,23 @@ step that uses it is in flight, is read or written under its new meaning by late
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence, Set
+from collections.abc import Sequence
 
 import numpy as np
 
 from ferrum_jax.core.kv_cache.admission import Admission
-from ferrum_jax.core.kv_cache.block_tables import BlockTables
-from ferrum_jax.core.kv_cache.books import Books
-from ferrum_jax.core.kv_cache.host_tier import host_tier_of
 from ferrum_jax.core.kv_cache.id_pool import IdPool
 from ferrum_jax.core.kv_cache.junctions import Junctions
-from ferrum_jax.core.kv_cache.keys import RequestKeys
 from ferrum_jax.core.kv_cache.lookup import Hit, Lookup
-from ferrum_jax.core.kv_cache.pins import Pinnable, Pins
 from ferrum_jax.core.kv_cache.sharing import Sharing
-from ferrum_jax.core.kv_cache.snapshots import StateSlots
 from ferrum_jax.core.kv_cache.transfers import Transfers
-from ferrum_jax.core.kv_cache.whole_prompts import CachedPrompts
 from ferrum_jax.core.metrics import ReuseMetrics
 from ferrum_jax.core.request import Request
-from ferrum_jax.inputs.sizes.engine_sizes import EngineSizes
 from ferrum_jax.io.ints import ceil_div
 
 
-class CacheManager:
+class CacheManager(Lookup, Admission, Sharing):
     """The books about KV blocks of one data shard."""
-
-    def __init__(
-        self, sizes: EngineSizes, *, fingerprint: bytes = b"", kv_dtype: str = "float32", enabled: bool = True
-    ) -> None:
-        """fingerprint, kv_dtype: of the model and its pools, for the keys. enabled: False neither looks up nor
-        publishes."""
-        self.sizes, self.enabled = sizes, enabled
-        self.pools = tuple(IdPool(count + 1) for count in sizes.group_blocks)
-        self.blocks = BlockTables(self.pools, sizes)
-        self.prompts = CachedPrompts(self.pools, sizes)
-        self.states = self._state_slots()
-        self.tier = host_tier_of(sizes, self.pools) if enabled else None
-        self.pins = Pins(self.pools, self.all_pools()[len(self.pools) :])
-        self.counters = ReuseMetrics(enabled=enabled, block_size=sizes.block_size, kv_dtype=kv_dtype)
-        self._keys = RequestKeys(fingerprint=fingerprint, kv_dtype=kv_dtype, block_size=sizes.block_size)
-        books = Books(
-            block_size=sizes.block_size,
-            pools=self.pools,
-            windows=tuple(sizes.windows),
-            blocks=self.blocks,
-            prompts=self.prompts,
-            states=self.states,
-            tier=self.tier,
-            keys=self._keys,
-        )
-        self._lookup = Lookup(books)
-        self._admission = Admission(books)
-        self._sharing = Sharing(books, enabled=enabled, counters=self.counters)
-        self._transfers = Transfers()
-        self._has_unkeyed = False  # so rows may hold published blocks without a key
-
-    def _state_slots(self) -> StateSlots | None:
-        """The state slots of a model with recurrent layers, or None."""
-        if self.sizes.max_snapshots is None:
-            return None
-        return StateSlots(
-            max_num_seqs=self.sizes.max_num_seqs,
-            max_snapshots=self.sizes.max_snapshots if self.enabled else 0,
-            copy_pool=len(self.pools),
-            slot_bytes=self.sizes.state_bytes,
-        )
 
     # -- what a row owns -------------------------------------------------------------------------------
 
@@ -94,7 +45,7 @@ class CacheManager:
         if totals is None:
             self.counters.refusals += 1
             return None
-        self._admission.give(hit, request, slot, totals, self._transfers)
+        self._give(hit, request, slot, totals)
         request.junction = hit.junction
         if self.enabled and request.takes_hits:
             self._count_lookup(hit, request)
@@ -108,9 +59,9 @@ class CacheManager:
         """The request's cached prefix, and the blocks that its row needs in each group, or None without room."""
         for whole in (True, False):  # tails hold a block each that the request itself may need
             looks_up = self.enabled and request.takes_hits
-            hit = self._lookup.find(request, whole=whole) if looks_up else self._lookup.nothing()
+            hit = self.find(request, whole=whole) if looks_up else self._nothing()
             totals = self._totals(request, hit, budget)
-            if self._admission.fits(hit, totals):
+            if self._fits(hit, totals):
                 return hit, totals
             if not hit.tails:
                 break
@@ -118,7 +69,7 @@ class CacheManager:
 
     def num_hit_tokens(self, request: Request) -> int:
         """The tokens whose KV `admit` would find here. Changes nothing."""
-        return self._lookup.find(request).num_tokens if self.enabled and request.takes_hits else 0
+        return self.find(request).num_tokens if self.enabled and request.takes_hits else 0
 
     def _totals(self, request: Request, hit: Hit, budget: int) -> list[int]:
         """Per group the blocks of a row that begins with the hit and computes a first chunk within the budget."""
@@ -207,37 +158,6 @@ class CacheManager:
 
     # -- what others may share -------------------------------------------------------------------------
 
-    def find_prefix(self, request: Request) -> Pinnable | None:
-        """The full blocks that prompts beginning with this one hit; None where one is not on the device."""
-        return self._lookup.find_prefix(request)
-
-    def keys_to_publish(self, request: Request, num_tokens: int) -> set[bytes]:
-        """The keys that a step which computes up to `num_tokens` of a row adds to the cache, or is on its way to."""
-        return self._sharing.keys_to_publish(request, request.slot, num_tokens)
-
-    def shares(self, request: Request, filling: Set[bytes]) -> bool:
-        """Whether the request would compute what has a key among `filling`, and might hit it a step later."""
-        return self._sharing.shares(request, filling)
-
-    def rows_to_publish(self, slots: np.ndarray, num_tokens: np.ndarray) -> np.ndarray:
-        """Indices of the slots [rows] that have full unpublished blocks within `num_tokens` [rows]."""
-        return self._sharing.rows_to_publish(slots, num_tokens)
-
-    def publish(self, request: Request, slot: int, num_tokens: int) -> None:
-        """Publish the full blocks of the row at `slot` within its first `num_tokens`, whose KV is dispatched.
-
-        The caller has copied the tables of the step that writes them.
-        """
-        self._sharing.publish(request, slot, num_tokens)
-
-    def follow(self, slots: np.ndarray, ends: np.ndarray) -> None:
-        """Order what is kept of recurrent states if the next plan computes drawing rows' tokens up to `ends`."""
-        self._sharing.follow(slots, ends, self._transfers)
-
-    def keep(self, request: Request, num_tokens: int) -> None:
-        """Order what is kept of a row, beside its full blocks, if the next plan computes up to `num_tokens`."""
-        self._sharing.keep(request, num_tokens, self._transfers)
-
     def unkey(self, request: Request) -> None:
         """Nothing that stands for tokens of the request is found any more: blocks, snapshots, its whole prompt.
 
@@ -322,11 +242,6 @@ class CacheManager:
         if self.prompts.slots is not None:
             pools.append((len(self.pools) + 1, self.prompts.slots))
         return pools
-
-    def all_pools(self) -> tuple[IdPool, ...]:
-        """The pools of blocks, prompts and states."""
-        slots = () if self.prompts.slots is None else (self.prompts.slots,)
-        return (*self.pools, *slots, *(() if self.states is None else (self.states.pool,)))
 
     def check_invariants(self, running: Sequence[Request] = ()) -> None:
         """Prove the books: each table entry is one holder of its id, and published blocks carry their keys."""

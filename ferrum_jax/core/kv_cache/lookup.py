@@ -43,35 +43,26 @@ class Hit(NamedTuple):
         return sum(index < self.num_blocks for index in self.loads[group]) if self.loads else 0
 
 
-class Lookup:
+class Lookup(Books):
     """Finds hits. Changes nothing."""
 
-    def __init__(self, books: Books) -> None:
-        self._groups = tuple(zip(books.pools, books.windows, strict=True))
-        self._has_windows = books.blocks.has_windows
-        self._keys = books.keys
-        self._prompts = books.prompts
-        self._block_size = books.block_size
-        self._states = books.states
-        self._tier = books.tier
-
-    def nothing(self) -> Hit:
-        return Hit(num_tokens=0, num_blocks=0, blocks=[[] for _ in self._groups])
+    def _nothing(self) -> Hit:
+        return Hit(num_tokens=0, num_blocks=0, blocks=[[] for _ in self.groups])
 
     def find(self, request: Request, *, whole: bool = True) -> Hit:
         """Leading blocks up to the request's limit, or, with `whole`, all of a cached prompt."""
         limit = request.hit_limit // self._block_size
         keys = self._keys.of_blocks(request, limit)[:limit]
         blocks = self._find_blocks(keys)
-        if whole and len(blocks[0]) == limit and self._prompts.keeps(request):
+        if whole and len(blocks[0]) == limit and self.prompts.keeps(request):
             hit = self._find_whole(request, blocks)
             if hit is not None:
                 return hit
         snapshot = junction = 0
-        if self._states is not None:
+        if self.states is not None:
             junction = len(blocks[0])
-            blocks = self._find_blocks(keys[:junction], self._states)
-            snapshot = self._states.pool.find(keys[len(blocks[0]) - 1]) if blocks[0] else 0
+            blocks = self._find_blocks(keys[:junction], self.states)
+            snapshot = self.states.pool.find(keys[len(blocks[0]) - 1]) if blocks[0] else 0
         num_tokens = len(blocks[0]) * self._block_size
         return Hit(
             num_tokens=num_tokens,
@@ -94,21 +85,21 @@ class Lookup:
         if hit.num_blocks < num_tokens // self._block_size or hit.loads:
             return None
         hits = [hit, itself] if itself.source and num_tokens % self._block_size == 0 else [hit]
-        found = {pool: [id for hit in hits for id in hit.held(group)] for group, (pool, _) in enumerate(self._groups)}
-        if self._states is not None:
-            found[self._states.pool] = [hit.snapshot for hit in hits]
-        if self._prompts.slots is not None:
-            found[self._prompts.slots] = [hit.source for hit in hits]
+        found = {pool: [id for hit in hits for id in hit.held(group)] for group, (pool, _) in enumerate(self.groups)}
+        if self.states is not None:
+            found[self.states.pool] = [hit.snapshot for hit in hits]
+        if self.prompts.slots is not None:
+            found[self.prompts.slots] = [hit.source for hit in hits]
         return found
 
     def _find_whole(self, request: Request, blocks: list[list[int]]) -> Hit | None:
         """The hit of a cached prompt; `blocks` are all its full blocks before the last token."""
         num_tokens, num_blocks = len(request.token_ids), len(blocks[0])
         key = self._keys.of_whole(request)
-        source = self._prompts.find(key)
+        source = self.prompts.find(key)
         snapshot = 0
-        if self._states is not None:
-            snapshot = self._states.pool.find(self._keys.of_prefix(request, num_tokens))
+        if self.states is not None:
+            snapshot = self.states.pool.find(self._keys.of_prefix(request, num_tokens))
             if not (source and snapshot):  # a state cannot be taken back by one token
                 return None
         has_tail = num_tokens % self._block_size != 0
@@ -129,34 +120,34 @@ class Lookup:
 
     def _ids(self, key: bytes) -> list[int] | None:
         """Per group the id of a block, 0 where host memory has it; None if a group has it nowhere."""
-        ids = [pool.find(key) for pool, _ in self._groups]
+        ids = [pool.find(key) for pool, _ in self.groups]
         if all(id or self._in_host(group, key) for group, id in enumerate(ids)):
             return ids
         return None
 
     def _in_host(self, group: int, key: bytes) -> bool:
-        return self._tier is not None and self._tier.find(group, key) != 0
+        return self.tier is not None and self.tier.find(group, key) != 0
 
     def _loads(self, blocks: list[list[int]], keys: Sequence[bytes], position: int) -> Sequence[dict[int, int]]:
         """Host blocks to load before the row can resume at `position`."""
-        if self._tier is None:
+        if self.tier is None:
             return ()
         loads = []
-        for group, (ids, (_, window)) in enumerate(zip(blocks, self._groups, strict=True)):
+        for group, (ids, (_, window)) in enumerate(zip(blocks, self.groups, strict=True)):
             first = first_needed(window, position, self._block_size)
-            loads.append({i: self._tier.find(group, keys[i]) for i in range(first, len(ids)) if not ids[i]})
+            loads.append({i: self.tier.find(group, keys[i]) for i in range(first, len(ids)) if not ids[i]})
         return loads if any(loads) else ()
 
     def _find_blocks(self, keys: Sequence[bytes], states: StateSlots | None = None) -> list[list[int]]:
         """Per group the ids of the longest run of leading blocks at whose end every group resumes, and `states` too."""
         runs: dict[int, list[int]] = {}
-        for group, (pool, window) in enumerate(self._groups):
+        for group, (pool, window) in enumerate(self.groups):
             if window is None:
                 runs[group] = self._find_run(group, pool, keys)
                 keys = keys[: len(runs[group])]
-        if not self._has_windows and states is None:
+        if not self.blocks.has_windows and states is None:
             return [run[: len(keys)] for run in runs.values()]
-        windowed = [(group, window) for group, (_, window) in enumerate(self._groups) if window is not None]
+        windowed = [(group, window) for group, (_, window) in enumerate(self.groups) if window is not None]
         end, longest = len(keys), -1
         while end != longest:  # what one of them lacks shortens the others' prefix too
             longest = end
@@ -164,7 +155,7 @@ class Lookup:
                 end = self._longest_in_window(group, window, keys[:end])
             end = end if states is None else states.longest(keys[:end])
         found = []
-        for group, (pool, window) in enumerate(self._groups):
+        for group, (pool, window) in enumerate(self.groups):
             first = first_needed(window, end * self._block_size, self._block_size)
             found.append(runs[group][:end] if window is None else [0] * first + [pool.find(k) for k in keys[first:end]])
         return found
@@ -172,17 +163,17 @@ class Lookup:
     def _find_run(self, group: int, pool: IdPool, keys: Sequence[bytes]) -> list[int]:
         """The ids of the leading keys, up to the first that misses; 0 for what host memory has."""
         ids = pool.find_run(keys)
-        if self._tier is not None:
+        if self.tier is not None:
             for key in keys[len(ids) :]:
                 id = pool.find(key)
-                if not id and not self._tier.find(group, key):
+                if not id and not self.tier.find(group, key):
                     break
                 ids.append(id)
         return ids
 
     def _longest_in_window(self, group: int, window: int, keys: Sequence[bytes]) -> int:
         """The most blocks at whose end the group has all that the window covers."""
-        pool, end = self._groups[group][0], len(keys)
+        pool, end = self.groups[group][0], len(keys)
         while end:
             first = first_needed(window, end * self._block_size, self._block_size)
             window_keys = enumerate(keys[first:end], first)

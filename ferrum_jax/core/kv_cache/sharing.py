@@ -12,50 +12,37 @@ from collections.abc import Set
 import numpy as np
 
 from ferrum_jax.core.kv_cache.books import Books
-from ferrum_jax.core.kv_cache.transfers import Transfers
-from ferrum_jax.core.metrics import ReuseMetrics
 from ferrum_jax.core.request import Request
 from ferrum_jax.io.ints import ceil_div
 
 
-class Sharing:
-    """Over the pools and tables of one CacheManager."""
-
-    def __init__(self, books: Books, *, enabled: bool, counters: ReuseMetrics) -> None:
-        """enabled: False shares nothing; what a window has left behind is given back all the same."""
-        self._pools = books.pools
-        self._blocks = books.blocks
-        self._prompts = books.prompts
-        self._states = books.states
-        self._keys = books.keys
-        self._block_size = books.block_size
-        self._enabled = enabled
-        self._counters = counters
+class Sharing(Books):
+    """What is shared of rows. A manager that is not enabled shares nothing; what a window has left is given back."""
 
     def rows_to_publish(self, slots: np.ndarray, num_tokens: np.ndarray) -> np.ndarray:
         """Indices of the slots [rows] that have full unpublished blocks within `num_tokens` [rows]."""
-        if not (self._enabled or self._blocks.has_windows):
+        if not (self.enabled or self.blocks.has_windows):
             return np.zeros(0, np.int64)
-        return np.flatnonzero((self._blocks.num_published[slots] + 1) * self._block_size <= num_tokens)
+        return np.flatnonzero((self.blocks.num_published[slots] + 1) * self._block_size <= num_tokens)
 
-    def keys_to_publish(self, request: Request, slot: int, num_tokens: int) -> set[bytes]:
+    def keys_to_publish(self, request: Request, num_tokens: int) -> set[bytes]:
         """Keys of blocks filled once `num_tokens` are computed, and of the one being filled.
 
         A chunk may end within a block that a later chunk fills: a request that shares this block waits for it too.
         """
-        if not self._enabled or request.has_old_kv:
+        if not self.enabled or request.has_old_kv:
             return set()
-        end, pools = ceil_div(num_tokens, self._block_size), self._pools
+        end, pools = ceil_div(num_tokens, self._block_size), self.pools
         end = min(end, len(request.token_ids) // self._block_size)
-        keys = self._keys.of_blocks(request, end)[int(self._blocks.num_published[slot]) : end]
-        if self._states is not None:  # without a snapshot at their end, blocks are no hit
-            pools, keys = (*pools, self._states.pool), keys[-1:]
+        keys = self._keys.of_blocks(request, end)[int(self.blocks.num_published[request.slot]) : end]
+        if self.states is not None:  # without a snapshot at their end, blocks are no hit
+            pools, keys = (*pools, self.states.pool), keys[-1:]
         missing: set[bytes] = set()
         for pool in pools:
             missing |= pool.missing(keys)
         if self._ends_prompt(request, num_tokens):
             whole = self._keys.of_whole(request)
-            if self._prompts.would_store(request, whole):
+            if self.prompts.would_store(request, whole):
                 missing.add(whole)
         return missing
 
@@ -65,35 +52,33 @@ class Sharing:
             return False
         limit = request.hit_limit // self._block_size
         keys = self._keys.of_blocks(request, limit)[:limit]
-        return not filling.isdisjoint(keys) or (
-            self._prompts.keeps(request) and self._keys.of_whole(request) in filling
-        )
+        return not filling.isdisjoint(keys) or (self.prompts.keeps(request) and self._keys.of_whole(request) in filling)
 
     def _ends_prompt(self, request: Request, num_tokens: int) -> bool:
         """Whether a step that computes up to `num_tokens` ends a prompt that may be kept as an entry."""
         ends = num_tokens == len(request.token_ids) == request.num_prompt_tokens
-        return ends and request.num_computed < num_tokens and self._prompts.keeps(request)
+        return ends and request.num_computed < num_tokens and self.prompts.keeps(request)
 
-    def keep(self, request: Request, num_tokens: int, transfers: Transfers) -> None:
+    def keep(self, request: Request, num_tokens: int) -> None:
         """Order what is kept of a row, beside its full blocks, if the next plan computes up to `num_tokens`.
 
         An entry of its prompt if that ends there, and a snapshot of its recurrent state.
         """
-        if not self._enabled or request.num_computed == num_tokens or request.has_old_kv:
+        if not self.enabled or request.num_computed == num_tokens or request.has_old_kv:
             return
         ends_prompt = self._ends_prompt(request, num_tokens)
         if ends_prompt:
             last = (num_tokens - 1) // self._block_size
-            tails = [int(table[request.slot, last]) for table in self._blocks.tables]
-            self._prompts.store(request, self._keys.of_whole(request), tails, transfers)
-        if self._states is not None and (ends_prompt or num_tokens % self._block_size == 0):
-            self._states.keep(request.slot, self._keys.of_prefix(request, num_tokens), transfers)
+            tails = [int(table[request.slot, last]) for table in self.blocks.tables]
+            self.prompts.store(request, self._keys.of_whole(request), tails, self._transfers)
+        if self.states is not None and (ends_prompt or num_tokens % self._block_size == 0):
+            self.states.keep(request.slot, self._keys.of_prefix(request, num_tokens), self._transfers)
 
-    def follow(self, slots: np.ndarray, ends: np.ndarray, transfers: Transfers) -> None:
+    def follow(self, slots: np.ndarray, ends: np.ndarray) -> None:
         """Order snapshots of rows that draw tokens and fill a block with those before `ends` [rows]."""
-        if self._enabled and self._states is not None:
+        if self.enabled and self.states is not None:
             for row in np.flatnonzero(ends % self._block_size == 0).tolist():
-                self._states.follow(int(slots[row]), int(ends[row]), transfers)
+                self.states.follow(int(slots[row]), int(ends[row]), self._transfers)
 
     def publish(self, request: Request, slot: int, num_tokens: int) -> None:
         """Publish the full blocks within the first `num_tokens`, whose KV is dispatched and whose ids are known.
@@ -101,20 +86,20 @@ class Sharing:
         A block that another row published first is replaced by that one in the table; the twin is freed. What a
         window has left behind is given back. The caller has copied the tables of the step that writes the blocks.
         """
-        first, end = int(self._blocks.num_published[slot]), num_tokens // self._block_size
-        if end <= first or not (self._enabled or self._blocks.has_windows):
+        first, end = int(self.blocks.num_published[slot]), num_tokens // self._block_size
+        if end <= first or not (self.enabled or self.blocks.has_windows):
             return
-        if self._enabled and not request.has_old_kv:
+        if self.enabled and not request.has_old_kv:
             self._publish_blocks(request, slot, first, end)
-            if self._states is not None:
-                self._states.publish(slot, num_tokens, lambda count: self._keys.of_prefix(request, count))
-        self._blocks.num_published[slot] = end
-        if self._blocks.has_windows:
-            self._counters.left_behind_blocks += self._blocks.leave_behind(slot)
+            if self.states is not None:
+                self.states.publish(slot, num_tokens, lambda count: self._keys.of_prefix(request, count))
+        self.blocks.num_published[slot] = end
+        if self.blocks.has_windows:
+            self.counters.left_behind_blocks += self.blocks.leave_behind(slot)
 
     def _publish_blocks(self, request: Request, slot: int, first: int, end: int) -> None:
         keys = self._keys.of_blocks(request, end)[first:end]
-        for pool, table in zip(self._pools, self._blocks.tables, strict=True):
+        for pool, table in zip(self.pools, self.blocks.tables, strict=True):
             ids = table[slot, first:end].tolist()
             canonical = pool.publish_all(ids, keys)
             twins = [index for index, id in enumerate(ids) if canonical[index] != id] if canonical != ids else []
@@ -122,5 +107,5 @@ class Sharing:
                 pool.retain(canonical[index])
                 table[slot, first + index] = canonical[index]
                 pool.release((ids[index],))
-            self._counters.twins_merged += len(twins)
-            self._counters.published_blocks += len(ids) - len(twins)
+            self.counters.twins_merged += len(twins)
+            self.counters.published_blocks += len(ids) - len(twins)

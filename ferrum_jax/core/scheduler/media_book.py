@@ -13,7 +13,6 @@ Why an image may be held before it is encoded: steps run on the device in the or
 
 from __future__ import annotations
 
-import dataclasses
 from collections import Counter
 from collections.abc import Sequence
 from hashlib import blake2b
@@ -25,35 +24,6 @@ from ferrum_jax.core.plan import NO_IMAGE_TOKENS, EncodeOrder, ImageTokensPlan
 from ferrum_jax.core.request import Request
 from ferrum_jax.inputs.prompt import IMAGE_RUN as RUN
 from ferrum_jax.inputs.prompt import PlacedImage, rope_positions, rope_shift, seen_ends
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class MediaCounts:
-    """The counters so far, with the gauges of this moment. video_groups: of frames that the tower is given together.
-
-    sound_s: seconds of sounds that were encoded or found. Runs are those of all kinds.
-    """
-
-    images_encoded: int = 0
-    image_hits: int = 0
-    sounds_encoded: int = 0
-    sound_hits: int = 0
-    video_groups_encoded: int = 0
-    video_group_hits: int = 0
-    sound_s: float = 0.0
-    image_evictions: int = 0
-    image_runs_live: int = 0
-    image_runs_cached: int = 0
-
-    @property
-    def num_encoded(self) -> int:
-        """All kinds together."""
-        return self.images_encoded + self.sounds_encoded + self.video_groups_encoded
-
-    @property
-    def num_hits(self) -> int:
-        """All kinds together."""
-        return self.image_hits + self.sound_hits + self.video_group_hits
 
 
 class MediaBook:
@@ -168,20 +138,24 @@ class MediaBook:
         """Tokens of images that there is room for."""
         return (self._pool.num_ids - 1) * RUN
 
-    def counts(self) -> MediaCounts:
+    def counts(self) -> dict[str, float]:
+        """The counters so far, with the gauges of this moment. video_groups: of frames that go to the tower.
+
+        sound_s: seconds of sounds that were encoded or found. Runs are those of all kinds.
+        """
         pool = self._pool
-        return MediaCounts(
-            images_encoded=self._encoded["image"],
-            image_hits=self._hits["image"],
-            sounds_encoded=self._encoded["audio"],
-            sound_hits=self._hits["audio"],
-            video_groups_encoded=self._encoded["video"],
-            video_group_hits=self._hits["video"],
-            sound_s=round(self._sound_s, 3),
-            image_evictions=pool.evictions,
-            image_runs_live=pool.num_live,
-            image_runs_cached=pool.num_cached,
-        )
+        return {
+            "images_encoded": self._encoded["image"],
+            "image_hits": self._hits["image"],
+            "sounds_encoded": self._encoded["audio"],
+            "sound_hits": self._hits["audio"],
+            "video_groups_encoded": self._encoded["video"],
+            "video_group_hits": self._hits["video"],
+            "sound_s": round(self._sound_s, 3),
+            "image_evictions": pool.evictions,
+            "image_runs_live": pool.num_live,
+            "image_runs_cached": pool.num_cached,
+        }
 
     def check_invariants(self, rows: Sequence[Request]) -> None:
         """Prove the book. rows: the running ones."""

@@ -234,7 +234,9 @@ class Shard:
         if not self.sketch.is_filled:
             self.sketch.give_what_is_left(self.cache.grow, self._chunk)
         decodes, chunks = self.sketch.requests, self.sketch.chunks
-        ending = [(request, count) for request, count in chunks if _ends(request, count)]
+        ending = [
+            (request, count) for request, count in chunks if request.num_computed + count == len(request.token_ids)
+        ]
         rows = [self._open_row(request, count) for request, count in [*((request, 1) for request in decodes), *ending]]
         return OpenShard(
             rows=rows,
@@ -333,11 +335,6 @@ class Shard:
 def _share(budget: int, *, others_wait: bool) -> int:
     """The most tokens of a chunk: half of the budget, rounded up, while others wait for some of it."""
     return ceil_div(budget, 2) if others_wait else budget
-
-
-def _ends(request: Request, count: int) -> bool:
-    """Whether a chunk of so many is the last of the request's known tokens."""
-    return request.num_computed + count == len(request.token_ids)
 
 
 def _with_room(cache: CacheManager, request: Request, drafts: Sequence[int]) -> Sequence[int]:

@@ -121,6 +121,10 @@ class WhisperSounds:
         """Frames of one window."""
         return self.window_samples // self.hop_length
 
+    def num_windows(self, num_samples: int) -> int:
+        """Windows of a clip."""
+        return 1
+
     def num_tokens(self, num_samples: int) -> int:
         """States of the encoder, which reads whole windows and halves their frames."""
         self.check(num_samples)
@@ -133,8 +137,10 @@ class WhisperSounds:
     def process(self, waveform: np.ndarray, look: Look = do_not_look) -> ProcessedClip:
         """waveform: float32 [samples], at sampling_rate. Raises ValueError as `check` does."""
         self.check(len(waveform))
-        features = self.log_mel(_filled(waveform, self.window_samples), look)
-        return self._clip(waveform, features, (1, len(features), 1))
+        count = self.num_windows(len(waveform))
+        features = self.log_mel(_filled(waveform, count * self.window_samples), look)
+        num_frames = min(len(features), max(1, len(waveform) // self.hop_length))
+        return _clip(self, waveform, features, (count, self.window_frames, 1), num_frames)
 
     def log_mel(self, waveform: np.ndarray, look: Look = do_not_look) -> np.ndarray:
         """float32 [len(waveform) // hop_length, feature_size] of a waveform of any length, cut below its loudest band.
@@ -154,16 +160,6 @@ class WhisperSounds:
         if num_samples < least:
             raise SoundRefused(f"the sound has {num_samples} samples; it must have {least} or more")
 
-    def _clip(self, waveform: np.ndarray, features: np.ndarray, grid: tuple[int, int, int]) -> ProcessedClip:
-        return ProcessedClip(
-            features=features,
-            grid=grid,
-            num_frames=min(len(features), max(1, len(waveform) // self.hop_length)),
-            num_tokens=self.num_tokens(len(waveform)),
-            seconds=len(waveform) / self.sampling_rate,
-            digest=_digest(waveform, self),
-        )
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class VoxtralSounds(WhisperSounds):
@@ -182,7 +178,6 @@ class VoxtralSounds(WhisperSounds):
         return self.window_samples
 
     def num_windows(self, num_samples: int) -> int:
-        """Windows of a clip."""
         return ceil_div(num_samples, self.window_samples)
 
     def num_tokens(self, num_samples: int) -> int:
@@ -193,13 +188,6 @@ class VoxtralSounds(WhisperSounds):
     def check(self, num_samples: int) -> None:
         """Raises ValueError for an empty clip."""
         _check_length(num_samples, num_samples, self.sampling_rate)
-
-    def process(self, waveform: np.ndarray, look: Look = do_not_look) -> ProcessedClip:
-        """waveform: float32 [samples], at sampling_rate. Raises ValueError as `check` does."""
-        self.check(len(waveform))
-        count = self.num_windows(len(waveform))
-        features = self.log_mel(_filled(waveform, count * self.window_samples), look)
-        return self._clip(waveform, features, (count, self.window_frames, 1))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -237,8 +225,7 @@ class QwenSounds(WhisperSounds):
         found = self.log_mel(_filled(waveform, max(len(waveform), self.min_samples)), look)
         frames = ceil_div(len(found), self.chunk_frames) * self.chunk_frames
         features = np.pad(found, ((0, frames - len(found)), (0, 0)))
-        clip = self._clip(waveform, features, (1, frames, 1))
-        return dataclasses.replace(clip, num_frames=len(found))
+        return _clip(self, waveform, features, (1, frames, 1), len(found))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -288,14 +275,7 @@ class Gemma4Sounds:
         features = np.log(mel_power(padded, htk_filters(*bands), **sizes, **how) + self.mel_floor)
         own = self.num_frames(len(waveform))
         features = features[:own]  # what is behind them is no sound
-        return ProcessedClip(
-            features=features.astype(np.float32),
-            grid=(1, len(features), 1),
-            num_frames=own,
-            num_tokens=self.num_tokens(len(waveform)),
-            seconds=len(waveform) / self.sampling_rate,
-            digest=_digest(waveform, self),
-        )
+        return _clip(self, waveform, features.astype(np.float32), (1, own, 1), own)
 
 
 SoundProcessor = WhisperSounds | Gemma4Sounds
@@ -315,6 +295,15 @@ def _filled(waveform: np.ndarray, count: int) -> np.ndarray:
     return np.pad(waveform, (0, count - len(waveform)))
 
 
-def _digest(waveform: np.ndarray, processor: SoundProcessor) -> bytes:
+def _clip(
+    processor: SoundProcessor, waveform: np.ndarray, features: np.ndarray, grid: tuple[int, int, int], num_frames: int
+) -> ProcessedClip:
     settings = {"kind": processor.kind, **dataclasses.asdict(processor), "shape": waveform.shape}
-    return media_digest(np.asarray(waveform, np.float32), settings)
+    return ProcessedClip(
+        features=features,
+        grid=grid,
+        num_frames=num_frames,
+        num_tokens=processor.num_tokens(len(waveform)),
+        seconds=len(waveform) / processor.sampling_rate,
+        digest=media_digest(np.asarray(waveform, np.float32), settings),
+    )

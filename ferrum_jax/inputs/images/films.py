@@ -59,9 +59,6 @@ class VideoSources(MediaSources):
     timeout_s: float = 60.0
     decode_s: float = 60.0
 
-    def _bounds(self) -> tuple[str, ...]:
-        return *super()._bounds(), "max_frames", "max_pixels", "max_kept_pixels"
-
     def found(self, given: Any, look: Look = do_not_look) -> Film:
         """The video that a Python user gives, counted. Raises ValueError saying what is wrong with it."""
         content = self.content(given)

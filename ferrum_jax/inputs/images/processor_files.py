@@ -10,18 +10,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from ferrum_jax.inputs.images import processors
 from ferrum_jax.inputs.images.image import Normalising
-from ferrum_jax.inputs.images.processors import (
-    Gemma3Images,
-    Gemma4Images,
-    Gemma4Videos,
-    GlmImages,
-    ImageProcessor,
-    PixtralImages,
-    QwenImages,
-    QwenVideos,
-    VideoProcessor,
-)
 from ferrum_jax.inputs.images.resizing import FILTERS
 from ferrum_jax.io.error_text import Elsewhere
 from ferrum_jax.io.error_text.known_fields import ANY, OBJECT, TRUTH, FieldKind, Fields, Known, number, require, whole
@@ -149,7 +139,7 @@ _GEMMA4 = _fields_with(
 _PIXTRAL = _fields_with({"patch_size": Known(ANY), "do_pad": Known(ANY)}, _CLIP, _BICUBIC, {"longest_edge": 1024})
 
 
-def read_processor(folder: str | Path) -> ImageProcessor | None:
+def read_processor(folder: str | Path) -> processors.ImageProcessor | None:
     """The image processor of a checkpoint's folder; None where the folder has no file of one.
 
     Raises ValueError naming the file and all that is wrong with it.
@@ -177,7 +167,7 @@ def _tower_of(folder: Path) -> dict[str, Any]:
     return {key: config[key] for key in _OF_WHOLE if key in config} | (config.get("vision_config") or {})
 
 
-def processor_of(settings: Mapping[str, Any], tower: Mapping[str, Any]) -> ImageProcessor:
+def processor_of(settings: Mapping[str, Any], tower: Mapping[str, Any]) -> processors.ImageProcessor:
     """The processor that a file's object describes. tower: the model's `vision_config`, with its patches' size.
 
     Raises ValueError for a processor that is not known, and for all keys that have no meaning here at once.
@@ -190,7 +180,7 @@ def processor_of(settings: Mapping[str, Any], tower: Mapping[str, Any]) -> Image
     return make(fields.read(settings), tower)
 
 
-def _qwen(found: Mapping[str, Any], tower: Mapping[str, Any]) -> QwenImages:
+def _qwen(found: Mapping[str, Any], tower: Mapping[str, Any]) -> processors.QwenImages:
     size = _size_of(found)
     edges = [size.pop(edge, None) for edge in ("shortest_edge", "longest_edge")]
     least, most = (size.pop(name, edge) for name, edge in zip(("min_pixels", "max_pixels"), edges, strict=True))
@@ -205,17 +195,17 @@ def _qwen(found: Mapping[str, Any], tower: Mapping[str, Any]) -> QwenImages:
         raise ValueError(
             f"size.shortest_edge is {least}, and every image would have so many pixels; give {_MAX_PIXELS} at most"
         )
-    return QwenImages(**_patches(found, tower, least, most))
+    return processors.QwenImages(**_patches(found, tower, least, most))
 
 
-def _glm(found: Mapping[str, Any], tower: Mapping[str, Any]) -> GlmImages:
+def _glm(found: Mapping[str, Any], tower: Mapping[str, Any]) -> processors.GlmImages:
     """Bounds count the pixels of all frames that a patch has."""
     own = _qwen(found, tower)
     least, most = (edge / own.temporal_patch_size for edge in (own.min_pixels, own.max_pixels))
-    return GlmImages(**{**vars(own), "min_pixels": least, "max_pixels": most})
+    return processors.GlmImages(**{**vars(own), "min_pixels": least, "max_pixels": most})
 
 
-def _gemma3(found: Mapping[str, Any], tower: Mapping[str, Any]) -> Gemma3Images:
+def _gemma3(found: Mapping[str, Any], tower: Mapping[str, Any]) -> processors.Gemma3Images:
     size = _size_of(found)
     patch = require("config.json's vision_config.patch_size", tower.get("patch_size", 14), _WHOLE)
     height, width = (require(f"size.{name}", size.pop(name, None), _WHOLE) for name in ("height", "width"))
@@ -224,7 +214,7 @@ def _gemma3(found: Mapping[str, Any], tower: Mapping[str, Any]) -> Gemma3Images:
     least, most = found[f"{_SCAN}min_crop_size"], found[f"{_SCAN}max_num_crops"]
     if most > least:  # a crop could be empty
         raise ValueError(f"{_SCAN}max_num_crops is {most}, more than {_SCAN}min_crop_size, {least}; make it smaller")
-    return Gemma3Images(
+    return processors.Gemma3Images(
         normalising=_normalising(found),
         patch_size=patch,
         height=height,
@@ -238,7 +228,7 @@ def _gemma3(found: Mapping[str, Any], tower: Mapping[str, Any]) -> Gemma3Images:
     )
 
 
-def _gemma4(found: Mapping[str, Any], tower: Mapping[str, Any]) -> Gemma4Images:
+def _gemma4(found: Mapping[str, Any], tower: Mapping[str, Any]) -> processors.Gemma4Images:
     """No image depends on `size` and `image_seq_length`, as in the reference."""
     most = found["max_soft_tokens"]
     if most not in _SOFT_TOKENS:
@@ -246,7 +236,7 @@ def _gemma4(found: Mapping[str, Any], tower: Mapping[str, Any]) -> Gemma4Images:
     for key in ("patch_size", "pooling_kernel_size"):
         _check_tower(key, found[key], tower, key)
     mean, std = _AS_IT_IS
-    return Gemma4Images(
+    return processors.Gemma4Images(
         normalising=_normalising(found if found["do_normalize"] else {**found, "image_mean": mean, "image_std": std}),
         patch_size=found["patch_size"],
         pooling=found["pooling_kernel_size"],
@@ -255,7 +245,7 @@ def _gemma4(found: Mapping[str, Any], tower: Mapping[str, Any]) -> Gemma4Images:
     )
 
 
-def _pixtral(found: Mapping[str, Any], tower: Mapping[str, Any]) -> PixtralImages:
+def _pixtral(found: Mapping[str, Any], tower: Mapping[str, Any]) -> processors.PixtralImages:
     """No image depends on `patch_size` and `do_pad`, as in the reference: the tower says the size of its patches."""
     size = _size_of(found)
     longest = require("size.longest_edge", size.pop("longest_edge", None), _WHOLE)
@@ -265,7 +255,7 @@ def _pixtral(found: Mapping[str, Any], tower: Mapping[str, Any]) -> PixtralImage
         require(f"config.json's {key}", tower.get(key, default), _WHOLE)
         for key, default in (("patch_size", 16), ("spatial_merge_size", 2))
     )
-    return PixtralImages(
+    return processors.PixtralImages(
         normalising=_normalising(found),
         patch_size=patch,
         merge_size=merge,
@@ -290,7 +280,7 @@ def _check_tower(key: str, value: int, tower: Mapping[str, Any], its_key: str) -
         )
 
 
-_Make = Callable[[Mapping[str, Any], Mapping[str, Any]], ImageProcessor]
+_Make = Callable[[Mapping[str, Any], Mapping[str, Any]], processors.ImageProcessor]
 _KINDS: Mapping[str, tuple[_Make, Fields]] = {
     "Qwen2VLImageProcessor": (_qwen, _QWEN),
     "Glm4vImageProcessor": (_glm, _GLM),
@@ -351,7 +341,7 @@ _GEMMA4_VIDEOS = _fields_with(
 )
 
 
-def read_video_processor(folder: str | Path) -> VideoProcessor | None:
+def read_video_processor(folder: str | Path) -> processors.VideoProcessor | None:
     """The video processor of a checkpoint's folder; None where it has no file of one, or one that is not known here.
 
     Raises ValueError naming the file and all that is wrong with it.
@@ -373,7 +363,7 @@ def read_video_processor(folder: str | Path) -> VideoProcessor | None:
     return None
 
 
-def video_processor_of(settings: Mapping[str, Any], tower: Mapping[str, Any]) -> VideoProcessor:
+def video_processor_of(settings: Mapping[str, Any], tower: Mapping[str, Any]) -> processors.VideoProcessor:
     """The processor that a file's object describes. tower: the model's `vision_config`, with its patches' size.
 
     Raises ValueError for all keys that have no meaning here at once.
@@ -382,7 +372,7 @@ def video_processor_of(settings: Mapping[str, Any], tower: Mapping[str, Any]) ->
     return make(fields.read(settings), tower)
 
 
-def _qwen_videos(found: Mapping[str, Any], tower: Mapping[str, Any]) -> QwenVideos:
+def _qwen_videos(found: Mapping[str, Any], tower: Mapping[str, Any]) -> processors.QwenVideos:
     size = _size_of(found)
     least, most = (require(f"size.{edge}", size.pop(edge, None), _WHOLE) for edge in ("shortest_edge", "longest_edge"))
     if size or least > most or least > _MAX_PIXELS:
@@ -392,7 +382,7 @@ def _qwen_videos(found: Mapping[str, Any], tower: Mapping[str, Any]) -> QwenVide
         )
     if found["min_frames"] > found["max_frames"]:
         raise ValueError(f"min_frames is {found['min_frames']}, more than max_frames, {found['max_frames']}")
-    return QwenVideos(
+    return processors.QwenVideos(
         **_patches(found, tower, least, most),
         fps=float(found["fps"]),
         min_frames=found["min_frames"],
@@ -401,12 +391,10 @@ def _qwen_videos(found: Mapping[str, Any], tower: Mapping[str, Any]) -> QwenVide
     )
 
 
-def _gemma4_videos(found: Mapping[str, Any], tower: Mapping[str, Any]) -> Gemma4Videos:
-    """No frame depends on `size`, as in the reference."""
-    return Gemma4Videos(frame=_gemma4(found, tower), num_frames=found["num_frames"])
-
-
-_VIDEO_KINDS: Mapping[str, tuple[Callable[[Mapping[str, Any], Mapping[str, Any]], VideoProcessor], Any]] = {
+_VIDEO_KINDS: Mapping[str, tuple[Callable[[Mapping[str, Any], Mapping[str, Any]], processors.VideoProcessor], Any]] = {
     "Qwen3VLVideoProcessor": (_qwen_videos, _QWEN_VIDEOS),
-    "Gemma4VideoProcessor": (_gemma4_videos, _GEMMA4_VIDEOS),
+    "Gemma4VideoProcessor": (
+        lambda found, tower: processors.Gemma4Videos(frame=_gemma4(found, tower), num_frames=found["num_frames"]),
+        _GEMMA4_VIDEOS,
+    ),
 }

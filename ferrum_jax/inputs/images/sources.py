@@ -7,16 +7,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ferrum_jax.inputs.images.decoding import (
-    MAX_PIXELS,
-    Look,
-    check_array,
-    decoded_image,
-    do_not_look,
-    header_size,
-    pixels_of,
-    pixels_of_array,
-)
+from ferrum_jax.inputs.images import decoding
 from ferrum_jax.inputs.media.kinds import IMAGE, MediaKind
 from ferrum_jax.inputs.media.media_sources import MediaSources
 
@@ -26,11 +17,8 @@ class ImageSources(MediaSources):
     """max_pixels: of an image, before it is decoded. max_prompt_pixels: of all files of a prompt together."""
 
     kind: ClassVar[MediaKind] = IMAGE
-    max_pixels: int = MAX_PIXELS
-    max_prompt_pixels: int = 4 * MAX_PIXELS
-
-    def _bounds(self) -> tuple[str, ...]:
-        return *super()._bounds(), "max_pixels", "max_prompt_pixels"
+    max_pixels: int = decoding.MAX_PIXELS
+    max_prompt_pixels: int = 4 * decoding.MAX_PIXELS
 
     def read(self, given: Any) -> np.ndarray:
         """The pixels, uint8 [H, W, 3], of what a Python user gives. Raises ValueError saying what is wrong with it."""
@@ -51,19 +39,19 @@ class ImageSources(MediaSources):
     def size(self, found: Any) -> tuple[int, int]:
         """Width and height of what was found, from its header. Raises ValueError as `pixels`."""
         if isinstance(found, bytes):
-            return header_size(found, max_pixels=self.max_pixels)
+            return decoding.header_size(found, max_pixels=self.max_pixels)
         if isinstance(found, np.ndarray):
-            check_array(found, self.max_pixels)
+            decoding.check_array(found, self.max_pixels)
             return found.shape[1], found.shape[0]
         return found.width, found.height
 
-    def pixels(self, found: Any, look: Look = do_not_look) -> np.ndarray:
+    def pixels(self, found: Any, look: decoding.Look = decoding.do_not_look) -> np.ndarray:
         """The pixels, uint8 [H, W, 3], of what was found. Raises ValueError saying what is wrong with it."""
         if isinstance(found, bytes):
-            return decoded_image(found, max_pixels=self.max_pixels, look=look)
+            return decoding.decoded_image(found, max_pixels=self.max_pixels, look=look)
         if isinstance(found, np.ndarray):
-            return pixels_of_array(found, max_pixels=self.max_pixels)
-        return pixels_of(found, max_pixels=self.max_pixels)
+            return decoding.pixels_of_array(found, max_pixels=self.max_pixels)
+        return decoding.pixels_of(found, max_pixels=self.max_pixels)
 
 
 def is_picture(given: object) -> bool:

@@ -22,7 +22,7 @@ import threading
 import time
 import urllib.parse
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 from ferrum_jax.inputs.media.kinds import MediaKind, MediaRefused
 
@@ -45,11 +45,11 @@ class FetchLimits:
     """kind: of what is fetched. hosts: that may be asked, "*" for all. max_bytes: of the answer. timeout_s: of all
     redirects together."""
 
-    kind: MediaKind
-    hosts: tuple[str, ...]
-    max_bytes: int
-    timeout_s: float
-    max_redirects: int
+    kind: ClassVar[MediaKind]
+    hosts: tuple[str, ...] = ()
+    max_bytes: int = 32 << 20
+    timeout_s: float = 10.0
+    max_redirects: int = 3
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -14,10 +14,9 @@ import re
 import stat
 import urllib.parse
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 from ferrum_jax.inputs.media.fetching import FetchLimits, fetched
-from ferrum_jax.inputs.media.kinds import MediaKind
 
 _SCHEME = re.compile(r"(data|https?|file):", re.IGNORECASE)
 _MEDIA_TYPE = re.compile(r"data:(\w+)/[\w.+-]+(?:;[\w.+=-]+)*;base64", re.IGNORECASE)
@@ -26,7 +25,7 @@ _SHOWN = 80
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class MediaSources:
+class MediaSources(FetchLimits):
     """Where media of a kind may come from, and how large their files may be.
 
     hosts: names whose http and https URLs are fetched, as `example.com` or `example.com:8080`; "*" is every host.
@@ -36,13 +35,8 @@ class MediaSources:
     included.
     """
 
-    kind: ClassVar[MediaKind]
-    hosts: tuple[str, ...] = ()
     root: str | None = None
-    max_bytes: int = 32 << 20
     max_prompt_bytes: int = 128 << 20
-    timeout_s: float = 10.0
-    max_redirects: int = 3
 
     def __post_init__(self) -> None:
         for host in self.hosts:
@@ -50,13 +44,13 @@ class MediaSources:
                 raise ValueError(f"image host {host!r} is no name such as example.com or example.com:8080, nor '*'")
         if self.root is not None and not os.path.isabs(self.root):
             raise ValueError(f"image root {self.root!r} is not an absolute path; give the whole path of the folder")
-        for name in self._bounds():
+        for name in (
+            field.name
+            for field in dataclasses.fields(self)
+            if field.name.startswith("max_") and field.name != "max_redirects"
+        ):
             if type(getattr(self, name)) is not int or getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)!r}; it must be a whole number, 1 or more")
-
-    def _bounds(self) -> tuple[str, ...]:
-        """Names of fields that say how much is taken."""
-        return "max_bytes", "max_prompt_bytes"
 
     @classmethod
     def allowed(cls, hosts: str, folder: str | None) -> Self:
@@ -90,14 +84,7 @@ class MediaSources:
         if kind == "file":
             return self._file_below_root(url)
         if kind:
-            limits = FetchLimits(
-                kind=self.kind,
-                hosts=self.hosts,
-                max_bytes=self.max_bytes,
-                timeout_s=self.timeout_s,
-                max_redirects=self.max_redirects,
-            )
-            return fetched(url, limits)
+            return fetched(url, self)
         raise ValueError(
             f"the {self.kind.noun}'s URL is {_shown(url)}; it must begin with data:, http:, https: or "
             "file:; a path is given as a pathlib.Path"

@@ -194,7 +194,7 @@ def _wrong_value(key: str, value: Any, part: Mapping[str, Any]) -> str | None:
                 return f"{each!r} would be rounded to 64 bits; give it as a text, or give bounds"
             if isinstance(each, str) and len(each) > MAX_TEXT:
                 return f"{quoted(each)} is too long; at most {MAX_TEXT:,} characters are allowed"
-            if isinstance(each, str) and _has_other_controls(each):
+            if isinstance(each, str) and any(letter < " " and letter not in _WRITABLE_CONTROLS for letter in each):
                 return "it holds a control character that is not written as one of \\b \\t \\n \\f \\r"
     if key == "properties" and (long := next((name for name in value if len(str(name)) > MAX_TEXT), None)):
         return f"the name {quoted(long)} is too long; at most {MAX_TEXT:,} characters are allowed"
@@ -255,10 +255,6 @@ def is_kept(number: float) -> bool:
     whole, power = int("".join(map(str, digits))), float(f"1e{abs(int(exponent))}")
     read = whole * power if int(exponent) > 0 else whole / power
     return read == abs(number) and (read < EXACT or shortest == number)
-
-
-def _has_other_controls(text: str) -> bool:
-    return any(character < " " and character not in _WRITABLE_CONTROLS for character in text)
 
 
 def _escaped(name: object) -> str:

@@ -12,16 +12,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from checkpoints.rules import Rule
-from ferrum_jax.models.families import tensors
+from ferrum_jax.models.families import deepseek, tensors
 from ferrum_jax.models.families.bounds import shown
 from ferrum_jax.models.families.config_reader import ConfigReader
-from ferrum_jax.models.families.deepseek import (
-    LATENT,
-    attention_rules,
-    experts_from,
-    harmless_tensors,
-    latent_attention_from,
-)
 from ferrum_jax.models.families.family import Family
 from ferrum_jax.models.families.kimi_linear import DELTA, delta_rules, with_deepseeks_keys
 from ferrum_jax.models.families.plain import hybrid_groups, sparse_layers, spec_from
@@ -74,7 +67,7 @@ def _spec(reader: ConfigReader) -> ModelSpec:
     reader.only(linear_conv_kernel_dim=taps)
     return spec_from(
         reader,
-        attention=latent_attention_from(reader, head_gate=True),
+        attention=deepseek.latent_attention_from(reader, head_gate=True),
         experts=_experts(reader),
         recurrence=KimiDeltaSpec(
             num_heads=heads,
@@ -105,7 +98,7 @@ def _experts(reader: ConfigReader) -> ExpertsSpec | None:
     shared = reader.get("moe_shared_expert_intermediate_size", reader.get("moe_intermediate_size", 768))
     routed_limits, shared_limits = (_limits(reader, key) for key in _LIMITS)
     limits = tuple((i, routed_limits[i], shared_limits[i]) for i in layers if routed_limits[i] or shared_limits[i])
-    return experts_from(
+    return deepseek.experts_from(
         reader, layers, shared_intermediate_size=shared * reader.get("n_shared_experts", 1), limits=limits
     )
 
@@ -125,18 +118,17 @@ def _rules(spec: ModelSpec) -> tuple[Rule, ...]:
     outputs = [rule for rule in delta if rule.target.endswith("attention.o.weight")]
     rules = (
         *tensors.frame_rules(spec),
-        *(rule.renamed(lambda name: name.replace("o_proj", "dense")) for rule in attention_rules(spec)),
+        *(rule.renamed(lambda name: name.replace("o_proj", "dense")) for rule in deepseek.attention_rules(spec)),
         *tensors.in_layers({"self_attn.g_proj": "attention.gate_heads"}, spec.attention_layers, tensors.WEIGHT),
         *(rule for rule in delta if rule not in outputs),
         *tensors.or_named(outputs, {"o_proj": "dense"}),
         *tensors.mlp_rules(spec),
         *tensors.expert_rules(spec, correction="gate.expert_bias", shared="shared_experts"),
     )
-    return tuple(rule.renamed(_name) for rule in rules)
-
-
-def _name(name: str) -> str:
-    return name.replace("embed_tokens", "word_embeddings").replace(".self_attn.", ".attention.")
+    return tuple(
+        rule.renamed(lambda name: name.replace("embed_tokens", "word_embeddings").replace(".self_attn.", ".attention."))
+        for rule in rules
+    )
 
 
 FAMILIES = {
@@ -154,9 +146,9 @@ FAMILIES = {
         },
         respell=_with_one_spelling,
         weight_rules=_rules,
-        harmless=harmless_tensors,
+        harmless=deepseek.harmless_tensors,
         also=("BailingHybridForCausalLM",),
         models="Ling-3.0-flash, Ling-3.0-tiny",
-        notes=f"Kimi Delta Attention, on TPUs decoded by a kernel; {LATENT}",
+        notes=f"Kimi Delta Attention, on TPUs decoded by a kernel; {deepseek.LATENT}",
     )
 }

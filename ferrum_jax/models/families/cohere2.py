@@ -8,17 +8,9 @@ from __future__ import annotations
 
 import functools
 
-from ferrum_jax.models.families import tensors
+from ferrum_jax.models.families import plain, tensors
 from ferrum_jax.models.families.config_reader import ConfigReader
 from ferrum_jax.models.families.family import Family
-from ferrum_jax.models.families.plain import (
-    attention_from,
-    every_nth_full,
-    norm_from,
-    spec_from,
-    still_where,
-    windows_of,
-)
 from ferrum_jax.models.families.rope_reader import rope_from
 from ferrum_jax.models.spec import ModelSpec
 
@@ -30,16 +22,16 @@ _ONLY |= {"position_embedding_type": "rope_gptj", "order_of_interleaved_layers":
 def _spec(reader: ConfigReader) -> ModelSpec:
     reader.only(**_ONLY)
     reader.leave("layer_switch", "use_embedding_sharing", "use_parallel_embedding")
-    attention = attention_from(reader, biases="attention_bias", rope=rope_from(reader, interleaved=True))
-    kinds = every_nth_full(reader, reader.get("sliding_window_pattern", 4))
-    return spec_from(
+    attention = plain.attention_from(reader, biases="attention_bias", rope=rope_from(reader, interleaved=True))
+    kinds = plain.every_nth_full(reader, reader.get("sliding_window_pattern", 4))
+    return plain.spec_from(
         reader,
         attention=attention,
-        other_attention=still_where((kind == "full_attention" for kind in kinds), attention),
-        norm=norm_from(reader, key="layer_norm_eps", kind="layer"),
+        other_attention=plain.still_where((kind == "full_attention" for kind in kinds), attention),
+        norm=plain.norm_from(reader, key="layer_norm_eps", kind="layer"),
         parallel=True,
         logit_scale=float(reader.get("logit_scale", 0.0625)),
-        cache_groups=windows_of(reader, kinds, reader.nullable("sliding_window", 4096)),
+        cache_groups=plain.windows_of(reader, kinds, reader.nullable("sliding_window", 4096)),
     )
 
 

@@ -65,9 +65,10 @@ def _v32(reader: ConfigReader) -> ModelSpec:
     return _spec(reader, experts_from(reader, with_experts(reader)), indexer=indexer_from(reader))
 
 
-def indexer_from(reader: ConfigReader, **family: Any) -> IndexerSpec:
-    """The indexer that each layer has, as DeepSeek-V3.2's config names it. Raises ValueError where it cannot turn."""
-    reader.only(layer_types=["indexed_attention"] * reader.require("num_hidden_layers"))
+def indexer_from(reader: ConfigReader, *, of_all: bool = True, **family: Any) -> IndexerSpec:
+    """The indexer, as DeepSeek-V3.2 names its parts; of_all: of each layer. Raises ValueError where it cannot turn."""
+    if of_all:
+        reader.only(layer_types=["indexed_attention"] * reader.require("num_hidden_layers"))
     turning, width = reader.get("qk_rope_head_dim", 64), reader.get("index_head_dim", 128)
     if turning > width:
         raise ValueError(f"qk_rope_head_dim is {turning} and index_head_dim {width}; the former must fit into it")

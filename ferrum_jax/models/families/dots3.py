@@ -69,15 +69,7 @@ def _kinds(reader: ConfigReader) -> list[str]:
 
 def _attention(reader: ConfigReader) -> tuple[AttentionSpec, AttentionSpec]:
     """Attention of layers with an indexer, and of layers with a window."""
-    turning, width = reader.get("qk_rope_head_dim", 64), reader.get("index_head_dim", 128)
-    if turning > width:
-        raise ValueError(f"qk_rope_head_dim is {turning} and index_head_dim {width}; the former must fit into it")
-    indexer = IndexerSpec(
-        num_heads=reader.get("index_n_heads", 64),
-        head_dim=width,
-        top_k=reader.get("index_topk", 2048),
-        interleaved=True,
-    )
+    indexer = deepseek.indexer_from(reader, of_all=False, interleaved=True)
     own: dict[str, Any] = {key: reader.get(f"swa_{key}", silent) for key, silent in _WINDOWED.items()}
     own["qk_rope_head_dim"] = reader.get("swa_qk_rope_head_dim", own["head_dim"] - own["qk_nope_head_dim"])
     own |= {"attention_bias": reader.flag("attention_bias"), "rms_norm_eps": reader.get("rms_norm_eps", 1e-5)}

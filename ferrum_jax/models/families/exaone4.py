@@ -9,31 +9,24 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from ferrum_jax.models.families import plain
 from ferrum_jax.models.families.config_reader import ConfigReader
 from ferrum_jax.models.families.family import Family
-from ferrum_jax.models.families.plain import (
-    attention_from,
-    every_nth_full,
-    norm_from,
-    spec_from,
-    still_where,
-    windows_of,
-)
 from ferrum_jax.models.spec import ModelSpec, QkNorm
 
 
 def _spec(reader: ConfigReader) -> ModelSpec:
     window = reader.nullable("sliding_window", 4096)
     pattern = reader.get("sliding_window_pattern", 4)
-    kinds = every_nth_full(reader, pattern if window is not None else 1)
-    attention = attention_from(reader, qk_norm=QkNorm())
+    kinds = plain.every_nth_full(reader, pattern if window is not None else 1)
+    attention = plain.attention_from(reader, qk_norm=QkNorm())
     still = (window is not None and kind == "full_attention" for kind in kinds)
-    return spec_from(
+    return plain.spec_from(
         reader,
         attention=attention,
-        other_attention=still_where(still, attention),
-        norm=norm_from(reader, before=False, after=True),
-        cache_groups=windows_of(reader, kinds, window),
+        other_attention=plain.still_where(still, attention),
+        norm=plain.norm_from(reader, before=False, after=True),
+        cache_groups=plain.windows_of(reader, kinds, window),
     )
 
 

@@ -12,23 +12,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from checkpoints.rules import Rule
-from ferrum_jax.models.families import gemma4_sound, gemma4_vision, tensors
+from ferrum_jax.models.families import gemma4_sound, gemma4_vision, plain, tensors
 from ferrum_jax.models.families.bounds import check_number, shown
 from ferrum_jax.models.families.config_reader import ConfigReader
 from ferrum_jax.models.families.family import Family
-from ferrum_jax.models.families.plain import (
-    attention_from,
-    every_nth_full,
-    experts_from,
-    layers_where,
-    mlp_from,
-    norm_from,
-    spec_from,
-    windows_of,
-)
 from ferrum_jax.models.families.rope_reader import mapping, ropes_by_kind
 from ferrum_jax.models.families.text_part import seeing, text_part_from
 from ferrum_jax.models.spec import AttentionSpec, ExpertsSpec, LayerInputSpec, MlpSpec, ModelSpec, QkNorm
@@ -55,24 +44,24 @@ def _spec(reader: ConfigReader) -> ModelSpec:
         raise ValueError("use_bidirectional_attention is not 'vision'; a decoder here attends to the past alone")
     pad = reader.nullable("pad_token_id", 0)
     reader.only(vocab_size_per_layer_input=reader.require("vocab_size"), attention_bias=False)
-    kinds = [*every_nth_full(reader, 6)[:-1], "full_attention"]  # whatever it says of the last
-    groups = windows_of(reader, kinds, reader.get("sliding_window", 512))
+    kinds = [*plain.every_nth_full(reader, 6)[:-1], "full_attention"]  # whatever it says of the last
+    groups = plain.windows_of(reader, kinds, reader.get("sliding_window", 512))
     borrowed = _borrowed(kinds, reader.get("num_kv_shared_layers", 0))
-    full, local = _attention(reader, layers_where(kind == "full_attention" for kind in kinds))
+    full, local = _attention(reader, plain.layers_where(kind == "full_attention" for kind in kinds))
     borrowers = tuple(layer for layer, _ in borrowed)
     own = (dataclasses.replace(group, layers=tuple(i for i in group.layers if i not in borrowers)) for group in groups)
-    mlp = mlp_from(reader, hidden_act=reader.get("hidden_activation", "gelu_pytorch_tanh"))
+    mlp = plain.mlp_from(reader, hidden_act=reader.get("hidden_activation", "gelu_pytorch_tanh"))
     doubled = borrowers if reader.get("use_double_wide_mlp", False) else ()
     wide = dataclasses.replace(mlp, intermediate_size=2 * mlp.intermediate_size)
     size = reader.nullable("hidden_size_per_layer_input", 256)
-    return spec_from(
+    return plain.spec_from(
         reader,
         attention=full,
-        other_attention=((layers_where(kind != "full_attention" for kind in kinds), local),),
+        other_attention=((plain.layers_where(kind != "full_attention" for kind in kinds), local),),
         mlp=mlp,
         other_mlp=((doubled, wide),) if doubled else (),
         experts=_experts(reader, mlp),
-        norm=norm_from(reader, rounds_once=True, after=True),
+        norm=plain.norm_from(reader, rounds_once=True, after=True),
         layer_inputs=LayerInputSpec(size=size, hidden_act=mlp.hidden_act, image_id=pad or 0) if size else None,
         layer_scales=True,
         embedding_scale=reader.require("hidden_size") ** 0.5,
@@ -100,7 +89,7 @@ def _attention(reader: ConfigReader, full_layers: Sequence[int]) -> tuple[Attent
     far, near = ropes_by_kind(reader, local_theta=1e4, default_partial=1.0)
     if far.rope_type == "default" and far.partial_rotary_factor != 1:
         raise ValueError("partial_rotary_factor is of a rope of type 'proportional' here, not 'default'")
-    local = attention_from(reader, qk_norm=QkNorm(), v_norm=True, query_pre_attn_scalar=1.0, rope=near)
+    local = plain.attention_from(reader, qk_norm=QkNorm(), v_norm=True, query_pre_attn_scalar=1.0, rope=near)
     shares_projection = reader.flag("attention_k_eq_v")
     said = _heads_of_full(reader, full_layers)
     num_kv_heads = reader.get("num_global_key_value_heads", None) if shares_projection else None
@@ -142,7 +131,7 @@ def _experts(reader: ConfigReader, mlp: MlpSpec) -> ExpertsSpec | None:
     missing = [key for key, value in sizes.items() if value is None]
     if missing:
         raise ValueError(f"enable_moe_block is true and config.json has no {', '.join(missing)}")
-    return experts_from(
+    return plain.experts_from(
         reader,
         sizes["num_experts"],
         num_experts_per_tok=sizes["top_k_experts"],
@@ -210,10 +199,6 @@ def _harmless(spec: ModelSpec) -> tuple[str, ...]:
 _OF_LENDERS = ("k_proj", "v_proj", "k_norm", "v_norm")
 
 
-def _with_ropes(config: Mapping[str, Any]) -> dict[str, Any]:
-    return {**config, "rope_parameters": config.get("rope_parameters") or _ROPES}
-
-
 def _whole(reader: ConfigReader) -> ModelSpec:
     """A Gemma 4 that sees images with a `vision_config`, and hears sounds with an `audio_config`."""
     spec, config = text_part_from(reader, _OF_OTHERS, _TEXT), reader.config
@@ -237,7 +222,7 @@ _TEXT = Family(
         "rope_theta": 1e6,
         "tie_word_embeddings": True,
     },
-    respell=_with_ropes,
+    respell=lambda config: {**config, "rope_parameters": config.get("rope_parameters") or _ROPES},
     weight_rules=_rules,
     harmless=_harmless,
     models=f"{_SAID}, text saved alone",

@@ -8,9 +8,6 @@ Source: Tencent 2026 (Hy4); keys as in Hugging Face's HYV4Config.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from checkpoints.rules import Rule
 from ferrum_jax.models.families import deepseek, glm5, tensors
 from ferrum_jax.models.families.config_reader import ConfigReader
@@ -62,10 +59,6 @@ def _spec(reader: ConfigReader) -> ModelSpec:
     )
 
 
-def _without_kv_heads(config: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in config.items() if key != "num_key_value_heads"}
-
-
 def _rules(spec: ModelSpec) -> tuple[Rule, ...]:
     every = tuple(range(spec.num_layers))
     halves = {"hc_attn_layer": "attention_streams", "hc_mlp_layer": "mlp_streams"}
@@ -109,7 +102,7 @@ FAMILIES = {
             "moe_intermediate_size": 768,
             "routed_scaling_factor": 2.827,
         },
-        respell=_without_kv_heads,
+        respell=lambda config: {key: value for key, value in config.items() if key != "num_key_value_heads"},
         weight_rules=_rules,
         harmless=with_unserved("model.mtp_layers.*"),
         models="Hy4",

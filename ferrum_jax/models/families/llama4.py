@@ -10,18 +10,10 @@ Source: Meta 2025 (Llama 4); Nakanishi 2025 (temperature); keys as in Hugging Fa
 from __future__ import annotations
 
 from checkpoints.rules import Rule
-from ferrum_jax.models.families import tensors
+from ferrum_jax.models.families import plain, tensors
 from ferrum_jax.models.families.bounds import shown
 from ferrum_jax.models.families.config_reader import ConfigReader, cache_groups
 from ferrum_jax.models.families.family import Family
-from ferrum_jax.models.families.plain import (
-    attention_from,
-    experts_from,
-    layers_that_turn,
-    mlp_from,
-    spec_from,
-    still_where,
-)
 from ferrum_jax.models.families.rope_reader import rope_from
 from ferrum_jax.models.families.text_part import text_part_of
 from ferrum_jax.models.spec import ExpertsSpec, ModelSpec, QkNorm, Temperature
@@ -34,18 +26,18 @@ _BLOCK = "feed_forward"
 def _spec(reader: ConfigReader) -> ModelSpec:
     num_layers = reader.require("num_hidden_layers")
     reader.leave("for_llm_compression", "for_llm_compressor")  # which the reference does not read
-    turns = layers_that_turn(reader)
+    turns = plain.layers_that_turn(reader)
     norm = QkNorm(after_rope=True, has_weight=False) if reader.flag("use_qk_norm", True) else None
     rope = rope_from(reader, interleaved=True)
-    attention = attention_from(reader, biases="attention_bias", qk_norm=norm, rope=rope)
+    attention = plain.attention_from(reader, biases="attention_bias", qk_norm=norm, rope=rope)
     still = (not turn for turn in turns)
     kinds = reader.get("layer_types", ["chunked_attention" if turn else "full_attention" for turn in turns])
     chunk = reader.nullable("attention_chunk_size", 8192)
-    return spec_from(
+    return plain.spec_from(
         reader,
         attention=attention,
-        other_attention=still_where(still, attention, qk_norm=None, temperature=_temperature(reader)),
-        mlp=mlp_from(reader, intermediate_size=reader.get("intermediate_size_mlp", 16384)),
+        other_attention=plain.still_where(still, attention, qk_norm=None, temperature=_temperature(reader)),
+        mlp=plain.mlp_from(reader, intermediate_size=reader.get("intermediate_size_mlp", 16384)),
         experts=_experts(reader, num_layers),
         cache_groups=cache_groups(kinds, num_layers, chunk, "chunked_attention"),
     )
@@ -69,7 +61,7 @@ def _experts(reader: ConfigReader, num_layers: int) -> ExpertsSpec | None:
         return None
     shared = {"shared_intermediate_size": width, "shared_gate": False}
     count = reader.require("num_local_experts")
-    return experts_from(reader, count, layers=layers, scoring="sigmoid", weighs_inputs=True, **shared)
+    return plain.experts_from(reader, count, layers=layers, scoring="sigmoid", weighs_inputs=True, **shared)
 
 
 def _rules(spec: ModelSpec) -> tuple[Rule, ...]:

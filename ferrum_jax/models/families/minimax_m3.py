@@ -13,18 +13,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from checkpoints.rules import Rule, StoredTensor
-from ferrum_jax.models.families import tensors
+from ferrum_jax.models.families import plain, tensors
 from ferrum_jax.models.families.bounds import shown
 from ferrum_jax.models.families.config_reader import ConfigReader
 from ferrum_jax.models.families.family import ONE_TOKEN, Family
-from ferrum_jax.models.families.plain import (
-    attention_from,
-    experts_from,
-    layers_where,
-    norm_from,
-    sparse_layers,
-    spec_from,
-)
 from ferrum_jax.models.families.rope_reader import rope_from
 from ferrum_jax.models.families.text_part import text_part_of
 from ferrum_jax.models.spec import IndexerSpec, MlpSpec, ModelSpec, QkNorm
@@ -69,16 +61,16 @@ def _spec(reader: ConfigReader) -> ModelSpec:
     turning = reader.get("rotary_dim", 64)
     # The reference reads the factor alone, which published configs have beside rotary_dim; saved ones nest it.
     rope = rope_from(reader, partial_rotary_factor=1.0 if reader.said("rope_parameters") else turning / head_dim)
-    attention = attention_from(reader, qk_norm=QkNorm(), rope=rope)
+    attention = plain.attention_from(reader, qk_norm=QkNorm(), rope=rope)
     indexer = _indexer(reader, attention.num_key_value_heads, rope.rotary_dim(head_dim))
     num_layers = reader.require("num_hidden_layers")
     kinds = reader.get("layer_types", ["full_attention"] * num_layers)
     if len(kinds) != num_layers or any(kind not in _KINDS for kind in kinds):
         raise ValueError(f"layer_types is {shown(kinds)}; it must name one of {_KINDS} for each of {num_layers} layers")
-    indexed = layers_where(kind == "minimax_m3_sparse" for kind in kinds)
-    with_experts = sparse_layers(reader, 0)
+    indexed = plain.layers_where(kind == "minimax_m3_sparse" for kind in kinds)
+    with_experts = plain.sparse_layers(reader, 0)
     experts = (
-        experts_from(
+        plain.experts_from(
             reader,
             reader.get("num_local_experts", 128),
             layers=with_experts,
@@ -93,13 +85,13 @@ def _spec(reader: ConfigReader) -> ModelSpec:
         if with_experts
         else None
     )
-    return spec_from(
+    return plain.spec_from(
         reader,
         attention=attention,
         other_attention=((indexed, dataclasses.replace(attention, indexer=indexer)),) if indexed else (),
         mlp=MlpSpec(intermediate_size=reader.get("dense_intermediate_size", 12288), **limits),
         experts=experts,
-        norm=norm_from(reader, zero_centred=True),
+        norm=plain.norm_from(reader, zero_centred=True),
     )
 
 
@@ -175,10 +167,6 @@ def _or_fused(rules: tuple[Rule, ...], spec: ModelSpec) -> tuple[Rule, ...]:
     return tuple(fused(rule) if rule.target in parts else rule for rule in rules)
 
 
-def _harmless(spec: ModelSpec) -> tuple[str, ...]:
-    return (*tensors.harmless_tensors(spec), "mtp.*", "model.mtp.*")
-
-
 _TEXT = Family(
     read=_spec,
     defaults={
@@ -190,7 +178,7 @@ _TEXT = Family(
     },
     respell=_with_one_spelling,
     weight_rules=_rules,
-    harmless=_harmless,
+    harmless=lambda spec: (*tensors.harmless_tensors(spec), "mtp.*", "model.mtp.*"),
     models="MiniMax-M3, text",
     notes="attention to blocks of keys that an indexer chooses: where contexts may be longer than those, "
     "[on XLA](../decisions/0106-more-shapes-on-tpus.md)",

@@ -63,11 +63,6 @@ def _text(reader: ConfigReader) -> ModelSpec:
     return _TEXTS[kind].spec_from_config(reader.config, reader.architecture)
 
 
-def _whole(reader: ConfigReader) -> ModelSpec:
-    """A Mistral 3 that sees images; without a `vision_config` its text part alone."""
-    return pixtral.with_tower(text_part_from(reader, OF_IMAGES, _EITHER, may_tie=True), reader.config)
-
-
 _MINISTRAL3 = Family(
     read=_spec,
     defaults={
@@ -84,7 +79,7 @@ FAMILIES = {
     "Ministral3ForCausalLM": _MINISTRAL3,
     "Mistral3ForConditionalGeneration": seeing(
         _EITHER,
-        _whole,
+        lambda reader: pixtral.with_tower(text_part_from(reader, OF_IMAGES, _EITHER, may_tie=True), reader.config),
         pixtral.tower_rules,
         of_tower=IMAGES,
         rename=in_language_model,

@@ -15,10 +15,6 @@ from ferrum_jax.models.families.plain import all_windowed, experts_from, spec_fr
 from ferrum_jax.models.spec import ModelSpec
 
 
-def _spec(reader: ConfigReader) -> ModelSpec:
-    return spec_from(reader, cache_groups=all_windowed(reader, window_within(reader)))
-
-
 def _mixtral(reader: ConfigReader) -> ModelSpec:
     num_experts = reader.get("num_local_experts", reader.get("num_experts", 8))
     experts = experts_from(reader, num_experts, norm_topk_prob=True)
@@ -27,7 +23,7 @@ def _mixtral(reader: ConfigReader) -> ModelSpec:
 
 FAMILIES = {
     "MistralForCausalLM": Family(
-        read=_spec,
+        read=lambda reader: spec_from(reader, cache_groups=all_windowed(reader, window_within(reader))),
         defaults={"max_position_embeddings": 131072, "num_key_value_heads": 8, "sliding_window": 4096},
         models="Mistral 7B, Nemo, Small, Large",
         notes="sliding window where the config has one",

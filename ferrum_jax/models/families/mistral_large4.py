@@ -168,10 +168,6 @@ def _mistrals(name: str) -> str:
     return name
 
 
-def _harmless(spec: ModelSpec) -> tuple[str, ...]:
-    return (*map(_mistrals, deepseek.harmless_tensors(spec)), "mtp_dspark.*", *_UNSERVED)
-
-
 _NOTES = f"{deepseek.CHOSEN}; {ONE_TOKEN}"
 _TEXT = Family(
     read=_spec,
@@ -186,7 +182,7 @@ _TEXT = Family(
         "first_k_dense_replace": 1,
     },
     weight_rules=_rules,
-    harmless=_harmless,
+    harmless=lambda spec: (*map(_mistrals, deepseek.harmless_tensors(spec)), "mtp_dspark.*", *_UNSERVED),
     models="Mistral Large 4, text saved alone",
     notes=_NOTES,
 )

@@ -174,16 +174,11 @@ def _rules(spec: ModernBertSpec) -> tuple[Rule, ...]:
     )
 
 
-def _harmless(spec: ModernBertSpec) -> tuple[str, ...]:
-    """Patterns of tensors that a checkpoint may carry and the vectors do not need: the head of a masked model."""
-    return ("head.*", "decoder.*") if spec.prefix else ()
-
-
 _FAMILY = EncoderFamily(
     spec_from_config=_spec,
     model=ModernBert,
     weight_rules=_rules,
-    harmless=_harmless,
+    harmless=lambda spec: ("head.*", "decoder.*") if spec.prefix else (),  # of a masked model
     models="ModernBERT, GTE-ModernBERT and others",
     notes="embeddings alone; sentence-transformers folders",
 )

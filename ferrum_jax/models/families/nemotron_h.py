@@ -6,9 +6,6 @@ Source: NVIDIA 2025 (Nemotron-H); keys as in Hugging Face's NemotronHConfig and 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from checkpoints.rules import Rule
 from ferrum_jax.models.families import deepseek, tensors
 from ferrum_jax.models.families.bounds import shown
@@ -64,10 +61,6 @@ def _spec(reader: ConfigReader) -> ModelSpec:
     )
 
 
-def _with_number_of_layers(config: Mapping[str, Any]) -> dict[str, Any]:
-    return {**config, "num_hidden_layers": len(_kinds(ConfigReader(config)))}
-
-
 def _kinds(reader: ConfigReader) -> list[str]:
     """The kind of each layer, given by name or by letter."""
     pattern = reader.get("hybrid_override_pattern", "")
@@ -117,7 +110,7 @@ FAMILIES = {
             "num_experts_per_tok": 2,
             "moe_intermediate_size": 7688,
         },
-        respell=_with_number_of_layers,
+        respell=lambda config: {**config, "num_hidden_layers": len(_kinds(ConfigReader(config)))},
         weight_rules=_rules,
         harmless=with_unserved("mtp.*"),
         models="Nemotron-H, Nemotron Nano 2 and 3",

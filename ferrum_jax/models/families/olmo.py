@@ -10,47 +10,39 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from ferrum_jax.models.families import plain
 from ferrum_jax.models.families.config_reader import ConfigReader, window_within
 from ferrum_jax.models.families.family import Family
-from ferrum_jax.models.families.plain import (
-    attention_from,
-    every_nth_full,
-    experts_from,
-    layers_where,
-    norm_from,
-    spec_from,
-    windows_of,
-)
 from ferrum_jax.models.families.rope_reader import ropes_by_kind
 from ferrum_jax.models.spec import AttentionSpec, ModelSpec, QkNorm
 
 
 def _attention(reader: ConfigReader, **family: Any) -> AttentionSpec:
-    return attention_from(reader, biases="attention_bias", qk_norm=QkNorm(over_all_heads=True), **family)
+    return plain.attention_from(reader, biases="attention_bias", qk_norm=QkNorm(over_all_heads=True), **family)
 
 
 def _olmo2(reader: ConfigReader) -> ModelSpec:
-    return spec_from(reader, attention=_attention(reader), norm=norm_from(reader, before=False, after=True))
+    return plain.spec_from(reader, attention=_attention(reader), norm=plain.norm_from(reader, before=False, after=True))
 
 
 def _olmo3(reader: ConfigReader) -> ModelSpec:
     full, near = ropes_by_kind(reader)
-    attention, kinds = _attention(reader, rope=full), every_nth_full(reader, 4)
-    windowed = layers_where(kind == "sliding_attention" for kind in kinds)
-    return spec_from(
+    attention, kinds = _attention(reader, rope=full), plain.every_nth_full(reader, 4)
+    windowed = plain.layers_where(kind == "sliding_attention" for kind in kinds)
+    return plain.spec_from(
         reader,
         attention=attention,
         other_attention=((windowed, dataclasses.replace(attention, rope=near)),),
-        norm=norm_from(reader, before=False, after=True),
-        cache_groups=windows_of(reader, kinds, window_within(reader)),
+        norm=plain.norm_from(reader, before=False, after=True),
+        cache_groups=plain.windows_of(reader, kinds, window_within(reader)),
     )
 
 
 def _olmoe(reader: ConfigReader) -> ModelSpec:
     if reader.get("clip_qkv", None) is not None:
         raise ValueError("clip_qkv is not null; q, k and v are not clipped here, and no released OLMoE clips them")
-    experts = experts_from(reader, reader.get("num_experts", 64), norm_topk_prob=reader.flag("norm_topk_prob"))
-    return spec_from(reader, attention=_attention(reader), experts=experts)
+    experts = plain.experts_from(reader, reader.get("num_experts", 64), norm_topk_prob=reader.flag("norm_topk_prob"))
+    return plain.spec_from(reader, attention=_attention(reader), experts=experts)
 
 
 _OLMO2 = {"max_position_embeddings": 2048, "rms_norm_eps": 1e-5}

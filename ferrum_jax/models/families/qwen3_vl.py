@@ -12,7 +12,6 @@ import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from checkpoints.rules import Rule
 from ferrum_jax.models.families import qwen, tensors
 from ferrum_jax.models.families.bounds import shown
 from ferrum_jax.models.families.config_reader import ConfigReader, axial_tower_readers
@@ -127,21 +126,16 @@ def over(text: Family, *, models: str, notes: str) -> Family:
     )
 
 
-def _with_experts(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The config of Qwen3's with experts, whose weights always add up to 1."""
-    return {**_EXPERTS, **config, "norm_topk_prob": True}
-
-
-def _expert_rules(spec: ModelSpec) -> tuple[Rule, ...]:
-    return tensors.joined(tensors.weight_rules(spec), spec, transposed=True)
-
-
 FAMILIES = {
     "Qwen3VLForConditionalGeneration": over(
         qwen.QWEN3, models="Qwen3-VL 2B to 32B", notes="[with images and videos](../guides/images.md)"
     ),
     "Qwen3VLMoeForConditionalGeneration": over(
-        dataclasses.replace(qwen.QWEN3_MOE, respell=_with_experts, weight_rules=_expert_rules),
+        dataclasses.replace(
+            qwen.QWEN3_MOE,
+            respell=lambda config: {**_EXPERTS, **config, "norm_topk_prob": True},  # weights always add up to 1
+            weight_rules=lambda spec: tensors.joined(tensors.weight_rules(spec), spec, transposed=True),
+        ),
         models="Qwen3-VL 30B-A3B, 235B-A22B",
         notes="[with images and videos](../guides/images.md); experts as published, `[in, out]`",
     ),

@@ -5,30 +5,23 @@ Source: Bakouch et al. 2025 (SmolLM3); Yang et al. 2025 (layers without rope); k
 
 from __future__ import annotations
 
+from ferrum_jax.models.families import plain
 from ferrum_jax.models.families.config_reader import ConfigReader, window_within
 from ferrum_jax.models.families.family import Family
-from ferrum_jax.models.families.plain import (
-    attention_from,
-    layers_that_turn,
-    mlp_from,
-    spec_from,
-    still_where,
-    windows_of,
-)
 from ferrum_jax.models.spec import ModelSpec
 
 
 def _spec(reader: ConfigReader) -> ModelSpec:
     reader.leave("max_window_layers")  # which the reference does not read
-    turns, window = layers_that_turn(reader), window_within(reader)
+    turns, window = plain.layers_that_turn(reader), window_within(reader)
     kinds = reader.get("layer_types", ["full_attention" if turn else "sliding_attention" for turn in turns])
-    attention = attention_from(reader, biases="attention_bias")
-    return spec_from(
+    attention = plain.attention_from(reader, biases="attention_bias")
+    return plain.spec_from(
         reader,
         attention=attention,
-        other_attention=still_where((not turn for turn in turns), attention),
-        mlp=mlp_from(reader, biases="mlp_bias"),
-        cache_groups=windows_of(reader, kinds, window if reader.flag("use_sliding_window") else None),
+        other_attention=plain.still_where((not turn for turn in turns), attention),
+        mlp=plain.mlp_from(reader, biases="mlp_bias"),
+        cache_groups=plain.windows_of(reader, kinds, window if reader.flag("use_sliding_window") else None),
     )
 
 

@@ -43,7 +43,9 @@ def forms_of(
             own = [source.name.removesuffix(".weight") for source in sources]
             module, form = own[0], _form_of_all(scheme, own, target)
             modules.update(own)
-            if form is None or (not scheme.names_all and _fits(target, _SMALL) and not _names(scheme, module)):
+            if form is None or (
+                not scheme.names_all and _fits(target, _SMALL) and not (scheme.has_head and module == "lm_head")
+            ):
                 continue
             _refuse_layout(rule, scheme, config)
             found[target] = form
@@ -88,10 +90,6 @@ def _is_matrix(target: str) -> bool:
 
 def _fits(target: str, patterns: Sequence[str]) -> bool:
     return any(fnmatch.fnmatchcase(target, pattern) for pattern in patterns)
-
-
-def _names(scheme: Scheme, module: str) -> bool:
-    return scheme.has_head and module == "lm_head"
 
 
 def _refuse_layout(rule: Rule, scheme: Scheme, config: Mapping[str, Any]) -> None:

@@ -149,7 +149,7 @@ def _spec(reader: ConfigReader) -> ModelSpec:
         output_bias=True,
         rope=None,
     )
-    first, second = _halves(num_layers)
+    first, second = (tuple(range(half, 2 * num_layers, 2)) for half in (0, 1))  # to tokens, to the clip
     spec = ModelSpec(
         architecture=reader.architecture,
         vocab_size=reader.require("vocab_size"),
@@ -169,11 +169,6 @@ def _spec(reader: ConfigReader) -> ModelSpec:
     )
     reader.finish()
     return spec
-
-
-def _halves(num_layers: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Our layers that attend to tokens, and those that attend to the clip, of so many of theirs."""
-    return tuple(range(0, 2 * num_layers, 2)), tuple(range(1, 2 * num_layers, 2))
 
 
 def _weight_rules(spec: ModelSpec) -> tuple[Rule, ...]:

@@ -90,13 +90,8 @@ def by_problem(meshes: Sequence[MeshFit]) -> list[str]:
     found: dict[str, list[str]] = {}
     for each in meshes:
         if each.problem:
-            found.setdefault(_without_mesh(each), []).append(each.mesh)
+            found.setdefault(each.problem.removeprefix(f"mesh is {each.mesh!r}: "), []).append(each.mesh)
     return [
         problem if len(names) == len(meshes) > 1 else f"{', '.join(names)}: {problem}"
         for problem, names in found.items()
     ]
-
-
-def _without_mesh(each: MeshFit) -> str:
-    """The problem, without the words that name the mesh."""
-    return each.problem.removeprefix(f"mesh is {each.mesh!r}: ")

@@ -80,8 +80,9 @@ def replay(
         run.to_the_end(on_step)
         metrics, media = run.scheduler.metrics(), run.scheduler.images.counts()
         totals.update({name: getattr(metrics, name) for name in _COUNTERS})
-        totals.update(images_encoded=media.num_encoded, image_hits=media.num_hits)
-        totals.update(image_evictions=media.image_evictions)
+        totals["images_encoded"] += sum(int(count) for name, count in media.items() if name.endswith("_encoded"))
+        totals["image_hits"] += sum(int(count) for name, count in media.items() if name.endswith("_hits"))
+        totals["image_evictions"] += int(media["image_evictions"])
         totals.update(steps=run.num_steps, too_large=run.num_too_large)
     return Outcome(num_blocks=num_blocks, **{name: totals[name] for name in _TOTALS})
 

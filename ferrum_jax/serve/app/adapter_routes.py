@@ -30,8 +30,7 @@ async def load(request: Request) -> Response:
             f"lora_name is {quoted(name)}, which is the model's name; give the adapter another", "lora_name"
         )
     exchange.model(body.get("base_model_name"))
-    replaces = given(body, "load_inplace") is True
-    await exchange.service.load_adapter(name, path, replaces=replaces)
+    await exchange.service.told("load_adapter", name, path, given(body, "load_inplace") is True)
     return PlainTextResponse(f"Success: adapter {quoted(name)} is loaded.")
 
 
@@ -43,7 +42,7 @@ async def unload(request: Request) -> Response:
         there = ", ".join(map(repr, exchange.service.adapters)) or "none"
         message = f"lora_name is {quoted(name)}, and this server has {there}"
         raise HttpError(404, message, param="lora_name", code="model_not_found")
-    await exchange.service.unload_adapter(name)
+    await exchange.service.told("unload_adapter", name)
     return PlainTextResponse(f"Success: adapter {quoted(name)} is no longer loaded.")
 
 

@@ -66,7 +66,7 @@ async def update_weights(request: Request) -> Response:
         raise FieldError(f"path is {quoted(path)}; it must be a folder below the weights root", "path")
     if requests not in (None, "abort", "wait", "keep"):
         raise FieldError(f"requests is {quoted(requests)}; it must be 'abort', 'wait' or 'keep'", "requests")
-    return JSONResponse(await exchange.service.control("update_weights", {"path": path, "requests": requests}))
+    return JSONResponse(await exchange.service.told("control", "update_weights", {"path": path, "requests": requests}))
 
 
 async def weights_checksum(request: Request) -> Response:
@@ -87,7 +87,7 @@ def _exchange(request: Request) -> Exchange:
 async def _asked(request: Request, verb: str, arguments: dict[str, Any]) -> Any:
     exchange = _exchange(request)
     exchange.service.require_ready()
-    return await exchange.unless_left(exchange.service.control(verb, arguments), None)
+    return await exchange.unless_left(exchange.service.told("control", verb, arguments), None)
 
 
 def _query(request: Request, *known: str) -> dict[str, list[str]]:

@@ -6,7 +6,7 @@ import asyncio
 import functools
 import json
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from starlette.responses import Response
 
 from ferrum_jax.core.metrics import MEDIA
 from ferrum_jax.inputs.prompt import SEEN
-from ferrum_jax.serve.http.event_stream import EventStream
+from ferrum_jax.serve.http.event_stream import EventStream, RequestEvents
 from ferrum_jax.serve.http.exchange import Exchange
 from ferrum_jax.serve.http.service import Service
 from ferrum_jax.text.prompts import PromptEncoder
@@ -44,24 +44,13 @@ def page_html() -> bytes:
 async def events(request: Request) -> Response:
     """How the server is, once a second."""
     exchange = Exchange(request)
-    return EventStream(_Views(exchange.service), b"retry: 2000\n\n", exchange, {}, timeout_s=float("inf"), counts=False)
+    return EventStream(
+        _Views(exchange.service, []), b"retry: 2000\n\n", exchange, {}, timeout_s=float("inf"), counts=False
+    )
 
 
-class _Views:
-    """Events of what the page shows."""
-
-    def __init__(self, service: Service) -> None:
-        self._service = service
-        self._views = self._all()
-
-    def when_slow(self, cut: Callable[[], None]) -> None:
-        """A page that is not read is not written to: nothing is buffered for it."""
-
-    def __aiter__(self) -> AsyncIterator[bytes]:
-        return self._views
-
-    async def close(self) -> None:
-        await self._views.aclose()
+class _Views(RequestEvents):
+    """Events of what the page shows. Nothing is buffered for a page that is not read."""
 
     async def _all(self) -> AsyncGenerator[bytes, None]:
         while not self._service.drains:

@@ -65,14 +65,7 @@ class RunningSound(RequestEvents):
 
     async def whole(self) -> Transcription:
         """All of it, once it has ended."""
-        try:
-            async with asyncio.TaskGroup() as group:
-                for request in self._requests:
-                    group.create_task(self._service.whole(request))
-        except BaseExceptionGroup as several:
-            raise several.exceptions[0] from None
-        finally:
-            self._service.leave(self._requests)
+        await self._service.all_whole(self._requests)
         return self._transcription()
 
     def _transcription(self) -> Transcription:

@@ -43,8 +43,8 @@ async def _answer(exchange: Exchange, *, is_chat: bool) -> Response:
     requests = await exchange.unless_left(service.enter(asked, exchange.key, exchange.id), asked.timeout_s)
     headers = warning_headers(asked.warnings)
     if not asked.streams:
-        answer = await exchange.unless_left(_whole(service, form, requests), asked.timeout_s)
-        return exchange.json(answer, headers)
+        outputs = await exchange.unless_left(service.all_whole(requests), asked.timeout_s)
+        return exchange.json(form.whole(outputs), headers)
     return await TextChunks(service, asked, form, requests).stream(exchange, headers, asked.timeout_s)
 
 
@@ -56,17 +56,6 @@ def warning_headers(warnings: Sequence[str]) -> Mapping[str, str]:
     if len(warnings) > _MOST_WARNINGS:
         named.append(f"{len(warnings) - _MOST_WARNINGS} more were ignored")
     return {"Warning": ", ".join(f'199 - "{each}"' for each in named)}
-
-
-async def _whole(service: Service, form: AnswerForm, requests: Sequence[TextRequest]) -> dict[str, Any]:
-    try:
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(service.whole(request)) for request in requests]
-        return form.whole([task.result() for task in tasks])
-    except BaseExceptionGroup as several:
-        raise several.exceptions[0] from None
-    finally:
-        service.leave(requests)
 
 
 class TextChunks(RequestEvents):

@@ -36,12 +36,12 @@ class BatchOrder:
 class BatchDesk:
     """A clerk and its engine, for a server of these settings."""
 
-    def __init__(self, settings: ServerSettings, connection: socket.socket, times: ClerkTimes | None = None) -> None:
+    def __init__(self, settings: ServerSettings, connection: socket.socket) -> None:
         assert settings.batches is not None, "a server without a folder for them has no batches"
         self._settings = settings
         self._llm = LinkLLM(connection, on_end=self.end)
         folder = BatchFolder(settings.batches, most_stored_bytes=settings.max_stored_bytes)
-        times = times or (_FAR if is_url(settings.batches) else _NEAR)
+        times = _FAR if is_url(settings.batches) else _NEAR
         self._clerk = Clerk(folder, self._llm_for, self._rules_of, times)
 
     def run(self, read: Callable[[Mapping[str, Any]], ServedPrompts]) -> None:

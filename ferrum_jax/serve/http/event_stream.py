@@ -7,7 +7,7 @@ import contextlib
 import json
 import math
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from starlette.responses import Response
 
@@ -17,16 +17,6 @@ from ferrum_jax.serve.http.service import Service, TextRequest, counted
 from ferrum_jax.serve.link.engine_client import ReaderTooSlow
 
 _HEADERS = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache", "x-accel-buffering": "no"}
-
-
-class Events(Protocol):
-    """Events as bytes. Closing them ends what makes them."""
-
-    def __aiter__(self) -> AsyncIterator[bytes]: ...
-
-    def when_slow(self, cut: Callable[[], None]) -> None: ...
-
-    async def close(self) -> None: ...
 
 
 class RequestEvents:
@@ -69,7 +59,7 @@ class EventStream(Response):
 
     def __init__(
         self,
-        events: Events,
+        events: RequestEvents,
         first: bytes,
         exchange: Exchange,
         headers: Mapping[str, str],

@@ -56,7 +56,8 @@ def http_error(error: Exception) -> HttpError | None:
     if isinstance(error, RequestRefused) and any(words in str(error) for words in _MODEL_CANNOT):
         return HttpError(400, str(error), param="model", code="model_not_supported")
     if isinstance(error, RequestRefused):
-        return HttpError(400, str(error), code=_code_of(str(error)))
+        code = "context_length_exceeded" if "max_model_len" in str(error) else None
+        return HttpError(400, str(error), code=code)
     if isinstance(error, QueueFull):
         return HttpError(429, str(error), code="queue_full", headers={"Retry-After": str(error.retry_after_s)})
     if isinstance(error, RequestAborted):
@@ -76,7 +77,3 @@ def http_error(error: Exception) -> HttpError | None:
 
 
 _MODEL_CANNOT = ("generates nothing", "not read two texts together", "read as no classifier", "makes no vectors")
-
-
-def _code_of(message: str) -> str | None:
-    return "context_length_exceeded" if "max_model_len" in message else None

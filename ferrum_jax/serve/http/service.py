@@ -133,22 +133,14 @@ class Service:
     @property
     def adapters(self) -> Sequence[str]:
         """Names of those that are loaded, which a request may give as its model."""
-        return self.client.adapters
+        return self.client.facts.get("adapters", ())
 
-    async def load_adapter(self, name: str, path: str, *, replaces: bool) -> None:
-        """Raises RequestRefused for one that cannot be loaded. replaces: another one may have that name."""
-        await self._done(self.client.load_adapter(name, path, replaces=replaces))
+    async def told(self, kind: str, *rest: Any) -> Any:
+        """What is told at the end of a message of `wire.py`; rest: as `EngineClient.ask` takes it.
 
-    async def unload_adapter(self, name: str) -> None:
-        """Raises RequestRefused for one that is not there."""
-        await self._done(self.client.unload_adapter(name))
-
-    async def control(self, verb: str, arguments: Mapping[str, Any]) -> Any:
-        """What a verb of `ferrum_jax.serve.control` gives. Raises RequestRefused for what cannot be done now."""
-        return await self._done(self.client.control(verb, arguments))
-
-    async def _done(self, reply: Reply) -> Any:
-        """What is told at its end."""
+        Raises RequestRefused for what cannot be done now.
+        """
+        reply = self.client.ask(kind, *rest)
         try:
             found = await reply.next()
             return found.result if isinstance(found, EngineDone) else None
@@ -256,7 +248,7 @@ class Service:
 
         def begin() -> Any:
             images = wire_images(encoded.images, encoded.media)
-            return self.client.generate(list(token_ids), sent, {**options, **images})
+            return self.client.ask("add", list(token_ids), sent, {**options, **images})
 
         told = RequestOptions(streams=asked.streams).told_by(prompt)
         collected = self._collector.collected(token_ids, params, told)
@@ -295,6 +287,17 @@ class Service:
         async for delta in self._deltas(request):
             request.collected.take(delta)
         return request.collected.output()
+
+    async def all_whole(self, requests: Sequence[TextRequest]) -> list[RequestOutput]:
+        """The outputs of all, once they have ended. Where one fails none goes on."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(self.whole(request)) for request in requests]
+            return [task.result() for task in tasks]
+        except BaseExceptionGroup as several:
+            raise several.exceptions[0] from None
+        finally:
+            self.leave(requests)
 
     async def _deltas(self, request: TextRequest) -> AsyncIterator[Delta]:
         reply = await request.begun
@@ -384,7 +387,7 @@ class Service:
             sent = with_salt(content, salted(key, content.get("cache_salt", "")))
             cost = _length_within([sent.get(name) for name in _TEXTS_OF]) // _BYTES_OF_TOKEN
             cost += len(content.get("prompt_token_ids", ())) + 1
-            begin = functools.partial(self.client.read, asked.kind, sent)
+            begin = functools.partial(self.client.ask, "read", asked.kind, sent)
             return Waiting(begin, key=key.name, cost=cost, priority=asked.priority)
 
         entered = [waiting(content) for content in contents_of(asked)]

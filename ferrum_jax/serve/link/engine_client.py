@@ -119,38 +119,13 @@ class EngineClient:
     def num_open(self) -> int:
         return len(self._replies)
 
-    @property
-    def adapters(self) -> Sequence[str]:
-        """Names of those that are loaded."""
-        return self.facts.get("adapters", ())
-
-    def generate(self, token_ids: Sequence[int], params: Mapping[str, Any], options: Mapping[str, Any]) -> Reply:
-        """A request of tokens; params: of SamplingParams, options: of RequestOptions, by their names."""
-        reply = self._reply()
-        self._send(["add", reply.id, token_ids, params, options])
-        return reply
-
-    def read(self, kind: int, content: Mapping[str, Any]) -> Reply:
-        """A text or pair that is read; kind and content as of `openai.readings`."""
-        reply = self._reply()
-        self._send(["read", reply.id, kind, content])
-        return reply
-
-    def load_adapter(self, name: str, path: str, *, replaces: bool) -> Reply:
-        """replaces: another adapter may have that name."""
-        reply = self._reply()
-        self._send(["load_adapter", reply.id, name, path, replaces])
-        return reply
-
-    def unload_adapter(self, name: str) -> Reply:
-        reply = self._reply()
-        self._send(["unload_adapter", reply.id, name])
-        return reply
-
-    def control(self, verb: str, arguments: Mapping[str, Any]) -> Reply:
-        """Something that is done between two steps; verb: of `ferrum_jax.serve.control`."""
-        reply = self._reply()
-        self._send(["control", reply.id, verb, arguments])
+    def ask(self, kind: str, *rest: Any) -> Reply:
+        """A request of its own, by a message of `wire.py`; rest: what stands in it behind the id. Raises EngineLost."""
+        if self.lost is not None:
+            raise EngineLost(self.lost)
+        reply = Reply(next(self._ids), self.end)
+        self._replies[reply.id] = reply
+        self._send([kind, reply.id, *rest])
         return reply
 
     def end(self, reply: Reply) -> None:
@@ -162,13 +137,6 @@ class EngineClient:
     def tell_opened(self) -> None:
         """Says that requests are taken."""
         self._send(["opened"])
-
-    def _reply(self) -> Reply:
-        if self.lost is not None:
-            raise EngineLost(self.lost)
-        reply = Reply(next(self._ids), self.end)
-        self._replies[reply.id] = reply
-        return reply
 
     def _send(self, message: Message) -> None:
         if self.lost is None:

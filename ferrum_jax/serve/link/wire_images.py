@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ from ferrum_jax.inputs.images.image import Normalising, ProcessedImage
 from ferrum_jax.inputs.prompt import EncodableImage, MediaSpan
 
 _PLAIN = ("temporal", "grid", "num_tokens", "token_rows", "kind")  # of an image: what JSON holds as it is
+_PLAIN_OF_CLIP = ("grid", "num_frames", "num_tokens", "seconds")
 
 
 def wire_images(images: Sequence[EncodableImage], media: Sequence[MediaSpan]) -> dict[str, Any]:
@@ -50,22 +52,13 @@ def _wire_media(media: Sequence[MediaSpan]) -> list[list[Any]]:
 
 def _wire_clip(clip: ProcessedClip) -> list[Any]:
     content = base64.b64encode(np.ascontiguousarray(clip.features, "<f4").tobytes()).decode()
-    return [content, list(clip.grid), clip.num_frames, clip.num_tokens, clip.seconds, clip.digest.hex()]
+    return [content, clip.digest.hex(), {name: getattr(clip, name) for name in _PLAIN_OF_CLIP}]
 
 
-def _clip(
-    content: str, grid: Sequence[int], num_frames: int, num_tokens: int, seconds: float, digest: str
-) -> ProcessedClip:
-    windows, frames, columns = grid
-    features = np.frombuffer(base64.b64decode(content), "<f4").reshape(windows * frames * columns, -1)
-    return ProcessedClip(
-        features=features,
-        grid=(windows, frames, columns),
-        num_frames=num_frames,
-        num_tokens=num_tokens,
-        seconds=seconds,
-        digest=bytes.fromhex(digest),
-    )
+def _clip(content: str, digest: str, plain: Mapping[str, Any]) -> ProcessedClip:
+    features = np.frombuffer(base64.b64decode(content), "<f4").reshape(math.prod(plain["grid"]), -1)
+    known = {**plain, "grid": tuple(plain["grid"])}
+    return ProcessedClip(features=features, digest=bytes.fromhex(digest), **known)
 
 
 def with_images(options: Mapping[str, Any]) -> dict[str, Any]:

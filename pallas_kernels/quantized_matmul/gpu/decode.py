@@ -29,7 +29,7 @@ def load_words(codes: Any) -> list[list[Any]]:
     base, found = utils.memref_ptr(codes), []
     at = arith.addi(arith.muli(row, _int(64)), arith.muli(quarter, _int(16)))
     for half in range(2):
-        place = utils.getelementptr(base, [arith.addi(at, _int(8 * 64 * half))], _i8())
+        place = utils.getelementptr(base, [arith.addi(at, _int(8 * 64 * half))], ir.IntegerType.get_signless(8))
         loaded = llvm.load(words, place, alignment=16)
         found.append([vector.extract(loaded, [], [i]) for i in range(4)])
     return found
@@ -282,7 +282,3 @@ def _float(value: float) -> Any:
 
 def _i32() -> Any:
     return ir.IntegerType.get_signless(32)
-
-
-def _i8() -> Any:
-    return ir.IntegerType.get_signless(8)

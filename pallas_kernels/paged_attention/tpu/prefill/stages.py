@@ -15,16 +15,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
-from pallas_kernels.paged_attention.tpu.prefill.math import (
-    HIDDEN,
-    LANES,
-    dot_keys,
-    dot_values,
-    fold_lanes,
-    repeat_lanes,
-    softmax_step,
-    visible,
-)
+from pallas_kernels.paged_attention.tpu.prefill import math as prefill_math
 from pallas_kernels.paged_attention.tpu.prefill.schedule import Tile
 from pallas_kernels.paged_attention.tpu.prefill.stretch import Span, Stretch, any_key, every_key
 from pallas_kernels.paged_attention.tpu.prefill.walk import Item, Walk
@@ -69,13 +60,13 @@ def _keys(w: Walk, t, tile: Tile, part: ItemPart) -> None:
     (j, step, head, chunk), index, (first, end) = part
     buffers, rows, keys, G = w.buffers, w.rows(index), pl.ds(0, end), w.shape.group
     q = buffers["q"][t & 1, pl.ds(head * G, G), w.tokens(chunk, index), :]
-    logits = dot_keys(q.reshape(-1, w.shape.key_lanes), buffers["keys"][j & 1, step, head, keys, :])
+    logits = prefill_math.dot_keys(q.reshape(-1, w.shape.key_lanes), buffers["keys"][j & 1, step, head, keys, :])
     if w.scales is not None:
         logits = logits * buffers["scales"][j & 1, step, head, pl.ds(0, 1), keys]
     if w.cap is not None:
         logits = w.cap * jnp.tanh(logits)
     if first < end:
-        seen = visible(
+        seen = prefill_math.visible(
             (w.config.part_q, end - first),
             first_query=tile.position + chunk * w.config.chunk_q + index * w.config.part_q,
             first_key=w.start_of(part.item) + first,
@@ -86,22 +77,22 @@ def _keys(w: Walk, t, tile: Tile, part: ItemPart) -> None:
             ends=None if w.ends is None else buffers["ends"][t & 1, w.tokens(chunk, index), :],
         )
         unsure = logits[:, first:]
-        unsure = jnp.where(seen[None], unsure.reshape(G, *seen.shape), HIDDEN).reshape(unsure.shape)
+        unsure = jnp.where(seen[None], unsure.reshape(G, *seen.shape), prefill_math.HIDDEN).reshape(unsure.shape)
         logits = jnp.concatenate([logits[:, :first], unsure], axis=1) if first else unsure
     buffers["logits"][rows, keys] = logits
-    buffers["tops"][w.pair(index)] = fold_lanes(logits, jnp.maximum)
+    buffers["tops"][w.pair(index)] = prefill_math.fold_lanes(logits, jnp.maximum)
 
 
 def _softmax(w: Walk, part: ItemPart) -> None:
     (j, step, head, _), index, (_, end) = part
     buffers, rows, keys, at = w.buffers, w.rows(index), pl.ds(0, end), w.slot_of(part.item)
-    weights, highest, kept = softmax_step(
+    weights, highest, kept = prefill_math.softmax_step(
         buffers["logits"][rows, keys], buffers["tops"][w.pair(index)], buffers["highest"][at, rows]
     )
     buffers["highest"][at, rows] = highest
     buffers["kept"][w.pair(index)] = kept
     if not w.config.sums_by_product:
-        buffers["total"][at, rows] = buffers["total"][at, rows] * kept + fold_lanes(weights, jnp.add)
+        buffers["total"][at, rows] = buffers["total"][at, rows] * kept + prefill_math.fold_lanes(weights, jnp.add)
     if w.scales is not None:
         weights = weights * buffers["scales"][j & 1, step, head, pl.ds(1, 1), keys]
     buffers["weights"][w.pair(index), keys] = weights.astype(w.shape.dtype)
@@ -112,8 +103,8 @@ def _values(w: Walk, part: ItemPart) -> None:
     buffers, rows, keys, at = w.buffers, w.rows(index), pl.ds(0, end), w.slot_of(part.item)
     v, kept, lanes = buffers["values"][j & 3, step, head, keys, :], buffers["kept"][w.pair(index)], w.shape.value_lanes
     if w.config.sums_by_product:
-        v = jnp.concatenate([v, jnp.ones((end, LANES), v.dtype)], axis=1)
-    added = dot_values(buffers["weights"][w.pair(index), keys], v)
-    buffers["sums"][at, rows] = buffers["sums"][at, rows] * repeat_lanes(kept, lanes) + added[:, :lanes]
+        v = jnp.concatenate([v, jnp.ones((end, prefill_math.LANES), v.dtype)], axis=1)
+    added = prefill_math.dot_values(buffers["weights"][w.pair(index), keys], v)
+    buffers["sums"][at, rows] = buffers["sums"][at, rows] * prefill_math.repeat_lanes(kept, lanes) + added[:, :lanes]
     if w.config.sums_by_product:
         buffers["total"][at, rows] = buffers["total"][at, rows] * kept + added[:, lanes:]
