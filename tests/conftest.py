@@ -1,5 +1,5 @@
-"""All tests run on the CPU, with strict dtype promotion: an operation on two dtypes is an error unless one is a Python
-scalar's. Processes share executables through the store of tests/support.py.
+"""All tests run on the CPU, with strict promotion: an operation on two dtypes is an error unless one is a Python
+scalar's, and so is one on two ranks. Processes share executables through the store of tests/support.py.
 """
 
 import gc
@@ -11,6 +11,7 @@ from pathlib import Path
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("JAX_NUMPY_DTYPE_PROMOTION", "strict")  # in programs that tests start as well
+os.environ.setdefault("JAX_NUMPY_RANK_PROMOTION", "raise")
 os.environ.setdefault("NPROC", "8")  # threads of XLA, in which an interpreted kernel's warpgroups wait for each other
 
 import jax
