@@ -1,5 +1,6 @@
 """All tests run on the CPU, with strict promotion: an operation on two dtypes is an error unless one is a Python
-scalar's, and so is one on two ranks. Processes share executables through the store of tests/support.py.
+scalar's, and so is one on two ranks. No step of an engine moves an array but by name (tests/transfer_guard.py).
+Processes share executables through the store of tests/support.py.
 """
 
 import gc
@@ -18,6 +19,7 @@ import jax
 import pytest
 
 from ferrum_jax.config import EngineConfig
+from tests import transfer_guard
 from tests.golden_table import TABLE, marked
 from tests.support import FAMILIES, small_llm
 
@@ -32,6 +34,8 @@ if "PYTEST_XDIST_WORKER" not in os.environ and _markers.startswith("not slow"):
 # How far a child has come would decide what a test sees. tests/startup/test_behind.py and programs that tests start
 # have the default.
 EngineConfig.__init__.__kwdefaults__["ready"] = "all"
+
+transfer_guard.stand_around_steps()
 
 MOST_MAPS, TESTS_A_LOOK = 25_000, 20
 _ended = itertools.count(1)
