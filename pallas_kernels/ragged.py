@@ -55,7 +55,7 @@ class Tiles:
         """As `store` for the tiles at `places` [n] with `lanes` [n, tile, ...]; none for places from num_tiles on."""
         tiles = jnp.minimum(places, self.num_tiles - 1)
         own = jax.vmap(self.owns)(tiles) & (places < self.num_tiles)[:, None]
-        at = jnp.where(own, self.first_items[tiles][:, None] + jnp.arange(self.tile), len(items))
+        at = jnp.where(own, self.first_items[tiles][:, None] + jnp.arange(self.tile)[None], len(items))
         return items.at[at.reshape(-1)].set(lanes.reshape(-1, *items.shape[1:]), mode="drop")
 
 

@@ -1,5 +1,6 @@
-"""All tests run on the CPU, with strict dtype promotion: an operation on two dtypes is an error unless one is a Python
-scalar's. Processes share executables through the store of tests/support.py.
+"""All tests run on the CPU, with strict promotion: an operation on two dtypes is an error unless one is a Python
+scalar's, and so is one on two ranks. No step of an engine moves an array but by name (tests/transfer_guard.py).
+Processes share executables through the store of tests/support.py.
 """
 
 import gc
@@ -11,12 +12,14 @@ from pathlib import Path
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("JAX_NUMPY_DTYPE_PROMOTION", "strict")  # in programs that tests start as well
+os.environ.setdefault("JAX_NUMPY_RANK_PROMOTION", "raise")
 os.environ.setdefault("NPROC", "8")  # threads of XLA, in which an interpreted kernel's warpgroups wait for each other
 
 import jax
 import pytest
 
 from ferrum_jax.config import EngineConfig
+from tests import transfer_guard
 from tests.golden_table import TABLE, marked
 from tests.support import FAMILIES, small_llm
 
@@ -31,6 +34,8 @@ if "PYTEST_XDIST_WORKER" not in os.environ and _markers.startswith("not slow"):
 # How far a child has come would decide what a test sees. tests/startup/test_behind.py and programs that tests start
 # have the default.
 EngineConfig.__init__.__kwdefaults__["ready"] = "all"
+
+transfer_guard.stand_around_steps()
 
 MOST_MAPS, TESTS_A_LOOK = 25_000, 20
 _ended = itertools.count(1)

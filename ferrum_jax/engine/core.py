@@ -18,7 +18,7 @@ from ferrum_jax.sampling_params import SamplingParams
 class EngineCore(Protocol):
     """Runs requests to their end; one engine serves one thread. `Engine` says what its methods do.
 
-    The methods with a body do what an engine of whole texts does. runner: counts its steps as `StepCounts` says.
+    The methods with a body do what an engine of whole texts does. runner: counts its steps.
     """
 
     runner: Any

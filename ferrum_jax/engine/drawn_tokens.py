@@ -41,7 +41,7 @@ class DrawnTokens:
         """Takes a row's results beside its token; a constraint that goes no further ends the request."""
         request, submission = choice.request, choice.submission
         if submission.options.embeds and submission.embedding is None:
-            submission.embedding = step.last_states()[place]
+            submission.embedding = step.last_states[place]
         if choice.logprobs is not None:
             found = device_sampling.unpack(rows).row(place, submission.sampling.logprobs or 0)
             choice.logprobs.append(entry_of(found))

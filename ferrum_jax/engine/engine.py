@@ -295,6 +295,8 @@ class Engine:
 
     def _observe(self, step: InFlight) -> Sequence[Observed]:
         """Starts what is kept of tokens of a step that was dispatched just now, while slots are its rows'."""
+        if self._submissions.num_embedded:
+            step.send_last_states()
         if not (self._submissions.num_scored or step.gives_experts):
             return ()
         return start_scoring(self.runner, step, self._choice_at, self.kept_experts)

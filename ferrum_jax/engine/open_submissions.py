@@ -21,6 +21,7 @@ class OpenSubmissions(dict[int, Submission]):
         super().__init__()
         self.choices: dict[int, Choice] = {}  # unfinished ones, by request id
         self.num_scored = 0  # submissions whose prompt's tokens have log-probabilities
+        self.num_embedded = 0  # submissions that ask for a vector
         self._ended: list[Choice] = []  # without a step: resumed ones that had, and ones that failed
         self._not_ready, self._request_log = not_ready, request_log
 
@@ -32,6 +33,7 @@ class OpenSubmissions(dict[int, Submission]):
     def add(self, submission: Submission) -> None:
         self[submission.id] = submission
         self.num_scored += submission.scores is not None
+        self.num_embedded += submission.options.embeds
         self.choices.update((choice.request.id, choice) for choice in submission.open_choices)
         self._ended += [choice for choice in submission.choices if choice.request.finish_reason is not None]
 
@@ -117,6 +119,7 @@ class OpenSubmissions(dict[int, Submission]):
     def _forget(self, submission: Submission) -> None:
         del self[submission.id]
         self.num_scored -= submission.scores is not None
+        self.num_embedded -= submission.options.embeds
         self._not_ready.release(submission)
         if self._request_log is not None:
             self._request_log.write(logged(submission))

@@ -60,9 +60,11 @@ class SharedEngine:
         """The engine; a fresh one with empty caches after one was dropped. Raises ValueError while it sleeps."""
         if self.asleep:
             raise ValueError(f"{' and '.join(self.asleep)} sleep, so nothing runs; call wake_up() first")
-        if self._engine is None:
-            self._engine = self._make()
-        return self._engine
+        engine = self._engine
+        if engine is None:
+            with self._inside:  # of two threads that ask at once, one makes it
+                engine = self._engine = self._engine or self._make()
+        return engine
 
     @property
     def busy(self) -> bool:

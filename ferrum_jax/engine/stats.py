@@ -2,32 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+import dataclasses
+from typing import Any
 
+from ferrum_jax.runtime.encoder_runner import EncoderRunner
 from ferrum_jax.runtime.pools.budget import Ledger
+from ferrum_jax.runtime.runner import Runner
 
 
-class StepCounts(Protocol):
-    """The counts of runners of both kinds."""
-
-    num_steps: int
-    num_tokens: int
-    num_padded_tokens: int
-
-    @property
-    def num_executables(self) -> int: ...
-
-    @property
-    def num_loaded(self) -> int: ...
-
-    @property
-    def num_missing(self) -> int: ...
-
-    @property
-    def compiled(self) -> list[dict[str, Any]]: ...
-
-
-def snapshot(runner: StepCounts, ledger: Ledger) -> dict[str, Any]:
+def snapshot(runner: Runner | EncoderRunner, ledger: Ledger) -> dict[str, Any]:
     """Counts are of all data shards; bytes of weights and of what is in the pools are those of one device."""
     return {
         "steps": runner.num_steps,
@@ -37,6 +20,7 @@ def snapshot(runner: StepCounts, ledger: Ledger) -> dict[str, Any]:
         "executables_loaded": runner.num_loaded,
         "executables_missing": runner.num_missing,
         "executables_compiled": runner.compiled,
+        **dataclasses.asdict(runner.transfers),
         "weights_bytes": ledger.weights_bytes,
         "kv_bytes": ledger.kv_bytes,
         "kv_repeated_bytes": ledger.repeated_bytes,

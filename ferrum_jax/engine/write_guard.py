@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 
 import jax
-import numpy as np
 
 from ferrum_jax.core.kv_cache.cache_manager import CacheManager
 from ferrum_jax.core.kv_cache.id_pool import IdPool
@@ -65,7 +64,7 @@ class WriteGuard:
     def _digests(self, shard: int, index: int, ids: list[int]) -> dict[_Place, bytes]:
         digests = {}
         for part, batch in self._runner.read_pool(shard, index, ids):
-            arrays = [np.asarray(array) for array in jax.tree.leaves(batch)]
+            arrays = jax.tree.leaves(batch)
             for row, id in enumerate(ids[part]):
                 content = b"".join(array[row].tobytes() for array in arrays)
                 digests[shard, index, id] = hashlib.blake2b(content, digest_size=16).digest()

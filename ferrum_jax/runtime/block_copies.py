@@ -9,6 +9,7 @@ few calls. Ids are those of a data shard; executables see the pools of all shard
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -25,6 +26,7 @@ from ferrum_jax.runtime.layout import Layout
 from ferrum_jax.runtime.pools.blocks import gather_blocks, scatter_blocks
 from ferrum_jax.runtime.pools.host_blocks import trace_from_buffers, trace_to_buffers
 from ferrum_jax.runtime.pools.pools import Pools
+from ferrum_jax.runtime.transfers import Transfers
 
 BATCHES = (4, 32)  # ids of a call
 _PROMPT_BATCHES = (32, 32)  # a hidden state is small, padding costs less than an executable more
@@ -66,6 +68,7 @@ class BlockCopies:
         self.mesh = layout.mesh
         self.head_copies = [group.head_copies for group in layout.ledger.groups]
         self._executable_cache = executable_cache
+        self.transfers = Transfers()
         self._made: dict[tuple[str, int, int], Callable[..., Any]] = {}
 
     @property
@@ -120,14 +123,13 @@ class BlockCopies:
             self.get(*key)
 
     def read(self, pools: Pools, shard: int, index: int, ids: Sequence[int]) -> Iterator[tuple[slice, Any]]:
-        """(which of the ids, what they stand for) in batches, on their way to the host; padding follows the ids."""
+        """(which of the ids, what they stand for) in batches of NumPy arrays, with padding behind. Waits for each."""
         first = self._first(shard, index)
         for batch in batches(len(ids), self._sizes(index)):
             places = _padded(ids[batch.part], batch.size, first)
-            found = self._gather(index, batch.size)(self.pick(pools, index), places)
-            for array in jax.tree.leaves(found):
-                array.copy_to_host_async()
-            yield batch.part, found
+            found = self.get("gather", index, batch.size)(self.pick(pools, index), places)
+            self.transfers.send(jax.tree.leaves(found))
+            yield batch.part, jax.tree.map(self.transfers.fetch, found)
 
     def write(
         self, pools: Pools, shard: int, index: int, ids: Sequence[int], data: Callable[[slice, int], Any]
@@ -137,7 +139,8 @@ class BlockCopies:
         for batch in batches(len(ids), self._sizes(index)):
             new = data(batch.part, batch.size)
             places = _padded(ids[batch.part], batch.size, first)
-            pools = self.put(pools, index, self._scatter(index, batch.size)(self.pick(pools, index), places, new))
+            scatter = self.get("scatter", index, batch.size)
+            pools = self.put(pools, index, scatter(self.pick(pools, index), places, new))
         return pools
 
     def _first(self, shard: int, index: int) -> int:
@@ -175,17 +178,12 @@ class BlockCopies:
         ids = jax.ShapeDtypeStruct((count,), jnp.int32)
         return jax.eval_shape(lambda pool, ids: self._gathered(index, pool, ids), self.pool_shapes(index), ids)
 
-    def _gather(self, index: int, size: int) -> Callable[..., Any]:
-        return self.get("gather", index, size)
-
-    def _scatter(self, index: int, size: int) -> Callable[..., Any]:
-        return self.get("scatter", index, size)
-
     def get(self, kind: str, index: int, size: int) -> Callable[..., Any]:
         """The executable of this kind for `size` ids of pool `index`."""
         made = self._made.get((kind, index, size))
         if made is None:
-            made = self._made[kind, index, size] = self._program(kind, index, size).get(self._executable_cache).result()
+            executable = self._program(kind, index, size).get(self._executable_cache).result()
+            made = self._made[kind, index, size] = functools.partial(self.transfers.call, executable)
         return made
 
     def _program(self, kind: str, index: int, size: int) -> Program:

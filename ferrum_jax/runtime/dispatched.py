@@ -13,6 +13,7 @@ import numpy as np
 from ferrum_jax.core.plan import StepPlan
 from ferrum_jax.runtime.buckets import Bucket
 from ferrum_jax.runtime.sample import SCORE_TILE
+from ferrum_jax.runtime.transfers import Transfers
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -21,6 +22,7 @@ class InFlight:
 
     plan: StepPlan
     bucket: Bucket
+    _transfers: Transfers
     _rows: jax.Array
     _last: jax.Array
     _experts: Sequence[jax.Array] = ()  # one, where they are asked for
@@ -29,7 +31,7 @@ class InFlight:
 
     def rows(self) -> np.ndarray:
         """[places, words] int32 as `sampling.unpack` reads it, of all shards. Waits for the device."""
-        rows = _without_padding(self._rows, [shard.num_places for shard in self.plan.shards])
+        rows = self._of_places(self._rows)
         self._done()
         return rows
 
@@ -46,7 +48,8 @@ class InFlight:
 
     def experts(self) -> np.ndarray:
         """[tokens, layers with experts * X] of `step.expert_dtype`, of all shards in order. Waits for the device."""
-        return _without_padding(self._experts[0], [shard.num_tokens for shard in self.plan.shards])
+        experts = self._transfers.fetch(self._experts[0])
+        return _without_padding(experts, [shard.num_tokens for shard in self.plan.shards])
 
     @functools.cached_property
     def drafts(self) -> np.ndarray | None:
@@ -56,14 +59,20 @@ class InFlight:
         """
         if not self._drafts:
             return None
-        shards = self.plan.shards
-        drafts = _without_padding(self._drafts[0], [shard.num_places for shard in shards])[:, 0]
-        computed = [np.repeat(shard.counts > 0, 1 + shard.num_drafts) for shard in shards]
-        return np.where(np.concatenate(computed), drafts, -1)
+        computed = [np.repeat(shard.counts > 0, 1 + shard.num_drafts) for shard in self.plan.shards]
+        return np.where(np.concatenate(computed), self._of_places(self._drafts[0])[:, 0], -1)
 
+    def send_last_states(self) -> None:
+        """Starts their copy to the host, of a step some of whose rows want them."""
+        self._transfers.send((self._last,))
+
+    @functools.cached_property
     def last_states(self) -> np.ndarray:
-        """[places, D] float32, the final hidden state before each place. Waits for the device."""
-        return _without_padding(self._last, [shard.num_places for shard in self.plan.shards]).astype(np.float32)
+        """[places, D] float32, the final hidden state before each place, which were sent. Waits for the device."""
+        return self._of_places(self._last).astype(np.float32)
+
+    def _of_places(self, array: jax.Array) -> np.ndarray:
+        return _without_padding(self._transfers.fetch(array), [shard.num_places for shard in self.plan.shards])
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -71,15 +80,16 @@ class Scores:
     """Prompt log-probabilities that were dispatched and not yet fetched. counts: tokens of each shard."""
 
     counts: Sequence[int]
+    _transfers: Transfers
     _tiles: Sequence[jax.Array]
 
     def words(self) -> np.ndarray:
         """[tokens, words] int32 as `sampling.unpack` reads it, of all shards in order. Waits for the device."""
-        tiles = [np.asarray(tile).reshape(len(self.counts), SCORE_TILE, -1) for tile in self._tiles]
+        tiles = [self._transfers.fetch(tile).reshape(len(self.counts), SCORE_TILE, -1) for tile in self._tiles]
         return _without_padding(np.concatenate(tiles, axis=1).reshape(-1, tiles[0].shape[2]), self.counts)
 
 
-def _without_padding(array: jax.Array | np.ndarray, counts: Sequence[int]) -> np.ndarray:
-    """The first items of each shard's part of an array, by its count. Waits for the device."""
-    parts = np.split(np.asarray(array), len(counts))
+def _without_padding(array: np.ndarray, counts: Sequence[int]) -> np.ndarray:
+    """The first items of each shard's part of an array, by its count."""
+    parts = np.split(array, len(counts))
     return np.concatenate([part[:count] for part, count in zip(parts, counts, strict=True)])

@@ -12,6 +12,7 @@ import numpy as np
 from ferrum_jax.io.ints import ceil_div
 from ferrum_jax.runtime.compile.deferred import Prepared
 from ferrum_jax.runtime.encoder_runtime import POOLINGS, EncoderBucket
+from ferrum_jax.runtime.transfers import Transfers
 
 _MAX_SMALL_STEPS = 4  # in place of one large one: each has its dispatch, and on accelerators reads all weights
 
@@ -31,10 +32,11 @@ class VectorsInFlight(NamedTuple):
     texts: Sequence[WholeText]
     places: Sequence[int]
     vectors: jax.Array
+    transfers: Transfers
 
     def fetch(self) -> np.ndarray:  # [n, D] float32
         """The vectors of the texts, in their order; waits for the device."""
-        return np.asarray(self.vectors)[np.asarray(self.places)]
+        return self.transfers.fetch(self.vectors)[np.asarray(self.places)]
 
 
 class EncoderRunner:
@@ -43,7 +45,7 @@ class EncoderRunner:
     def __init__(
         self, weights: tuple[jax.Array, ...], executables: Prepared[EncoderBucket], num_shards: int = 1
     ) -> None:
-        self.weights = weights
+        self.weights, self.transfers = weights, Transfers()
         self.num_steps = 0
         self.num_tokens = 0
         self.num_padded_tokens = 0
@@ -80,12 +82,12 @@ class EncoderRunner:
             _write(bucket, batch[shard, 1:], chosen)
             taken += chosen
             places += range(shard * bucket.num_texts, shard * bucket.num_texts + len(chosen))
-        vectors = self._executables[bucket](self.weights, batch.reshape(-1))
-        vectors.copy_to_host_async()
+        vectors = self.transfers.call(self._executables[bucket], self.weights, batch.reshape(-1))
+        self.transfers.send((vectors,))
         self.num_steps += 1
         self.num_tokens += sum(len(text.token_ids) for text in taken)
         self.num_padded_tokens += self._num_shards * bucket.num_tokens
-        return VectorsInFlight(taken, places, vectors), left
+        return VectorsInFlight(taken, places, vectors, self.transfers), left
 
     def _bucket(self, length: int, num_texts: int, num_tokens: int) -> EncoderBucket:
         """The bucket of a length for what is left of it: many texts at once, or few at a time where that pads less."""

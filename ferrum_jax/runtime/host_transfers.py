@@ -31,7 +31,8 @@ class HostTransfers:
         num_shards = copies.mesh.shape[DATA]
         self._devices = copies.mesh.devices.reshape(num_shards, -1).tolist()
         self.kind = host_memory_kind(own_device(copies.mesh))
-        self._memory = [[HostMemory(self.kind) for _ in copies.of_blocks] for _ in range(num_shards)]
+        wait = copies.transfers.wait
+        self._memory = [[HostMemory(self.kind, wait) for _ in copies.of_blocks] for _ in range(num_shards)]
         self._nulls = [_zeros(buffer_shapes(copies.pool_shapes(group), copies.mesh)) for group in copies.of_blocks]
 
     def spill(self, pools: Pools, shard: int, spills: Sequence[Copy]) -> None:
@@ -92,10 +93,9 @@ class HostTransfers:
 
 def _zeros(shapes: Sequence[jax.ShapeDtypeStruct]) -> Buffers:
     """Buffers of zeros, which are loaded into null ids."""
-    whole = [np.zeros(shape.shape, shape.dtype) for shape in shapes]
     return tuple(
-        jax.make_array_from_callback(shape.shape, shape.sharding, array.__getitem__)
-        for shape, array in zip(shapes, whole, strict=True)
+        jax.make_array_from_callback(shape.shape, shape.sharding, np.zeros(shape.shape, shape.dtype).__getitem__)
+        for shape in shapes
     )
 
 

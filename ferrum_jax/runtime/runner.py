@@ -74,7 +74,7 @@ class Runner:
         self._caches = pools.flat_caches()
         self._caches_tree = jax.tree.structure(pools.caches)
         self._drafted = slice(0) if draft_layer is None else draft_layer.span(pools)
-        self.copies = copies
+        self.copies, self.transfers, self._call = copies, copies.transfers, copies.transfers.call
         self.host = host
         self._num_shards = num_shards
         self._slots = pools.slots
@@ -93,9 +93,8 @@ class Runner:
         self.num_steps = 0
         self.num_tokens = 0
         self.num_padded_tokens = 0
-        self.recent_steps: deque[tuple[int, int, int]] = deque(
-            maxlen=200
-        )  # tokens of decodes, of chunks, slots of both
+        # tokens of decodes, of chunks, slots of both
+        self.recent_steps: deque[tuple[int, int, int]] = deque(maxlen=200)
 
     def take_weights(self, weights: tuple[jax.Array, ...]) -> None:
         """Steps from now on run with these."""
@@ -153,7 +152,7 @@ class Runner:
         """Puts the sampling record of a request that is about to run into its row slot."""
         places = np.full(self._num_shards, self._slots.shape[0], np.int32)  # dropped by other shards
         places[shard] = slot
-        self._slots = self._executables["write_slot"](self._slots, places, record)
+        self._slots = self._call(self._executables["write_slot"], self._slots, places, record)
 
     def _pools(self) -> Pools:
         kv, states = jax.tree.unflatten(self._caches_tree, self._caches)
@@ -182,7 +181,7 @@ class Runner:
     def _copy(self, copies: Sequence[Sequence[Copy]]) -> None:
         """Starts the copies of each shard."""
         for blob in pack_copies(copies):
-            self._caches = self._executables["copy_blocks"](self._caches, blob)
+            self._caches = self._call(self._executables["copy_blocks"], self._caches, blob)
 
     def rehearse(self, num_groups: int) -> None:
         """Runs the largest parts without rows, so that a lack of memory shows now. Their writes go to null ids."""
@@ -203,13 +202,13 @@ class Runner:
         forward = self._executables.forwards[bucket]
         more = (self._adapters,) if bucket.adapted else self._images if bucket.imaged else ()
         arguments = (self._weights, self._caches, self._slots, self._hidden, *more, blob)
-        self._caches, self._hidden, *results = forward(*arguments)
+        self._caches, self._hidden, *results = self._call(forward, *arguments)
         return results
 
     def _draft(self, bucket: DraftBucket, blob: np.ndarray, places: np.ndarray) -> jax.Array:
         """Starts the layer that predicts one token more. blob: of the step's forward."""
         own, draft = self._caches[self._drafted], self._executables.drafts[bucket]
-        own, drafts = draft(self._draft_weights, own, self._slots, self._hidden, blob, places)
+        own, drafts = self._call(draft, self._draft_weights, own, self._slots, self._hidden, blob, places)
         self._caches = (*self._caches[: self._drafted.start], *own, *self._caches[self._drafted.stop :])
         return drafts
 
@@ -224,22 +223,22 @@ class Runner:
         for part, place, arguments in self._image_slots.calls(images):
             encode, tower = self._executables[part], self._towers[place]
             if self._clips:
-                filled = encode(tower, tuple(self._caches[i] for i in self._clips), *arguments)
+                filled = self._call(encode, tower, tuple(self._caches[i] for i in self._clips), *arguments)
                 there = dict(zip(self._clips, filled, strict=True))
                 self._caches = tuple(there.get(i, array) for i, array in enumerate(self._caches))
             else:
-                self._images = (encode(tower, *self._images, *arguments),)
+                self._images = (self._call(encode, tower, *self._images, *arguments),)
             self.num_encoder_calls += 1
 
     def write_adapter(self, slot: int, staged: tuple[jax.Array, ...]) -> None:
         """Puts an adapter into a slot, for the steps that are dispatched from now on."""
-        self._adapters = self._executables["write_adapter"](self._adapters, np.int32(slot), staged)
+        self._adapters = self._call(self._executables["write_adapter"], self._adapters, np.int32(slot), staged)
         self._head = self._whole_head.pick(self._weights, self._adapters)
 
     def _sample(self, bucket: RowBucket, blob: np.ndarray) -> tuple[jax.Array, jax.Array]:
         sample = self._executables.samples[bucket]
-        self._slots, self._prompts, rows, last = sample(
-            self._head, self._slots, self._prompts, self._masks, self._hidden, blob
+        self._slots, self._prompts, rows, last = self._call(
+            sample, self._head, self._slots, self._prompts, self._masks, self._hidden, blob
         )
         return rows, last
 
@@ -253,7 +252,7 @@ class Runner:
                 places[shard, : len(some)] = some
                 rows[shard, : len(some)] = masks[shard][start : start + MASKS_AT_ONCE]
             flat = rows.reshape(-1, rows.shape[2])
-            self._masks = self._executables["write_masks"](self._masks, places.reshape(-1), flat)
+            self._masks = self._call(self._executables["write_masks"], self._masks, places.reshape(-1), flat)
 
     def dispatch(self, plan: StepPlan, before_sampling: Callable[[], None] = lambda: None) -> InFlight:
         """Starts a step and the copy of its result to the host; returns at once.
@@ -271,15 +270,14 @@ class Runner:
         if plan.has_drafts:
             size = self._masks.shape[0] // self._num_shards
             written = pack_drafts(shards, size, beyond=self._slots.shape[0])
-            self._slots = self._executables["write_drafts"](self._slots, written)
+            self._slots = self._call(self._executables["write_drafts"], self._slots, written)
         blob = pack_forward(laid_out.shards, bucket)
         experts = self._forward(bucket, blob)
         before_sampling()
         rows, last = self._sample(row_bucket, pack_sample(shards, row_bucket.num_rows))
         drafts = self._draft_behind(bucket, blob, shards)
         self._copy([shard.copies_after for shard in shards])
-        for result in (*experts, rows, *drafts):
-            result.copy_to_host_async()
+        self.transfers.send((*experts, rows, *drafts))
         self.num_steps += 1
         self.num_tokens += plan.num_tokens
         self.num_padded_tokens += bucket.num_tokens * len(shards)
@@ -289,7 +287,8 @@ class Runner:
         worth.ran(bucket)
         worth.ran(row_bucket)
         done = functools.partial(worth.done, bucket.num_tokens, time.perf_counter())
-        return InFlight(plan=plan, bucket=bucket, _rows=rows, _last=last, _experts=experts, _drafts=drafts, _done=done)
+        results: dict[str, Any] = {"_rows": rows, "_last": last, "_experts": experts, "_drafts": drafts}
+        return InFlight(plan=plan, bucket=bucket, _transfers=self.transfers, **results, _done=done)
 
     def begin_scores(self, *, every: bool) -> DeferredExecutable | None:
         """The compile that `score`, or `score_all`, waits for or failed with; None once it is there."""
@@ -326,7 +325,6 @@ class Runner:
             parts = [tokens[:, start : start + SCORE_TILE] for tokens in asked]
             names = None if named is None else [ids[start : start + SCORE_TILE] for ids in named]
             blob = pack_score(parts, SCORE_TILE, tops=tops, named=names)
-            (tile,) = score(self._head, self._slots, self._hidden, blob)
-            tile.copy_to_host_async()
-            tiles.append(tile)
-        return Scores(counts=counts, _tiles=tiles)
+            tiles += self._call(score, self._head, self._slots, self._hidden, blob)
+            self.transfers.send(tiles[-1:])
+        return Scores(counts=counts, _transfers=self.transfers, _tiles=tiles)

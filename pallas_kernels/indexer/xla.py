@@ -61,7 +61,7 @@ def choose(
                 end = queries.high[i] // group + 1
                 best, scores = _best(scores, end, top_k // group, tile // group, counted // group)
                 table, C = schedule.block_tables[queries.tiles.runs[i]], schedule.block_size
-                at = (jnp.maximum(best, 0)[..., None] * group + jnp.arange(group)).reshape(-1, S, top_k)
+                at = (jnp.maximum(best, 0)[..., None] * group + jnp.arange(group)[None, None]).reshape(-1, S, top_k)
                 is_there = jnp.repeat(best >= 0, group, axis=1).reshape(at.shape)
                 is_there &= at <= _positions(queries, i)[:, None, None]
                 found = jnp.where(is_there, table.at[at // C].get(mode="clip") * C + at % C, 0)
@@ -104,10 +104,11 @@ def _score(
         found = jnp.einsum("qji,si->qjs", heads, keys)
         if weighed is not None:
             found = jnp.einsum("qjs,qj->qs", jax.nn.relu(found), weighed)[:, None]
-        seen = j * tile + jnp.arange(tile) <= positions[:, None, None]
+        seen = j * tile + jnp.arange(tile)[None, None] <= positions[:, None, None]
         found = jnp.where(seen, _ordered(found), 0).reshape(*found.shape[:2], tile // group, group).max(axis=-1)
         if local:
-            own, at = positions[:, None, None] // group, j * (tile // group) + jnp.arange(tile // group)
+            own = positions[:, None, None] // group
+            at = j * (tile // group) + jnp.arange(tile // group)[None, None]
             found = jnp.where((at > own - local) & (at <= own), _ALWAYS, found)
         return jax.lax.dynamic_update_slice_in_dim(scores, found.reshape(len(scores), -1), j * (tile // group), axis=1)
 
@@ -154,7 +155,7 @@ def _best(
         is_equal = (part == least[:, None]) & (part > 0)
         equals = jnp.cumsum(is_equal, axis=1, dtype=jnp.int32) + equal[:, None]
         is_chosen = (part > least[:, None]) | (is_equal & (equals <= top_k - above[:, None]))
-        is_chosen &= j * tile + jnp.arange(tile) < end
+        is_chosen &= j * tile + jnp.arange(tile)[None] < end
         counts = jnp.cumsum(is_chosen, axis=1, dtype=jnp.int32) + chosen[:, None]
         scores = jax.lax.dynamic_update_slice_in_dim(scores, counts.astype(jnp.uint32), j * tile, axis=1)
         return scores, counts[:, -1], equals[:, -1]

@@ -207,7 +207,7 @@ def _tile_queries(
 
 def _last_seen(tiles: Tiles, seen_ends: jax.Array) -> jax.Array:  # [tiles] int32
     """The last position that a query of each tile sees beyond those before it."""
-    lane = jnp.arange(tiles.tile)
+    lane = jnp.arange(tiles.tile)[None]
     own = (lane >= tiles.first_lanes[:, None]) & (lane < tiles.end_lanes[:, None])
     ends = seen_ends.at[tiles.first_items[:, None] + lane].get(mode="clip")
     return jnp.max(jnp.where(own, ends, 0), axis=1) - 1

@@ -243,7 +243,8 @@ def _load_kv(
     ids = tile.table.at[block].get(mode="clip")  # a tile may reach beyond the table; those positions are hidden
     k, v = _gather(pool, ids, tile.queries.dtype)
     at = j * tile_kv + jnp.arange(tile_kv)
-    visible = readable = at <= tile.high
+    readable = at <= tile.high
+    visible = readable[None]
     if schedule.causal:
         visible = at[None] <= tile.last[:, None]
     if schedule.window is not None:
@@ -252,7 +253,7 @@ def _load_kv(
         readable &= at >= oldest_seen(tile.low, **shape)
     if schedule.causal:
         visible = jnp.repeat(visible, tile.queries.shape[1] // len(tile.positions), axis=0)
-    return k, jnp.where(readable[:, None], v, jnp.zeros((), v.dtype)), jnp.atleast_2d(visible)[None]
+    return k, jnp.where(readable[:, None], v, jnp.zeros((), v.dtype)), visible[None]
 
 
 def _gather(pool: KVPool, ids: jax.Array, dtype: jnp.dtype) -> tuple[jax.Array, jax.Array]:  # [K, n * C, H or V] each

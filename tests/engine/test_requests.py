@@ -20,6 +20,7 @@ from ferrum_jax import LLM, SamplingParams
 from ferrum_jax.core.request_options import RequestOptions
 from ferrum_jax.engine.startup.build_engine import build_engine
 from ferrum_jax.runtime.runner import Runner
+from ferrum_jax.runtime.sampling import RESULT_WORDS
 from ferrum_jax.text.prompts import EncodedPrompt
 from tests.support import GOLDENS, SMALL, answers, finish, fresh_engine, run, small_llm
 
@@ -620,10 +621,13 @@ def finish_one(engine, prompt_token_ids, params):
 
 def test_stats_are_json_and_exact_for_a_known_workload(llm, monkeypatch):
     monkeypatch.setattr(llm.calls, "_engine", fresh_engine(llm))
-    params = dataclasses.replace(GREEDY, max_tokens=4)
+    params, before = dataclasses.replace(GREEDY, max_tokens=4), llm.stats()
     for _ in range(2):
         llm.generate([prompt(40)], params, progress=False)
     stats = json.loads(json.dumps(llm.stats()))
+    # packed words of forward and sample, of two records with their places, of two calls that copy; rows of each step
+    moved = {"arrays_to_devices": 10 * 2 + 2 * 2 + 2, "arrays_to_host": 10, "bytes_to_host": 10 * 4 * RESULT_WORDS}
+    assert {name: stats[name] - before[name] for name in moved} == moved
     # 40 tokens are chunks of 16, 16, 8; then 3 decodes; one block of 16 is 3 layers x 16 x 10 heads x 16 x 4 bytes
     block_bytes = 3 * 16 * 10 * 16 * 4
     expected = {

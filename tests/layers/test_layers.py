@@ -44,12 +44,6 @@ _PARTS = {
 }
 
 
-@pytest.fixture(autouse=True)
-def strict():
-    with jax.numpy_dtype_promotion("strict"), jax.numpy_rank_promotion("raise"):
-        yield
-
-
 def draw(seed: int, shape: tuple[int, ...], dtype: str, scale: float = 1.0) -> tuple[jax.Array, np.ndarray]:
     """(array in dtype, the same numbers in float64)."""
     x = np.random.default_rng(seed).normal(0, scale, shape).astype(np.dtype(dtype))

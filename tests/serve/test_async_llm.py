@@ -6,11 +6,13 @@ AsyncLLM.transcribe: tasks get what LLM.transcribe gives.
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextlib
 import dataclasses
 import threading
 import time
 from functools import partial
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -18,6 +20,7 @@ from ferrum_jax import LLM, SamplingParams
 from ferrum_jax.async_llm import AsyncLLM, Refused
 from ferrum_jax.core.request_options import RequestOptions
 from ferrum_jax.engine.engine_thread import MOST_FAILURES, EngineFailed, Ticket
+from ferrum_jax.engine.shared import SharedEngine
 from ferrum_jax.inputs.images.decoding import Stopped
 from ferrum_jax.tasks.task_maker import TaskMaker
 from tests.serve.running import failing
@@ -228,6 +231,22 @@ async def test_scores_new_weights_and_sleep_go_between_the_steps_of_what_runs():
 
     async with AsyncLLM.over(inner) as llm:
         await ask(llm)
+
+
+def test_threads_that_ask_for_a_dropped_engine_at_once_get_the_same_one():
+    """Else the statistics of one server would replace the engine on which a request of another has just begun."""
+    other = threading.Barrier(2)
+
+    def make():
+        with contextlib.suppress(threading.BrokenBarrierError):
+            other.wait(0.3)  # for a second engine that is made meanwhile
+        return object()
+
+    calls = SharedEngine(MagicMock(), make, collector=MagicMock(), counter=MagicMock(), on_recompile="warn")
+    calls.drop()
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        one, another = pool.map(lambda _: calls.engine, range(2))
+    assert one is another
 
 
 @in_loop

@@ -121,7 +121,7 @@ class PrefixCache:
                 batches.append(jax.tree.leaves(self.runner.host.read(shard, index, ids)))
             elif ids:
                 for part, found in self.runner.read_pool(shard, index, ids):
-                    batches.append([np.asarray(array)[: part.stop - part.start] for array in jax.tree.leaves(found)])
+                    batches.append([array[: part.stop - part.start] for array in jax.tree.leaves(found)])
         return {name: np.concatenate(arrays) for name, *arrays in zip(self._names(index), *batches, strict=True)}
 
     def _has_experts(self, index: int) -> bool:

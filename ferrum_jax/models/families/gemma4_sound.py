@@ -92,7 +92,7 @@ class ConformerLayer(nnx.Module):
         scale = jax.nn.softplus(self.head_scale[...].astype(jnp.float32)) / (
             math.log(2) * math.sqrt(heads[0].shape[-1])
         )
-        return x, heads[0] * scale, heads[1] * (math.log1p(math.e) / math.log(2)), heads[2]
+        return x, heads[0] * scale[None, None], heads[1] * (math.log1p(math.e) / math.log(2)), heads[2]
 
     def _attended(
         self,
@@ -149,7 +149,7 @@ def windowed_attention(
     shifted = rows[..., : 2 * W * W].reshape(*by_distance.shape[:3], 2 * W)
     scores = _CAP * jnp.tanh((jnp.einsum("cqnh,cknh->cnqk", stretches, k) + shifted) / _CAP)
     distance = W + jnp.arange(W)[:, None] - jnp.arange(2 * W)[None, :]
-    met = (distance >= 0) & (distance < W) & (segments.reshape(-1, W, 1) == theirs[:, None, :])
+    met = ((distance >= 0) & (distance < W))[None] & (segments.reshape(-1, W, 1) == theirs[:, None, :])
     weights = jax.nn.softmax(jnp.where(met[:, None], scores, _MASKED), axis=-1)
     return jnp.einsum("cnqk,cknh->cqnh", weights, v).reshape(q.shape)
 

@@ -8,7 +8,7 @@ done its source takes device memory, so no more than a few batches are on their 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -37,9 +37,9 @@ def host_memory_kind(device: Any) -> str:
 class HostMemory:
     """Blocks of one data shard and cache group by host id."""
 
-    def __init__(self, kind: str) -> None:
-        """kind: of memory, as `host_memory_kind` says. Memory is taken as blocks come."""
-        self.kind = kind
+    def __init__(self, kind: str, wait: Callable[[list[jax.Array]], Any] = jax.block_until_ready) -> None:
+        """kind: of memory, as `host_memory_kind` says. wait: for copies. Memory is taken as blocks come."""
+        self.kind, self._wait = kind, wait
         self._blocks: dict[int, OwnBuffers] = {}
         self._arriving: deque[list[jax.Array]] = deque()
 
@@ -50,7 +50,7 @@ class HostMemory:
         self._blocks.update(zip(host_ids, jax.tree.unflatten(tree, kept), strict=True))
         self._arriving.append(kept)
         if len(self._arriving) > MAX_ARRIVING:
-            jax.block_until_ready(self._arriving.popleft())
+            self._wait(self._arriving.popleft())
 
     def get(self, host_ids: Sequence[int]) -> list[OwnBuffers]:
         """The buffers of blocks, which may still be on their way."""

@@ -123,9 +123,9 @@ def _make_work(
     last = low + jnp.clip(counts[rows] - done, 1, tile) - 1
     high, last_seen = last if causal else (batch.starts + batch.counts)[rows] - 1, None
     of = jnp.clip(batch.query_offsets[rows] + done, 0, num_tokens - 1)
-    tokens = jnp.minimum(of[:, None] + jnp.arange(tile), num_tokens - 1).astype(jnp.int32)
+    tokens = jnp.minimum(of[:, None] + jnp.arange(tile)[None], num_tokens - 1).astype(jnp.int32)
     if batch.seen_ends is not None and not is_decode:  # a row computes all that it sees: one query, itself at most
-        positions = low[:, None] + jnp.arange(tile)
+        positions = low[:, None] + jnp.arange(tile)[None]
         ends = jnp.where(positions <= last[:, None], batch.seen_ends[tokens], 0)
         last_seen = jnp.maximum(positions, ends - 1).astype(jnp.int32)
         high = jnp.maximum(high, ends.max(axis=1) - 1)

@@ -90,6 +90,6 @@ class Records:
 
         records: in chunks. lines: [ahead, items] int32, first line of each item in the tables.
         """
-        at = lines.reshape(-1, 1) + jnp.arange(num_lines(self.blocks))
+        at = lines.reshape(-1, 1) + jnp.arange(num_lines(self.blocks))[None]
         later = (self.slots - self.ahead) * self.step_words
         return jnp.concatenate([records[: self.first_line], tables[at].reshape(-1), jnp.zeros(later, jnp.int32)])
