@@ -2,7 +2,8 @@
 
 import pytest
 
-from scripts.mutants import fast_tests, mutants
+from scripts.mutant_forks import fast_tests
+from scripts.mutants import mutants
 from tests.support import ROOT
 
 
