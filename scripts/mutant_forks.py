@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import importlib
+import itertools
 import math
 import os
 import pickle
@@ -16,7 +17,7 @@ import signal
 import sys
 import tempfile
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,12 +33,12 @@ Changes = Sequence[tuple[types.FunctionType, types.CodeType]]
 class InForks:
     """A pytest plugin that runs tests of the session in forks of its process. work: called when they are collected.
 
-    took_s: seconds of each test where they are known.
+    took_s: seconds of each test where they are known. left_out: tests that fail without a mutant.
     """
 
     def __init__(self, work: Callable[[InForks], None]) -> None:
         self._work, self._items, self._failed = work, dict[str, pytest.Item](), False
-        self._trusted, self.took_s = set[str](), dict[str, float]()
+        self._trusted, self.left_out, self.took_s = set[str](), set[str](), dict[str, float]()
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         self._failed = self._failed or report.failed
@@ -51,35 +52,36 @@ class InForks:
     def names(self) -> list[str]:
         return list(self._items)
 
-    def run(self, names: Sequence[str], before: Callable[[str], None] = lambda name: None) -> str | None:
-        """In a fork, which ends where a test takes too long: the first of these tests that fails, or None."""
-        for name, following in zip(names, [*names[1:], None], strict=True):
+    def failing(self, names: Iterable[str], before: Callable[[str], None] = lambda name: None) -> Iterator[str]:
+        """In a fork, which ends where a test takes too long: the tests that fail. before: called before each."""
+        for name, following in itertools.pairwise([*names, None]):
+            assert name is not None
             limit_s = _LEAST_S + _SLOWER * self.took_s[name] if name in self.took_s else _UNKNOWN_S
             signal.alarm(math.ceil(limit_s))
             before(name)
-            item = self._items[name]
+            item, self._failed = self._items[name], False
             next_item = None if following is None else self._items[following]
             item.config.hook.pytest_runtest_protocol(item=item, nextitem=next_item)
             if self._failed:
-                return name
-        return None
+                yield name
 
     def found_by(self, changes: Changes, names: Sequence[str]) -> str | None:
         """The first of these tests that fails with the changes, or what its process died of; None if all pass.
 
-        Raises RuntimeError for a test that fails without them too.
+        A test that fails without them too is left out from then on.
         """
 
         def changed() -> str | None:
             for function, code in changes:
                 function.__code__ = code
-            return self.run(names)
+            return next(self.failing(name for name in names if name not in self.left_out), None)
 
-        found = self.forked(changed) if names else None
-        if isinstance(found, str) and found not in self._trusted:
-            if (again := self.forked(lambda: self.run([found]))) is not None:
-                raise RuntimeError(f"{found} fails without a mutant too ({again}); mend it first")
-            self._trusted.add(found)
+        while isinstance(found := self.forked(changed), str) and found not in self._trusted:
+            if self.forked(lambda: next(self.failing([found]), None)) is None:
+                self._trusted.add(found)
+            else:
+                print(f"{found} fails without a mutant too, and is left out", flush=True)
+                self.left_out.add(found)
         return found if found is None else str(found)
 
     def forked(self, function: Callable[[], Any]) -> Any:
@@ -140,7 +142,7 @@ def _codes(module: types.CodeType) -> dict[str, list[types.CodeType]]:
 def run_in_forks(tests: Sequence[str], work: Callable[[InForks], None]) -> None:
     """Collects the fast tests of these files and folders for the work. Raises SystemExit where either fails."""
     os.chdir(ROOT)
-    options = ["-q", "-s", "-n", "0", "-p", "no:cacheprovider", "-m", fast_tests(), *tests]
+    options = ["-q", "-s", "-n", "0", *("-p", "no:cacheprovider", "-p", "no:tests.spent"), "-m", fast_tests(), *tests]
     if code := pytest.main(options, plugins=[InForks(work)]):
         sys.exit(int(code))
 
