@@ -156,6 +156,7 @@ class History:
         self.engine.scheduler.renew(self._rng.randbytes(4))
         metrics = self.engine.scheduler.metrics()
         assert not metrics.entries and not metrics.host_entries
+        assert all(row.takes_hits for row in self.engine.scheduler.running()), "scores of two weights would be mixed"
         return self.checked()
 
     def pin(self) -> bool:
