@@ -35,7 +35,7 @@ _LOGS = ("tests/engine/test_request_log.py", "tests/offline/test_replay.py")
 PACKAGES = {  # its folder, and the tests that are to find its faults
     "kv_cache": ("ferrum_jax/core/kv_cache", ["tests/prefix_cache", "tests/scheduling"]),
     "scheduler": ("ferrum_jax/core/scheduler", ["tests/scheduling", "tests/prefix_cache", *_LOGS]),
-    "batch": ("ferrum_jax/batch", ["tests/batch"]),
+    "batch": ("ferrum_jax/batch", ["tests/batch", "tests/commands/test_verify_command.py"]),
     "structured": ("ferrum_jax/text/structured", ["tests/structured"]),
 }
 _LEFT_OUT = ("ferrum_jax/batch/ray.py",)  # whose tests want what the others do without
