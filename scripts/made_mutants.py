@@ -25,8 +25,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-import coverage
-
 from scripts.mutant_forks import ROOT, InForks, changes_of, run_in_forks
 from scripts.mutant_sites import Site, code_with, sites_of
 
@@ -57,6 +55,8 @@ def lines_of(forks: InForks, folder: Path) -> Lines:
     """Runs every test of the session, in one fork, and says what each executes of the package."""
 
     def measure() -> Lines:
+        import coverage  # which who reads the table alone need not have
+
         measured = coverage.Coverage(
             data_file=None, branch=True, source=[str(folder)], omit=_LEFT_OUT, config_file=False
         )
