@@ -14,7 +14,6 @@ import json
 import platform
 import random
 import statistics
-import sys
 import time
 from array import array
 
@@ -161,8 +160,7 @@ def main() -> None:
         "machine": platform.machine(),
         **git_state(),
     }
-    json.dump(result, sys.stdout)
-    print()
+    print(json.dumps(result))
 
 
 if __name__ == "__main__":

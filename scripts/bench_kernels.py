@@ -18,6 +18,7 @@ import json
 import os
 import pathlib
 import sys
+import time
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
@@ -54,6 +55,9 @@ def run(names: list[str], *, on_gpu: bool) -> None:
     import jax
     import numpy as np
 
+    from ferrum_jax.cli.device_check.rates import make_copy
+    from ferrum_jax.cli.device_check.timing import measure
+    from pallas_kernels.paged_attention.cases import Work
     from pallas_kernels.target import Target
     from scripts import kernel_rivals as rivals
     from scripts.git_state import git_state
@@ -64,36 +68,37 @@ def run(names: list[str], *, on_gpu: bool) -> None:
         raise SystemExit(f"no case is called {sorted(unknown)}; there are {[case.name for case in cases]}")
     device = jax.devices()[0]
     target = Target.of_device(device)
-    copied = rivals.copy_bytes_per_s(2**32 if on_gpu else 2**24)
+    copy, there = make_copy(num_bytes := 2**32 if on_gpu else 2**24)
+    copied = 2 * num_bytes / measure(lambda: copy(there)).median_s
     about = {"device": device.device_kind, "jax": jax.__version__, **git_state()}
     print(json.dumps({**about, "copy_gb_per_s": round(copied / 1e9, 1)}), flush=True)
     for case in cases:
         if names and case.name not in names:
             continue
-        problem = rivals.make_problem(case, on_gpu=on_gpu)
-        expected = None
-        for name, attend, reason in rivals.implementations(problem, on_gpu=on_gpu):
+        expected, work = None, Work.of(case, "mosaic_gpu")
+        for name, prepare, reason in rivals.implementations(case, target):
             line = {"case": case.name, "implementation": name, **about}
-            if attend is None:
+            if prepare is None:
                 print(json.dumps({**line, "left_out": reason}), flush=True)
                 continue
             try:
-                timing = rivals.measure(attend())
+                attend, began_s = prepare(), time.perf_counter()
+                result = np.asarray(attend()).astype(np.float32)
+                first_s, timing = time.perf_counter() - began_s, measure(attend)
             except Exception as error:
                 if name in OURS:
                     raise
                 print(json.dumps({**line, "failed": repr(error)[:500]}), flush=True)
                 continue
-            real = timing.result[: sum(count for _, count in case.rows)]
+            real = result[: sum(count for _, count in case.rows)]
             expected = real if expected is None else expected
             np.testing.assert_allclose(real, expected, rtol=_TOLERANCE, atol=_TOLERANCE, err_msg=f"{case.name} {name}")
-            bytes_, flops = rivals.work_of(case)
-            bandwidth, rate = bytes_ / timing.median_s, flops / timing.median_s
-            is_too_fast = bytes_ > _NO_CACHE_BYTES and bandwidth > target.bandwidth_bytes_per_s
+            bandwidth, rate = work.kv_bytes / timing.median_s, work.flops / timing.median_s
+            is_too_fast = work.kv_bytes > _NO_CACHE_BYTES and bandwidth > target.bandwidth_bytes_per_s
             if is_too_fast or rate > target.flops_per_s:
                 raise ValueError(f"{case.name} {name}: {bandwidth:.3g} bytes/s and {rate:.3g} operations/s cannot be")
-            figures = {field: value for field, value in dataclasses.asdict(timing).items() if field != "result"}
-            line |= figures | {"bytes": bytes_, "flops": flops, "of_copy": round(bandwidth / copied, 3)}
+            line |= {"compile_and_first_s": first_s, **dataclasses.asdict(timing)}
+            line |= {"bytes": work.kv_bytes, "flops": work.flops, "of_copy": round(bandwidth / copied, 3)}
             print(json.dumps({**line, "tflops": round(rate / 1e12, 2)}), flush=True)
 
 

@@ -6,8 +6,7 @@ so that other work on the machine counts little.
 
 device: an engine answers prompts that are cached up to a given part, with the cache on and off in turn; time to the
 first token, time per token, tokens a second, and the share of the time that goes into `CacheManager`; then the time to
-the first token of prompts that come back from host memory. A cold prompt is one with the cache off. A table on stderr
-too.
+the first token of prompts that come back from host memory. A cold prompt is one with the cache off.
 
 tokens: time per token with the cache on over that with it off, of many short requests in turn, so that 99th
 percentiles have samples: `token_p99_ratio` over all of them, and of each tenth of the run, to see how steady it is.
@@ -24,7 +23,6 @@ import json
 import os
 import platform
 import random
-import sys
 import time
 from array import array
 from collections.abc import Callable
@@ -34,9 +32,6 @@ from typing import Any
 
 import jax
 import numpy as np
-from rich import box
-from rich.console import Console
-from rich.table import Table
 
 from ferrum_jax import LLM, EngineConfig, SamplingParams
 from ferrum_jax.core.kv_cache.id_pool import IdPool
@@ -57,7 +52,6 @@ _BLOCK_SIZE = 16
 _GENERATED = 64
 
 _SHORT_PROMPT = 128  # tokens; half of them are cached in every other round
-_ROUNDS = 100
 
 
 def best_seconds(run: Callable[[], object], repeats: int) -> float:
@@ -196,6 +190,13 @@ class _Timed:
         return token_ids, deltas[-1].num_cached_tokens
 
 
+def _engines(model: str, config: EngineConfig) -> tuple[LLM, _Timed, _Timed]:
+    """The model, and its engines with the cache on and off."""
+    llm = LLM(model, config)
+    off = build_engine(llm.loaded, dataclasses.replace(config, enable_prefix_caching=False), None)
+    return llm, _Timed(llm.engine), _Timed(off)
+
+
 def measure_device(model: str, repeats: int) -> dict[str, Any]:
     """By hit rate, with the cache on and off in turn; equal tokens are asserted."""
     config = EngineConfig(
@@ -206,9 +207,7 @@ def measure_device(model: str, repeats: int) -> dict[str, Any]:
         block_size=_BLOCK_SIZE,
         num_blocks=1024,
     )
-    llm = LLM(model, config)
-    on = _Timed(llm.engine)
-    off = _Timed(build_engine(llm.loaded, dataclasses.replace(config, enable_prefix_caching=False), None))
+    llm, on, off = _engines(model, config)
     rng = np.random.default_rng(0)
     times = {percent: (_Times(), _Times()) for percent in _HIT_PERCENT}
     for repeat in range(repeats + 1):  # the first does not count; who goes first alternates, for others use the machine
@@ -237,22 +236,13 @@ def measure_device(model: str, repeats: int) -> dict[str, Any]:
         "repeat_percent_of_cold": round(100 * float(np.median(times[100][0].first_s)) / cold, 2),
         "repeat_from_host_percent_of_cold": round(100 * from_host / cold, 2),
         "token_p99_ratio": _ratio(*(_joined([pair[i] for pair in times.values()]) for i in (0, 1))),
-        "device": jax.devices()[0].device_kind,
-        "cpus": len(os.sched_getaffinity(0)),
-        "jax": jax.__version__,
     }
 
 
 def measure_tokens(model: str, rounds: int) -> dict[str, Any]:
     """Times per token of `rounds` requests each with the cache on and off; who goes first alternates."""
-    config = EngineConfig(
-        ready="all", max_num_seqs=4, max_num_batched_tokens=512, max_model_len=512, block_size=_BLOCK_SIZE
-    )
-    llm = LLM(model, dataclasses.replace(config, num_blocks=256))
-    on = _Timed(llm.engine)
-    off = _Timed(
-        build_engine(llm.loaded, dataclasses.replace(config, num_blocks=256, enable_prefix_caching=False), None)
-    )
+    sizes: Any = {"max_num_seqs": 4, "max_num_batched_tokens": 512, "max_model_len": 512, "num_blocks": 256}
+    llm, on, off = _engines(model, EngineConfig(ready="all", block_size=_BLOCK_SIZE, **sizes))
     rng = np.random.default_rng(2)
     by_round: list[tuple[_Times, _Times]] = []
     for turn in range(rounds + 2):
@@ -275,9 +265,6 @@ def measure_tokens(model: str, rounds: int) -> dict[str, Any]:
         "token_p99_ratio_of_tenths": sorted(
             _ratio(*(_joined([pair[i] for pair in tenth]) for i in (0, 1))) for tenth in tenths if tenth
         ),
-        "device": jax.devices()[0].device_kind,
-        "cpus": len(os.sched_getaffinity(0)),
-        "jax": jax.__version__,
     }
 
 
@@ -316,9 +303,6 @@ def measure_prefix(model: str, repeats: int) -> dict[str, Any]:
         "computed_tokens": [computed[True], computed[False]],
         "factor": round(off / on, 2),
         "factor_of_tokens": round(computed[False] / computed[True], 2),
-        "device": jax.devices()[0].device_kind,
-        "cpus": len(os.sched_getaffinity(0)),
-        "jax": jax.__version__,
     }
 
 
@@ -346,55 +330,35 @@ def _ratio(on: _Times, off: _Times) -> float:
     return round(float(np.percentile(on.token_s, 99) / np.percentile(off.token_s, 99)), 3)
 
 
-def _show(result: dict[str, Any]) -> None:
-    table = Table(
-        box=box.SIMPLE,
-        padding=(0, 1, 0, 0),
-        title=f"prompts of {result['prompt_tokens']} tokens, {result['generated_tokens']} generated",
-    )
-    names = {
-        "first_token_ms": "first\ntoken ms",
-        "token_p50_ms": "p50 ms",
-        "token_p99_ms": "p99 ms",
-        "output_tok_s": "tok/s",
-    }
-    for name in ("hit\n%", *(f"{name}\non (off)" for name in names.values()), "cache\ncode %", "p99\nratio"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for percent, row in result["by_hit_percent"].items():
-        digits = {"output_tok_s": 0}
-        cells = [f"{row['on'][n]:.{digits.get(n, 1)}f} ({row['off'][n]:.{digits.get(n, 1)}f})" for n in names]
-        cache_code = f"{row['on']['cache_code_percent']:.2f}"
-        table.add_row(str(percent), *cells, cache_code, f"{row['token_p99_ratio']:.2f}")
-    Console(stderr=True).print(table)
+PARTS: dict[str, tuple[Callable[[str, int], dict[str, Any]], int]] = {  # and how often each is repeated by default
+    "host": (lambda _, repeats: measure_host(repeats), 100),
+    "device": (measure_device, 5),
+    "tokens": (measure_tokens, 100),
+    "prefix": (measure_prefix, 5),
+}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("part", choices=("host", "device", "tokens", "prefix"))
+    parser.add_argument("part", choices=PARTS)
     parser.add_argument("--repeats", type=int, help="by default 100 of the host's part and of tokens, 5 of the others")
     demo = Path(__file__).parent.parent / "checkpoints" / "demo"
     parser.add_argument(
         "--model", default=str(demo), metavar="DIR", help="of all parts but host; by default the demo's"
     )
     arguments = parser.parse_args()
-    if arguments.part == "host":
-        measured = measure_host(arguments.repeats or 100)
-    elif arguments.part == "prefix":
-        measured = measure_prefix(arguments.model, arguments.repeats or 5)
-    elif arguments.part == "tokens":
-        measured = measure_tokens(arguments.model, arguments.repeats or _ROUNDS)
-    else:
-        measured = measure_device(arguments.model, arguments.repeats or 5)
-        _show(measured)
+    measure, repeats = PARTS[arguments.part]
     result = {
         "benchmark": f"reuse {arguments.part}",
-        **measured,
+        **measure(arguments.model, arguments.repeats or repeats),
+        "device": jax.devices()[0].device_kind,
+        "cpus": len(os.sched_getaffinity(0)),
+        "jax": jax.__version__,
         "python": platform.python_version(),
         "machine": platform.machine(),
         **git_state(),
     }
-    json.dump(result, sys.stdout)
-    print()
+    print(json.dumps(result))
 
 
 if __name__ == "__main__":

@@ -232,26 +232,14 @@ def count_all(names: Sequence[str]) -> dict[str, dict[str, Counted]]:
         return dict(zip(names, pool.map(count_named, names), strict=True))
 
 
-def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    known = [launch.name for launch in gpu_launches.launches()]
-    parser.add_argument("launches", nargs="*", metavar="LAUNCH", help=f"of {', '.join(known)}; all by default")
-    parser.add_argument("--write", action="store_true", help=f"keep the counts in {FILE.name}")
-    parser.add_argument("--check", action="store_true", help="fail where a count is worse than the one that is kept")
-    arguments = parser.parse_args()
-    if unknown := set(arguments.launches) - set(known):
-        parser.error(f"no launch is called {sorted(unknown)}; see --help")
-    arguments.launches = arguments.launches or known
-    return arguments
-
-
 def main() -> None:
-    arguments = parse_arguments()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments = kept_counts.parse(parser, [launch.name for launch in gpu_launches.launches()], FILE)
     try:
         tool("nvdisasm")
     except FileNotFoundError as error:
         sys.exit(str(error))
-    before, counted = kept(), count_all(arguments.launches)
+    before, counted = kept(), count_all(arguments.names)
     Console(width=None if Console().is_terminal else 200).print(make_table(counted))
     if arguments.check:
         found = [

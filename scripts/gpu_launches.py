@@ -23,6 +23,7 @@ from pallas_kernels.paged_attention.gpu.config import LANES, Divided, Form
 from scripts.gpu_launch import Launch, Part
 from scripts.gpu_product_launches import product_launches
 from scripts.gpu_static import Compiled
+from scripts.hopper_cases import gpu_cases
 
 MEASURED_CASES = (
     Case(
@@ -42,7 +43,7 @@ _MEASURED_US = {"llama_8b_decode_4k": 294, "llama_8b_prefill_4k": 489.6}
 
 def launches() -> list[Launch]:
     """All of them."""
-    attention = map(_attention, [*gpu_static.gpu_cases(), *MEASURED_CASES])
+    attention = map(_attention, [*gpu_cases(), *MEASURED_CASES])
     return [*attention, *product_launches(), _jax_attention(), _jax_matmul()]
 
 

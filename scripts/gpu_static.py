@@ -19,19 +19,16 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")  # who tests on a GPU imports this
 os.environ["MOSAIC_GPU_DUMP_PTXAS"] = "1"
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax._src.pallas.mosaic_gpu import lowering
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from ferrum_jax.runtime.compile.topology import target_devices
 from pallas_kernels.paged_attention import GpuConfig, make_schedule, paged_attention
-from pallas_kernels.paged_attention.cases import CASES, Case, make_shapes
-from pallas_kernels.paged_attention.support import refusals
-from pallas_kernels.target import Target
-from scripts.hopper_cases import HOPPER_CASES
+from pallas_kernels.paged_attention.cases import Case, make_shapes
+from pallas_kernels.paged_attention.run_case import choose_config
+from scripts.hopper_cases import TARGET
 
-TARGET = Target.named("gpu:h200")
 _KERNEL = re.compile(
     r"bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads\s+ptxas info\s*: Used (\d+) registers"
 )
@@ -118,26 +115,11 @@ def _output() -> Iterator[pathlib.Path]:
             os.unlink(file.name)
 
 
-def gpu_cases() -> list[Case]:
-    """The cases of paged attention in sizes that models have, as far as "mosaic_gpu" has them."""
-
-    def has(case: Case) -> bool:
-        how = {"block_size": case.block_size, "kv_dtype": case.kv_dtype}
-        several_of_latents = case.rope_dim is not None and not case.decode_only  # which are XLA's
-        return not several_of_latents and not refusals("mosaic_gpu", target=TARGET, **case.kept, **how)
-
-    return [case for case in CASES + HOPPER_CASES if not case.tiny and has(case)]
-
-
 def config_of(case: Case) -> GpuConfig:
     """The tiles that an engine would take for a case."""
-    return GpuConfig.choose(
-        num_heads=case.num_heads,
-        pool=make_shapes(case, "mosaic_gpu").pool,
-        decode_only=case.decode_only,
-        target=TARGET,
-        dtype=jnp.dtype(case.dtype),
-    )
+    config = choose_config(case, "mosaic_gpu", TARGET, make_shapes(case, "mosaic_gpu").pool)
+    assert isinstance(config, GpuConfig)
+    return config
 
 
 def compile_case(case: Case) -> Compiled:

@@ -1,12 +1,15 @@
-"""Cases of paged attention for Hopper's kernels alone, beside those of pallas_kernels/paged_attention/cases.py."""
+"""Cases of paged attention for Hopper's kernels: some alone, and those of pallas_kernels/paged_attention/cases.py."""
 
 from __future__ import annotations
 
 import functools
 from typing import Any
 
-from pallas_kernels.paged_attention.cases import Case
+from pallas_kernels.paged_attention.cases import CASES, Case
+from pallas_kernels.paged_attention.support import refusals
+from pallas_kernels.target import Target
 
+TARGET = Target.named("gpu:h200")
 _decode = functools.partial(Case, rows=((2047, 1),) * 64, num_tokens=64, num_rows=64, decode_only=True)
 _mixed = functools.partial(Case, rows=(*((2047, 1),) * 60, (1024, 452)), num_tokens=512, num_rows=64)
 _LLAMA_8B: Any = {"num_heads": 32, "num_kv_heads": 8}
@@ -36,3 +39,14 @@ HOPPER_CASES = (
     _mixed(name="gemma3_mixed_image", window=1024, spans=((60, 1100, 1356),), **_GEMMA),
     _mixed(name="gemma3_mixed_image_no_window", spans=((60, 1100, 1356),), **_GEMMA),
 )
+
+
+def gpu_cases() -> list[Case]:
+    """The cases of paged attention in sizes that models have, as far as "mosaic_gpu" has them."""
+
+    def has(case: Case) -> bool:
+        how = {"block_size": case.block_size, "kv_dtype": case.kv_dtype}
+        several_of_latents = case.rope_dim is not None and not case.decode_only  # which are XLA's
+        return not several_of_latents and not refusals("mosaic_gpu", target=TARGET, **case.kept, **how)
+
+    return [case for case in CASES + HOPPER_CASES if not case.tiny and has(case)]

@@ -6,14 +6,27 @@ the generations of TPUs that a launch is compiled for.
 
 from __future__ import annotations
 
+import argparse
 import json
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 WORSE = 1.02  # times what is kept
 Launches = Mapping[str, Mapping[str, Any]]
 Columns = Mapping[str, Mapping[str, float]]  # by part: what must not get worse
+
+
+def parse(parser: argparse.ArgumentParser, known: Sequence[str], file: pathlib.Path) -> argparse.Namespace:
+    """The command line of a script that keeps counts of named things in a file: which of them, --write, --check."""
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(known)}; all by default")
+    parser.add_argument("--write", action="store_true", help=f"keep the counts in {file.name}")
+    parser.add_argument("--check", action="store_true", help="fail where a count is worse than the one that is kept")
+    arguments = parser.parse_args()
+    if unknown := set(arguments.names) - set(known):
+        parser.error(f"nothing is called {sorted(unknown)}; see --help")
+    arguments.names = arguments.names or known
+    return arguments
 
 
 def read(path: pathlib.Path) -> dict[str, Any]:

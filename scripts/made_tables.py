@@ -29,9 +29,8 @@ from ferrum_jax.tasks.calls.fields import AXES, ELSEWHERE
 from pallas_kernels.paged_attention.gpu.ceilings import FILE as GPU_CEILINGS
 from pallas_kernels.paged_attention.gpu.ceilings import seconds_of
 from scripts import csv_tables, kept_counts
-from scripts.step_estimates import FILE as STEP_ESTIMATES
-from scripts.step_estimates import Estimate
-from scripts.tpu_steps import STEPS
+from scripts.step_estimates import FILE as STEPS
+from scripts.step_estimates import Estimate, step_rows
 
 ROOT = Path(__file__).parent.parent
 COMMANDS = ROOT / "docs/reference/commands.md"
@@ -159,22 +158,8 @@ def gpu_table() -> csv_tables.Table:
 
 
 def steps_table() -> csv_tables.Table:
-    """Decode steps by estimate: what they take, their bounds, and what others measured."""
-    rows = [["step", "rows", "ms", "bound, ms", "share", "tokens/s", "loses most, us (share bound)", "published"]]
-    kept = kept_counts.read(STEP_ESTIMATES)["launches"]
-    for step in (each for each in STEPS if each.name in kept):
-        one = Estimate(**kept[step.name]["step"])
-        lost = "; ".join(f"{label} {took:,} ({share:.0%})" for label, (took, share) in _by_loss(one))
-        published = "" if step.published is None else f"{step.published[0]:,} ({step.published[1]})"
-        share, rate = f"{one.bound_us / one.step_us:.0%}", f"{one.tokens_per_s:,}"
-        times = f"{one.step_us / 1e3:.2f}", f"{one.bound_us / 1e3:.2f}"
-        rows.append([step.name, f"{step.tokens} of {step.context:,}", *times, share, rate, lost, published])
-    return rows
-
-
-def _by_loss(one: Estimate) -> list[tuple[str, tuple[int, float]]]:
-    """What loses most of a step, the largest loss first."""
-    return sorted(one.largest.items(), key=lambda item: -item[1][0] * (1 - item[1][1]))
+    """The decode steps whose estimates are kept."""
+    return step_rows({name: Estimate(**one["step"]) for name, one in kept_counts.read(STEPS)["launches"].items()})
 
 
 def _counted(one: dict[str, Any]) -> str:

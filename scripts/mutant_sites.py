@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from scripts.mutants import ROOT
+from scripts.mutant_forks import ROOT
 
 _PAIRS = [(ast.Lt, ast.LtE), (ast.Gt, ast.GtE), (ast.Eq, ast.NotEq), (ast.Is, ast.IsNot), (ast.In, ast.NotIn)]
 _PAIRS += [(ast.And, ast.Or), (ast.Add, ast.Sub)]

@@ -55,16 +55,13 @@ def main() -> None:
     parser.add_argument("name", help="model_type of the reference implementation")
     name = parser.parse_args().name
     config, tensors = reference(name)
-    found = sorted((compare(each, family, config, tensors) for each, family in FAMILIES.items()), key=_distance)
+    compared = (compare(each, family, config, tensors) for each, family in FAMILIES.items())
+    found = sorted(compared, key=lambda comparison: comparison.distance)
     for comparison in found[:3]:
         show(comparison)
     print(f"\nferrum_jax/models/families/{name}.py, and its name in registry.py beside it:\n{module(name, config)}")
     print(f"\ntests/goldens/{name}/config.json:\n{tiny(config)}")
     print(f'\ntests/goldens/families.toml:\n{name} = {{ mesh = "dp=2,tp=2" }}')
-
-
-def _distance(comparison: Comparison) -> tuple[bool, int]:
-    return comparison.distance
 
 
 def reference(name: str) -> tuple[dict[str, Any], set[str]]:

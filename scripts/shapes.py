@@ -21,67 +21,20 @@ from safetensors.numpy import save_file
 from checkpoints.rules import Expansion, expand
 from ferrum_jax.engine.startup.model_source import ModelSource
 from ferrum_jax.models.families import registry
+from scripts.published import config_of
 
 _VOCABULARY = 16_384  # of a folder, at most
 
-# Source: the config.json that each model's authors published with it
-_QWEN3: dict[str, Any] = {
-    "vocab_size": 151_936,
-    "head_dim": 128,
-    "max_position_embeddings": 40960,
-    "rms_norm_eps": 1e-6,
-    "rope_theta": 1_000_000.0,
-    "hidden_act": "silu",
-    "attention_bias": False,
-    "torch_dtype": "bfloat16",
-}
+
+def _published(name: str, model_type: str) -> dict[str, Any]:
+    """The config.json of a published model, without an end: a smaller vocabulary may lack that token."""
+    return {key: value for key, value in config_of(name).items() if key != "eos_token_id"} | {"model_type": model_type}
+
+
 SHAPES: dict[str, dict[str, Any]] = {
-    "qwen3-0.6b": _QWEN3
-    | {
-        "architectures": ["Qwen3ForCausalLM"],
-        "model_type": "qwen3",
-        "hidden_size": 1024,
-        "num_hidden_layers": 28,
-        "num_attention_heads": 16,
-        "num_key_value_heads": 8,
-        "intermediate_size": 3072,
-        "tie_word_embeddings": True,
-    },
-    "llama-3-8b": {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "vocab_size": 128_256,
-        "hidden_size": 4096,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "intermediate_size": 14336,
-        "max_position_embeddings": 8192,
-        "rms_norm_eps": 1e-5,
-        "rope_theta": 500_000.0,
-        "hidden_act": "silu",
-        "attention_bias": False,
-        "mlp_bias": False,
-        "tie_word_embeddings": False,
-        "torch_dtype": "bfloat16",
-    },
-    "qwen3-30b-a3b": _QWEN3
-    | {
-        "architectures": ["Qwen3MoeForCausalLM"],
-        "model_type": "qwen3_moe",
-        "hidden_size": 2048,
-        "num_hidden_layers": 48,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 4,
-        "intermediate_size": 6144,
-        "num_experts": 128,
-        "num_experts_per_tok": 8,
-        "moe_intermediate_size": 768,
-        "decoder_sparse_step": 1,
-        "mlp_only_layers": [],
-        "norm_topk_prob": True,
-        "tie_word_embeddings": False,
-    },
+    "qwen3-0.6b": _published("Qwen3-0.6B", "qwen3"),
+    "llama-3-8b": _published("Llama-3-8B", "llama"),
+    "qwen3-30b-a3b": _published("Qwen3-30B-A3B", "qwen3_moe"),
 }
 
 
@@ -104,7 +57,7 @@ def random_source(config: Mapping[str, Any]) -> ModelSource:
 
 @functools.cache
 def _maker(shape: tuple[int, ...], dtype: jnp.dtype, sharding: Any) -> Any:
-    """A function that draws a weight as `_random` does, on its devices."""
+    """A function that draws a weight as `random_weight` does, on its devices."""
 
     def make(key: jax.Array) -> jax.Array:
         if len(shape) == 1:
@@ -133,14 +86,14 @@ def write_random_checkpoint(shape: str, parent: pathlib.Path) -> pathlib.Path:
         one = targets[target].shape[1:] if len(parts) > 1 else targets[target].shape
         for source in parts:
             assert source.part is None, f"{source}: shapes are of families whose tensors are whole"
-            tensors[source.name] = _random(one, rng)
+            tensors[source.name] = random_weight(one, rng)
     (folder / "config.json").write_text(json.dumps(config, indent=1))
     save_file(tensors, folder / "partial.safetensors")
     (folder / "partial.safetensors").rename(folder / "model.safetensors")  # a killed run leaves no partial model
     return folder
 
 
-def _random(shape: tuple[int, ...], rng: np.random.Generator) -> np.ndarray:
+def random_weight(shape: tuple[int, ...], rng: np.random.Generator) -> np.ndarray:
     """Norm weights are 1, all others normal with the usual 0.02."""
     if len(shape) == 1:
         return np.ones(shape, np.float32)

@@ -36,6 +36,7 @@ from ferrum_jax.runtime.layout import Layout, lay_out
 from ferrum_jax.runtime.sample import make_sample
 from ferrum_jax.runtime.step import compiler_options, make_forward
 from ferrum_jax.sampling_params import SamplingParams
+from scripts.shapes import random_weight
 
 FORMS = ("single", "pmap", "jit", "shard_map")
 _DONATED = (1, 2, 3, 4)  # kv, slots, prompts, hidden of a step's arguments
@@ -114,8 +115,10 @@ def _engine_step(form: str, shape: MeshShape, work: Workload, devices: Sequence[
     def make() -> tuple[Any, ...]:
         pools = layout.pools
         kv = [_blocks(array) for array in pools.flat_caches()]
-        slots = _put(_slots(work, rows, shape.dp, pools.slots.shape[1]), pools.slots.sharding)
-        prompts, hidden = (_put(np.zeros(a.shape, a.dtype), a.sharding) for a in (pools.prompts, pools.hidden))
+        slots = jax.device_put(_slots(work, rows, shape.dp, pools.slots.shape[1]), pools.slots.sharding)
+        prompts, hidden = (
+            jax.device_put(np.zeros(a.shape, a.dtype), a.sharding) for a in (pools.prompts, pools.hidden)
+        )
         return (
             _weights(layout),
             tuple(kv),
@@ -154,7 +157,7 @@ def _pmap(shape: MeshShape, work: Workload, devices: Sequence[Any]) -> Program:
         ids = _slots(work, rows, n, slots.shape[2]).reshape(slots.shape)
         blobs = _blobs(work, rows, n, layout, bucket).reshape(blob.shape)
         zeros = (np.zeros(a.shape, a.dtype) for a in (prompts, hidden))
-        return copies, tuple(map(_blocks, kv)), *(_put(a, sharding) for a in (ids, *zeros, blobs))
+        return copies, tuple(map(_blocks, kv)), *(jax.device_put(a, sharding) for a in (ids, *zeros, blobs))
 
     return Program(form="pmap", mesh=shape, compile=compiled, make=make, read=_tokens)
 
@@ -193,7 +196,7 @@ def _jit(shape: MeshShape, work: Workload, devices: Sequence[Any]) -> Program:
         blobs = _blobs(work, rows, shape.dp, layout, bucket).reshape(blob.shape)
         zeros = ((np.zeros(a.shape, a.dtype), a) for a in (prompts, hidden))
         rest = ((ids, slots), *zeros, (blobs, blob))
-        return _weights(divided), tuple(map(_blocks, pools)), *(_put(a, to.sharding) for a, to in rest)
+        return _weights(divided), tuple(map(_blocks, pools)), *(jax.device_put(a, to.sharding) for a, to in rest)
 
     return Program(form="jit", mesh=shape, compile=compiled, make=make, read=_tokens)
 
@@ -240,10 +243,8 @@ def _weights(layout: Layout) -> tuple[jax.Array, ...]:
 
 
 def _random(name: str, shape: tuple[int, ...]) -> np.ndarray:
-    """Norms are 1, all else normal with the usual 0.02; equal for equal names."""
-    if len(shape) == 1:
-        return np.ones(shape, np.float32)
-    return np.random.default_rng(zlib.crc32(name.encode())).standard_normal(shape, np.float32) * np.float32(0.02)
+    """Equal for equal names."""
+    return random_weight(shape, np.random.default_rng(zlib.crc32(name.encode())))
 
 
 def _blocks(pool: jax.ShapeDtypeStruct) -> jax.Array:
@@ -256,10 +257,6 @@ def _blocks(pool: jax.ShapeDtypeStruct) -> jax.Array:
 def _tokens(results: Any) -> np.ndarray:
     """[rows]: what a step drew; waits for it."""
     return np.asarray(results[4])[..., 0].ravel()
-
-
-def _put(array: np.ndarray, sharding: jax.sharding.Sharding | None) -> jax.Array:
-    return jax.device_put(array, sharding)
 
 
 def _slots(work: Workload, rows: int, shards: int, words: int) -> np.ndarray:

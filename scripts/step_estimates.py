@@ -102,21 +102,15 @@ def operations(step: Step, walked: Walked, shown: int) -> Table:
     return table
 
 
-def summary(found: Mapping[str, Estimate]) -> Table:
-    """A row for each step."""
-    table = Table(title="Decode steps by estimate, nothing ran", pad_edge=False)
-    for name in ("step", "rows", "ms", "bound ms", "share", "tokens/s", "unknown", "published"):
-        table.add_column(name, justify="left" if name == "step" else "right")
+def step_rows(found: Mapping[str, Estimate]) -> list[list[str]]:
+    """A table of decode steps by estimate: what they take, their bounds, and what others measured."""
+    rows = [["step", "rows", "ms", "bound, ms", "share", "tokens/s", "loses most, us (share bound)", "published"]]
     for step in (each for each in STEPS if each.name in found):
         one = found[step.name]
-        table.add_row(
-            step.name,
-            f"{step.tokens} of {step.context:,}",
-            f"{one.step_us / 1e3:.2f}",
-            f"{one.bound_us / 1e3:.2f}",
-            f"{one.bound_us / one.step_us:.0%}",
-            f"{one.tokens_per_s:,}",
-            f"{one.unknown}",
-            "" if step.published is None else f"{step.published[0]:,}",
-        )
-    return table
+        by_loss = sorted(one.largest.items(), key=lambda item: -item[1][0] * (1 - item[1][1]))
+        lost = "; ".join(f"{label} {took:,} ({share:.0%})" for label, (took, share) in by_loss)
+        published = "" if step.published is None else f"{step.published[0]:,} ({step.published[1]})"
+        share, rate = f"{one.bound_us / one.step_us:.0%}", f"{one.tokens_per_s:,}"
+        times = f"{one.step_us / 1e3:.2f}", f"{one.bound_us / 1e3:.2f}"
+        rows.append([step.name, f"{step.tokens} of {step.context:,}", *times, share, rate, lost, published])
+    return rows

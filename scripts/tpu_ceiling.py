@@ -80,26 +80,11 @@ def make_table(found: Mapping[str, Mapping[str, Counted]]) -> Table:
     return table
 
 
-def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    known = [launch.name for launch in tpu_launches.launches()]
-    parser.add_argument("launches", nargs="*", metavar="LAUNCH", help=f"of {', '.join(known)}; all by default")
-    parser.add_argument("--generation", action="append", choices=GENERATIONS, help="may be repeated; default: all")
-    parser.add_argument("--write", action="store_true", help=f"keep the counts in {TPU_CEILINGS.name}")
-    parser.add_argument("--check", action="store_true", help="fail where a count is worse than the one that is kept")
-    arguments = parser.parse_args()
-    if unknown := set(arguments.launches) - set(known):
-        parser.error(f"no launch is called {sorted(unknown)}; see --help")
-    return arguments
-
-
 def count_all(names: Sequence[str], generations: Sequence[str]) -> dict[str, dict[str, Counted]]:
-    """The counts of the launches of these names, all where there is none, by generation."""
+    """The counts of the launches of these names by generation."""
     found: dict[str, dict[str, Counted]] = {}
     for launch in tpu_launches.launches():
-        if names and launch.name not in names:
-            continue
-        for generation in (each for each in launch.generations if each in generations):
+        for generation in (each for each in launch.generations if launch.name in names and each in generations):
             found.setdefault(launch.name, {})[generation] = count(launch, generation)
             print(f"{launch.name} {generation}: {found[launch.name][generation].cycles:,} cycles", file=sys.stderr)
     return found
@@ -116,9 +101,11 @@ def keep(before: Mapping[str, Any], found: Mapping[str, Mapping[str, Counted]]) 
 
 
 def main() -> None:
-    arguments = parse_arguments()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--generation", action="append", choices=GENERATIONS, help="may be repeated; default: all")
+    arguments = kept_counts.parse(parser, [launch.name for launch in tpu_launches.launches()], TPU_CEILINGS)
     before = kept_counts.read(TPU_CEILINGS)
-    found = count_all(arguments.launches, arguments.generation or GENERATIONS)
+    found = count_all(arguments.names, arguments.generation or GENERATIONS)
     Console(width=None if Console().is_terminal else 160).print(make_table(found))
     if arguments.check:
         lines = [

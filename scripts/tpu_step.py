@@ -26,8 +26,8 @@ from rich.console import Console
 from ferrum_jax.runtime.compile.topology import target_devices
 from ferrum_jax.runtime.programs import StepPart, programs_of
 from pallas_kernels.target import Target
-from scripts import kept_counts
-from scripts.step_estimates import FILE, Estimate, Walked, estimate, operations, summary, worse
+from scripts import csv_tables, kept_counts
+from scripts.step_estimates import FILE, Estimate, Walked, estimate, operations, step_rows, worse
 from scripts.step_kernels import StepKernels
 from scripts.step_ops import Walk, instructions_of
 from scripts.tpu_ceiling import tools
@@ -59,21 +59,6 @@ def _walk(step: Step, layers: int, *, samples: bool) -> tuple[Walked, Walked]:
     return walked(forward), walked(sample) if samples else Walked.of(Walk(target=target, kernel=kernels.work))
 
 
-def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    known = [step.name for step in STEPS]
-    parser.add_argument("steps", nargs="*", metavar="STEP", help=f"of {', '.join(known)}; all by default")
-    parser.add_argument("--operations", type=int, default=_SHOWN, help="of a step that are shown")
-    parser.add_argument("--write", action="store_true", help=f"keep the estimates in {FILE.name}")
-    parser.add_argument(
-        "--check", action="store_true", help="fail where an estimate is worse than the one that is kept"
-    )
-    arguments = parser.parse_args()
-    if unknown := set(arguments.steps) - set(known):
-        parser.error(f"no step is called {sorted(unknown)}; see --help")
-    return arguments
-
-
 def keep(found: Mapping[str, Estimate]) -> None:
     """Writes the estimates of the steps that there are, those found in place of those before."""
     before = kept_counts.read(FILE)["launches"]
@@ -82,18 +67,19 @@ def keep(found: Mapping[str, Estimate]) -> None:
 
 
 def main() -> None:
-    arguments = parse_arguments()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--operations", type=int, default=_SHOWN, help="of a step that are shown")
+    arguments = kept_counts.parse(parser, [step.name for step in STEPS], FILE)
     console = Console(width=None if Console().is_terminal else 140)
     found: dict[str, Estimate] = {}
-    for step in STEPS:
-        if not arguments.steps or step.name in arguments.steps:
-            walked = walk(step)
-            target = Target.of_device(target_devices(step.target)[0])
-            found[step.name] = estimate(step, walked, target, needed_bytes=needed_bytes(step))
-            console.print(operations(step, walked, arguments.operations))
-            if arguments.write:
-                keep(found)
-    console.print(summary(found))
+    for step in (step for step in STEPS if step.name in arguments.names):
+        walked = walk(step)
+        target = Target.of_device(target_devices(step.target)[0])
+        found[step.name] = estimate(step, walked, target, needed_bytes=needed_bytes(step))
+        console.print(operations(step, walked, arguments.operations))
+        if arguments.write:
+            keep(found)
+    print(csv_tables.as_markdown(step_rows(found)))
     if arguments.check and (lines := worse(kept_counts.read(FILE)["launches"], found)):
         sys.exit("\n".join([*lines, f"estimated with {tools()}; --write keeps the new"]))
 

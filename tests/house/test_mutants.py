@@ -1,9 +1,19 @@
-"""The table of mutants is true of the files, so that `python -m scripts.mutants` finds what it is to change."""
+"""The tables of mutants are true of the files, and what `python -m scripts.made_mutants` has won stays won."""
+
+import os
+import subprocess
+import sys
+import tomllib
 
 import pytest
 
-from scripts.mutants import fast_tests, mutants
+from scripts.made_mutants import KEPT, PACKAGES
+from scripts.mutant_forks import fast_tests
+from scripts.mutant_sites import sites_of
+from scripts.mutants import mutants
 from tests.support import ROOT
+
+MADE = tomllib.loads(KEPT.read_text())
 
 
 @pytest.mark.parametrize("mutant", mutants(), ids=lambda mutant: mutant.name)
@@ -19,3 +29,21 @@ def test_tests_that_find_a_mutant_are_there(mutant):
 
 def test_mutants_are_found_by_tests_that_run_always():
     assert "not slow" in fast_tests() and "not aot" in fast_tests()
+
+
+def test_a_survivor_can_be_made_today_and_few_have_no_reason():
+    files = {name.partition(" ")[0] for name in MADE["survivors"]}
+    there = {site.name for file in files for site in sites_of(ROOT / "ferrum_jax" / file)}
+    assert MADE["survivors"].keys() <= there, "what a test finds, and what is gone, has no line"
+    for package, (folder, _) in PACKAGES.items():
+        open_ = [name for name, why in MADE["survivors"].items() if not why and f"ferrum_jax/{name}".startswith(folder)]
+        assert len(open_) <= MADE["without_reason"][package], f"find or explain {open_}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("package", PACKAGES)
+def test_the_mutants_in_turn_are_found_and_no_branch_is_lost(package):
+    command = [sys.executable, "-m", "scripts.made_mutants", package, "--seconds", "90"]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "XLA_FLAGS"))}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-4000:]

@@ -16,6 +16,7 @@ from ferrum_jax.runtime.layout import Layout, lay_out
 from ferrum_jax.runtime.step import trace_forward
 from pallas_kernels.paged_attention.cases import Case, make_shapes
 from scripts import gpu_static
+from scripts.hopper_cases import gpu_cases
 from scripts.published import PUBLISHED
 
 pytestmark = pytest.mark.aot
@@ -26,7 +27,7 @@ SPILLED = {"gemma_mixed_int8": 1024, "deepseek_v3_decode_c16": 32}
 
 def _cases() -> Any:
     marks = {False: [pytest.mark.slow], True: []}
-    return [pytest.param(case, id=case.name, marks=marks[case.name in QUICK]) for case in gpu_static.gpu_cases()]
+    return [pytest.param(case, id=case.name, marks=marks[case.name in QUICK]) for case in gpu_cases()]
 
 
 @pytest.mark.parametrize("case", _cases())
@@ -48,14 +49,14 @@ def test_it_fits_registers_and_shared_memory_and_the_pool_stays_where_it_is(case
 @pytest.mark.parametrize("head_dim", [128, pytest.param(192, marks=pytest.mark.slow)])
 def test_values_of_96_compile_beside_wider_keys(head_dim: int) -> None:
     """Both operands of a product have one swizzle, and 96 values allow a shorter one than the keys."""
-    case = next(case for case in gpu_static.gpu_cases() if case.name == "llama_8b_mixed")
+    case = next(case for case in gpu_cases() if case.name == "llama_8b_mixed")
     compiled = gpu_static.compile_case(dataclasses.replace(case, head_dim=head_dim, v_head_dim=96))
     assert compiled.kernels and all(kernel.spill_bytes == 0 for kernel in compiled.kernels)
 
 
 def test_the_compiler_s_report_of_a_kernel_is_read() -> None:
     """A kernel that was compiled before in the process is not reported again; this one no case has."""
-    case = next(case for case in gpu_static.gpu_cases() if case.name == "qwen3_30b_tp4_decode_c64")
+    case = next(case for case in gpu_cases() if case.name == "qwen3_30b_tp4_decode_c64")
     compiled = gpu_static.compile_case(dataclasses.replace(case, num_heads=5, soft_cap=3.0))
     assert compiled.kernels and all(64 < kernel.registers <= 255 for kernel in compiled.kernels[:1])
 

@@ -7,6 +7,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from ferrum_jax.core.kv_cache.host_tier import HostTier
 from ferrum_jax.core.kv_cache.id_pool import IdPool
+from ferrum_jax.core.metrics import ReuseMetrics
 from ferrum_jax.core.plan import Copy
 from tests.scheduling.fake_device import Engine
 
@@ -232,7 +233,7 @@ def test_a_reset_forgets_host_memory_too():
 
 
 def test_a_full_host_memory_whose_blocks_are_all_read_drops_what_is_spilled():
-    tier = HostTier([2])
+    tier, metrics = HostTier([2], [7]), ReuseMetrics(enabled=True, block_size=4, kv_dtype="float32")
     tier.spill(0, 5, _key(1))
     assert tier.take() == ((Copy(pool=0, source=5, target=1),), ())
     tier.hold(0, tier.find(0, _key(1)))
@@ -240,5 +241,6 @@ def test_a_full_host_memory_whose_blocks_are_all_read_drops_what_is_spilled():
     tier.spill(0, 6, _key(2))
     assert tier.find(0, _key(2)) == 0
     assert tier.take() == ((), (Copy(pool=0, source=1, target=9),))
-    assert (tier.spilled_blocks, tier.loaded_blocks) == (1, 1)
+    tier.measure(metrics)
+    assert (metrics.spilled_blocks, metrics.loaded_blocks, metrics.host_bytes) == (1, 1, 7)
     tier.check_invariants()

@@ -172,3 +172,16 @@ def test_a_step_of_repeats_alone_has_rows_and_no_tokens() -> None:
     engine.drain()
     shard = engine.plans[before].shards[0]
     assert (shard.num_rows, shard.num_tokens, shard.samples.tolist()) == (3, 0, [1, 1, 1])
+
+
+def test_books_are_right_while_copies_wait_for_their_plan_and_name_their_pools() -> None:
+    """A repeat holds a tail, a hidden state and a snapshot until then."""
+    engine = _engine(max_snapshots=4)
+    _run(engine, 6)
+    cache = engine.cache
+    assert cache.admit(engine.add(PROMPT[:6], 3), 1) == 6
+    cache.check_invariants()
+    assert (
+        [copy.pool for copy in cache.take_transfers().copies_before] == [0, 1] and cache.states and cache.prompts.slots
+    )
+    assert cache.numbered_pools() == [(0, cache.pools[0]), (1, cache.states.pool), (2, cache.prompts.slots)]

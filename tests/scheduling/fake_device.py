@@ -19,9 +19,10 @@ from ferrum_jax.core.plan import Copy, ShardPlan, StepPlan
 from ferrum_jax.core.request import Request
 from ferrum_jax.core.scheduler.drafting import Drafting, StepCosts
 from ferrum_jax.core.scheduler.flex import StepSizes
+from ferrum_jax.core.scheduler.media_book import run_keys
 from ferrum_jax.core.scheduler.scheduler import Scheduler, StepsInFlight
 from ferrum_jax.engine.of_tokens.kept_experts import KeptExperts
-from ferrum_jax.inputs.prompt import MediaSpan
+from ferrum_jax.inputs.prompt import IMAGE_RUN, MediaSpan, PlacedImage
 from ferrum_jax.inputs.sizes.engine_sizes import EngineSizes
 
 VOCABULARY = 5
@@ -252,6 +253,7 @@ class Engine:
         windows: Sequence[int | None] = (None,),
         max_snapshots: int | None = None,
         num_host_blocks: int = 0,
+        num_image_runs: int = 0,
         enabled: bool = True,
         window_blocks: int | None = None,
         num_shards: int = 1,
@@ -275,6 +277,8 @@ class Engine:
             min_cached_prompt_tokens=min_cached_prompt_tokens,
             max_snapshots=max_snapshots,
             state_bytes=1000,
+            num_image_runs=num_image_runs,
+            max_image_patches=6,
         )
         self.caches = [CacheManager(sizes, enabled=enabled) for _ in range(num_shards)]
         budget = max_num_batched_tokens
@@ -298,6 +302,7 @@ class Engine:
         self._experts = FakeExperts(dataclasses.replace(sizes, num_shards=num_shards)) if None in windows else None
         self.requests: dict[int, Request] = {}
         self.plans: list[StepPlan] = []
+        self._encoded: dict[int, bytes] = {}  # by run of embeddings: the key of what was encoded there
         self._in_flight: StepsInFlight[tuple[StepPlan, np.ndarray]] = StepsInFlight()
 
     def add(
@@ -312,6 +317,7 @@ class Engine:
         salt: bytes = b"",
         num_choices: int = 1,
         media: Sequence[MediaSpan] = (),
+        images: Sequence[PlacedImage] = (),
     ) -> Request:
         request = Request(
             id=len(self.requests),
@@ -324,7 +330,8 @@ class Engine:
             takes_hits=takes_hits,
             cache_salt=salt,
             num_choices=num_choices,
-            media=tuple(media),
+            media=(*media, *(MediaSpan(kind=i.kind, digest=i.digest, start=i.start, length=i.length) for i in images)),
+            images=tuple(images),
         )
         self.scheduler.add(request)
         self.requests[request.id] = request
@@ -359,6 +366,12 @@ class Engine:
         """The tokens of all shards' rows, one shard's after the other's."""
         for shard, slot, request_id in plan.admitted:
             self.devices[shard].write_slot(slot, self.requests[request_id].token_ids)
+        for order in plan.encodes:
+            image = self.requests[order.request].images[order.image]
+            self._encoded.update(zip(order.runs, run_keys(image), strict=True))
+        running = {(request.shard, request.slot): request for request in self.scheduler.running()}
+        for index, rows in enumerate(plan.shards):
+            self._check_images(rows, [running[index, slot] for slot in rows.slots.tolist()])
         sampled = np.concatenate([device.run(rows) for device, rows in zip(self.devices, plan.shards, strict=True)])
         if self._experts is not None:
             self._experts.observe(plan, [device.rows for device in self.devices])
@@ -367,6 +380,21 @@ class Engine:
     def commit(self) -> list[tuple[Request, int]]:
         """Commit the oldest step in flight."""
         return self._commit(*self._in_flight.popleft())
+
+    def _check_images(self, rows: ShardPlan, requests: Sequence[Request]) -> None:
+        """Tokens of images are given the embeddings of these; a row holds the images that are not behind it alone."""
+        expected: list[tuple[bytes | None, int]] = []
+        for request, start, count in zip(requests, rows.starts.tolist(), rows.counts.tolist(), strict=True):
+            own = {}
+            for image in request.images if start < request.num_prompt_tokens else ():
+                keys = run_keys(image)
+                own |= {image.start + at: (keys[at // IMAGE_RUN], at % IMAGE_RUN) for at in range(image.length)}
+            expected += [own.get(position, (None, 0)) for position in range(start, start + count)]
+            left = {index for index, image in enumerate(request.images) if image.end > start + count}
+            assert request.image_runs.keys() == left, "a row holds other images than it needs"
+        slots = rows.images.slots.tolist() or [0] * len(expected)
+        found = [(self._encoded.get(slot // IMAGE_RUN), slot % IMAGE_RUN) for slot in slots]
+        assert found == expected, "a token is given another image's embedding"
 
     def _commit(self, plan: StepPlan, sampled: np.ndarray) -> list[tuple[Request, int]]:
         if self._experts is not None:

@@ -12,11 +12,12 @@ import re
 import subprocess
 import sys
 from collections import Counter
+from typing import Any
 
 import pytest
 
 from ferrum_jax.core.request import Request
-from ferrum_jax.inputs.prompt import MediaSpan
+from ferrum_jax.inputs.prompt import MediaSpan, PlacedImage
 from ferrum_jax.io.ints import most_held
 from tests.histories import seeded
 from tests.scheduling.fake_device import VOCABULARY, Engine
@@ -50,12 +51,14 @@ class History:
             window_blocks=choice([num_blocks, min(num_blocks, least)]),
             max_snapshots=choice([None, None, 1, 4]),
             num_host_blocks=choice([0, 1, 3, 12]),
+            num_image_runs=(num_image_runs := choice([0, 0, 4, 7])),
             enabled=rng.random() < 0.9,
             num_shards=choice([1, 1, 2, 3]),
             drafts=drafts,
         )
-        self._budget = budget
+        self._budget, self._takes_images = budget, num_image_runs > 0
         self._is_plain = windows == (None,) and self.engine.cache.states is None and drafts is None
+        self._is_plain = self._is_plain and not num_image_runs  # for which a request may wait
 
     def run(self, num_operations: int) -> None:
         """So many operations, and then what it takes to end every request."""
@@ -89,6 +92,20 @@ class History:
         tail = [self._rng.randrange(VOCABULARY) for _ in range(self._rng.randrange(3))]
         return (self._choice(_STEMS)[: self._choice([1, 4, 5, 8, 9, 13, 23])] + tail)[: self._max_total - 1]
 
+    def images(self, length: int) -> list[PlacedImage]:
+        """Some of few images, which come again and again, in a prompt of this length."""
+        found, start = list[PlacedImage](), 1
+        for tokens in self._choice([(), (), (3,), (17,), (1, 3), (3, 16)]):
+            if start + tokens < length:
+                about: Any = {
+                    "digest": bytes([tokens, self._rng.randrange(3)]),
+                    "grid": (1, 1, tokens),
+                    "seconds": tokens / 2,
+                }
+                found.append(PlacedImage(start=start, length=tokens, **about))
+                start = found[-1].end + 1
+        return found
+
     def add(self) -> bool:
         if len(self.unfinished()) > 8:
             return False
@@ -100,7 +117,8 @@ class History:
             "priority": self._choice([0, 0, 1, 2]),
             "takes_hits": self._rng.random() < 0.8,
             "salt": self._choice([b"", b"", b"", b"tenant"]),
-            "media": (_IMAGE,) if self._rng.random() < 0.1 and len(prompt) > 5 else (),
+            "media": (_IMAGE,) if self._rng.random() < 0.1 and len(prompt) > 5 and not self._takes_images else (),
+            "images": self.images(len(prompt)) if self._takes_images else (),
         }
         for _ in range(num_choices):
             try:
@@ -156,6 +174,7 @@ class History:
         self.engine.scheduler.renew(self._rng.randbytes(4))
         metrics = self.engine.scheduler.metrics()
         assert not metrics.entries and not metrics.host_entries
+        assert all(row.takes_hits for row in self.engine.scheduler.running()), "scores of two weights would be mixed"
         return self.checked()
 
     def pin(self) -> bool:
@@ -183,7 +202,10 @@ def _counted(rng: random.Random, num_operations: int, length: int, drafts: str |
         history = History(rng, drafts)
         history.run(length)
         done += history.num_operations
-        seen.update({k: v for k, v in history.engine.scheduler.metrics().snapshot().items() if isinstance(v, int)})
+        images, encoded = history.engine.scheduler.images.counts(), sum(len(p.encodes) for p in history.engine.plans)
+        assert (images.images_encoded, images.image_runs_live) == (encoded, 0)
+        counted = history.engine.scheduler.metrics().snapshot() | vars(images)
+        seen.update({k: v for k, v in counted.items() if isinstance(v, int)})
     return seen
 
 
@@ -198,6 +220,7 @@ def test_the_books_are_right_after_each_of_many_operations(num_operations: int, 
         *("evictions", "revivals", "preemptions", "refusals", "twins_merged", "prompt_hits"),
         *("prompt_evictions", "copied_blocks", "left_behind_blocks", "snapshot_evictions"),
         *("spilled_blocks", "loaded_blocks", "host_hits", "host_evictions"),
+        *("images_encoded", "image_hits", "image_evictions"),
     ):
         assert seen[name] > least, f"{name} is {seen[name]}"
 

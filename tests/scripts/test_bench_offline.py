@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from ferrum_jax.cli.benchmarks import workloads
-from pallas_kernels.paged_attention.cases import Case
+from pallas_kernels.paged_attention.cases import Case, Work
+from pallas_kernels.target import Target
 from scripts import bench_kernels, bench_offline, kernel_rivals, shapes
 from tests.scripts.test_shapes import SMALL
 
@@ -85,7 +86,7 @@ def test_a_case_gives_a_line_with_times_bytes_and_the_state_of_the_checkout(caps
     assert about["copy_gb_per_s"] > 0 and about["device"] == "cpu"
     assert (line["case"], line["implementation"]) == ("decode_gqa", "xla")
     assert line["bytes"] == sum((6, 131, 64, 65)) * 2 * 2 * 128 * 2
-    assert 0 < line["p10_s"] <= line["median_s"] <= line["p90_s"]
+    assert 0 < line["median_s"] <= line["p90_s"]
     assert {"git", "dirty", "jax", "compile_and_first_s", "flops", "of_copy"} <= line.keys()
     with pytest.raises(SystemExit, match=r"no case is called \['nothing'\]; there are \['decode_gqa'"):
         bench_kernels.run(["nothing"], on_gpu=False)
@@ -94,9 +95,8 @@ def test_a_case_gives_a_line_with_times_bytes_and_the_state_of_the_checkout(caps
 @pytest.mark.slow
 def test_contiguous_keys_and_values_give_what_attention_through_the_blocks_gives() -> None:
     case = Case(name="even", rows=((37, 1),) * 3, num_tokens=3, num_rows=3, decode_only=True)
-    problem = kernel_rivals.make_problem(case, on_gpu=False)
-    ((name, ours, _),) = kernel_rivals.implementations(problem, on_gpu=False)
-    q, k, v = kernel_rivals.contiguous(problem)
+    ((name, ours, _),) = kernel_rivals.implementations(case, Target.named("cpu"))
+    q, k, v = kernel_rivals.contiguous(case)
     with jax.numpy_dtype_promotion("standard"):  # jax's own attention mixes dtypes
         theirs = jax.nn.dot_product_attention(q.astype(k.dtype), k, v, scale=case.softmax_scale)
     assert name == "xla" and ours is not None
@@ -105,6 +105,6 @@ def test_contiguous_keys_and_values_give_what_attention_through_the_blocks_gives
 
 def test_operations_are_counted_for_what_queries_see() -> None:
     case = Case(name="", rows=((10, 2), (0, 3)), num_tokens=5, num_rows=2, num_heads=1, num_kv_heads=1, head_dim=1)
-    assert kernel_rivals.work_of(case)[1] == 4 * (11 + 12 + 1 + 2 + 3)
-    windowed = Case(**{**vars(case), "window": 4})
-    assert kernel_rivals.work_of(windowed) == (2 * (5 + 3) * 2, 4 * (4 + 4 + 1 + 2 + 3))
+    assert Work.of(case, "mosaic_gpu").flops == 4 * (11 + 12 + 1 + 2 + 3)
+    windowed = Work.of(Case(**{**vars(case), "window": 4}), "mosaic_gpu")
+    assert (windowed.kv_bytes, windowed.flops) == (2 * (5 + 3) * 2, 4 * (4 + 4 + 1 + 2 + 3))

@@ -30,6 +30,7 @@ NOON = datetime.datetime(2026, 11, 27, 12, 0, tzinfo=EAST).timestamp()
         ("2026-11-28 06:00", "2026-11-28T06:00+05:30"),
         ("2026-11-28T06:00:30Z", "2026-11-28T06:00:30+00:00"),
         ("2027-11-27T06:00+01:00", "2027-11-27T06:00+01:00"),
+        ("2027-11-28T12:00", "2027-11-28T12:00+05:30"),
     ],
 )
 def test_a_deadline_is_the_next_such_time_of_day_or_that_moment(text, meant):
@@ -89,7 +90,16 @@ def test_a_time_of_day_is_that_of_the_machine_also_where_its_clocks_are_changed(
 
 @pytest.mark.parametrize(
     ("text", "seconds"),
-    [("2h", 7200), ("90m", 5400), ("1h30m", 5400), ("45s", 45), ("1.5h", 5400), ("1d2h3m4s", 93784)],
+    [
+        ("2h", 7200),
+        ("90m", 5400),
+        ("1h30m", 5400),
+        ("45s", 45),
+        ("1.5h", 5400),
+        ("1d2h3m4s", 93784),
+        ("1s", 1),
+        ("366d", 31622400),
+    ],
 )
 def test_a_span_has_its_units(text, seconds):
     assert span_of(text) == seconds

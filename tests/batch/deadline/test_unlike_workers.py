@@ -46,6 +46,7 @@ def test_the_rows_that_are_left_are_run_by_the_fewest_and_fastest_workers():
 
 
 def test_a_slow_worker_begins_no_row_that_would_end_long_after_all_others():
+    assert together(SLOW, FAST).is_worthwhile(40) and not together(SLOW, FAST).is_worthwhile(39)
     assert together(SLOW, FAST).rows_to_take(900, 900) == 50
     assert together(SLOW, FAST).rows_to_take(10, 10) == 0 and together(FAST, SLOW).rows_to_take(10, 10) == 16
     assert together(SLOW, worker("dead", 0.125, is_alive=False)).rows_to_take(10, 10) == 10

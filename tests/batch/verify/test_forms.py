@@ -42,6 +42,7 @@ def test_defaults_names_and_structures_that_must_be_whole_are_those_of_the_job(t
     assert write_job(tmp_path, rows, lambda start: FakeLLM(), **settings) == 0
     found = verified(tmp_path, FakeLLM)
     assert found.is_right and found.counts[BITS] == 2
+    assert "if more than 95.0% of all rows were wrong, one" in _said(verified(tmp_path, FakeLLM, sample=1))
 
 
 def test_a_row_that_crashed_the_engine_is_answered_again_and_may_not_work_now(tmp_path):

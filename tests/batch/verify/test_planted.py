@@ -10,6 +10,8 @@ from safetensors.numpy import load_file, save_file
 from ferrum_jax import LLM
 from ferrum_jax.batch.job import EXIT_ROWS_FAILED
 from ferrum_jax.batch.verify.line_difference import BITS, DIFFERENT
+from ferrum_jax.batch.verify.promise import other_model
+from ferrum_jax.batch.verify.verify_job import record_of
 from tests.batch.verify.planted import Written, verified, write_job
 from tests.support import GOLDENS, INVARIANT, small_llm
 
@@ -250,6 +252,8 @@ def test_another_model_is_refused_by_the_name_of_what_differs(job, other):
     assert not found.is_right and found.num_answered == 0
     (finding,) = found.findings.kept
     assert finding.code == "other_model" and "weights" in finding.message
+    early = dataclasses.replace(other.identity, weights=None)
+    assert other_model(record_of(str(job / "out.jsonl"), None), early) == [], "they are not read yet"
 
 
 def test_a_report_that_was_made_to_fit_another_model_is_found_out(job, other):
