@@ -7,6 +7,7 @@ import itertools
 import os
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -17,6 +18,9 @@ import jax
 import pytest
 
 from ferrum_jax.config import EngineConfig
+from ferrum_jax.runtime import encoder_runtime, programs
+from ferrum_jax.runtime.compile.compile import make_all
+from ferrum_jax.runtime.compile.deferred import DeferredExecutable
 from tests.golden_table import TABLE, marked
 from tests.support import FAMILIES, small_llm
 
@@ -32,6 +36,30 @@ if "PYTEST_XDIST_WORKER" not in os.environ and _markers.startswith("not slow"):
 # have the default.
 EngineConfig.__init__.__kwdefaults__["ready"] = "all"
 
+
+def make_when_used(parts, order_of_use, *, executable_cache, on_done=lambda done, total: None, abandoned=None):
+    """As `make_all`, but each is compiled when a step first wants it, which waits: a test uses few of them."""
+
+    def deferred(part) -> DeferredExecutable:
+        return DeferredExecutable(lambda: _in_a_thread(lambda: part.get(executable_cache).result()))
+
+    for done, _ in enumerate(parts, 1):
+        on_done(done, len(parts))
+    return {key: deferred(part) for key, part in parts.items()}
+
+
+def _in_a_thread(make):
+    """What it makes: no compile of the thread that steps, which an engine would count as a fault."""
+    with ThreadPoolExecutor(max_workers=1) as thread:
+        return thread.submit(make).result()
+
+
+def _make_by(make) -> None:
+    programs.make_all = encoder_runtime.make_all = make
+
+
+_make_by(make_when_used)
+
 MOST_MAPS, TESTS_A_LOOK = 25_000, 20
 _ended = itertools.count(1)
 
@@ -42,6 +70,14 @@ pytest_plugins = ("tests.histories", "tests.turns.plugin")
 def family(request) -> str:
     """One golden folder of each family; the fast suite compiles the ladder of one alone."""
     return request.param
+
+
+@pytest.fixture
+def compiles_at_start() -> Iterator[None]:
+    """Starts within a test compile everything, as those of users do."""
+    _make_by(make_all)
+    yield
+    _make_by(make_when_used)
 
 
 @pytest.fixture(autouse=True)
