@@ -19,7 +19,7 @@ import jax
 import pytest
 
 from ferrum_jax.config import EngineConfig
-from tests import transfer_guard
+from tests import compiles, transfer_guard
 from tests.golden_table import TABLE, marked
 from tests.support import FAMILIES, small_llm
 
@@ -36,6 +36,7 @@ if "PYTEST_XDIST_WORKER" not in os.environ and _markers.startswith("not slow"):
 EngineConfig.__init__.__kwdefaults__["ready"] = "all"
 
 transfer_guard.stand_around_steps()
+compiles.when_used()
 
 MOST_MAPS, TESTS_A_LOOK = 25_000, 20
 _ended = itertools.count(1)
@@ -47,6 +48,14 @@ pytest_plugins = ("tests.histories", "tests.turns.plugin")
 def family(request) -> str:
     """One golden folder of each family; the fast suite compiles the ladder of one alone."""
     return request.param
+
+
+@pytest.fixture
+def compiles_at_start() -> Iterator[None]:
+    """Starts within a test compile everything, as those of users do."""
+    compiles.at_start()
+    yield
+    compiles.when_used()
 
 
 @pytest.fixture(autouse=True)

@@ -39,8 +39,9 @@ KINDS = (
 )
 
 
+@pytest.mark.usefixtures("compiles_at_start")
 def test_a_ragged_workload_of_all_kinds_compiles_nothing():
-    llm = small_llm("qwen3")
+    llm = LLM(str(GOLDENS / "qwen3"), SMALL)
     rng = np.random.default_rng(8)
     lengths = (1, 2, 15, 16, 17, 33, 100, 7, 200)
     prompts = [rng.integers(6, 250, n).tolist() for n in lengths]

@@ -35,7 +35,7 @@ _NUM_PLACES = 5
 
 def ask(server: Running, path: str, body: Mapping[str, Any]) -> tuple[int, str, bytes]:
     """Status, the header Warning, and the bytes of an answer."""
-    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=300)
     try:
         headers = {"Content-Type": "application/json", "X-Request-Id": "asked"}
         connection.request("POST", path, json.dumps(body).encode(), headers)

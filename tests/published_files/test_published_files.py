@@ -138,6 +138,7 @@ def test_an_orbax_folder_gives_the_tokens_of_its_source(copy_of):
     assert found[0] == found[1]
 
 
+@pytest.mark.usefixtures("compiles_at_start")
 def test_a_bundle_is_not_used_and_what_differs_is_said(copy_of):
     folder = copy_of("bundle")
     problems: list[str] = []

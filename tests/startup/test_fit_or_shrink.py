@@ -31,6 +31,7 @@ from ferrum_jax.text.structured.reading.message_stream import NO_FORMS
 from tests.support import GOLDENS, SMALL, finish, small_llm
 
 OPEN = dataclasses.replace(SMALL, num_blocks=None, compilation_cache_dir=None)
+pytestmark = pytest.mark.usefixtures("compiles_at_start")
 
 
 class Refusing:
