@@ -26,13 +26,12 @@ def gumbel(words: jax.Array, positions: jax.Array, vocabulary: int) -> jax.Array
 
 def row_bits(words: jax.Array, positions: jax.Array, vocabulary: int) -> jax.Array:
     """[R, V] uint32 random bits of each row."""
-
-    def fold(key: tuple[jax.Array, jax.Array], data: jax.Array) -> tuple[tuple[jax.Array, jax.Array], None]:
-        return _threefry(key, (jnp.zeros_like(data), data)), None
-
-    seed = (_unsigned(words[:, SEED_HIGH, None]), _unsigned(words[:, SEED_LOW, None]))
-    folded = _unsigned(jnp.stack([words[:, CHOICE, None], positions[:, None]]))
-    key, _ = lax.scan(fold, seed, folded)  # a loop, so that XLA does not fuse it into each of the V elements
+    key = (_unsigned(words[:, SEED_HIGH, None]), _unsigned(words[:, SEED_LOW, None]))
+    for folded in (words[:, CHOICE, None], positions[:, None]):
+        key = _threefry(key, (jnp.zeros(folded.shape, jnp.uint32), _unsigned(folded)))
+    is_first = jnp.arange(2) == 0
+    # A sum, because XLA would compute anything cheaper again for each of the V elements.
+    key = tuple(jnp.sum(jnp.where(is_first, word, jnp.uint32(0)), axis=1, keepdims=True) for word in key)
     place = lax.broadcasted_iota(jnp.uint32, (1, vocabulary), 1)
     high, low = _threefry(key, (jnp.zeros_like(place), place))
     return high ^ low
