@@ -16,7 +16,7 @@ import functools
 import math
 from collections.abc import Iterable, Sequence
 
-from ferrum_jax.core.plan import StepPlan
+from ferrum_jax.core.plan import Draw, StepPlan
 from ferrum_jax.inputs.sizes.engine_sizes import Reach
 from ferrum_jax.inputs.sizes.invariance import MIN_ROWS
 from ferrum_jax.io.ints import ceil_div, round_up
@@ -60,12 +60,28 @@ class Bucket:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, order=True)
 class RowBucket:
-    """One compiled shape of what samples: so many rows, whatever the forward before it was."""
+    """One compiled shape of what samples: so many rows, whatever the forward before it was. draw: that it serves."""
 
     num_rows: int  # R
+    draw: Draw = Draw.FULL
 
     def __str__(self) -> str:
-        return f"sample R={self.num_rows}"
+        return f"sample R={self.num_rows}{_drawing(self.draw)}"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, order=True)
+class LaunchBucket:
+    """One compiled shape of a whole decode step: the forward of a bucket, and what samples its rows."""
+
+    forward: Bucket
+    draw: Draw
+
+    @property
+    def num_rows(self) -> int:
+        return self.forward.num_rows
+
+    def __str__(self) -> str:
+        return f"launch {self.forward}{_drawing(self.draw)}"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, order=True)
@@ -82,13 +98,16 @@ class DraftBucket:
         return f"draft {self.forward} places={self.num_places}"
 
 
+Extra = RowBucket | LaunchBucket
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Ladder:
     """The buckets of an engine, smallest first. missing: those that are not compiled yet, and no step is given.
 
     num_places: of the largest step with drafts; 0 where there are none, and each row has one place. spreads: rows with
     drafts may be computed as rows of one token each, so that decode buckets hold them. predicts: each forward has a
-    layer behind it that predicts one token more.
+    layer behind it that predicts one token more. extras: those that are there of `all_extras`.
     """
 
     buckets: tuple[Bucket, ...]
@@ -96,6 +115,7 @@ class Ladder:
     num_places: int = 0
     spreads: bool = False
     predicts: bool = False
+    extras: frozenset[Extra] = frozenset()
 
     @property
     def largest(self) -> tuple[Bucket, ...]:
@@ -191,7 +211,29 @@ class Ladder:
     def row_bucket_of(self, plan: StepPlan) -> RowBucket:
         """The smallest bucket in which the places of each shard of a step can be sampled."""
         num_places = max(shard.num_places for shard in plan.shards)
-        return next(b for b in self.row_buckets if b.num_rows >= num_places and b not in self.missing)
+        full = next(b for b in self.row_buckets if b.num_rows >= num_places and b not in self.missing)
+        own = dataclasses.replace(full, draw=plan.draw)
+        return own if own in self.extras else full
+
+    def launch_of(self, plan: StepPlan, bucket: Bucket) -> LaunchBucket | None:
+        """What runs a step with this bucket as one executable, or None: what samples is another."""
+        if not bucket.decode_only or plan.has_drafts or any(shard.has_entries for shard in plan.shards):
+            return None
+        launch = LaunchBucket(forward=bucket, draw=plan.draw)
+        return launch if launch in self.extras else None
+
+    @functools.cached_property
+    def all_extras(self) -> frozenset[Extra]:
+        """The executables without which every step can run too, but longer: they save launches, branches and loops."""
+        launched = [] if self.predicts else [b for b in self.buckets if b.decode_only and not b.adapted]
+        return frozenset(
+            part
+            for draw in (Draw.GREEDY, Draw.PLAIN)
+            for part in (
+                *(dataclasses.replace(bucket, draw=draw) for bucket in self.row_buckets),
+                *(LaunchBucket(forward=bucket, draw=draw) for bucket in launched),
+            )
+        )
 
     @property
     def most_tokens(self) -> int | None:
@@ -220,6 +262,10 @@ class Ladder:
         """The smallest that holds all rows, each with one place."""
         most = self.largest[0].num_rows
         return next(bucket for bucket in self.row_buckets if bucket.num_rows >= most)
+
+
+def _drawing(draw: Draw) -> str:
+    return "" if draw == Draw.FULL else f" {draw.name.lower()}"
 
 
 def most_places(max_num_seqs: int, max_num_batched_tokens: int, *, accelerator: bool) -> int:

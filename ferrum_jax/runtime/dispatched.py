@@ -22,7 +22,7 @@ class InFlight:
     plan: StepPlan
     bucket: Bucket
     _rows: jax.Array
-    _last: jax.Array
+    _last: jax.Array | None  # None of one launch, whose rows nobody embeds
     _experts: Sequence[jax.Array] = ()  # one, where they are asked for
     _drafts: Sequence[jax.Array] = ()  # one, where a layer predicts one token more
     _done: Callable[[], None] = lambda: None  # called when the device is known to have finished it
@@ -63,6 +63,7 @@ class InFlight:
 
     def last_states(self) -> np.ndarray:
         """[places, D] float32, the final hidden state before each place. Waits for the device."""
+        assert self._last is not None, "a row is embedded in two launches"
         return _without_padding(self._last, [shard.num_places for shard in self.plan.shards]).astype(np.float32)
 
 

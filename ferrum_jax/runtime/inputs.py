@@ -90,22 +90,41 @@ def place_words(num_places: int) -> int:
     return 1 + num_places
 
 
+def launch_words(bucket: Bucket, num_groups: int) -> int:
+    """Words of the packed input of a whole decode step in a bucket: the forward's, and whether each row samples."""
+    return forward_words(bucket, num_groups) + bucket.num_rows
+
+
+def pack_launch(plans: Sequence[ShardPlan], bucket: Bucket) -> np.ndarray:
+    """[shards * launch_words] int32, a fresh array as in `pack_forward`."""
+    blob = np.zeros((len(plans), launch_words(bucket, len(plans[0].block_tables))), np.int32)
+    for plan, part in zip(plans, blob, strict=True):
+        _fill_forward(part[: -bucket.num_rows], plan, bucket)
+        part[-bucket.num_rows :][: plan.num_rows] = plan.samples > 0
+    return blob.reshape(-1)
+
+
 def pack_forward(plans: Sequence[ShardPlan], bucket: Bucket) -> np.ndarray:
     """[shards * forward_words] int32, a fresh array: jax reads a numpy argument after the call has returned."""
     blob = np.zeros((len(plans), forward_words(bucket, len(plans[0].block_tables))), np.int32)
-    R, M = bucket.num_rows, bucket.table_width
     for plan, part in zip(plans, blob, strict=True):
-        rows = plan.num_rows
-        at = 0
-        for field in _FORWARD_FIELDS:
-            part[at : at + rows] = getattr(plan, field)
-            at += R
-        for table in plan.block_tables:
-            part[at : at + R * M].reshape(R, M)[:rows, : table.shape[1]] = table
-            at += R * M
-        if bucket.imaged:
-            part[at:].reshape(_IMAGE_FIELDS, -1)[:, : plan.num_tokens] = _of_tokens(plan)
+        _fill_forward(part, plan, bucket)
     return blob.reshape(-1)
+
+
+def _fill_forward(part: np.ndarray, plan: ShardPlan, bucket: Bucket) -> None:
+    """Writes a forward's words of one shard's plan."""
+    R, M = bucket.num_rows, bucket.table_width
+    rows = plan.num_rows
+    at = 0
+    for field in _FORWARD_FIELDS:
+        part[at : at + rows] = getattr(plan, field)
+        at += R
+    for table in plan.block_tables:
+        part[at : at + R * M].reshape(R, M)[:rows, : table.shape[1]] = table
+        at += R * M
+    if bucket.imaged:
+        part[at:].reshape(_IMAGE_FIELDS, -1)[:, : plan.num_tokens] = _of_tokens(plan)
 
 
 def _of_tokens(plan: ShardPlan) -> np.ndarray:

@@ -22,7 +22,7 @@ import numpy as np
 from ferrum_jax.core.plan import Copy, ShardPlan, StepPlan
 from ferrum_jax.inputs.prompt import EncodableImage
 from ferrum_jax.runtime.block_copies import BlockCopies
-from ferrum_jax.runtime.buckets import Bucket, DraftBucket, Ladder, RowBucket
+from ferrum_jax.runtime.buckets import Bucket, DraftBucket, Ladder, LaunchBucket, RowBucket
 from ferrum_jax.runtime.compile.deferred import DeferredExecutable
 from ferrum_jax.runtime.dispatched import InFlight, Scores
 from ferrum_jax.runtime.draft import DraftLayer
@@ -32,6 +32,7 @@ from ferrum_jax.runtime.inputs import (
     pack_copies,
     pack_drafts,
     pack_forward,
+    pack_launch,
     pack_places,
     pack_sample,
     pack_score,
@@ -114,7 +115,8 @@ class Runner:
             return False
         self._num_parts = len(self._executables)
         missing = self._executables.missing(self._full_ladder)
-        self._ladder = dataclasses.replace(self._full_ladder, missing=missing)
+        extras = self._full_ladder.extras & self._executables.extras
+        self._ladder = dataclasses.replace(self._full_ladder, missing=missing, extras=extras)
         return True
 
     @property
@@ -206,6 +208,12 @@ class Runner:
         self._caches, self._hidden, *results = forward(*arguments)
         return results
 
+    def _launch(self, bucket: LaunchBucket, blob: np.ndarray) -> tuple[jax.Array, Sequence[jax.Array]]:
+        """Starts a whole decode step; its rows, and what a forward gives beside the pools."""
+        launch = self._executables.launches[bucket]
+        self._caches, self._slots, rows, *results = launch(self._weights, self._caches, self._slots, blob)
+        return rows, results
+
     def _draft(self, bucket: DraftBucket, blob: np.ndarray, places: np.ndarray) -> jax.Array:
         """Starts the layer that predicts one token more. blob: of the step's forward."""
         own, draft = self._caches[self._drafted], self._executables.drafts[bucket]
@@ -272,11 +280,17 @@ class Runner:
             size = self._masks.shape[0] // self._num_shards
             written = pack_drafts(shards, size, beyond=self._slots.shape[0])
             self._slots = self._executables["write_drafts"](self._slots, written)
-        blob = pack_forward(laid_out.shards, bucket)
-        experts = self._forward(bucket, blob)
-        before_sampling()
-        rows, last = self._sample(row_bucket, pack_sample(shards, row_bucket.num_rows))
-        drafts = self._draft_behind(bucket, blob, shards)
+        launch, last = self._ladder.launch_of(plan, bucket), None
+        drafts: Sequence[jax.Array] = ()
+        if launch is not None:
+            rows, experts = self._launch(launch, pack_launch(laid_out.shards, bucket))
+        else:
+            self._executables.want_extra(plan, bucket, row_bucket, self._full_ladder)
+            blob = pack_forward(laid_out.shards, bucket)
+            experts = self._forward(bucket, blob)
+            before_sampling()
+            rows, last = self._sample(row_bucket, pack_sample(shards, row_bucket.num_rows))
+            drafts = self._draft_behind(bucket, blob, shards)
         self._copy([shard.copies_after for shard in shards])
         for result in (*experts, rows, *drafts):
             result.copy_to_host_async()
@@ -286,8 +300,8 @@ class Runner:
         num_ones = sum(int((shard.counts == 1).sum()) for shard in shards)  # decodes, and a prompt's lone last token
         self.recent_steps.append((num_ones, plan.num_tokens - num_ones, bucket.num_tokens * len(shards)))
         worth = self._executables.worth
-        worth.ran(bucket)
-        worth.ran(row_bucket)
+        for part in (bucket, row_bucket) if launch is None else (launch,):
+            worth.ran(part)
         done = functools.partial(worth.done, bucket.num_tokens, time.perf_counter())
         return InFlight(plan=plan, bucket=bucket, _rows=rows, _last=last, _experts=experts, _drafts=drafts, _done=done)
 

@@ -21,12 +21,14 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from checkpoints.stored_weight import weight_of
+from ferrum_jax.core.plan import Draw
 from ferrum_jax.inputs.sizes import invariance
 from ferrum_jax.models.families.registry import bind
 from ferrum_jax.models.layers.adapted_weight import put_adapters
 from ferrum_jax.models.sharding import on_mesh, partitions, trace_update
 from ferrum_jax.models.sharding.shards import DATA
 from ferrum_jax.runtime import sampling
+from ferrum_jax.runtime.buckets import RowBucket
 from ferrum_jax.runtime.inputs import SampleInputs, sample_words, score_words, unpack_sample, unpack_score
 from ferrum_jax.runtime.lora.adapter_slots import EMBEDDING, HEAD_PART, AdapterSlots
 from ferrum_jax.runtime.pools.pools import Pools
@@ -120,8 +122,8 @@ class Head:
         put_adapters(model, {weight_of(weight): pool}, pairs_of(ids, **counts))
 
 
-def make_sample(head: Head, num_rows: int, options: StepOptions) -> Callable[..., SampleResult]:
-    """The function that samples a row bucket's rows; slots and prompts are to be donated."""
+def make_sample(head: Head, num_rows: int, options: StepOptions, draw: Draw = Draw.FULL) -> Callable[..., SampleResult]:
+    """The function that samples a row bucket's rows; slots and prompts are to be donated. draw: the most they ask."""
 
     def sample(
         weights: tuple[jax.Array, ...],
@@ -133,7 +135,7 @@ def make_sample(head: Head, num_rows: int, options: StepOptions) -> Callable[...
     ) -> SampleResult:
         inputs = unpack_sample(blob, num_rows)
         last = _last_states(hidden, prompts, inputs)
-        rows = _sample_rows(head.by_row(weights, slots), last, slots, masks, inputs, options)
+        rows = _sample_rows(head.by_row(weights, slots), last, slots, masks, inputs, options, draw)
         tokens = jnp.maximum(rows[:, 0], 0)  # the step in flight reads one after NOT_FINITE too
         slots = sampling.append_tokens(slots, inputs.slots, inputs.positions, tokens, inputs.samples > 0)
         return slots, _keep_states(prompts, last, rows, inputs), rows, last
@@ -166,10 +168,10 @@ def make_score(head: Head, *, every: bool) -> Callable[..., tuple[jax.Array]]:
     return score
 
 
-def trace_sample(head: Head, pools: Pools, num_rows: int, options: StepOptions, mesh: Mesh) -> jax.stages.Traced:
+def trace_sample(head: Head, pools: Pools, bucket: RowBucket, options: StepOptions, mesh: Mesh) -> jax.stages.Traced:
     """The traced function that samples a row bucket's rows on a mesh. Slots and prompts are donated."""
-    sample: Callable[..., Any] = make_sample(head, num_rows, options)
-    blob = on_mesh(mesh, (sample_words(num_rows),), jnp.int32, "words")
+    sample: Callable[..., Any] = make_sample(head, bucket.num_rows, options, bucket.draw)
+    blob = on_mesh(mesh, (sample_words(bucket.num_rows),), jnp.int32, "words")
     arguments = (head.shapes, pools.slots, pools.prompts, pools.masks, pools.hidden, blob)
     if mesh.size > 1:
         sample, found = results_on(mesh, sample, num_pools=2, axes=("rows", "rows"))
@@ -255,11 +257,14 @@ def _sample_rows(
     masks: jax.Array,
     inputs: SampleInputs,
     options: StepOptions,
+    most: Draw,
 ) -> jax.Array:
     """[R, words] of states [R, D]: all rows at once; in invariant mode by tiles of one shape, of rows that exist."""
     active = inputs.samples > 0
 
     def draw(logits: jax.Array, *rows: jax.Array) -> jax.Array:
+        if most < Draw.FULL:
+            return sampling.drawn(logits, slots, *rows[:3], draw=most)
         sampled = _sample(logits, slots, *rows, masks, gives_masks=options.gives_masks)
         return jnp.concatenate([sampled.result, *([] if sampled.drawable is None else [sampled.drawable])], axis=1)
 

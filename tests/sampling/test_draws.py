@@ -1,4 +1,4 @@
-"""What serves rows that ask for little draws what the whole of sampling draws, bit for bit, and has no branch or loop."""
+"""What serves rows that ask for little draws what the whole of sampling draws, bit for bit, without branch or loop."""
 
 import functools
 import re

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import NoReturn
 
 import numpy as np
@@ -29,6 +30,7 @@ from ferrum_jax.runtime.distributed.processes import current
 from ferrum_jax.runtime.host_transfers import HostTransfers
 from ferrum_jax.runtime.layout import Layout
 from ferrum_jax.runtime.pools.pools import pools_of
+from ferrum_jax.runtime.programs import extras_of
 from ferrum_jax.runtime.runner import Runner
 from ferrum_jax.runtime.step import expert_dtype
 from ferrum_jax.text.structured.reading.message_stream import NO_FORMS, MessageForms
@@ -97,7 +99,7 @@ def _runner(loaded: Loaded, fill: float, *, has_tier: bool) -> Runner:
         pools=pools_of(layout.pools, loaded.executables["fresh_pools"](np.float32(fill))),
         executables=loaded.executables,
         head=layout.head,
-        ladder=layout.ladder,
+        ladder=dataclasses.replace(layout.ladder, extras=extras_of(layout)),
         copies=loaded.copies,
         num_shards=layout.num_shards,
         host=HostTransfers(loaded.copies) if has_tier else None,

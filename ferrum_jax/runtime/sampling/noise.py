@@ -29,12 +29,14 @@ def row_bits(words: jax.Array, positions: jax.Array, vocabulary: int) -> jax.Arr
     key = (_unsigned(words[:, SEED_HIGH, None]), _unsigned(words[:, SEED_LOW, None]))
     for folded in (words[:, CHOICE, None], positions[:, None]):
         key = _threefry(key, (jnp.zeros(folded.shape, jnp.uint32), _unsigned(folded)))
-    is_first = jnp.arange(2) == 0
-    # A sum, because XLA would compute anything cheaper again for each of the V elements.
-    key = tuple(jnp.sum(jnp.where(is_first, word, jnp.uint32(0)), axis=1, keepdims=True) for word in key)
     place = lax.broadcasted_iota(jnp.uint32, (1, vocabulary), 1)
-    high, low = _threefry(key, (jnp.zeros_like(place), place))
+    high, low = _threefry((_once(key[0]), _once(key[1])), (jnp.zeros_like(place), place))
     return high ^ low
+
+
+def _once(word: jax.Array) -> jax.Array:
+    """The word [R, 1] as a sum: XLA would compute anything cheaper again for each of the V elements that read it."""
+    return jnp.sum(jnp.where(jnp.arange(2) == 0, word, jnp.uint32(0)), axis=1, keepdims=True)
 
 
 def _threefry(key: tuple[jax.Array, jax.Array], counter: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
