@@ -26,6 +26,12 @@ class InFlight:
     _experts: Sequence[jax.Array] = ()  # one, where they are asked for
     _drafts: Sequence[jax.Array] = ()  # one, where a layer predicts one token more
     _done: Callable[[], None] = lambda: None  # called when the device is known to have finished it
+    _give: Callable[[], None] = lambda: None  # called when nobody reads it any more
+
+    def release(self) -> None:
+        """Lets later steps write where its results and inputs lie; nothing of it may be read from now on."""
+        jax.block_until_ready(self._drafts)  # which are computed behind the rows
+        self._give()
 
     def rows(self) -> np.ndarray:
         """[places, words] int32 as `sampling.unpack` reads it, of all shards. Waits for the device."""
@@ -45,7 +51,7 @@ class InFlight:
         return bool(self._experts)
 
     def experts(self) -> np.ndarray:
-        """[tokens, layers with experts * X] of `step.expert_dtype`, of all shards in order. Waits for the device."""
+        """[tokens, layers with experts * X] of `expert_dtype`, of all shards in order. Waits for the device."""
         return _without_padding(self._experts[0], [shard.num_tokens for shard in self.plan.shards])
 
     @functools.cached_property

@@ -15,14 +15,14 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from ferrum_jax.models.sharding import formats, on_mesh, partitions
+from ferrum_jax.models.sharding import on_mesh
 from ferrum_jax.runtime import sampling
 from ferrum_jax.runtime.buckets import LaunchBucket
+from ferrum_jax.runtime.handed_back import results_of, trace_part
 from ferrum_jax.runtime.inputs import launch_words, unpack_forward
 from ferrum_jax.runtime.pools.pools import Pools
 from ferrum_jax.runtime.sample import Head
-from ferrum_jax.runtime.step import make_layers, results_on
-from ferrum_jax.runtime.step_options import compiler_options
+from ferrum_jax.runtime.step import make_layers
 
 
 def make_launch(head: Head, bucket: LaunchBucket, pools: Pools) -> Callable[..., tuple[Any, ...]]:
@@ -55,12 +55,5 @@ def trace_launch(head: Head, pools: Pools, bucket: LaunchBucket, mesh: Mesh) -> 
     kv, options = pools.flat_caches(), head.options
     words = on_mesh(mesh, (launch_words(bucket.forward, len(options.spec.kv_groups)),), jnp.int32, "words")
     arguments = (tuple(head.weights.values()), kv, pools.slots, words)
-    launch = make_launch(head, bucket, pools)
-    axes = ("rows", *("tokens",) * options.gives_experts)
-    if mesh.size > 1:
-        specs = partitions(arguments)
-        launch, found = results_on(mesh, launch, num_pools=2, axes=axes)
-        launch = jax.shard_map(launch, mesh=mesh, in_specs=specs, out_specs=(*specs[1:3], *found), check_vma=False)
-    placed = (formats(kv), None, *(None,) * len(axes))
-    jitted = jax.jit(launch, donate_argnums=(1, 2), out_shardings=placed, compiler_options=compiler_options(options))
-    return jitted.trace(*arguments)
+    results = results_of(bucket, pools, options, mesh)
+    return trace_part(make_launch(head, bucket, pools), arguments, results, pools=(1, 2), mesh=mesh, options=options)

@@ -25,15 +25,15 @@ from ferrum_jax.core.plan import Draw
 from ferrum_jax.inputs.sizes import invariance
 from ferrum_jax.models.families.registry import bind
 from ferrum_jax.models.layers.adapted_weight import put_adapters
-from ferrum_jax.models.sharding import on_mesh, partitions, trace_update
+from ferrum_jax.models.sharding import on_mesh, trace_update
 from ferrum_jax.models.sharding.shards import DATA
 from ferrum_jax.runtime import sampling
 from ferrum_jax.runtime.buckets import RowBucket
+from ferrum_jax.runtime.handed_back import result, results_of, trace_part
 from ferrum_jax.runtime.inputs import SampleInputs, sample_words, score_words, unpack_sample, unpack_score
 from ferrum_jax.runtime.lora.adapter_slots import EMBEDDING, HEAD_PART, AdapterSlots
 from ferrum_jax.runtime.pools.pools import Pools
-from ferrum_jax.runtime.step import results_on
-from ferrum_jax.runtime.step_options import StepOptions, compiler_options
+from ferrum_jax.runtime.step_options import StepOptions
 from pallas_kernels.low_rank import pairs_of
 
 MASKS_AT_ONCE = 32  # that one call writes
@@ -170,15 +170,11 @@ def make_score(head: Head, *, every: bool) -> Callable[..., tuple[jax.Array]]:
 
 def trace_sample(head: Head, pools: Pools, bucket: RowBucket, options: StepOptions, mesh: Mesh) -> jax.stages.Traced:
     """The traced function that samples a row bucket's rows on a mesh. Slots and prompts are donated."""
-    sample: Callable[..., Any] = make_sample(head, bucket.num_rows, options, bucket.draw)
+    sample = make_sample(head, bucket.num_rows, options, bucket.draw)
     blob = on_mesh(mesh, (sample_words(bucket.num_rows),), jnp.int32, "words")
     arguments = (head.shapes, pools.slots, pools.prompts, pools.masks, pools.hidden, blob)
-    if mesh.size > 1:
-        sample, found = results_on(mesh, sample, num_pools=2, axes=("rows", "rows"))
-        specs = partitions(arguments)
-        sample = jax.shard_map(sample, mesh=mesh, in_specs=specs, out_specs=(*specs[1:3], *found), check_vma=False)
-    jitted = jax.jit(sample, donate_argnums=(1, 2), compiler_options=compiler_options(options))
-    return jitted.trace(*arguments)
+    results = results_of(bucket, pools, options, mesh)
+    return trace_part(sample, arguments, results, pools=(1, 2), mesh=mesh, options=options)
 
 
 def trace_score(
@@ -188,13 +184,12 @@ def trace_score(
 
     every: over the whole vocabulary.
     """
-    score: Callable[..., Any] = make_score(head, every=every)
     blob = on_mesh(mesh, (score_words(SCORE_TILE),), jnp.int32, "words")
     arguments = (head.shapes, pools.slots, pools.hidden, blob)
-    if mesh.size > 1:
-        score, found = results_on(mesh, score, num_pools=0, axes=("tokens",))
-        score = jax.shard_map(score, mesh=mesh, in_specs=partitions(arguments), out_specs=found, check_vma=False)
-    return jax.jit(score, compiler_options=compiler_options(options)).trace(*arguments)
+    words = 1 + options.spec.vocab_size if every else sampling.SCORE_WORDS
+    results = (result(mesh, (SCORE_TILE, words), jnp.int32, "tokens"),)
+    score = make_score(head, every=every)
+    return trace_part(score, arguments, results, pools=(), mesh=mesh, options=options, keeps=False)
 
 
 def trace_write_slot(pools: Pools, mesh: Mesh) -> jax.stages.Traced:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import NoReturn
 
 import numpy as np
@@ -27,12 +28,13 @@ from ferrum_jax.inputs.sizes.engine_sizes import EngineSizes
 from ferrum_jax.models.spec import SoundSpec
 from ferrum_jax.runtime.buckets import Ladder
 from ferrum_jax.runtime.distributed.processes import current
+from ferrum_jax.runtime.handed_back import Spares, results_of
 from ferrum_jax.runtime.host_transfers import HostTransfers
 from ferrum_jax.runtime.layout import Layout
 from ferrum_jax.runtime.pools.pools import pools_of
 from ferrum_jax.runtime.programs import extras_of
 from ferrum_jax.runtime.runner import Runner
-from ferrum_jax.runtime.step import expert_dtype
+from ferrum_jax.runtime.step_options import expert_dtype
 from ferrum_jax.text.structured.reading.message_stream import NO_FORMS, MessageForms
 from ferrum_jax.text.tokenizer import Tokenizer
 
@@ -106,6 +108,7 @@ def _runner(loaded: Loaded, fill: float, *, has_tier: bool) -> Runner:
         images=layout.images,
         names=tuple(layout.targets),
         draft_layer=layout.draft_layer,
+        spares=Spares(functools.partial(results_of, pools=layout.pools, options=layout.options, mesh=layout.mesh)),
     )
 
 

@@ -11,6 +11,7 @@ again from the host's tokens continues with the same draws. `record_words` is it
 from ferrum_jax.runtime.sampling.draw import Sampled, drawn, reported, sample
 from ferrum_jax.runtime.sampling.logprobs import (
     RESULT_WORDS,
+    SCORE_WORDS,
     ByRow,
     TokenLogprobs,
     all_results,
@@ -27,6 +28,7 @@ __all__ = [
     "ALL",
     "RECORD_WORDS",
     "RESULT_WORDS",
+    "SCORE_WORDS",
     "STOP_ROOM",
     "ByRow",
     "Sampled",

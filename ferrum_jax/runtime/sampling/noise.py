@@ -36,7 +36,7 @@ def row_bits(words: jax.Array, positions: jax.Array, vocabulary: int) -> jax.Arr
 
 def _once(word: jax.Array) -> jax.Array:
     """The word [R, 1] as a sum: XLA would compute anything cheaper again for each of the V elements that read it."""
-    return jnp.sum(jnp.where(jnp.arange(2) == 0, word, jnp.uint32(0)), axis=1, keepdims=True)
+    return jnp.sum(jnp.where(jnp.arange(2)[None, :] == 0, word, jnp.uint32(0)), axis=1, keepdims=True)
 
 
 def _threefry(key: tuple[jax.Array, jax.Array], counter: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
