@@ -74,7 +74,7 @@ class ShardPlan:
     rope_shifts: np.ndarray  # [rows] int32, rotary position less position, where no token of the row is of an image
     clip_slots: np.ndarray  # [rows] int32, keys and values of the clip that the row's layers attend to, 0 for none
     masked: np.ndarray  # [rows] bool, where a mask says which tokens the row may draw
-    draw: Draw = Draw.FULL  # the least that serves all rows
+    draw: Draw = Draw.FULL  # the least that serves all rows; FULL with drafts, and where prompt slots are read or kept
     drafts: tuple[int, ...] = ()  # of each row the tokens at its last samples - 1 positions
     images: ImageTokensPlan = NO_IMAGE_TOKENS
     spills: tuple[Copy, ...] = ()  # from device blocks to host blocks, before all else
@@ -133,11 +133,6 @@ class ShardPlan:
             block_tables=tuple(table[rows] for table in self.block_tables),
             drafts=(),
         )
-
-    @property
-    def has_entries(self) -> bool:
-        """Whether a row samples from a cached prompt, or becomes one."""
-        return bool(np.any(self.source_slots) or np.any(self.target_slots))
 
     @property
     def is_adapted(self) -> bool:

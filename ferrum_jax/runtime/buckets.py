@@ -60,28 +60,23 @@ class Bucket:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, order=True)
 class RowBucket:
-    """One compiled shape of what samples: so many rows, whatever the forward before it was. draw: that it serves."""
+    """One compiled shape of what samples: so many rows, whatever the forward before it was."""
 
     num_rows: int  # R
-    draw: Draw = Draw.FULL
 
     def __str__(self) -> str:
-        return f"sample R={self.num_rows}{_drawing(self.draw)}"
+        return f"sample R={self.num_rows}"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, order=True)
 class LaunchBucket:
-    """One compiled shape of a whole decode step: the forward of a bucket, and what samples its rows."""
+    """One compiled shape of a whole decode step: a bucket's forward, and what samples rows that ask for this."""
 
     forward: Bucket
     draw: Draw
 
-    @property
-    def num_rows(self) -> int:
-        return self.forward.num_rows
-
     def __str__(self) -> str:
-        return f"launch {self.forward}{_drawing(self.draw)}"
+        return f"launch {self.forward} {self.draw.name.lower()}"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, order=True)
@@ -98,16 +93,13 @@ class DraftBucket:
         return f"draft {self.forward} places={self.num_places}"
 
 
-Extra = RowBucket | LaunchBucket
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Ladder:
     """The buckets of an engine, smallest first. missing: those that are not compiled yet, and no step is given.
 
     num_places: of the largest step with drafts; 0 where there are none, and each row has one place. spreads: rows with
     drafts may be computed as rows of one token each, so that decode buckets hold them. predicts: each forward has a
-    layer behind it that predicts one token more. extras: those that are there of `all_extras`.
+    layer behind it that predicts one token more. has_launches: decode steps may be one executable.
     """
 
     buckets: tuple[Bucket, ...]
@@ -115,7 +107,7 @@ class Ladder:
     num_places: int = 0
     spreads: bool = False
     predicts: bool = False
-    extras: frozenset[Extra] = frozenset()
+    has_launches: bool = False
 
     @property
     def largest(self) -> tuple[Bucket, ...]:
@@ -211,29 +203,18 @@ class Ladder:
     def row_bucket_of(self, plan: StepPlan) -> RowBucket:
         """The smallest bucket in which the places of each shard of a step can be sampled."""
         num_places = max(shard.num_places for shard in plan.shards)
-        full = next(b for b in self.row_buckets if b.num_rows >= num_places and b not in self.missing)
-        own = dataclasses.replace(full, draw=plan.draw)
-        return own if own in self.extras else full
+        return next(b for b in self.row_buckets if b.num_rows >= num_places and b not in self.missing)
 
     def launch_of(self, plan: StepPlan, bucket: Bucket) -> LaunchBucket | None:
         """What runs a step with this bucket as one executable, or None: what samples is another."""
-        if not bucket.decode_only or plan.has_drafts or any(shard.has_entries for shard in plan.shards):
-            return None
         launch = LaunchBucket(forward=bucket, draw=plan.draw)
-        return launch if launch in self.extras else None
+        return launch if launch in self.launches else None
 
     @functools.cached_property
-    def all_extras(self) -> frozenset[Extra]:
-        """The executables without which every step can run too, but longer: they save launches, branches and loops."""
-        launched = [] if self.predicts else [b for b in self.buckets if b.decode_only and not b.adapted]
-        return frozenset(
-            part
-            for draw in (Draw.GREEDY, Draw.PLAIN)
-            for part in (
-                *(dataclasses.replace(bucket, draw=draw) for bucket in self.row_buckets),
-                *(LaunchBucket(forward=bucket, draw=draw) for bucket in launched),
-            )
-        )
+    def launches(self) -> frozenset[LaunchBucket]:
+        """The executables without which every step can run too, as two."""
+        buckets = [b for b in self.buckets if b.decode_only and not b.adapted] if self.has_launches else []
+        return frozenset(LaunchBucket(forward=b, draw=draw) for b in buckets for draw in (Draw.GREEDY, Draw.PLAIN))
 
     @property
     def most_tokens(self) -> int | None:
@@ -262,10 +243,6 @@ class Ladder:
         """The smallest that holds all rows, each with one place."""
         most = self.largest[0].num_rows
         return next(bucket for bucket in self.row_buckets if bucket.num_rows >= most)
-
-
-def _drawing(draw: Draw) -> str:
-    return "" if draw == Draw.FULL else f" {draw.name.lower()}"
 
 
 def most_places(max_num_seqs: int, max_num_batched_tokens: int, *, accelerator: bool) -> int:

@@ -9,6 +9,7 @@ what a host reads is never written. The packed input of a step is such an array 
 from __future__ import annotations
 
 import collections
+import functools
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
@@ -18,7 +19,7 @@ from jax.sharding import Mesh
 
 from ferrum_jax.models.sharding import crosses_processes, formats, on_mesh, partitions
 from ferrum_jax.models.sharding.shards import DATA
-from ferrum_jax.runtime.buckets import Bucket, DraftBucket, Extra, LaunchBucket, RowBucket
+from ferrum_jax.runtime.buckets import Bucket, DraftBucket, LaunchBucket, RowBucket
 from ferrum_jax.runtime.compile.deferred import Executable
 from ferrum_jax.runtime.pools.pools import Pools
 from ferrum_jax.runtime.sampling import RESULT_WORDS
@@ -37,22 +38,27 @@ def result(mesh: Mesh, shape: tuple[int, ...], dtype: Any, axis: str) -> jax.Sha
     return on_mesh(mesh, array.shape, dtype, None, None) if crosses_processes(mesh) else array
 
 
-def results_of(part: Bucket | Extra | DraftBucket, pools: Pools, options: StepOptions, mesh: Mesh) -> Shapes:
+def results_of(
+    part: Bucket | RowBucket | LaunchBucket | DraftBucket, pools: Pools, options: StepOptions, mesh: Mesh
+) -> Shapes:
     """What a part of a step gives beside pools."""
-    forms: list[tuple[tuple[int, int], Any, str]] = []
-    if isinstance(part, RowBucket | LaunchBucket):
-        width = RESULT_WORDS + (pools.masks.shape[1] if options.gives_masks else 0)
-        forms.append(((part.num_rows, width), np.int32, "rows"))
+
+    def rows(count: int, width: int, dtype: Any = np.int32) -> jax.ShapeDtypeStruct:
+        return result(mesh, (count, width), dtype, "rows")
+
+    if isinstance(part, DraftBucket):
+        return (rows(part.num_places, 1),)
+    words = RESULT_WORDS + (pools.masks.shape[1] if options.gives_masks else 0)
     if isinstance(part, RowBucket):
-        forms.append(((part.num_rows, pools.hidden.shape[1]), pools.hidden.dtype, "rows"))
-    elif isinstance(part, DraftBucket):
-        forms.append(((part.num_places, 1), np.int32, "rows"))
-    elif options.gives_experts:
-        experts, bucket = options.spec.experts, part if isinstance(part, Bucket) else part.forward
-        assert experts is not None, "steps give experts where there are some"
-        width = len(options.spec.routed_layers) * experts.num_experts_per_tok
-        forms.append(((bucket.num_tokens, width), expert_dtype(experts.num_experts), "tokens"))
-    return tuple(result(mesh, *form) for form in forms)
+        return rows(part.num_rows, words), rows(part.num_rows, pools.hidden.shape[1], pools.hidden.dtype)
+    bucket = part if isinstance(part, Bucket) else part.forward
+    drawn = () if isinstance(part, Bucket) else (rows(bucket.num_rows, words),)
+    if not options.gives_experts:
+        return drawn
+    experts, layers = options.spec.experts, len(options.spec.routed_layers)
+    assert experts is not None, "steps give experts where there are some"
+    form = (bucket.num_tokens, layers * experts.num_experts_per_tok), expert_dtype(experts.num_experts)
+    return *drawn, result(mesh, *form, "tokens")
 
 
 def trace_part(
@@ -95,22 +101,19 @@ def trace_part(
 
 
 class Spares:
-    """Arrays of results, and of packed inputs, that nobody reads any more. results_of: their shapes, of a part.
-
-    lent: by part, or by size, what was taken for the step that is being dispatched.
-    """
+    """Arrays of results, and of packed inputs, that nobody reads any more. results_of: their shapes, of a part."""
 
     def __init__(self, results_of: Callable[[Any], Shapes]) -> None:
         self._results_of = results_of
         self._free: collections.defaultdict[Hashable, list[Any]] = collections.defaultdict(list)
-        self.lent: list[tuple[Hashable, Any]] = []
+        self._lent: list[tuple[Hashable, Any]] = []
 
     def call(self, part: Hashable, executable: Executable, *arguments: Any) -> tuple[Any, ...]:
         """What a part's executable gives, its results in spare arrays, which are lent until they are given back."""
         free = self._free[part]
         spares = free.pop() if free else tuple(map(_zeros, self._results_of(part)))
         found = executable(*arguments, spares)
-        self.lent.append((part, found[len(found) - len(spares) :]))
+        self._lent.append((part, found[len(found) - len(spares) :]))
         return found
 
     def words(self, packed: np.ndarray) -> np.ndarray:
@@ -118,11 +121,15 @@ class Spares:
         free = self._free[packed.size]
         words = free.pop() if free else _aligned(packed.size)
         words[:] = packed
-        self.lent.append((packed.size, words))
+        self._lent.append((packed.size, words))
         return words
 
-    def give(self, lent: Sequence[tuple[Hashable, Any]]) -> None:
-        """Takes back what every step and host has read."""
+    def returning(self) -> Callable[[], None]:
+        """Call this to give back what was lent since the last call, when every step and the host have read it."""
+        lent, self._lent = self._lent, []
+        return functools.partial(self._take_back, lent)
+
+    def _take_back(self, lent: Sequence[tuple[Hashable, Any]]) -> None:
         for key, what in lent:
             self._free[key].append(what)
 

@@ -18,7 +18,7 @@ from ferrum_jax.runtime.buckets import Bucket
 from ferrum_jax.runtime.pools.copies import COPY_BLOB_SIZE, MAX_COPIES
 from ferrum_jax.sampling_params import MAX_NAMED_IDS
 
-_FORWARD_FIELDS = ("slots", "starts", "counts", "state_slots", "adapter_ids", "rope_shifts", "clip_slots")
+_FORWARD_FIELDS = ("slots", "starts", "counts", "samples", "state_slots", "adapter_ids", "rope_shifts", "clip_slots")
 # For each token in an imaged bucket: its embedding slot, where the image ends that it sees, three rotary positions.
 _IMAGE_FIELDS = 5
 _SAMPLE_FIELDS = ("slots", "positions", "places", "samples", "source_slots", "target_slots", "mask_ids")
@@ -32,6 +32,7 @@ class ForwardInputs:
     slots: jax.Array  # [R] int32
     starts: jax.Array  # [R] int32
     counts: jax.Array  # [R] int32, 0 for padding rows
+    samples: jax.Array  # [R] int32
     state_slots: jax.Array  # [R] int32
     adapter_ids: jax.Array  # [R] int32, 0 for none
     rope_shifts: jax.Array  # [R] int32
@@ -90,41 +91,22 @@ def place_words(num_places: int) -> int:
     return 1 + num_places
 
 
-def launch_words(bucket: Bucket, num_groups: int) -> int:
-    """Words of the packed input of a whole decode step in a bucket: the forward's, and whether each row samples."""
-    return forward_words(bucket, num_groups) + bucket.num_rows
-
-
-def pack_launch(plans: Sequence[ShardPlan], bucket: Bucket) -> np.ndarray:
-    """[shards * launch_words] int32, a fresh array as in `pack_forward`."""
-    blob = np.zeros((len(plans), launch_words(bucket, len(plans[0].block_tables))), np.int32)
-    for plan, part in zip(plans, blob, strict=True):
-        _fill_forward(part[: -bucket.num_rows], plan, bucket)
-        part[-bucket.num_rows :][: plan.num_rows] = plan.samples > 0
-    return blob.reshape(-1)
-
-
 def pack_forward(plans: Sequence[ShardPlan], bucket: Bucket) -> np.ndarray:
     """[shards * forward_words] int32, a fresh array: jax reads a numpy argument after the call has returned."""
     blob = np.zeros((len(plans), forward_words(bucket, len(plans[0].block_tables))), np.int32)
-    for plan, part in zip(plans, blob, strict=True):
-        _fill_forward(part, plan, bucket)
-    return blob.reshape(-1)
-
-
-def _fill_forward(part: np.ndarray, plan: ShardPlan, bucket: Bucket) -> None:
-    """Writes a forward's words of one shard's plan."""
     R, M = bucket.num_rows, bucket.table_width
-    rows = plan.num_rows
-    at = 0
-    for field in _FORWARD_FIELDS:
-        part[at : at + rows] = getattr(plan, field)
-        at += R
-    for table in plan.block_tables:
-        part[at : at + R * M].reshape(R, M)[:rows, : table.shape[1]] = table
-        at += R * M
-    if bucket.imaged:
-        part[at:].reshape(_IMAGE_FIELDS, -1)[:, : plan.num_tokens] = _of_tokens(plan)
+    for plan, part in zip(plans, blob, strict=True):
+        rows = plan.num_rows
+        at = 0
+        for field in _FORWARD_FIELDS:
+            part[at : at + rows] = getattr(plan, field)
+            at += R
+        for table in plan.block_tables:
+            part[at : at + R * M].reshape(R, M)[:rows, : table.shape[1]] = table
+            at += R * M
+        if bucket.imaged:
+            part[at:].reshape(_IMAGE_FIELDS, -1)[:, : plan.num_tokens] = _of_tokens(plan)
+    return blob.reshape(-1)
 
 
 def _of_tokens(plan: ShardPlan) -> np.ndarray:

@@ -20,16 +20,14 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
-from ferrum_jax.core.plan import Draw, StepPlan
+from ferrum_jax.core.plan import StepPlan
 from ferrum_jax.models.sharding import describe
-from ferrum_jax.runtime.buckets import FIRST_TOKENS, Bucket, DraftBucket, Extra, Ladder, LaunchBucket, RowBucket
+from ferrum_jax.runtime.buckets import FIRST_TOKENS, Bucket, DraftBucket, Ladder, LaunchBucket, RowBucket
 from ferrum_jax.runtime.compile.compile import Program, make_all
 from ferrum_jax.runtime.compile.deferred import DeferredExecutable, Executable, Prepared
 from ferrum_jax.runtime.compile.executable_store import ExecutableCache, ExecutableStore
 from ferrum_jax.runtime.compile.worth import Saving, Worth
-from ferrum_jax.runtime.distributed.processes import current
 from ferrum_jax.runtime.draft import trace_draft
-from ferrum_jax.runtime.launch import trace_launch
 from ferrum_jax.runtime.layer_calls import run_layer
 from ferrum_jax.runtime.layout import Layout
 from ferrum_jax.runtime.lora.adapter_slots import trace_fresh_adapters, trace_write_adapter
@@ -38,7 +36,14 @@ from ferrum_jax.runtime.media_encoders.image_slots import ImageSlots, trace_enco
 from ferrum_jax.runtime.media_encoders.packing import call_name
 from ferrum_jax.runtime.pools.copies import trace_copies
 from ferrum_jax.runtime.pools.pools import are_untouched, trace_fresh
-from ferrum_jax.runtime.sample import trace_sample, trace_score, trace_write_drafts, trace_write_masks, trace_write_slot
+from ferrum_jax.runtime.sample import (
+    trace_launch,
+    trace_sample,
+    trace_score,
+    trace_write_drafts,
+    trace_write_masks,
+    trace_write_slot,
+)
 from ferrum_jax.runtime.step import trace_forward
 from ferrum_jax.runtime.step_options import compiler_options
 
@@ -47,7 +52,7 @@ Part = StepPart | str
 DECODES_AT_ONCE = 20_000_000  # weights of layers from which on 112 tokens of padding take a twentieth of a second
 MIN_PIECE_BYTES = 192 << 20  # whose reading takes 8 ms; between two pieces cores stand still for 0.1 ms
 TOKENS_AS_BYTES = 4  # of a step: with so many a layer takes as long for its arithmetic as for its bytes
-_LAUNCH_S, _BRANCHES_S = 1e-4, 2e-5  # that a step saves which is one launch, or whose sampling has no branches
+LAUNCH_S = 1e-4  # that a step saves which is one launch, without branches where it samples
 OF_SCORES = ("score", "score_all")
 OTHERS = (*OF_SCORES, "write_slot", "write_masks", "write_drafts", "copy_blocks", "fresh_pools")
 OF_ADAPTERS = ("write_adapter", "fresh_adapters")  # of an engine that has slots for them
@@ -84,11 +89,6 @@ class Executables:
         there = [b for b in self.forwards if all(draft in self.drafts for draft in ladder.drafts_of((b,)))]
         return frozenset((*ladder.buckets, *ladder.row_buckets)) - {*there} - self.samples.keys()
 
-    @property
-    def extras(self) -> frozenset[Extra]:
-        """Those that are there of `Ladder.all_extras`."""
-        return frozenset((*(bucket for bucket in self.samples if bucket.draw < Draw.FULL), *self.launches))
-
     def put(self, part: StepPart, executable: DeferredExecutable) -> None:
         """Adds a part that was missing; the next steps may take it."""
         kept: dict[type, Prepared[Any]] = {
@@ -116,12 +116,6 @@ class Executables:
             for larger in (b for b in kind if not b.decode_only and b.num_tokens > most):
                 self.worth.want(larger, Saving(steps=1 - most / larger.num_tokens))
 
-    def want_extra(self, plan: StepPlan, bucket: Bucket, rows: RowBucket, ladder: Ladder) -> None:
-        """Counts what an extra would have saved a step that ran in halves. ladder: with all extras that may come."""
-        extra = ladder.launch_of(plan, bucket) or ladder.row_bucket_of(plan)
-        if extra not in (rows, *ladder.row_buckets):
-            self.worth.want(extra, saving_of(extra))
-
     def load(self) -> None:
         """Loads every executable that is not loaded yet."""
         for prepared in self._all:
@@ -131,24 +125,10 @@ class Executables:
         return sum(map(len, self._all))
 
 
-def saving_of(extra: Extra) -> Saving:
-    """What an extra saves a step; little for a bucket of what samples, beside a forward's."""
-    if isinstance(extra, LaunchBucket):
-        return Saving(seconds=_LAUNCH_S)
-    return Saving(seconds=_BRANCHES_S if extra.draw < Draw.FULL else 0.0)
-
-
-def extras_of(layout: Layout) -> frozenset[Extra]:
-    """The extras that an engine may have: none in invariant mode, and none where processes would have to agree when."""
-    options = layout.options
-    has_them = not (options.invariant or options.gives_masks or current())
-    return layout.ladder.all_extras if has_them else frozenset()
-
-
-def programs_of(layout: Layout, extras: Iterable[Extra] = ()) -> dict[Part, Program]:
+def programs_of(layout: Layout, launches: Iterable[LaunchBucket] = ()) -> dict[Part, Program]:
     """The program of each part of an engine: forwards and what samples, the smallest first, then the others.
 
-    extras: those that are wanted as well.
+    launches: those that are wanted as well.
     """
     pools, options, mesh, head = layout.pools, layout.options, layout.mesh, layout.head
     text = f"{dict(mesh.shape)} {options} {options.spec.digest_text()}"
@@ -180,9 +160,7 @@ def programs_of(layout: Layout, extras: Iterable[Extra] = ()) -> dict[Part, Prog
         trace = functools.partial(trace_sample, head, pools, bucket, options, mesh)
         return program(str(bucket), rows, trace, _SAMPLE_EFFORT)
 
-    def extra(bucket: Extra) -> Program:
-        if isinstance(bucket, RowBucket):
-            return sample(bucket)
+    def launch(bucket: LaunchBucket) -> Program:
         trace = functools.partial(trace_launch, head, pools, bucket, mesh)
         return in_layers(program(str(bucket), whole, trace, _FORWARD_EFFORT + _SAMPLE_EFFORT), bucket.forward)
 
@@ -205,7 +183,7 @@ def programs_of(layout: Layout, extras: Iterable[Extra] = ()) -> dict[Part, Prog
         **{bucket: forward(bucket) for bucket in layout.ladder.buckets},
         **{bucket: sample(bucket) for bucket in layout.ladder.row_buckets},
         **{bucket: draft(bucket) for bucket in layout.ladder.drafts_of(layout.ladder.buckets)},
-        **{bucket: extra(bucket) for bucket in extras},
+        **{bucket: launch(bucket) for bucket in launches},
         "score": program("score", rows, lambda: trace_score(head, pools, options, mesh), _SAMPLE_EFFORT // 2),
         "score_all": program("score all", rows, lambda: trace_score(head, pools, options, mesh, every=True)),
         **{name: program(name.replace("_", " "), kept, trace) for name, trace in traces.items()},

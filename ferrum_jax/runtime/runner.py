@@ -24,6 +24,7 @@ from ferrum_jax.inputs.prompt import EncodableImage
 from ferrum_jax.runtime.block_copies import BlockCopies
 from ferrum_jax.runtime.buckets import Bucket, DraftBucket, Ladder, LaunchBucket, RowBucket
 from ferrum_jax.runtime.compile.deferred import DeferredExecutable
+from ferrum_jax.runtime.compile.worth import Saving
 from ferrum_jax.runtime.dispatched import InFlight, Scores
 from ferrum_jax.runtime.draft import DraftLayer
 from ferrum_jax.runtime.handed_back import Spares
@@ -33,7 +34,6 @@ from ferrum_jax.runtime.inputs import (
     pack_copies,
     pack_drafts,
     pack_forward,
-    pack_launch,
     pack_places,
     pack_sample,
     pack_score,
@@ -43,7 +43,7 @@ from ferrum_jax.runtime.inputs import (
 from ferrum_jax.runtime.media_encoders.clip_slots import ClipSlots
 from ferrum_jax.runtime.media_encoders.image_slots import ImageSlots
 from ferrum_jax.runtime.pools.pools import Pools
-from ferrum_jax.runtime.programs import Executables
+from ferrum_jax.runtime.programs import LAUNCH_S, Executables
 from ferrum_jax.runtime.sample import MASKS_AT_ONCE, SCORE_TILE, Head
 
 
@@ -117,8 +117,7 @@ class Runner:
             return False
         self._num_parts = len(self._executables)
         missing = self._executables.missing(self._full_ladder)
-        extras = self._full_ladder.extras & self._executables.extras
-        self._ladder = dataclasses.replace(self._full_ladder, missing=missing, extras=extras)
+        self._ladder = dataclasses.replace(self._full_ladder, missing=missing)
         return True
 
     @property
@@ -201,8 +200,7 @@ class Runner:
             else:
                 blob = np.zeros(self._num_shards * sample_words(part.num_rows), np.int32)
                 jax.block_until_ready(self._sample(part, blob))
-            self._spares.give(self._spares.lent)
-            self._spares.lent = []
+            self._spares.returning()()
 
     def _forward(self, bucket: Bucket, blob: np.ndarray) -> Sequence[jax.Array]:
         """Starts one; what it gives beside the pools."""
@@ -215,8 +213,8 @@ class Runner:
     def _launch(self, bucket: LaunchBucket, blob: np.ndarray) -> tuple[jax.Array, Sequence[jax.Array]]:
         """Starts a whole decode step; its rows, and what a forward gives beside the pools."""
         launch = self._executables.launches[bucket]
-        arguments = (self._weights, self._caches, self._slots, blob)
-        self._caches, self._slots, rows, *results = self._spares.call(bucket, launch, *arguments)
+        arguments = (self._weights, self._caches, self._slots, self._hidden, blob)
+        self._caches, self._slots, self._hidden, rows, *results = self._spares.call(bucket, launch, *arguments)
         return rows, results
 
     def _draft(self, bucket: DraftBucket, blob: np.ndarray, places: np.ndarray) -> jax.Array:
@@ -230,11 +228,9 @@ class Runner:
     def _draft_behind(self, bucket: Bucket, blob: np.ndarray, shards: Sequence[ShardPlan]) -> Sequence[jax.Array]:
         """Starts what predicts one token more behind a step's draws, if something does; it writes KV of its own."""
         draft = self._ladder.draft_of(bucket)
-        return (
-            ()
-            if draft is None
-            else (self._draft(draft, blob, self._spares.words(pack_places(shards, draft.num_places))),)
-        )
+        if draft is None:
+            return ()
+        return (self._draft(draft, blob, self._spares.words(pack_places(shards, draft.num_places))),)
 
     def encode(self, images: Sequence[tuple[EncodableImage, Sequence[int]]]) -> None:
         """Starts towers over images or clips, each into its runs, for the steps that are dispatched from now on."""
@@ -289,13 +285,15 @@ class Runner:
             size = self._masks.shape[0] // self._num_shards
             written = pack_drafts(shards, size, beyond=self._slots.shape[0])
             self._slots = self._executables["write_drafts"](self._slots, written)
-        launch, last = self._ladder.launch_of(plan, bucket), None
-        drafts: Sequence[jax.Array] = ()
+        launch, worth = self._full_ladder.launch_of(plan, bucket), self._executables.worth
+        if launch is not None and launch not in self._executables.launches:
+            worth.want(launch, Saving(seconds=LAUNCH_S))
+            launch = None
+        last, drafts = None, ()
+        blob = self._spares.words(pack_forward(laid_out.shards, bucket))
         if launch is not None:
-            rows, experts = self._launch(launch, self._spares.words(pack_launch(laid_out.shards, bucket)))
+            rows, experts = self._launch(launch, blob)
         else:
-            self._executables.want_extra(plan, bucket, row_bucket, self._full_ladder)
-            blob = self._spares.words(pack_forward(laid_out.shards, bucket))
             experts = self._forward(bucket, blob)
             before_sampling()
             rows, last = self._sample(row_bucket, self._spares.words(pack_sample(shards, row_bucket.num_rows)))
@@ -308,20 +306,13 @@ class Runner:
         self.num_padded_tokens += bucket.num_tokens * len(shards)
         num_ones = sum(int((shard.counts == 1).sum()) for shard in shards)  # decodes, and a prompt's lone last token
         self.recent_steps.append((num_ones, plan.num_tokens - num_ones, bucket.num_tokens * len(shards)))
-        worth = self._executables.worth
         for part in (bucket, row_bucket) if launch is None else (launch,):
             worth.ran(part)
-        lent, self._spares.lent = self._spares.lent, []
-        return InFlight(
-            plan=plan,
-            bucket=bucket,
-            _rows=rows,
-            _last=last,
-            _experts=experts,
-            _drafts=drafts,
-            _done=functools.partial(worth.done, bucket.num_tokens, time.perf_counter()),
-            _give=functools.partial(self._spares.give, lent),
-        )
+        calls = {
+            "_done": functools.partial(worth.done, bucket.num_tokens, time.perf_counter()),
+            "_give": self._spares.returning(),
+        }
+        return InFlight(plan=plan, bucket=bucket, _rows=rows, _last=last, _experts=experts, _drafts=drafts, **calls)
 
     def begin_scores(self, *, every: bool) -> DeferredExecutable | None:
         """The compile that `score`, or `score_all`, waits for or failed with; None once it is there."""

@@ -4,6 +4,9 @@
 rows, last). It draws a token for each row and writes it where the next forward reads it. `rows` [R, words] are int32
 words as `sampling.unpack` reads them and, with `options.gives_masks`, then masks of what could be drawn. `last` [R, D]
 is the final hidden state of each row's last token; it stays on the device unless an embedding is asked for.
+`launch`, one for each `LaunchBucket`, is a forward and what samples its rows: (weights, kv, slots, hidden, packed input
+of the forward) to (kv, slots, hidden, rows, and the forward's results). No row is embedded or has to do with cached
+prompts, and none asks for more than the bucket's draw; a step with such rows takes the halves.
 `score`, one executable: (head, slots, hidden, packed input) to ([n, words],) of a tile of prompt tokens.
 `score_all`, another: the same with a word for each token of the vocabulary.
 head: the weights that logits are made of, and no others.
@@ -21,18 +24,26 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from checkpoints.stored_weight import weight_of
-from ferrum_jax.core.plan import Draw
 from ferrum_jax.inputs.sizes import invariance
 from ferrum_jax.models.families.registry import bind
 from ferrum_jax.models.layers.adapted_weight import put_adapters
 from ferrum_jax.models.sharding import on_mesh, trace_update
 from ferrum_jax.models.sharding.shards import DATA
 from ferrum_jax.runtime import sampling
-from ferrum_jax.runtime.buckets import RowBucket
+from ferrum_jax.runtime.buckets import LaunchBucket, RowBucket
 from ferrum_jax.runtime.handed_back import result, results_of, trace_part
-from ferrum_jax.runtime.inputs import SampleInputs, sample_words, score_words, unpack_sample, unpack_score
+from ferrum_jax.runtime.inputs import (
+    SampleInputs,
+    forward_words,
+    sample_words,
+    score_words,
+    unpack_forward,
+    unpack_sample,
+    unpack_score,
+)
 from ferrum_jax.runtime.lora.adapter_slots import EMBEDDING, HEAD_PART, AdapterSlots
 from ferrum_jax.runtime.pools.pools import Pools
+from ferrum_jax.runtime.step import make_forward
 from ferrum_jax.runtime.step_options import StepOptions
 from pallas_kernels.low_rank import pairs_of
 
@@ -122,8 +133,8 @@ class Head:
         put_adapters(model, {weight_of(weight): pool}, pairs_of(ids, **counts))
 
 
-def make_sample(head: Head, num_rows: int, options: StepOptions, draw: Draw = Draw.FULL) -> Callable[..., SampleResult]:
-    """The function that samples a row bucket's rows; slots and prompts are to be donated. draw: the most they ask."""
+def make_sample(head: Head, num_rows: int, options: StepOptions) -> Callable[..., SampleResult]:
+    """The function that samples a row bucket's rows; slots and prompts are to be donated."""
 
     def sample(
         weights: tuple[jax.Array, ...],
@@ -135,7 +146,7 @@ def make_sample(head: Head, num_rows: int, options: StepOptions, draw: Draw = Dr
     ) -> SampleResult:
         inputs = unpack_sample(blob, num_rows)
         last = _last_states(hidden, prompts, inputs)
-        rows = _sample_rows(head.by_row(weights, slots), last, slots, masks, inputs, options, draw)
+        rows = _sample_rows(head.by_row(weights, slots), last, slots, masks, inputs, options)
         tokens = jnp.maximum(rows[:, 0], 0)  # the step in flight reads one after NOT_FINITE too
         slots = sampling.append_tokens(slots, inputs.slots, inputs.positions, tokens, inputs.samples > 0)
         return slots, _keep_states(prompts, last, rows, inputs), rows, last
@@ -170,11 +181,49 @@ def make_score(head: Head, *, every: bool) -> Callable[..., tuple[jax.Array]]:
 
 def trace_sample(head: Head, pools: Pools, bucket: RowBucket, options: StepOptions, mesh: Mesh) -> jax.stages.Traced:
     """The traced function that samples a row bucket's rows on a mesh. Slots and prompts are donated."""
-    sample = make_sample(head, bucket.num_rows, options, bucket.draw)
+    sample = make_sample(head, bucket.num_rows, options)
     blob = on_mesh(mesh, (sample_words(bucket.num_rows),), jnp.int32, "words")
     arguments = (head.shapes, pools.slots, pools.prompts, pools.masks, pools.hidden, blob)
     results = results_of(bucket, pools, options, mesh)
     return trace_part(sample, arguments, results, pools=(1, 2), mesh=mesh, options=options)
+
+
+def make_launch(head: Head, bucket: LaunchBucket, pools: Pools) -> Callable[..., tuple[Any, ...]]:
+    """The step in a bucket; kv, slots and hidden are to be donated."""
+    options = head.options
+    forward = make_forward(head.graph, tuple(head.weights), bucket.forward, pools, options)
+    head = dataclasses.replace(head, adapters=None)  # no row of such a step names one
+
+    def launch(
+        weights: tuple[jax.Array, ...],
+        kv: tuple[jax.Array, ...],
+        slots: jax.Array,
+        hidden: jax.Array,
+        blob: jax.Array,
+    ) -> tuple[Any, ...]:
+        inputs = unpack_forward(blob, bucket.forward, len(options.spec.kv_groups))
+        kv, hidden, *experts = forward(weights, kv, slots, hidden, blob)
+        last = hidden[jnp.maximum(jnp.cumsum(inputs.counts) - 1, 0)]
+        positions, active = inputs.starts + inputs.counts, inputs.samples > 0
+
+        def draw(logits: jax.Array, *rows: jax.Array) -> jax.Array:
+            return sampling.drawn(logits, slots, *rows, draw=bucket.draw)
+
+        rows = head.by_row(head.pick(weights), slots)(last, draw, inputs.slots, positions, active)
+        slots = sampling.append_tokens(slots, inputs.slots, positions, jnp.maximum(rows[:, 0], 0), active)
+        return kv, slots, hidden, rows, *experts
+
+    return launch
+
+
+def trace_launch(head: Head, pools: Pools, bucket: LaunchBucket, mesh: Mesh) -> jax.stages.Traced:
+    """The step in a bucket on a mesh, ready to be lowered. kv, slots and hidden are donated."""
+    options, weights = head.options, tuple(head.weights.values())
+    words = on_mesh(mesh, (forward_words(bucket.forward, len(options.spec.kv_groups)),), jnp.int32, "words")
+    arguments = (weights, pools.flat_caches(), pools.slots, pools.hidden, words)
+    results = results_of(bucket, pools, options, mesh)
+    launch = make_launch(head, bucket, pools)
+    return trace_part(launch, arguments, results, pools=(1, 2, 3), mesh=mesh, options=options)
 
 
 def trace_score(
@@ -252,14 +301,11 @@ def _sample_rows(
     masks: jax.Array,
     inputs: SampleInputs,
     options: StepOptions,
-    most: Draw,
 ) -> jax.Array:
     """[R, words] of states [R, D]: all rows at once; in invariant mode by tiles of one shape, of rows that exist."""
     active = inputs.samples > 0
 
     def draw(logits: jax.Array, *rows: jax.Array) -> jax.Array:
-        if most < Draw.FULL:
-            return sampling.drawn(logits, slots, *rows[:3], draw=most)
         sampled = _sample(logits, slots, *rows, masks, gives_masks=options.gives_masks)
         return jnp.concatenate([sampled.result, *([] if sampled.drawable is None else [sampled.drawable])], axis=1)
 

@@ -61,7 +61,7 @@ def make_forward(
     more array, [T, layers with experts * X] of `expert_dtype`; padding has experts too. slots_of: of a bucket whose
     rows may name adapters.
     """
-    layers = make_layers(graph, names, bucket, pools, options, slots_of)
+    tree = jax.tree.structure(pools.caches)
 
     def forward(
         weights: tuple[jax.Array, ...],
@@ -72,33 +72,8 @@ def make_forward(
         adapters: tuple[jax.Array, ...] = (),
         images: jax.Array | None = None,
     ) -> ForwardResult:
-        inputs = unpack_forward(blob, bucket, len(options.spec.kv_groups))
-        final, kv, *experts = layers(weights, kv, slots, inputs, adapters, images)
-        return kv, jax.lax.dynamic_update_slice_in_dim(hidden, final, 0, 0), *experts
-
-    return forward
-
-
-def make_layers(
-    graph: nnx.GraphDef,
-    names: tuple[str, ...],
-    bucket: Bucket,
-    pools: Pools,
-    options: StepOptions,
-    slots_of: AdapterSlots | None = None,
-) -> Callable[..., tuple[Any, ...]]:
-    """Embedding and layers of a bucket: the final hidden states [T, D], kv and the experts of a forward's result."""
-    tree = jax.tree.structure(pools.caches)
-
-    def layers(
-        weights: tuple[jax.Array, ...],
-        kv: tuple[jax.Array, ...],
-        slots: jax.Array,
-        inputs: ForwardInputs,
-        adapters: tuple[jax.Array, ...] = (),
-        images: jax.Array | None = None,
-    ) -> tuple[Any, ...]:
         model = bind(graph, dict(zip(names, weights, strict=True)))
+        inputs = unpack_forward(blob, bucket, len(options.spec.kv_groups))
         tokens = lay_out_tokens(inputs, bucket.num_tokens)
         token_ids = sampling.read_tokens(slots, tokens.slots, tokens.positions)
         of_layers, states = jax.tree.unflatten(tree, kv)
@@ -117,10 +92,11 @@ def make_layers(
             images=None if images is None else _image_tokens(images, inputs, tokens),
         )
         final = model(token_ids, rope_positions(inputs, tokens, options), context)  # [T, D]
+        hidden = jax.lax.dynamic_update_slice_in_dim(hidden, final, 0, 0)
         experts = (_experts_of(calls.routed, options.spec),) if options.gives_experts else ()
-        return final, tuple(jax.tree.leaves((calls.pools, calls.states))), *experts
+        return tuple(jax.tree.leaves((calls.pools, calls.states))), hidden, *experts
 
-    return layers
+    return forward
 
 
 def _adapters(

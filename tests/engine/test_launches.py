@@ -11,7 +11,7 @@ from ferrum_jax.engine.startup.build_engine import build_engine
 from ferrum_jax.runtime.buckets import LaunchBucket
 from ferrum_jax.runtime.compile.deferred import Prepared
 from ferrum_jax.runtime.compile.executable_store import ExecutableStore
-from ferrum_jax.runtime.programs import extras_of, programs_of
+from ferrum_jax.runtime.programs import programs_of
 from ferrum_jax.runtime.runner import Runner
 from tests.support import COMPILED, answers, requests_of, small_llm, told
 
@@ -24,7 +24,7 @@ PROMPTS = [[7] * 20, [9], [3, 4, 5, 6] * 8, [7] * 20, [8, 9]]
 def launching(llm):
     """What was loaded, with the launches of four rows; those of fewer are too much to compile here."""
     loaded, store = llm.loaded, ExecutableStore(str(COMPILED), llm.loaded.layout.mesh.devices.flatten().tolist())
-    launches = [extra for extra in extras_of(loaded.layout) if isinstance(extra, LaunchBucket) and extra.num_rows == 4]
+    launches = [each for each in loaded.layout.ladder.launches if each.forward.num_rows == 4]
     programs = programs_of(loaded.layout, launches)
     made = {launch: programs[launch].get(store) for launch in launches}
     return dataclasses.replace(loaded, executables=dataclasses.replace(loaded.executables, launches=Prepared(made)))
@@ -67,7 +67,7 @@ def test_a_launch_adds_no_branch_and_no_loop_to_its_forward_and_writes_in_place(
         text, forward = (part.as_text() for part in (executable, loaded.executables.forwards[launch.forward]))
         assert controls(text) == controls(forward), str(launch)
         header = text.split("\n", 1)[0]
-        num_results = len(loaded.layout.pools.flat_caches()) + 2  # slots and rows
+        num_results = len(loaded.layout.pools.flat_caches()) + 3  # slots, hidden and rows
         assert header.count("may-alias") + header.count("must-alias") == num_results, str(launch)
 
 
@@ -77,4 +77,4 @@ def test_steps_that_ran_in_halves_say_which_launch_they_wanted():
     engine.runner._executables.worth.wanted.clear()
     answers(engine, requests_of(PROMPTS[:1], GREEDY))
     wanted = {str(part) for part in engine.runner._executables.worth.wanted}
-    assert wanted == {"sample R=1 greedy", "launch decode T=1 R=1 M=16 greedy"}
+    assert wanted == {"launch decode T=1 R=1 M=16 greedy"}

@@ -135,11 +135,11 @@ def test_a_background_compile_that_fails_is_said_once_and_the_engine_goes_on(tmp
     assert len(finish(engine)[id].token_ids) == 6
 
 
-def test_nothing_is_compiled_behind_an_engine_that_has_all(monkeypatch):
+def test_nothing_is_compiled_behind_an_engine_that_has_all():
     llm = small_llm("qwen3")
-    monkeypatch.setattr(behind, "extras_of", lambda layout: frozenset())
     layout = llm.loaded.layout
     store = ExecutableStore(SMALL.compilation_cache_dir, layout.mesh.devices.flatten().tolist())
+    layout = dataclasses.replace(layout, ladder=dataclasses.replace(layout.ladder, has_launches=False))
     assert compile_behind(layout, llm.loaded.executables, store) is None
 
 

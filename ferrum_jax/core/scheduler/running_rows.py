@@ -230,6 +230,7 @@ def build_shard(
     for request, count in chunks:
         cache.keep(request, request.num_computed + count)
     transfers = cache.take_transfers()
+    needs_all = drafted.any() or transfers.sources or transfers.targets
     return ShardPlan(
         slots=slots,
         starts=starts,
@@ -243,7 +244,7 @@ def build_shard(
         rope_shifts=shifts,
         clip_slots=rows.clip_slots[slots],
         masked=rows.masked[slots],
-        draw=Draw(rows.draws[slots].max(initial=Draw.GREEDY)),
+        draw=Draw.FULL if needs_all else Draw(rows.draws[slots].max(initial=Draw.GREEDY)),
         drafts=tuple(token for row in drafts for token in row),
         images=images,
         spills=transfers.spills,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from typing import NoReturn
 
@@ -32,7 +31,6 @@ from ferrum_jax.runtime.handed_back import Spares, results_of
 from ferrum_jax.runtime.host_transfers import HostTransfers
 from ferrum_jax.runtime.layout import Layout
 from ferrum_jax.runtime.pools.pools import pools_of
-from ferrum_jax.runtime.programs import extras_of
 from ferrum_jax.runtime.runner import Runner
 from ferrum_jax.runtime.step_options import expert_dtype
 from ferrum_jax.text.structured.reading.message_stream import NO_FORMS, MessageForms
@@ -101,7 +99,7 @@ def _runner(loaded: Loaded, fill: float, *, has_tier: bool) -> Runner:
         pools=pools_of(layout.pools, loaded.executables["fresh_pools"](np.float32(fill))),
         executables=loaded.executables,
         head=layout.head,
-        ladder=dataclasses.replace(layout.ladder, extras=extras_of(layout)),
+        ladder=layout.ladder,
         copies=loaded.copies,
         num_shards=layout.num_shards,
         host=HostTransfers(loaded.copies) if has_tier else None,
