@@ -1,10 +1,15 @@
-"""Dispatched and not yet fetched results: a step, and log-probabilities of a prompt."""
+"""Dispatched and not yet fetched results: a step, and log-probabilities of a prompt; and the arrays that steps lend.
+
+`Spares` has as many sets of a part's results and inputs as its steps are in flight or still read: a set comes back when
+its step was committed, so what the host reads is never written.
+"""
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import jax
@@ -12,7 +17,10 @@ import numpy as np
 
 from ferrum_jax.core.plan import StepPlan
 from ferrum_jax.runtime.buckets import Bucket
+from ferrum_jax.runtime.compile.deferred import Executable
 from ferrum_jax.runtime.sample import SCORE_TILE
+
+_ALIGNMENT = 64  # bytes; from there the CPU's devices read the host's memory in place
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -90,3 +98,49 @@ def _without_padding(array: jax.Array | np.ndarray, counts: Sequence[int]) -> np
     """The first items of each shard's part of an array, by its count. Waits for the device."""
     parts = np.split(np.asarray(array), len(counts))
     return np.concatenate([part[:count] for part, count in zip(parts, counts, strict=True)])
+
+
+class Spares:
+    """Arrays of results, and of packed inputs, that nobody reads any more. results_of: their shapes, of a part."""
+
+    def __init__(self, results_of: Callable[[Any], Sequence[jax.ShapeDtypeStruct]]) -> None:
+        self._results_of = results_of
+        self._free: collections.defaultdict[Hashable, list[Any]] = collections.defaultdict(list)
+        self._lent: list[tuple[Hashable, Any]] = []
+
+    def call(self, part: Hashable, executable: Executable, *arguments: Any) -> tuple[Any, ...]:
+        """What a part's executable gives, its results in spare arrays, which are lent until they are given back."""
+        free = self._free[part]
+        spares = free.pop() if free else tuple(map(_zeros, self._results_of(part)))
+        found = executable(*arguments, spares)
+        self._lent.append((part, found[len(found) - len(spares) :]))
+        return found
+
+    def words(self, packed: np.ndarray) -> np.ndarray:
+        """The packed input of a step in memory that stays, which is lent likewise."""
+        free = self._free[packed.size]
+        words = free.pop() if free else _aligned(packed.size)
+        words[:] = packed
+        self._lent.append((packed.size, words))
+        return words
+
+    def returning(self) -> Callable[[], None]:
+        """Call this to give back what was lent since the last call, when every step and the host have read it."""
+        lent, self._lent = self._lent, []
+        return functools.partial(self._take_back, lent)
+
+    def _take_back(self, lent: Sequence[tuple[Hashable, Any]]) -> None:
+        for key, what in lent:
+            self._free[key].append(what)
+
+
+def _zeros(shape: jax.ShapeDtypeStruct) -> jax.Array:
+    value = np.zeros(shape.shape, shape.dtype)
+    return jax.make_array_from_callback(shape.shape, shape.sharding, value.__getitem__)
+
+
+def _aligned(size: int) -> np.ndarray:
+    """[size] int32 that begins where a device of the CPU can read it."""
+    whole = np.zeros(4 * size + _ALIGNMENT, np.uint8)
+    start = -whole.ctypes.data % _ALIGNMENT
+    return whole[start : start + 4 * size].view(np.int32)

@@ -1,16 +1,13 @@
 """Handed back: what a part of a step gives lies where the results of an earlier step lay, which nobody reads any more.
 
 A part takes pools, which it writes in place, and gives them with results. Each result is written into an array like it
-that the call is given behind its other arguments: so no step allocates, and addresses stay. `Spares` has these arrays,
-and as many sets of a part's as its steps are in flight or still read: a set comes back when its step was committed, so
-what a host reads is never written. The packed input of a step is such an array too, in the host's memory.
+that the call is given behind its other arguments: so no step allocates, and addresses stay. `dispatched.Spares` has
+these arrays.
 """
 
 from __future__ import annotations
 
-import collections
-import functools
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -20,12 +17,10 @@ from jax.sharding import Mesh
 from ferrum_jax.models.sharding import crosses_processes, formats, on_mesh, partitions
 from ferrum_jax.models.sharding.shards import DATA
 from ferrum_jax.runtime.buckets import Bucket, DraftBucket, LaunchBucket, RowBucket
-from ferrum_jax.runtime.compile.deferred import Executable
 from ferrum_jax.runtime.pools.pools import Pools
 from ferrum_jax.runtime.sampling import RESULT_WORDS
 from ferrum_jax.runtime.step_options import StepOptions, compiler_options, expert_dtype
 
-_ALIGNMENT = 64  # bytes; from there the CPU's devices read the host's memory in place
 Shapes = tuple[jax.ShapeDtypeStruct, ...]
 
 
@@ -98,49 +93,3 @@ def trace_part(
         compiler_options=compiler_options(options),
     )
     return jitted.trace(*given)
-
-
-class Spares:
-    """Arrays of results, and of packed inputs, that nobody reads any more. results_of: their shapes, of a part."""
-
-    def __init__(self, results_of: Callable[[Any], Shapes]) -> None:
-        self._results_of = results_of
-        self._free: collections.defaultdict[Hashable, list[Any]] = collections.defaultdict(list)
-        self._lent: list[tuple[Hashable, Any]] = []
-
-    def call(self, part: Hashable, executable: Executable, *arguments: Any) -> tuple[Any, ...]:
-        """What a part's executable gives, its results in spare arrays, which are lent until they are given back."""
-        free = self._free[part]
-        spares = free.pop() if free else tuple(map(_zeros, self._results_of(part)))
-        found = executable(*arguments, spares)
-        self._lent.append((part, found[len(found) - len(spares) :]))
-        return found
-
-    def words(self, packed: np.ndarray) -> np.ndarray:
-        """The packed input of a step in memory that stays, which is lent likewise."""
-        free = self._free[packed.size]
-        words = free.pop() if free else _aligned(packed.size)
-        words[:] = packed
-        self._lent.append((packed.size, words))
-        return words
-
-    def returning(self) -> Callable[[], None]:
-        """Call this to give back what was lent since the last call, when every step and the host have read it."""
-        lent, self._lent = self._lent, []
-        return functools.partial(self._take_back, lent)
-
-    def _take_back(self, lent: Sequence[tuple[Hashable, Any]]) -> None:
-        for key, what in lent:
-            self._free[key].append(what)
-
-
-def _zeros(shape: jax.ShapeDtypeStruct) -> jax.Array:
-    value = np.zeros(shape.shape, shape.dtype)
-    return jax.make_array_from_callback(shape.shape, shape.sharding, value.__getitem__)
-
-
-def _aligned(size: int) -> np.ndarray:
-    """[size] int32 that begins where a device of the CPU can read it."""
-    whole = np.zeros(4 * size + _ALIGNMENT, np.uint8)
-    start = -whole.ctypes.data % _ALIGNMENT
-    return whole[start : start + 4 * size].view(np.int32)

@@ -58,7 +58,7 @@ OTHERS = (*OF_SCORES, "write_slot", "write_masks", "write_drafts", "copy_blocks"
 OF_ADAPTERS = ("write_adapter", "fresh_adapters")  # of an engine that has slots for them
 OF_IMAGES = "fresh_images"  # of one that has slots for images, with an encoder for each number of patches
 # For TPUs a forward takes as long as 12 small programs, and one more for 64 tokens; what samples, as long as 8.
-_FORWARD_EFFORT, _EFFORT_TOKENS, _SAMPLE_EFFORT = 12, 64, 8
+_FORWARD_EFFORT, _EFFORT_TOKENS, _SAMPLE_EFFORT, _LAUNCH_EFFORT = 12, 64, 8, 20
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -126,10 +126,7 @@ class Executables:
 
 
 def programs_of(layout: Layout, launches: Iterable[LaunchBucket] = ()) -> dict[Part, Program]:
-    """The program of each part of an engine: forwards and what samples, the smallest first, then the others.
-
-    launches: those that are wanted as well.
-    """
+    """The program of each part: forwards and what samples, the smallest first, these launches, then the others."""
     pools, options, mesh, head = layout.pools, layout.options, layout.mesh, layout.head
     text = f"{dict(mesh.shape)} {options} {options.spec.digest_text()}"
     whole = f"{describe((layout.decoder_targets, pools.caches, pools.slots, pools.hidden))} {text}"
@@ -147,14 +144,7 @@ def programs_of(layout: Layout, launches: Iterable[LaunchBucket] = ()) -> dict[P
         effort = _FORWARD_EFFORT + bucket.num_tokens // _EFFORT_TOKENS
         shapes = whole if adapters is None else f"{describe(adapters.pools)} {whole}"
         shapes = shapes if images is None else f"{describe(images.pool)} {shapes}"
-        return in_layers(program(f"forward {bucket}", shapes, trace, effort), bucket)
-
-    def in_layers(part: Program, bucket: Bucket) -> Program:
-        cut: dict[str, Any] = {}
-        if (together := _layers_together(layout, bucket)) is not None:
-            options_of = compiler_options(options)
-            cut = {"pieces_at": run_layer.__name__, "together": together, "compiler_options": options_of}
-        return dataclasses.replace(part, kernels=_kernels_of(layout), **cut)
+        return _in_layers(program(f"forward {bucket}", shapes, trace, effort), layout, bucket)
 
     def sample(bucket: RowBucket) -> Program:
         trace = functools.partial(trace_sample, head, pools, bucket, options, mesh)
@@ -162,7 +152,7 @@ def programs_of(layout: Layout, launches: Iterable[LaunchBucket] = ()) -> dict[P
 
     def launch(bucket: LaunchBucket) -> Program:
         trace = functools.partial(trace_launch, head, pools, bucket, mesh)
-        return in_layers(program(str(bucket), whole, trace, _FORWARD_EFFORT + _SAMPLE_EFFORT), bucket.forward)
+        return _in_layers(program(str(bucket), whole, trace, _LAUNCH_EFFORT), layout, bucket.forward)
 
     def draft(bucket: DraftBucket) -> Program:
         layer = layout.draft_layer
@@ -195,6 +185,15 @@ def programs_of(layout: Layout, launches: Iterable[LaunchBucket] = ()) -> dict[P
     parts |= _programs_of_tower(layout.images, program, text, mesh)
     fresh = dataclasses.replace(parts["fresh_pools"], is_kept=not are_untouched(pools))
     return parts | {"fresh_pools": fresh}
+
+
+def _in_layers(part: Program, layout: Layout, bucket: Bucket) -> Program:
+    """A program that runs the layers of a bucket, with their kernels, and in pieces where it is cut."""
+    cut: dict[str, Any] = {}
+    if (together := _layers_together(layout, bucket)) is not None:
+        options_of = compiler_options(layout.options)
+        cut = {"pieces_at": run_layer.__name__, "together": together, "compiler_options": options_of}
+    return dataclasses.replace(part, kernels=_kernels_of(layout), **cut)
 
 
 def _programs_of_tower(

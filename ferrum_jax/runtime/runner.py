@@ -25,9 +25,8 @@ from ferrum_jax.runtime.block_copies import BlockCopies
 from ferrum_jax.runtime.buckets import Bucket, DraftBucket, Ladder, LaunchBucket, RowBucket
 from ferrum_jax.runtime.compile.deferred import DeferredExecutable
 from ferrum_jax.runtime.compile.worth import Saving
-from ferrum_jax.runtime.dispatched import InFlight, Scores
+from ferrum_jax.runtime.dispatched import InFlight, Scores, Spares
 from ferrum_jax.runtime.draft import DraftLayer
-from ferrum_jax.runtime.handed_back import Spares
 from ferrum_jax.runtime.host_transfers import HostTransfers
 from ferrum_jax.runtime.inputs import (
     forward_words,

@@ -17,7 +17,7 @@ import pytest
 
 from ferrum_jax import SamplingParams
 from ferrum_jax.engine.startup.build_engine import build_engine
-from ferrum_jax.runtime import handed_back
+from ferrum_jax.runtime import dispatched
 from ferrum_jax.runtime.block_copies import BlockCopies
 from ferrum_jax.runtime.compile.deferred import DeferredExecutable, Prepared
 from ferrum_jax.runtime.layout import lay_out
@@ -37,7 +37,7 @@ class IdleDevice:
         self.layout, self.seen = layout, collections.Counter()
         pools = layout.pools
         shapes = pools.flat_caches(), pools.slots, pools.prompts, pools.masks, pools.hidden
-        fresh = jax.tree.map(handed_back._zeros, shapes)
+        fresh = jax.tree.map(dispatched._zeros, shapes)
         others = {name: lambda first, *_: first for name in others_of(layout)} | {"fresh_pools": lambda fill: fresh}
         ladder = layout.ladder
         self.executables = Executables(

@@ -26,8 +26,9 @@ from ferrum_jax.engine.write_guard import WriteGuard
 from ferrum_jax.inputs.sizes.engine_sizes import EngineSizes
 from ferrum_jax.models.spec import SoundSpec
 from ferrum_jax.runtime.buckets import Ladder
+from ferrum_jax.runtime.dispatched import Spares
 from ferrum_jax.runtime.distributed.processes import current
-from ferrum_jax.runtime.handed_back import Spares, results_of
+from ferrum_jax.runtime.handed_back import results_of
 from ferrum_jax.runtime.host_transfers import HostTransfers
 from ferrum_jax.runtime.layout import Layout
 from ferrum_jax.runtime.pools.pools import pools_of
