@@ -15,7 +15,7 @@ import numpy as np
 
 
 class Draw(enum.IntEnum):
-    """What a row asks of its draws: each serves those before it as well, with equal bits."""
+    """The demands of a row on its draws: each kind serves those before it as well, with equal bits."""
 
     GREEDY = 0  # the largest logit alone
     PLAIN = 1  # temperature, seed, and the log-probability of the drawn token

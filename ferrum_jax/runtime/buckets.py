@@ -206,7 +206,7 @@ class Ladder:
         return next(b for b in self.row_buckets if b.num_rows >= num_places and b not in self.missing)
 
     def launch_of(self, plan: StepPlan, bucket: Bucket) -> LaunchBucket | None:
-        """What runs a step with this bucket as one executable, or None: what samples is another."""
+        """The launch of a step with this bucket, or None where it takes two executables."""
         launch = LaunchBucket(forward=bucket, draw=plan.draw)
         return launch if launch in self.launches else None
 

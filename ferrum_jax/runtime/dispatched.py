@@ -109,7 +109,7 @@ class Spares:
         self._lent: list[tuple[Hashable, Any]] = []
 
     def call(self, part: Hashable, executable: Executable, *arguments: Any) -> tuple[Any, ...]:
-        """What a part's executable gives, its results in spare arrays, which are lent until they are given back."""
+        """Runs a part's executable and returns its pools and results; spare arrays are lent for the results."""
         free = self._free[part]
         spares = free.pop() if free else tuple(map(_zeros, self._results_of(part)))
         found = executable(*arguments, spares)

@@ -36,7 +36,7 @@ def result(mesh: Mesh, shape: tuple[int, ...], dtype: Any, axis: str) -> jax.Sha
 def results_of(
     part: Bucket | RowBucket | LaunchBucket | DraftBucket, pools: Pools, options: StepOptions, mesh: Mesh
 ) -> Shapes:
-    """What a part of a step gives beside pools."""
+    """The shapes of a part's results, in the order in which they follow its pools."""
 
     def rows(count: int, width: int, dtype: Any = np.int32) -> jax.ShapeDtypeStruct:
         return result(mesh, (count, width), dtype, "rows")

@@ -202,7 +202,7 @@ def _kept(logits: jax.Array, words: jax.Array, flags: jax.Array) -> tuple[jax.Ar
 
 
 def _scaled(logits: jax.Array, words: jax.Array, flags: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """[R] rows with noise; [R, V] their logits, the largest of which is 0, over their temperature."""
+    """[R] rows with noise; [R, V] their logits less the largest, over their temperature."""
     noisy = flags & ASKS_NOISE != 0
     temperature = jnp.where(noisy, as_float(words[:, TEMPERATURE]), 1.0)
     shifted = logits - jnp.max(logits, axis=1, keepdims=True)
