@@ -9,8 +9,17 @@ of each row, whether it samples or not, and one more behind each drafted token.
 from __future__ import annotations
 
 import dataclasses
+import enum
 
 import numpy as np
+
+
+class Draw(enum.IntEnum):
+    """The demands of a row on its draws: each kind serves those before it as well, with equal bits."""
+
+    GREEDY = 0  # the largest logit alone
+    PLAIN = 1  # temperature, seed, and the log-probability of the drawn token
+    FULL = 2  # anything
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,6 +74,7 @@ class ShardPlan:
     rope_shifts: np.ndarray  # [rows] int32, rotary position less position, where no token of the row is of an image
     clip_slots: np.ndarray  # [rows] int32, keys and values of the clip that the row's layers attend to, 0 for none
     masked: np.ndarray  # [rows] bool, where a mask says which tokens the row may draw
+    draw: Draw = Draw.FULL  # the least that serves all rows; FULL with drafts, and where prompt slots are read or kept
     drafts: tuple[int, ...] = ()  # of each row the tokens at its last samples - 1 positions
     images: ImageTokensPlan = NO_IMAGE_TOKENS
     spills: tuple[Copy, ...] = ()  # from device blocks to host blocks, before all else
@@ -155,6 +165,11 @@ class StepPlan:
     def has_images(self) -> bool:
         """Whether a token is of an image."""
         return any(shard.has_images for shard in self.shards)
+
+    @property
+    def draw(self) -> Draw:
+        """The least that serves the rows of all shards."""
+        return max(shard.draw for shard in self.shards)
 
     @property
     def has_drafts(self) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from array import array
 
+from ferrum_jax.core.plan import Draw
 from ferrum_jax.inputs.prompt import MediaSpan, PlacedImage
 
 FLEX = 1 << 30  # priority from which on a request takes only what the others leave: rows of steps, slots and blocks
@@ -32,6 +33,7 @@ class Request:
     most_hit_tokens: int | None = None  # of one whose tokens behind these are scored; None for as many as there are
     takes_drafts: bool = True  # tokens that are expected of it may be computed along
     is_constrained: bool = False  # its next token is drawn under a mask, which the tokens before it decide
+    draw: Draw = Draw.FULL  # the least that serves it
     adapter_id: int = 0  # slot of its adapter, held from before it is queued to its end
     adapter: str = ""  # the digest of its adapter; requests share blocks only where adapter and cache_salt are equal
     cache_salt: bytes = b""

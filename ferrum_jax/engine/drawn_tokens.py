@@ -29,12 +29,15 @@ class DrawnTokens:
 
     def take(self, choice: Choice, step: InFlight, rows: np.ndarray, place: int) -> None:
         """Takes what came with a choice's last token, which may end its request. rows: of the step's results."""
-        if choice.request.finish_reason != "error":
+        request = choice.request
+        keeps = choice.logprobs is not None or choice.masks is not None or choice.submission.options.embeds
+        if (keeps or request.is_constrained) and request.finish_reason != "error":
             self._take_row(choice, step, rows, place)
-        self._take_draft(choice.request, step, place)
+        if self._scheduler.drafting is not None:
+            self._take_draft(request, step, place)
         if choice.stops is not None:
             self._look_for_stops(choice, choice.stops)
-        if choice.request.is_constrained and choice.request.finish_reason is None:
+        if request.is_constrained and request.finish_reason is None:
             self._force(choice)
 
     def _take_row(self, choice: Choice, step: InFlight, rows: np.ndarray, place: int) -> None:

@@ -329,6 +329,7 @@ class Engine:
                 elif choice.submission.options.streams:
                     streamed[request.id] = choice
             got = self.scheduler.commit_accepted()
+        step.release()
         return deltas + [self._submissions.delta(choice) for choice in streamed.values()]
 
     def _finished(self, choice: Choice) -> Delta:

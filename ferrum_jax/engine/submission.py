@@ -14,6 +14,7 @@ import numpy as np
 
 from ferrum_jax.core.delta import Entry, entry_of
 from ferrum_jax.core.outputs import CompletionOutput
+from ferrum_jax.core.plan import Draw
 from ferrum_jax.core.request import Request
 from ferrum_jax.core.request_options import RequestOptions
 from ferrum_jax.engine.adapters import LoadedAdapter
@@ -185,6 +186,7 @@ class InputProcessor:
             min_tokens=0 if sampling.needs_mask else sampling.min_tokens,  # of one with masks these see to it
             takes_drafts=sampling.speculative,
             is_constrained=sampling.needs_mask,
+            draw=Draw.FULL if options.embeds or scores is not None else device_sampling.draw_of(sampling),
             stop_ids=self._stop_ids(sampling),
             end_ids=self._ends(sampling),
             priority=options.priority,

@@ -16,7 +16,7 @@ import functools
 import math
 from collections.abc import Iterable, Sequence
 
-from ferrum_jax.core.plan import StepPlan
+from ferrum_jax.core.plan import Draw, StepPlan
 from ferrum_jax.inputs.sizes.engine_sizes import Reach
 from ferrum_jax.inputs.sizes.invariance import MIN_ROWS
 from ferrum_jax.io.ints import ceil_div, round_up
@@ -69,6 +69,17 @@ class RowBucket:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, order=True)
+class LaunchBucket:
+    """One compiled shape of a whole decode step: a bucket's forward, and what samples rows that ask for this."""
+
+    forward: Bucket
+    draw: Draw
+
+    def __str__(self) -> str:
+        return f"launch {self.forward} {self.draw.name.lower()}"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, order=True)
 class DraftBucket:
     """One compiled shape of the layer that predicts one token more. forward: the bucket of the same step's forward.
 
@@ -88,7 +99,7 @@ class Ladder:
 
     num_places: of the largest step with drafts; 0 where there are none, and each row has one place. spreads: rows with
     drafts may be computed as rows of one token each, so that decode buckets hold them. predicts: each forward has a
-    layer behind it that predicts one token more.
+    layer behind it that predicts one token more. has_launches: decode steps may be one executable.
     """
 
     buckets: tuple[Bucket, ...]
@@ -96,6 +107,7 @@ class Ladder:
     num_places: int = 0
     spreads: bool = False
     predicts: bool = False
+    has_launches: bool = False
 
     @property
     def largest(self) -> tuple[Bucket, ...]:
@@ -192,6 +204,17 @@ class Ladder:
         """The smallest bucket in which the places of each shard of a step can be sampled."""
         num_places = max(shard.num_places for shard in plan.shards)
         return next(b for b in self.row_buckets if b.num_rows >= num_places and b not in self.missing)
+
+    def launch_of(self, plan: StepPlan, bucket: Bucket) -> LaunchBucket | None:
+        """The launch of a step with this bucket, or None where it takes two executables."""
+        launch = LaunchBucket(forward=bucket, draw=plan.draw)
+        return launch if launch in self.launches else None
+
+    @functools.cached_property
+    def launches(self) -> frozenset[LaunchBucket]:
+        """The executables without which every step can run too, as two."""
+        buckets = [b for b in self.buckets if b.decode_only and not b.adapted] if self.has_launches else []
+        return frozenset(LaunchBucket(forward=b, draw=draw) for b in buckets for draw in (Draw.GREEDY, Draw.PLAIN))
 
     @property
     def most_tokens(self) -> int | None:

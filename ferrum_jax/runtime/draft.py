@@ -19,15 +19,16 @@ from jax.sharding import Mesh
 
 from ferrum_jax.models.families.registry import bind
 from ferrum_jax.models.layers.attention import ForwardContext
-from ferrum_jax.models.sharding import formats, on_mesh, partitions
+from ferrum_jax.models.sharding import on_mesh
 from ferrum_jax.runtime import sampling
 from ferrum_jax.runtime.buckets import DraftBucket
+from ferrum_jax.runtime.handed_back import results_of, trace_part
 from ferrum_jax.runtime.inputs import forward_words, place_words, unpack_forward
 from ferrum_jax.runtime.layer_calls import LayerCalls
 from ferrum_jax.runtime.pools.pools import Pools
 from ferrum_jax.runtime.sample import Head
-from ferrum_jax.runtime.step import lay_out_tokens, results_on, rope_positions, schedules_of
-from ferrum_jax.runtime.step_options import StepOptions, compiler_options
+from ferrum_jax.runtime.step import lay_out_tokens, rope_positions, schedules_of
+from ferrum_jax.runtime.step_options import StepOptions
 
 # Places whose logits are computed at once: more read the head's weights less often, and fewer leave less padding.
 _PLACES_ON_CPU, _PLACES_ON_ACCELERATORS = 16, 256
@@ -137,12 +138,5 @@ def trace_draft(layer: DraftLayer, pools: Pools, bucket: DraftBucket, mesh: Mesh
     words = on_mesh(mesh, (forward_words(bucket.forward, len(options.spec.kv_groups)),), jnp.int32, "words")
     places = on_mesh(mesh, (place_words(bucket.num_places),), jnp.int32, "words")
     arguments = (layer.shapes, kv, pools.slots, pools.hidden, words, places)
-    draft = make_draft(layer, bucket, pools)
-    if mesh.size > 1:
-        specs = partitions(arguments)
-        draft, found = results_on(mesh, draft, num_pools=1, axes=("rows",))
-        draft = jax.shard_map(draft, mesh=mesh, in_specs=specs, out_specs=(specs[1], *found), check_vma=False)
-    jitted = jax.jit(
-        draft, donate_argnums=(1,), out_shardings=(formats(kv), None), compiler_options=compiler_options(options)
-    )
-    return jitted.trace(*arguments)
+    results = results_of(bucket, pools, options, mesh)
+    return trace_part(make_draft(layer, bucket, pools), arguments, results, pools=(1,), mesh=mesh, options=options)

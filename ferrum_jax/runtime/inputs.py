@@ -18,7 +18,7 @@ from ferrum_jax.runtime.buckets import Bucket
 from ferrum_jax.runtime.pools.copies import COPY_BLOB_SIZE, MAX_COPIES
 from ferrum_jax.sampling_params import MAX_NAMED_IDS
 
-_FORWARD_FIELDS = ("slots", "starts", "counts", "state_slots", "adapter_ids", "rope_shifts", "clip_slots")
+_FORWARD_FIELDS = ("slots", "starts", "counts", "samples", "state_slots", "adapter_ids", "rope_shifts", "clip_slots")
 # For each token in an imaged bucket: its embedding slot, where the image ends that it sees, three rotary positions.
 _IMAGE_FIELDS = 5
 _SAMPLE_FIELDS = ("slots", "positions", "places", "samples", "source_slots", "target_slots", "mask_ids")
@@ -32,6 +32,7 @@ class ForwardInputs:
     slots: jax.Array  # [R] int32
     starts: jax.Array  # [R] int32
     counts: jax.Array  # [R] int32, 0 for padding rows
+    samples: jax.Array  # [R] int32
     state_slots: jax.Array  # [R] int32
     adapter_ids: jax.Array  # [R] int32, 0 for none
     rope_shifts: jax.Array  # [R] int32

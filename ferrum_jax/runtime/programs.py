@@ -1,9 +1,10 @@
 """Programs: all that an engine calls, by what it is for, and as executables.
 
-Bucket      the forward of a step
-RowBucket   what samples the rows of one
-DraftBucket what predicts one token more behind a forward
-a name      what stands beside steps: prompt log-probabilities, the write of a row slot, copies, fresh pools
+Bucket       the forward of a step
+RowBucket    what samples the rows of one
+LaunchBucket both of a decode step
+DraftBucket  what predicts one token more behind a forward
+a name       what stands beside steps: prompt log-probabilities, the write of a row slot, copies, fresh pools
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from jax.sharding import Mesh
 
 from ferrum_jax.core.plan import StepPlan
 from ferrum_jax.models.sharding import describe
-from ferrum_jax.runtime.buckets import FIRST_TOKENS, Bucket, DraftBucket, Ladder, RowBucket
+from ferrum_jax.runtime.buckets import FIRST_TOKENS, Bucket, DraftBucket, Ladder, LaunchBucket, RowBucket
 from ferrum_jax.runtime.compile.compile import Program, make_all
 from ferrum_jax.runtime.compile.deferred import DeferredExecutable, Executable, Prepared
 from ferrum_jax.runtime.compile.executable_store import ExecutableCache, ExecutableStore
@@ -35,21 +36,29 @@ from ferrum_jax.runtime.media_encoders.image_slots import ImageSlots, trace_enco
 from ferrum_jax.runtime.media_encoders.packing import call_name
 from ferrum_jax.runtime.pools.copies import trace_copies
 from ferrum_jax.runtime.pools.pools import are_untouched, trace_fresh
-from ferrum_jax.runtime.sample import trace_sample, trace_score, trace_write_drafts, trace_write_masks, trace_write_slot
+from ferrum_jax.runtime.sample import (
+    trace_launch,
+    trace_sample,
+    trace_score,
+    trace_write_drafts,
+    trace_write_masks,
+    trace_write_slot,
+)
 from ferrum_jax.runtime.step import trace_forward
 from ferrum_jax.runtime.step_options import compiler_options
 
-StepPart = Bucket | RowBucket | DraftBucket
+StepPart = Bucket | RowBucket | LaunchBucket | DraftBucket
 Part = StepPart | str
 DECODES_AT_ONCE = 20_000_000  # weights of layers from which on 112 tokens of padding take a twentieth of a second
 MIN_PIECE_BYTES = 192 << 20  # whose reading takes 8 ms; between two pieces cores stand still for 0.1 ms
 TOKENS_AS_BYTES = 4  # of a step: with so many a layer takes as long for its arithmetic as for its bytes
+LAUNCH_S = 1e-4  # that a step saves which is one launch, without branches where it samples
 OF_SCORES = ("score", "score_all")
 OTHERS = (*OF_SCORES, "write_slot", "write_masks", "write_drafts", "copy_blocks", "fresh_pools")
 OF_ADAPTERS = ("write_adapter", "fresh_adapters")  # of an engine that has slots for them
 OF_IMAGES = "fresh_images"  # of one that has slots for images, with an encoder for each number of patches
 # For TPUs a forward takes as long as 12 small programs, and one more for 64 tokens; what samples, as long as 8.
-_FORWARD_EFFORT, _EFFORT_TOKENS, _SAMPLE_EFFORT = 12, 64, 8
+_FORWARD_EFFORT, _EFFORT_TOKENS, _SAMPLE_EFFORT, _LAUNCH_EFFORT = 12, 64, 8, 20
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -60,6 +69,7 @@ class Executables:
     samples: Prepared[RowBucket]
     others: Prepared[str]
     drafts: Prepared[DraftBucket] = dataclasses.field(default_factory=lambda: Prepared({}))
+    launches: Prepared[LaunchBucket] = dataclasses.field(default_factory=lambda: Prepared({}))
     worth: Worth = dataclasses.field(default_factory=Worth)
 
     def __getitem__(self, name: str) -> Executable:
@@ -68,7 +78,7 @@ class Executables:
 
     @property
     def _all(self) -> tuple[Prepared[Any], ...]:
-        return self.others, self.samples, self.forwards, self.drafts
+        return self.others, self.samples, self.forwards, self.drafts, self.launches
 
     @property
     def num_loaded(self) -> int:
@@ -81,12 +91,13 @@ class Executables:
 
     def put(self, part: StepPart, executable: DeferredExecutable) -> None:
         """Adds a part that was missing; the next steps may take it."""
-        if isinstance(part, Bucket):
-            self.forwards.put(part, executable)
-        elif isinstance(part, DraftBucket):
-            self.drafts.put(part, executable)
-        else:
-            self.samples.put(part, executable)
+        kept: dict[type, Prepared[Any]] = {
+            Bucket: self.forwards,
+            DraftBucket: self.drafts,
+            LaunchBucket: self.launches,
+            RowBucket: self.samples,
+        }
+        kept[type(part)].put(part, executable)
 
     def want(self, plan: StepPlan, ladder: Ladder, there: Ladder, head_share: float) -> None:
         """Counts the padding that missing executables would have saved a step, and a step that was cut to the largest.
@@ -114,8 +125,8 @@ class Executables:
         return sum(map(len, self._all))
 
 
-def programs_of(layout: Layout) -> dict[Part, Program]:
-    """The program of each part of an engine: forwards and what samples, the smallest first, then the others."""
+def programs_of(layout: Layout, launches: Iterable[LaunchBucket] = ()) -> dict[Part, Program]:
+    """The program of each part: forwards and what samples, the smallest first, these launches, then the others."""
     pools, options, mesh, head = layout.pools, layout.options, layout.mesh, layout.head
     text = f"{dict(mesh.shape)} {options} {options.spec.digest_text()}"
     whole = f"{describe((layout.decoder_targets, pools.caches, pools.slots, pools.hidden))} {text}"
@@ -133,16 +144,15 @@ def programs_of(layout: Layout) -> dict[Part, Program]:
         effort = _FORWARD_EFFORT + bucket.num_tokens // _EFFORT_TOKENS
         shapes = whole if adapters is None else f"{describe(adapters.pools)} {whole}"
         shapes = shapes if images is None else f"{describe(images.pool)} {shapes}"
-        part = program(f"forward {bucket}", shapes, trace, effort)
-        cut: dict[str, Any] = {}
-        if (together := _layers_together(layout, bucket)) is not None:
-            options_of = compiler_options(options)
-            cut = {"pieces_at": run_layer.__name__, "together": together, "compiler_options": options_of}
-        return dataclasses.replace(part, kernels=_kernels_of(layout), **cut)
+        return _in_layers(program(f"forward {bucket}", shapes, trace, effort), layout, bucket)
 
     def sample(bucket: RowBucket) -> Program:
-        trace = functools.partial(trace_sample, head, pools, bucket.num_rows, options, mesh)
+        trace = functools.partial(trace_sample, head, pools, bucket, options, mesh)
         return program(str(bucket), rows, trace, _SAMPLE_EFFORT)
+
+    def launch(bucket: LaunchBucket) -> Program:
+        trace = functools.partial(trace_launch, head, pools, bucket, mesh)
+        return _in_layers(program(str(bucket), whole, trace, _LAUNCH_EFFORT), layout, bucket.forward)
 
     def draft(bucket: DraftBucket) -> Program:
         layer = layout.draft_layer
@@ -163,6 +173,7 @@ def programs_of(layout: Layout) -> dict[Part, Program]:
         **{bucket: forward(bucket) for bucket in layout.ladder.buckets},
         **{bucket: sample(bucket) for bucket in layout.ladder.row_buckets},
         **{bucket: draft(bucket) for bucket in layout.ladder.drafts_of(layout.ladder.buckets)},
+        **{bucket: launch(bucket) for bucket in launches},
         "score": program("score", rows, lambda: trace_score(head, pools, options, mesh), _SAMPLE_EFFORT // 2),
         "score_all": program("score all", rows, lambda: trace_score(head, pools, options, mesh, every=True)),
         **{name: program(name.replace("_", " "), kept, trace) for name, trace in traces.items()},
@@ -174,6 +185,15 @@ def programs_of(layout: Layout) -> dict[Part, Program]:
     parts |= _programs_of_tower(layout.images, program, text, mesh)
     fresh = dataclasses.replace(parts["fresh_pools"], is_kept=not are_untouched(pools))
     return parts | {"fresh_pools": fresh}
+
+
+def _in_layers(part: Program, layout: Layout, bucket: Bucket) -> Program:
+    """A program that runs the layers of a bucket, with their kernels, and in pieces where it is cut."""
+    cut: dict[str, Any] = {}
+    if (together := _layers_together(layout, bucket)) is not None:
+        options_of = compiler_options(layout.options)
+        cut = {"pieces_at": run_layer.__name__, "together": together, "compiler_options": options_of}
+    return dataclasses.replace(part, kernels=_kernels_of(layout), **cut)
 
 
 def _programs_of_tower(

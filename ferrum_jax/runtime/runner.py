@@ -22,9 +22,10 @@ import numpy as np
 from ferrum_jax.core.plan import Copy, ShardPlan, StepPlan
 from ferrum_jax.inputs.prompt import EncodableImage
 from ferrum_jax.runtime.block_copies import BlockCopies
-from ferrum_jax.runtime.buckets import Bucket, DraftBucket, Ladder, RowBucket
+from ferrum_jax.runtime.buckets import Bucket, DraftBucket, Ladder, LaunchBucket, RowBucket
 from ferrum_jax.runtime.compile.deferred import DeferredExecutable
-from ferrum_jax.runtime.dispatched import InFlight, Scores
+from ferrum_jax.runtime.compile.worth import Saving
+from ferrum_jax.runtime.dispatched import InFlight, Scores, Spares
 from ferrum_jax.runtime.draft import DraftLayer
 from ferrum_jax.runtime.host_transfers import HostTransfers
 from ferrum_jax.runtime.inputs import (
@@ -41,7 +42,7 @@ from ferrum_jax.runtime.inputs import (
 from ferrum_jax.runtime.media_encoders.clip_slots import ClipSlots
 from ferrum_jax.runtime.media_encoders.image_slots import ImageSlots
 from ferrum_jax.runtime.pools.pools import Pools
-from ferrum_jax.runtime.programs import Executables
+from ferrum_jax.runtime.programs import LAUNCH_S, Executables
 from ferrum_jax.runtime.sample import MASKS_AT_ONCE, SCORE_TILE, Head
 
 
@@ -62,11 +63,12 @@ class Runner:
         images: ImageSlots | ClipSlots | None = None,
         names: Sequence[str] = (),
         draft_layer: DraftLayer | None = None,
+        spares: Spares,
     ) -> None:
         """host: copies to and from the host tier, if there is one. images: slots of a model that sees images, whose
-        weights have these names. draft_layer: runs behind each step, if there is one."""
+        weights have these names. draft_layer: runs behind each step, if there is one. spares: for results of parts."""
         self._image_slots, self._names = images, tuple(names)
-        self._whole_head, self._draft_layer = head, draft_layer
+        self._whole_head, self._draft_layer, self._spares = head, draft_layer, spares
         self._adapters: tuple[jax.Array, ...] = ()
         if "fresh_adapters" in executables.others:
             self._adapters = executables["fresh_adapters"]()
@@ -196,26 +198,37 @@ class Runner:
             else:
                 blob = np.zeros(self._num_shards * sample_words(part.num_rows), np.int32)
                 jax.block_until_ready(self._sample(part, blob))
+            self._spares.returning()()
 
     def _forward(self, bucket: Bucket, blob: np.ndarray) -> Sequence[jax.Array]:
         """Starts one; what it gives beside the pools."""
         forward = self._executables.forwards[bucket]
         more = (self._adapters,) if bucket.adapted else self._images if bucket.imaged else ()
         arguments = (self._weights, self._caches, self._slots, self._hidden, *more, blob)
-        self._caches, self._hidden, *results = self._call(forward, *arguments)
+        self._caches, self._hidden, *results = self._spares.call(bucket, forward, *arguments)
         return results
+
+    def _launch(self, bucket: LaunchBucket, blob: np.ndarray) -> tuple[jax.Array, Sequence[jax.Array]]:
+        """Starts a whole decode step; its rows, and what a forward gives beside the pools."""
+        launch = self._executables.launches[bucket]
+        arguments = (self._weights, self._caches, self._slots, self._hidden, blob)
+        self._caches, self._slots, self._hidden, rows, *results = self._spares.call(bucket, launch, *arguments)
+        return rows, results
 
     def _draft(self, bucket: DraftBucket, blob: np.ndarray, places: np.ndarray) -> jax.Array:
         """Starts the layer that predicts one token more. blob: of the step's forward."""
         own, draft = self._caches[self._drafted], self._executables.drafts[bucket]
-        own, drafts = self._call(draft, self._draft_weights, own, self._slots, self._hidden, blob, places)
+        arguments = (self._draft_weights, own, self._slots, self._hidden, blob, places)
+        own, drafts = self._spares.call(bucket, draft, *arguments)
         self._caches = (*self._caches[: self._drafted.start], *own, *self._caches[self._drafted.stop :])
         return drafts
 
     def _draft_behind(self, bucket: Bucket, blob: np.ndarray, shards: Sequence[ShardPlan]) -> Sequence[jax.Array]:
         """Starts what predicts one token more behind a step's draws, if something does; it writes KV of its own."""
         draft = self._ladder.draft_of(bucket)
-        return () if draft is None else (self._draft(draft, blob, pack_places(shards, draft.num_places)),)
+        if draft is None:
+            return ()
+        return (self._draft(draft, blob, self._spares.words(pack_places(shards, draft.num_places))),)
 
     def encode(self, images: Sequence[tuple[EncodableImage, Sequence[int]]]) -> None:
         """Starts towers over images or clips, each into its runs, for the steps that are dispatched from now on."""
@@ -237,9 +250,8 @@ class Runner:
 
     def _sample(self, bucket: RowBucket, blob: np.ndarray) -> tuple[jax.Array, jax.Array]:
         sample = self._executables.samples[bucket]
-        self._slots, self._prompts, rows, last = self._call(
-            sample, self._head, self._slots, self._prompts, self._masks, self._hidden, blob
-        )
+        arguments = (self._head, self._slots, self._prompts, self._masks, self._hidden, blob)
+        self._slots, self._prompts, rows, last = self._spares.call(bucket, sample, *arguments)
         return rows, last
 
     def write_masks(self, ids: Sequence[Sequence[int]], masks: Sequence[np.ndarray]) -> None:
@@ -271,11 +283,19 @@ class Runner:
             size = self._masks.shape[0] // self._num_shards
             written = pack_drafts(shards, size, beyond=self._slots.shape[0])
             self._slots = self._call(self._executables["write_drafts"], self._slots, written)
-        blob = pack_forward(laid_out.shards, bucket)
-        experts = self._forward(bucket, blob)
-        before_sampling()
-        rows, last = self._sample(row_bucket, pack_sample(shards, row_bucket.num_rows))
-        drafts = self._draft_behind(bucket, blob, shards)
+        launch, worth = self._full_ladder.launch_of(plan, bucket), self._executables.worth
+        if launch is not None and launch not in self._executables.launches:
+            worth.want(launch, Saving(seconds=LAUNCH_S))
+            launch = None
+        last, drafts = None, ()
+        blob = self._spares.words(pack_forward(laid_out.shards, bucket))
+        if launch is not None:
+            rows, experts = self._launch(launch, blob)
+        else:
+            experts = self._forward(bucket, blob)
+            before_sampling()
+            rows, last = self._sample(row_bucket, self._spares.words(pack_sample(shards, row_bucket.num_rows)))
+            drafts = self._draft_behind(bucket, blob, shards)
         self._copy([shard.copies_after for shard in shards])
         self.transfers.send((*experts, rows, *drafts))
         self.num_steps += 1
@@ -283,12 +303,14 @@ class Runner:
         self.num_padded_tokens += bucket.num_tokens * len(shards)
         num_ones = sum(int((shard.counts == 1).sum()) for shard in shards)  # decodes, and a prompt's lone last token
         self.recent_steps.append((num_ones, plan.num_tokens - num_ones, bucket.num_tokens * len(shards)))
-        worth = self._executables.worth
-        worth.ran(bucket)
-        worth.ran(row_bucket)
-        done = functools.partial(worth.done, bucket.num_tokens, time.perf_counter())
+        for part in (bucket, row_bucket) if launch is None else (launch,):
+            worth.ran(part)
+        calls = {
+            "_done": functools.partial(worth.done, bucket.num_tokens, time.perf_counter()),
+            "_give": self._spares.returning(),
+        }
         results: dict[str, Any] = {"_rows": rows, "_last": last, "_experts": experts, "_drafts": drafts}
-        return InFlight(plan=plan, bucket=bucket, _transfers=self.transfers, **results, _done=done)
+        return InFlight(plan=plan, bucket=bucket, _transfers=self.transfers, **results, **calls)
 
     def begin_scores(self, *, every: bool) -> DeferredExecutable | None:
         """The compile that `score`, or `score_all`, waits for or failed with; None once it is there."""

@@ -4,6 +4,9 @@
 rows, last). It draws a token for each row and writes it where the next forward reads it. `rows` [R, words] are int32
 words as `sampling.unpack` reads them and, with `options.gives_masks`, then masks of what could be drawn. `last` [R, D]
 is the final hidden state of each row's last token; it stays on the device unless an embedding is asked for.
+`launch`, one for each `LaunchBucket`, is a forward and what samples its rows: (weights, kv, slots, hidden, packed input
+of the forward) to (kv, slots, hidden, rows, and the forward's results). No row is embedded or has to do with cached
+prompts, and none asks for more than the bucket's draw; a step with such rows takes the halves.
 `score`, one executable: (head, slots, hidden, packed input) to ([n, words],) of a tile of prompt tokens.
 `score_all`, another: the same with a word for each token of the vocabulary.
 head: the weights that logits are made of, and no others.
@@ -24,14 +27,24 @@ from checkpoints.stored_weight import weight_of
 from ferrum_jax.inputs.sizes import invariance
 from ferrum_jax.models.families.registry import bind
 from ferrum_jax.models.layers.adapted_weight import put_adapters
-from ferrum_jax.models.sharding import on_mesh, partitions, trace_update
+from ferrum_jax.models.sharding import on_mesh, trace_update
 from ferrum_jax.models.sharding.shards import DATA
 from ferrum_jax.runtime import sampling
-from ferrum_jax.runtime.inputs import SampleInputs, sample_words, score_words, unpack_sample, unpack_score
+from ferrum_jax.runtime.buckets import LaunchBucket, RowBucket
+from ferrum_jax.runtime.handed_back import result, results_of, trace_part
+from ferrum_jax.runtime.inputs import (
+    SampleInputs,
+    forward_words,
+    sample_words,
+    score_words,
+    unpack_forward,
+    unpack_sample,
+    unpack_score,
+)
 from ferrum_jax.runtime.lora.adapter_slots import EMBEDDING, HEAD_PART, AdapterSlots
 from ferrum_jax.runtime.pools.pools import Pools
-from ferrum_jax.runtime.step import results_on
-from ferrum_jax.runtime.step_options import StepOptions, compiler_options
+from ferrum_jax.runtime.step import make_forward
+from ferrum_jax.runtime.step_options import StepOptions
 from pallas_kernels.low_rank import pairs_of
 
 MASKS_AT_ONCE = 32  # that one call writes
@@ -166,17 +179,51 @@ def make_score(head: Head, *, every: bool) -> Callable[..., tuple[jax.Array]]:
     return score
 
 
-def trace_sample(head: Head, pools: Pools, num_rows: int, options: StepOptions, mesh: Mesh) -> jax.stages.Traced:
+def trace_sample(head: Head, pools: Pools, bucket: RowBucket, options: StepOptions, mesh: Mesh) -> jax.stages.Traced:
     """The traced function that samples a row bucket's rows on a mesh. Slots and prompts are donated."""
-    sample: Callable[..., Any] = make_sample(head, num_rows, options)
-    blob = on_mesh(mesh, (sample_words(num_rows),), jnp.int32, "words")
+    sample = make_sample(head, bucket.num_rows, options)
+    blob = on_mesh(mesh, (sample_words(bucket.num_rows),), jnp.int32, "words")
     arguments = (head.shapes, pools.slots, pools.prompts, pools.masks, pools.hidden, blob)
-    if mesh.size > 1:
-        sample, found = results_on(mesh, sample, num_pools=2, axes=("rows", "rows"))
-        specs = partitions(arguments)
-        sample = jax.shard_map(sample, mesh=mesh, in_specs=specs, out_specs=(*specs[1:3], *found), check_vma=False)
-    jitted = jax.jit(sample, donate_argnums=(1, 2), compiler_options=compiler_options(options))
-    return jitted.trace(*arguments)
+    results = results_of(bucket, pools, options, mesh)
+    return trace_part(sample, arguments, results, pools=(1, 2), mesh=mesh, options=options)
+
+
+def make_launch(head: Head, bucket: LaunchBucket, pools: Pools) -> Callable[..., tuple[Any, ...]]:
+    """The step in a bucket; kv, slots and hidden are to be donated."""
+    options = head.options
+    forward = make_forward(head.graph, tuple(head.weights), bucket.forward, pools, options)
+    head = dataclasses.replace(head, adapters=None)  # no row of such a step names one
+
+    def launch(
+        weights: tuple[jax.Array, ...],
+        kv: tuple[jax.Array, ...],
+        slots: jax.Array,
+        hidden: jax.Array,
+        blob: jax.Array,
+    ) -> tuple[Any, ...]:
+        inputs = unpack_forward(blob, bucket.forward, len(options.spec.kv_groups))
+        kv, hidden, *experts = forward(weights, kv, slots, hidden, blob)
+        last = hidden[jnp.maximum(jnp.cumsum(inputs.counts) - 1, 0)]
+        positions, active = inputs.starts + inputs.counts, inputs.samples > 0
+
+        def draw(logits: jax.Array, *rows: jax.Array) -> jax.Array:
+            return sampling.drawn(logits, slots, *rows, draw=bucket.draw)
+
+        rows = head.by_row(head.pick(weights), slots)(last, draw, inputs.slots, positions, active)
+        slots = sampling.append_tokens(slots, inputs.slots, positions, jnp.maximum(rows[:, 0], 0), active)
+        return kv, slots, hidden, rows, *experts
+
+    return launch
+
+
+def trace_launch(head: Head, pools: Pools, bucket: LaunchBucket, mesh: Mesh) -> jax.stages.Traced:
+    """The step in a bucket on a mesh, ready to be lowered. kv, slots and hidden are donated."""
+    options, weights = head.options, tuple(head.weights.values())
+    words = on_mesh(mesh, (forward_words(bucket.forward, len(options.spec.kv_groups)),), jnp.int32, "words")
+    arguments = (weights, pools.flat_caches(), pools.slots, pools.hidden, words)
+    results = results_of(bucket, pools, options, mesh)
+    launch = make_launch(head, bucket, pools)
+    return trace_part(launch, arguments, results, pools=(1, 2, 3), mesh=mesh, options=options)
 
 
 def trace_score(
@@ -186,13 +233,12 @@ def trace_score(
 
     every: over the whole vocabulary.
     """
-    score: Callable[..., Any] = make_score(head, every=every)
     blob = on_mesh(mesh, (score_words(SCORE_TILE),), jnp.int32, "words")
     arguments = (head.shapes, pools.slots, pools.hidden, blob)
-    if mesh.size > 1:
-        score, found = results_on(mesh, score, num_pools=0, axes=("tokens",))
-        score = jax.shard_map(score, mesh=mesh, in_specs=partitions(arguments), out_specs=found, check_vma=False)
-    return jax.jit(score, compiler_options=compiler_options(options)).trace(*arguments)
+    words = 1 + options.spec.vocab_size if every else sampling.SCORE_WORDS
+    results = (result(mesh, (SCORE_TILE, words), jnp.int32, "tokens"),)
+    score = make_score(head, every=every)
+    return trace_part(score, arguments, results, pools=(), mesh=mesh, options=options, keeps=False)
 
 
 def trace_write_slot(pools: Pools, mesh: Mesh) -> jax.stages.Traced:

@@ -146,6 +146,9 @@ class Settled:
             num_places=0 if config.speculative_config is None else self.most_places,
             spreads=self.implementation == "xla" and not self.spec.state_layers,
             predicts=asks_the_model(config.speculative_config),
+            has_launches=not (
+                config.invariant or config.return_sampling_mask or asks_the_model(config.speculative_config)
+            ),
         )
 
     def buckets(self, reach: Reach | None) -> Buckets:

@@ -15,17 +15,17 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import Mesh
 
 from ferrum_jax.inputs.sizes import invariance
 from ferrum_jax.io.ints import ceil_div
 from ferrum_jax.models.families.registry import bind
 from ferrum_jax.models.layers.attention import ForwardContext, ImageTokens
-from ferrum_jax.models.sharding import crosses_processes, formats, on_mesh, partition, partitions
-from ferrum_jax.models.sharding.shards import DATA
+from ferrum_jax.models.sharding import on_mesh
 from ferrum_jax.models.spec import ModelSpec
 from ferrum_jax.runtime import sampling
 from ferrum_jax.runtime.buckets import Bucket
+from ferrum_jax.runtime.handed_back import results_of, trace_part
 from ferrum_jax.runtime.inputs import ForwardInputs, forward_words, unpack_forward
 from ferrum_jax.runtime.layer_calls import ClipSchedule, LayerCalls, LayerSchedule
 from ferrum_jax.runtime.lora.adapter_slots import AdapterSlots
@@ -34,7 +34,7 @@ from ferrum_jax.runtime.step_options import (
     StepOptions,
     attention_config,
     chooses_keys,
-    compiler_options,
+    expert_dtype,
     implementation_of,
 )
 from pallas_kernels.indexer import make_indexer_schedule
@@ -108,47 +108,10 @@ def _adapters(
     return slots_of.of_layers(arrays), pairs_of(tokens.adapter_slots, **counts, **tile)
 
 
-def make_adapted_forward(forward: Callable[..., ForwardResult]) -> Callable[..., ForwardResult]:
-    """As `make_forward`, of a bucket whose rows may name adapters: their arrays come before the packed input."""
-
-    def adapted(
-        weights: tuple[jax.Array, ...],
-        kv: tuple[jax.Array, ...],
-        slots: jax.Array,
-        hidden: jax.Array,
-        adapters: tuple[jax.Array, ...],
-        blob: jax.Array,
-    ) -> ForwardResult:
-        return forward(weights, kv, slots, hidden, blob, adapters)
-
-    return adapted
-
-
-def make_imaged_forward(forward: Callable[..., ForwardResult]) -> Callable[..., ForwardResult]:
-    """As `make_forward`, of a bucket whose tokens may be of images: the pool of embeddings comes before its input."""
-
-    def imaged(
-        weights: tuple[jax.Array, ...],
-        kv: tuple[jax.Array, ...],
-        slots: jax.Array,
-        hidden: jax.Array,
-        images: jax.Array,
-        blob: jax.Array,
-    ) -> ForwardResult:
-        return forward(weights, kv, slots, hidden, blob, images=images)
-
-    return imaged
-
-
 def _experts_of(routed: list[jax.Array], spec: ModelSpec) -> jax.Array:
     """[T, layers with experts * X]: no axis is so short that a TPU would pad it."""
     assert spec.experts is not None and len(routed) == len(spec.routed_layers), "each layer with experts told them"
     return jnp.concatenate(routed, axis=1).astype(expert_dtype(spec.experts.num_experts))
-
-
-def expert_dtype(num_experts: int) -> jnp.dtype:
-    """The smallest that holds their ids."""
-    return jnp.dtype(jnp.uint8 if num_experts <= 256 else jnp.uint16)
 
 
 def _image_tokens(pool: jax.Array, inputs: ForwardInputs, tokens: TokenLayout) -> ImageTokens:
@@ -179,43 +142,22 @@ def trace_forward(
 ) -> jax.stages.Traced:
     """The forward of a bucket on a mesh, ready to be lowered: one program that every device runs on its own parts.
 
-    weights, pools, adapters, images: shapes with their shardings. The arrays of kv and hidden are donated.
+    weights, pools, adapters, images: shapes with their shardings; what adapters or images have comes before the packed
+    input. The arrays of kv and hidden are donated.
     """
     kv = pools.flat_caches()
     words = on_mesh(mesh, (forward_words(bucket, len(options.spec.kv_groups)),), jnp.int32, "words")
-    arguments: tuple[Any, ...] = (tuple(weights.values()), kv, pools.slots, pools.hidden, words)
     forward = make_forward(graph, tuple(weights), bucket, pools, options, adapters)
-    if adapters is not None:
-        forward = make_adapted_forward(forward)
-        arguments = (*arguments[:-1], tuple(jax.tree.leaves(adapters.pools)), words)
-    if bucket.imaged:
-        forward, arguments = make_imaged_forward(forward), (*arguments[:-1], images, words)
-    if mesh.size > 1:
-        specs = partitions(arguments)
-        forward, found = results_on(mesh, forward, num_pools=2, axes=("tokens",) if options.gives_experts else ())
-        outs = (specs[1], specs[3], *found)
-        forward = jax.shard_map(forward, mesh=mesh, in_specs=specs, out_specs=outs, check_vma=False)
-    placed = (formats(kv), None, *(None,) * options.gives_experts)  # pools come back as they went in
-    chosen = compiler_options(options)
-    return jax.jit(forward, donate_argnums=(1, 3), out_shardings=placed, compiler_options=chosen).trace(*arguments)
+    more: tuple[Any, ...] = () if adapters is None else (tuple(jax.tree.leaves(adapters.pools)),)
+    more = (images,) if bucket.imaged else more
+    name = "images" if bucket.imaged else "adapters"
 
+    def with_more(weights: Any, kv: Any, slots: Any, hidden: Any, *rest: Any) -> ForwardResult:
+        return forward(weights, kv, slots, hidden, rest[-1], **dict(zip((name,), rest[:-1], strict=False)))
 
-def results_on(
-    mesh: Mesh, half: Callable[..., tuple[Any, ...]], *, num_pools: int, axes: tuple[str, ...]
-) -> tuple[Callable[..., tuple[Any, ...]], tuple[PartitionSpec, ...]]:
-    """A half of a step, and how its results behind the pools lie, whose first axes are named.
-
-    Where data shards are of several processes every device has all results: a process reads those of its own alone.
-    """
-    if not crosses_processes(mesh):
-        return half, tuple(partition(axis, None) for axis in axes)
-
-    def gathered(*arguments: Any) -> tuple[Any, ...]:
-        results = half(*arguments)
-        found = (jax.lax.all_gather(x, DATA, axis=0, tiled=True) for x in results[num_pools:])
-        return *results[:num_pools], *found
-
-    return gathered, (PartitionSpec(),) * len(axes)
+    arguments = (tuple(weights.values()), kv, pools.slots, pools.hidden, *more, words)
+    results = results_of(bucket, pools, options, mesh)
+    return trace_part(with_more, arguments, results, pools=(1, 3), mesh=mesh, options=options)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

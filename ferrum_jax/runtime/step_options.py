@@ -63,6 +63,11 @@ class StepOptions:
         return f"{self.implementation}{tiles}{products}"
 
 
+def expert_dtype(num_experts: int) -> jnp.dtype:
+    """The smallest that holds their ids."""
+    return jnp.dtype(jnp.uint8 if num_experts <= 256 else jnp.uint16)
+
+
 def implementation_of(bucket: Bucket, options: StepOptions, pool: KVPool) -> str:
     """The implementation of attention in a bucket's steps over this pool."""
     return serving(

@@ -8,6 +8,7 @@ import pytest
 from ferrum_jax import SamplingParams
 from ferrum_jax.runtime.buckets import Bucket, RowBucket
 from ferrum_jax.runtime.dispatched import InFlight
+from ferrum_jax.runtime.handed_back import results_of
 from ferrum_jax.runtime.runner import Runner
 from ferrum_jax.runtime.sampling import RESULT_WORDS
 from tests.support import SMALL, small_llm
@@ -24,6 +25,12 @@ def _donated(loaded):
     return {Bucket: (*pools.flat_caches(), pools.hidden), RowBucket: (pools.slots, pools.prompts)}
 
 
+def _handed_back(loaded, part):
+    """Results that a half writes where earlier ones lay."""
+    layout = loaded.layout
+    return results_of(part, layout.pools, layout.options, layout.mesh)
+
+
 def _halves(loaded):
     return [*loaded.executables.forwards.items(), *loaded.executables.samples.items()]
 
@@ -34,9 +41,9 @@ def test_there_is_one_forward_for_each_bucket_and_one_sample_for_each_row_bucket
     assert [bucket.num_rows for bucket in loaded.executables.samples] == [1, 2, 4]
 
 
-def test_what_a_half_donates_is_aliased_in_every_bucket(loaded):
+def test_all_that_a_half_gives_lies_where_its_arguments_lay(loaded):
     for bucket, executable in _halves(loaded):
-        donated = _donated(loaded)[type(bucket)]
+        donated = (*_donated(loaded)[type(bucket)], *_handed_back(loaded, bucket))
         header = executable.as_text().split("\n", 1)[0]
         assert header.count("may-alias") + header.count("must-alias") == len(donated), str(bucket)
         num_bytes = sum(math.prod(array.shape) * array.dtype.itemsize for array in donated)

@@ -17,7 +17,7 @@ import numpy as np
 from ferrum_jax.core.kv_cache.cache_manager import CacheManager
 from ferrum_jax.core.kv_cache.id_pool import IdPool
 from ferrum_jax.core.outputs import NOT_FINITE, NOT_FINITE_REASON
-from ferrum_jax.core.plan import NO_IMAGE_TOKENS, ShardPlan
+from ferrum_jax.core.plan import NO_IMAGE_TOKENS, Draw, ShardPlan
 from ferrum_jax.core.request import FLEX, Request
 from ferrum_jax.core.scheduler.media_book import clip_slot, shifts_of, tokens_of_images
 from ferrum_jax.inputs.prompt import rope_shift
@@ -35,6 +35,7 @@ class RunningRows:
         self.limits = np.zeros(max_num_seqs + 1, np.int32)  # max_total_tokens
         self.epochs = np.zeros(max_num_seqs + 1, np.int64)
         self.masked = np.zeros(max_num_seqs + 1, bool)  # where its request is constrained
+        self.draws = np.zeros(max_num_seqs + 1, np.int8)
         self.adapter_ids = np.zeros(max_num_seqs + 1, np.int32)
         self.rope_shifts = np.zeros(max_num_seqs + 1, np.int32)  # of tokens behind all images of the prompt
         self.clip_slots = np.zeros(max_num_seqs + 1, np.int32)
@@ -58,6 +59,7 @@ class RunningRows:
         self.computed[slot] = num_computed
         self.limits[slot] = request.max_total_tokens
         self.masked[slot] = request.is_constrained
+        self.draws[slot] = request.draw
         self.adapter_ids[slot] = request.adapter_id
         self.rope_shifts[slot] = rope_shift(request.images, request.num_prompt_tokens)
         self.clip_slots[slot] = clip_slot(request)
@@ -228,6 +230,7 @@ def build_shard(
     for request, count in chunks:
         cache.keep(request, request.num_computed + count)
     transfers = cache.take_transfers()
+    needs_all = drafted.any() or transfers.sources or transfers.targets
     return ShardPlan(
         slots=slots,
         starts=starts,
@@ -241,6 +244,7 @@ def build_shard(
         rope_shifts=shifts,
         clip_slots=rows.clip_slots[slots],
         masked=rows.masked[slots],
+        draw=Draw.FULL if needs_all else Draw(rows.draws[slots].max(initial=Draw.GREEDY)),
         drafts=tuple(token for row in drafts for token in row),
         images=images,
         spills=transfers.spills,

@@ -230,14 +230,15 @@ class Shard:
         return True
 
     def close(self) -> OpenShard:
-        """No row comes to the plan any more: the rows that sample, which may have drafts."""
+        """No row comes to the plan any more: the rows that sample and may have drafts, none where nobody drafts."""
         if not self.sketch.is_filled:
             self.sketch.give_what_is_left(self.cache.grow, self._chunk)
         decodes, chunks = self.sketch.requests, self.sketch.chunks
         ending = [
             (request, count) for request, count in chunks if request.num_computed + count == len(request.token_ids)
         ]
-        rows = [self._open_row(request, count) for request, count in [*((request, 1) for request in decodes), *ending]]
+        drawing = [] if self._drafting is None else [*((request, 1) for request in decodes), *ending]
+        rows = [self._open_row(request, count) for request, count in drawing]
         return OpenShard(
             rows=rows,
             num_tokens=self.sketch.num_tokens,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import NoReturn
 
 import numpy as np
@@ -25,12 +26,14 @@ from ferrum_jax.engine.write_guard import WriteGuard
 from ferrum_jax.inputs.sizes.engine_sizes import EngineSizes
 from ferrum_jax.models.spec import SoundSpec
 from ferrum_jax.runtime.buckets import Ladder
+from ferrum_jax.runtime.dispatched import Spares
 from ferrum_jax.runtime.distributed.processes import current
+from ferrum_jax.runtime.handed_back import results_of
 from ferrum_jax.runtime.host_transfers import HostTransfers
 from ferrum_jax.runtime.layout import Layout
 from ferrum_jax.runtime.pools.pools import pools_of
 from ferrum_jax.runtime.runner import Runner
-from ferrum_jax.runtime.step import expert_dtype
+from ferrum_jax.runtime.step_options import expert_dtype
 from ferrum_jax.text.structured.reading.message_stream import NO_FORMS, MessageForms
 from ferrum_jax.text.tokenizer import Tokenizer
 
@@ -104,6 +107,10 @@ def _runner(loaded: Loaded, fill: float, *, has_tier: bool) -> Runner:
         images=layout.images,
         names=tuple(layout.targets),
         draft_layer=layout.draft_layer,
+        spares=Spares(
+            functools.partial(results_of, pools=layout.pools, options=layout.options, mesh=layout.mesh),
+            loaded.copies.transfers,
+        ),
     )
 
 

@@ -65,8 +65,8 @@ class Start:
         was not enough, where the config names the pool's size, or where other processes have chosen theirs.
         """
         loaded, engine = self._load(reach)
-        if self._first is not None:
-            compile_behind(loaded.layout, loaded.executables, self._first)
+        if self.store is not None and self.config.ready == "first" and current() is None:
+            compile_behind(loaded.layout, loaded.executables, self.store)
         if loaded.layout.ledger.num_host_blocks:
             loaded.copies.warm_up(tier=True)
         if self.config.check_writes:

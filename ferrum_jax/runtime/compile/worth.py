@@ -7,6 +7,7 @@ padding, a larger one saves steps. Where only one size of step was measured, all
 from __future__ import annotations
 
 import dataclasses
+import operator
 import threading
 import time
 from collections.abc import Collection, Hashable
@@ -16,13 +17,14 @@ Key = TypeVar("Key", bound=Hashable)
 
 
 class Saving(NamedTuple):
-    """A saving, in tokens that are not computed and steps that are not needed."""
+    """A saving, in tokens that are not computed, steps that are not needed, and seconds beside."""
 
     tokens: float = 0
     steps: float = 0
+    seconds: float = 0
 
     def plus(self, other: Saving) -> Saving:
-        return Saving(self.tokens + other.tokens, self.steps + other.steps)
+        return Saving(*map(operator.add, self, other))
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -72,7 +74,7 @@ class Worth:
     def seconds(self, saving: Saving) -> float:
         """The seconds that a saving is worth, by the steps so far."""
         own, of_token = self._fit()
-        return own * saving.steps + of_token * saving.tokens
+        return own * saving.steps + of_token * saving.tokens + saving.seconds
 
     def most_wanted(self, parts: Collection[Key]) -> tuple[Key | None, float]:
         """The part that would have saved most so far, and its seconds; None if no step wanted a part."""

@@ -8,9 +8,10 @@ again from the host's tokens continues with the same draws. `record_words` is it
 `logprobs` what is reported.
 """
 
-from ferrum_jax.runtime.sampling.draw import Sampled, reported, sample
+from ferrum_jax.runtime.sampling.draw import Sampled, drawn, reported, sample
 from ferrum_jax.runtime.sampling.logprobs import (
     RESULT_WORDS,
+    SCORE_WORDS,
     ByRow,
     TokenLogprobs,
     all_results,
@@ -20,19 +21,22 @@ from ferrum_jax.runtime.sampling.logprobs import (
     unpack,
 )
 from ferrum_jax.runtime.sampling.masks import ALL, write_masks
-from ferrum_jax.runtime.sampling.record_words import RECORD_WORDS, STOP_ROOM, slot_record
+from ferrum_jax.runtime.sampling.record_words import RECORD_WORDS, STOP_ROOM, draw_of, slot_record
 from ferrum_jax.runtime.sampling.slots import append_tokens, read_adapters, read_tokens, write_slot
 
 __all__ = [
     "ALL",
     "RECORD_WORDS",
     "RESULT_WORDS",
+    "SCORE_WORDS",
     "STOP_ROOM",
     "ByRow",
     "Sampled",
     "TokenLogprobs",
     "all_results",
     "append_tokens",
+    "draw_of",
+    "drawn",
     "finite_or_marked",
     "named_results",
     "read_adapters",

@@ -6,7 +6,8 @@ transcript's times, temperature, min-p, top-k, top-p of what these left (the ord
 of logit + Gumbel noise, whose key is fold(fold(seed, choice), position). So a draw depends on the row alone.
 Temperature 0 takes the largest edited logit, the lowest id among equals. The three filters keep what is at or above a
 threshold, equals together, and a threshold is found by bisection over float32's ordered integer image, exactly and
-without sorting. What no row asks for stands behind `lax.cond`.
+without sorting. What no row asks for stands behind `lax.cond` in `sample`; `drawn` is for rows that ask for little, and
+has neither branches nor loops.
 """
 
 from __future__ import annotations
@@ -18,9 +19,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from ferrum_jax.core.plan import Draw
 from ferrum_jax.io.ints import ceil_div
 from ferrum_jax.runtime.sampling.edits import add_bias, forbids_stops, mask_stops, penalise, prefer_stamps
-from ferrum_jax.runtime.sampling.logprobs import finite_or_marked, row_results
+from ferrum_jax.runtime.sampling.logprobs import RESULT_WORDS, drawn_results, finite_or_marked, row_results
 from ferrum_jax.runtime.sampling.masks import allow, only, packed
 from ferrum_jax.runtime.sampling.noise import gumbel
 from ferrum_jax.runtime.sampling.record_words import (
@@ -114,6 +116,28 @@ def sample(
     )
 
 
+def drawn(
+    logits: jax.Array,  # [R, V] f32, the model's own
+    slots: jax.Array,  # [S, W + L] int32
+    row_slots: jax.Array,  # [R] int32
+    positions: jax.Array,  # [R] int32
+    active: jax.Array,  # [R] bool
+    *,
+    draw: Draw,
+) -> jax.Array:
+    """The result of `sample` [R, RESULT_WORDS], bit for bit, of rows that ask for no more than `draw`; not FULL."""
+    if draw == Draw.GREEDY:
+        token_ids = jnp.where(active, finite_or_marked(logits, _largest(logits)), 0)
+        return jnp.pad(token_ids[:, None], ((0, 0), (0, RESULT_WORDS - 1)))
+    words = read_parameters(slots, row_slots)
+    flags = jnp.where(active, words[:, FLAGS], 0)
+    noisy, scaled = _scaled(logits, words, flags)
+    noise = gumbel(words, positions, logits.shape[1])
+    scores = jnp.where(noisy[:, None], scaled + noise, logits)
+    token_ids = jnp.where(active, finite_or_marked(logits, _largest(scores)), 0)
+    return drawn_results(logits, token_ids, wanted=active & _any(flags, ASKS_LOGPROBS))
+
+
 def reported(
     logits: jax.Array,  # [n, V] f32, the model's own
     slots: jax.Array,  # [S, W + L] int32
@@ -155,8 +179,12 @@ def _edited(
 
 
 def _largest(x: jax.Array) -> jax.Array:
-    """The lowest index of each row's largest value: [R, V] f32 -> [R] int32."""
-    return jnp.argmax(x, axis=1).astype(jnp.int32)
+    """The lowest index of each row's largest value: [R, V] f32 -> [R] int32; V where one is NaN.
+
+    Two reductions, which vectorise on the CPU where an argmax does not; and what both read is not computed within them.
+    """
+    places = lax.broadcasted_iota(jnp.int32, x.shape, 1)
+    return jnp.min(jnp.where(x == jnp.max(x, axis=1, keepdims=True), places, x.shape[1]), axis=1)
 
 
 def _scores(logits: jax.Array, words: jax.Array, flags: jax.Array, positions: jax.Array) -> jax.Array:
@@ -168,12 +196,17 @@ def _scores(logits: jax.Array, words: jax.Array, flags: jax.Array, positions: ja
 
 def _kept(logits: jax.Array, words: jax.Array, flags: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
     """[R] rows with noise; [R, V] their logits over their temperature, and whether a token may be drawn."""
+    noisy, scaled = _scaled(logits, words, flags)
+    image = _ordered(scaled)
+    return noisy, scaled, image >= _thresholds(scaled, image, words, flags)[:, None]
+
+
+def _scaled(logits: jax.Array, words: jax.Array, flags: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """[R] rows with noise; [R, V] their logits less the largest, over their temperature."""
     noisy = flags & ASKS_NOISE != 0
     temperature = jnp.where(noisy, as_float(words[:, TEMPERATURE]), 1.0)
     shifted = logits - jnp.max(logits, axis=1, keepdims=True)
-    scaled = shifted / temperature[:, None]
-    image = _ordered(scaled)
-    return noisy, scaled, image >= _thresholds(scaled, image, words, flags)[:, None]
+    return noisy, shifted / temperature[:, None]
 
 
 def _thresholds(scaled: jax.Array, image: jax.Array, words: jax.Array, flags: jax.Array) -> jax.Array:

@@ -85,9 +85,7 @@ def row_results(
     def chosen() -> jax.Array:
         logits = make_logits()
         normaliser = jax.nn.logsumexp(logits, axis=1)
-        value = jnp.take_along_axis(logits, token_ids[:, None], axis=1)
-        rank = 1 + jnp.sum(logits > value, axis=1, dtype=jnp.int32)
-        head = jnp.stack([token_ids, _bits(value[:, 0] - normaliser), rank], axis=1)
+        head = _chosen(logits, token_ids, normaliser)
         tops = lax.cond(
             tops_wanted, lambda: _tops(logits, normaliser), lambda: jnp.zeros((rows, 2 * MAX_LOGPROBS), jnp.int32)
         )
@@ -98,6 +96,20 @@ def row_results(
 
     rows = len(token_ids)
     return lax.cond(wanted, chosen, bare)
+
+
+def drawn_results(logits: jax.Array, token_ids: jax.Array, *, wanted: jax.Array) -> jax.Array:
+    """`row_results` without the most likely tokens, of the rows [R] that are wanted, in no branch."""
+    head = _chosen(logits, token_ids, jax.nn.logsumexp(logits, axis=1))
+    of_token = jnp.where(wanted[:, None] | (jnp.arange(3) == 0)[None, :], head, 0)
+    return jnp.pad(of_token, ((0, 0), (0, RESULT_WORDS - 3)))
+
+
+def _chosen(logits: jax.Array, token_ids: jax.Array, normaliser: jax.Array) -> jax.Array:
+    """[R, 3] int32: tokens, the bits of their logprobs and their ranks."""
+    value = jnp.take_along_axis(logits, token_ids[:, None], axis=1)
+    rank = 1 + jnp.sum(logits > value, axis=1, dtype=jnp.int32)
+    return jnp.stack([token_ids, _bits(value[:, 0] - normaliser), rank], axis=1)
 
 
 def named_results(logits: jax.Array, named: jax.Array, *, wanted: jax.Array) -> jax.Array:

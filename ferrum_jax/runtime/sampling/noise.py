@@ -26,16 +26,17 @@ def gumbel(words: jax.Array, positions: jax.Array, vocabulary: int) -> jax.Array
 
 def row_bits(words: jax.Array, positions: jax.Array, vocabulary: int) -> jax.Array:
     """[R, V] uint32 random bits of each row."""
-
-    def fold(key: tuple[jax.Array, jax.Array], data: jax.Array) -> tuple[tuple[jax.Array, jax.Array], None]:
-        return _threefry(key, (jnp.zeros_like(data), data)), None
-
-    seed = (_unsigned(words[:, SEED_HIGH, None]), _unsigned(words[:, SEED_LOW, None]))
-    folded = _unsigned(jnp.stack([words[:, CHOICE, None], positions[:, None]]))
-    key, _ = lax.scan(fold, seed, folded)  # a loop, so that XLA does not fuse it into each of the V elements
+    key = (_unsigned(words[:, SEED_HIGH, None]), _unsigned(words[:, SEED_LOW, None]))
+    for folded in (words[:, CHOICE, None], positions[:, None]):
+        key = _threefry(key, (jnp.zeros(folded.shape, jnp.uint32), _unsigned(folded)))
     place = lax.broadcasted_iota(jnp.uint32, (1, vocabulary), 1)
-    high, low = _threefry(key, (jnp.zeros_like(place), place))
+    high, low = _threefry((_once(key[0]), _once(key[1])), (jnp.zeros_like(place), place))
     return high ^ low
+
+
+def _once(word: jax.Array) -> jax.Array:
+    """The word [R, 1] as a sum: XLA would compute anything cheaper again for each of the V elements that read it."""
+    return jnp.sum(jnp.where(jnp.arange(2)[None, :] == 0, word, jnp.uint32(0)), axis=1, keepdims=True)
 
 
 def _threefry(key: tuple[jax.Array, jax.Array], counter: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:

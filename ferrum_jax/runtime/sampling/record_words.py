@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from ferrum_jax.core.plan import Draw
 from ferrum_jax.sampling_params import MAX_LOGIT_BIAS, MAX_STOP_IDS, SamplingParams
 
 # words
@@ -85,6 +86,14 @@ def slot_record(
     record[STOP_IDS : STOP_IDS + len(stops)] = stops
     record[RECORD_WORDS : RECORD_WORDS + len(token_ids)] = token_ids
     return record
+
+
+def draw_of(sampling: SamplingParams) -> Draw:
+    """The least that serves a request."""
+    flags = _flags(sampling, [0] if sampling.min_tokens else [])
+    if sampling.needs_mask or flags & ~(ASKS_NOISE | ASKS_LOGPROBS):
+        return Draw.FULL
+    return Draw.PLAIN if flags else Draw.GREEDY
 
 
 def _write_floats(floats: np.ndarray, sampling: SamplingParams) -> None:

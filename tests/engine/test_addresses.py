@@ -1,0 +1,82 @@
+"""What goes into a step and comes out of it lies where it lay before, and what is still read is not written."""
+
+import collections
+import dataclasses
+
+import numpy as np
+import pytest
+
+from ferrum_jax import SamplingParams
+from ferrum_jax.engine.startup.build_engine import build_engine
+from ferrum_jax.runtime.runner import Runner
+from tests.engine.test_launches import launching
+from tests.support import small_llm, step
+
+KINDS = (
+    SamplingParams(max_tokens=20, temperature=0.0, ignore_eos=True),
+    SamplingParams(max_tokens=9, seed=4, logprobs=0, ignore_eos=True),
+    SamplingParams(max_tokens=13, seed=5, top_k=7, logprobs=2, ignore_eos=True),
+)
+
+
+def address(array) -> int:
+    return array.ctypes.data if isinstance(array, np.ndarray) else array.unsafe_buffer_pointer()
+
+
+@pytest.fixture
+def seen(monkeypatch):
+    """By place, the addresses since they were cleared: of pools behind each step, of results and inputs by part."""
+    found, dispatch = collections.defaultdict(set), Runner.dispatch
+
+    def spying(self, *arguments):
+        step = dispatch(self, *arguments)
+        pools = (*self._caches, self._slots, self._prompts, self._hidden)
+        for place, array in enumerate(pools):
+            found[place].add(address(array))
+        for part, lent in step._give.args[0]:
+            for place, array in enumerate(lent if isinstance(lent, tuple) else [lent]):
+                found[part, place].add(address(array))
+        return step
+
+    monkeypatch.setattr(Runner, "dispatch", spying)
+    return found
+
+
+@pytest.mark.parametrize("launches", [False, True], ids=["halves", "launches"])
+def test_addresses_stay_for_a_hundred_steps_in_which_rows_come_and_go(family, seen, launches):
+    llm = small_llm(family)
+    loaded = launching(llm) if launches else llm.loaded
+    engine = build_engine(loaded, dataclasses.replace(llm.config, max_cached_prompts=2), llm.tokenizer)
+    rng = np.random.default_rng(7)
+    known = {}
+    for number in range(220):
+        if number % 5 == 0:
+            prompt = rng.integers(6, 90, int(rng.integers(1, 40))).tolist()
+            engine.add(prompt, KINDS[number % 3])
+        step(engine)
+        if number == 119:
+            known = {place: frozenset(addresses) for place, addresses in seen.items()}
+    assert {place: addresses for place, addresses in seen.items() if place in known} == known
+    pools = [len(addresses) for place, addresses in known.items() if isinstance(place, int)]
+    assert len(pools) > 3 and set(pools) == {1}, "pools stay where they are"
+    assert max(map(len, known.values())) == 2, "the step in flight and the one before it"
+
+
+def test_what_a_reader_holds_back_is_not_written_by_later_steps():
+    llm = small_llm("qwen3")
+    engine = build_engine(launching(llm), llm.config, llm.tokenizer)
+    held, dispatch = [], engine.runner.dispatch
+
+    def holding(*arguments):
+        step = dataclasses.replace(dispatch(*arguments), _give=lambda: None)
+        held.append((step, step.rows().copy()))
+        return step
+
+    engine.runner.dispatch = holding
+    for prompt in ([5, 6], [7, 8, 9], [3] * 30, [4]):
+        engine.add(prompt, KINDS[1])
+    while engine.has_unfinished:
+        step(engine)
+    assert len(held) > 9
+    for late, rows in held:
+        np.testing.assert_array_equal(late.rows(), rows)
