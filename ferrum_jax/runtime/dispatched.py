@@ -40,7 +40,7 @@ class InFlight:
 
     def release(self) -> None:
         """Lets later steps write where its results and inputs lie; nothing of it may be read from now on."""
-        jax.block_until_ready(self._drafts)  # which are computed behind the rows
+        _ = self.drafts  # which are computed behind the rows, so that nothing is written there any more
         self._give()
 
     def rows(self) -> np.ndarray:
