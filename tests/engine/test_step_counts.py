@@ -6,6 +6,7 @@ counts by how a step runs and by rows; where one has fallen, write the lower one
 
 import collections
 import dataclasses
+import inspect
 import json
 import pathlib
 import statistics
@@ -17,11 +18,11 @@ import pytest
 
 from ferrum_jax import SamplingParams
 from ferrum_jax.engine.startup.build_engine import build_engine
-from ferrum_jax.runtime import dispatched
 from ferrum_jax.runtime.block_copies import BlockCopies
 from ferrum_jax.runtime.compile.deferred import DeferredExecutable, Prepared
 from ferrum_jax.runtime.layout import lay_out
 from ferrum_jax.runtime.programs import Executables, others_of
+from ferrum_jax.runtime.transfers import Transfers
 from tests.support import SMALL, small_llm
 
 KEPT = json.loads(pathlib.Path(__file__).with_name("step_counts.json").read_text())
@@ -37,7 +38,7 @@ class IdleDevice:
         self.layout, self.seen = layout, collections.Counter()
         pools = layout.pools
         shapes = pools.flat_caches(), pools.slots, pools.prompts, pools.masks, pools.hidden
-        fresh = jax.tree.map(dispatched._zeros, shapes)
+        fresh = jax.tree.map(Transfers().zeros, shapes)
         others = {name: lambda first, *_: first for name in others_of(layout)} | {"fresh_pools": lambda fill: fresh}
         ladder = layout.ladder
         self.executables = Executables(
@@ -73,12 +74,13 @@ def counted(rows: int, asked: SamplingParams, monkeypatch) -> dict[str, float]:
         engine.add([5, 6, 7], asked)
     for _ in range(5):
         engine.step()
+    step = inspect.unwrap(type(engine).step)  # without the tests' guard around it
     found = collections.defaultdict(list)
     for _ in range(9):
         device.seen.clear()
         sys.setprofile(lambda frame, event, _: device.seen.update(calls=event == "call"))
         try:
-            engine.step()
+            step(engine)
         finally:
             sys.setprofile(None)
         for what, count in device.seen.items():

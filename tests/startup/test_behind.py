@@ -28,6 +28,12 @@ PROMPTS = [[7] * 20, [9], [3, 4, 5, 6] * 8]
 FIRST = dataclasses.replace(SMALL, ready="first")
 
 
+@pytest.fixture(autouse=True)
+def _compiled_before(compiles_at_start):
+    """Stores, and engines over what is loaded, have all."""
+    small_llm("qwen3").loaded.executables.load()
+
+
 def executables_of(loaded, *, only_first: bool) -> Executables:
     """Executables of an engine that has just become ready."""
     ladder, made = loaded.layout.ladder, loaded.executables
