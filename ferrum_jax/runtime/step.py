@@ -248,7 +248,8 @@ def _across(
     width = ceil_div(sound.num_positions, size)
     rows = dataclasses.replace(bucket, num_rows=T, table_width=width, decode_only=True, imaged=False)
     clips = jnp.where(tokens.are_real, inputs.clip_slots[tokens.rows], 0)
-    tables = jnp.where(clips[:, None] > 0, 1 + (clips[:, None] - 1) * width + jnp.arange(width, dtype=jnp.int32), 0)
+    of_clip, own = clips[:, None], jnp.arange(width, dtype=jnp.int32)[None]
+    tables = jnp.where(of_clip > 0, 1 + (of_clip - 1) * width + own, 0)
     implementation = implementation_of(rows, options, pool)
     attention = make_schedule(
         RaggedBatch(

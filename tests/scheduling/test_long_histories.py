@@ -203,8 +203,8 @@ def _counted(rng: random.Random, num_operations: int, length: int, drafts: str |
         history.run(length)
         done += history.num_operations
         images, encoded = history.engine.scheduler.images.counts(), sum(len(p.encodes) for p in history.engine.plans)
-        assert (images.images_encoded, images.image_runs_live) == (encoded, 0)
-        counted = history.engine.scheduler.metrics().snapshot() | vars(images)
+        assert (images["images_encoded"], images["image_runs_live"]) == (encoded, 0)
+        counted = history.engine.scheduler.metrics().snapshot() | images
         seen.update({k: v for k, v in counted.items() if isinstance(v, int)})
     return seen
 
