@@ -50,10 +50,11 @@ class Transfers:
                 array.copy_to_host_async()
 
     def fetch(self, array: jax.Array) -> np.ndarray:
-        """An array that was sent. Waits for it."""
+        """An array that was sent. Waits for every device that has it: each may still read what its step was given."""
         self.arrays_to_host += 1
         self.bytes_to_host += array.nbytes
         with _named(jax.transfer_guard_device_to_host):
+            array.block_until_ready()
             return np.asarray(array)
 
     def wait(self, arrays: Iterable[jax.Array]) -> None:
