@@ -49,12 +49,15 @@ class Transfers:
             for array in arrays:
                 array.copy_to_host_async()
 
-    def fetch(self, array: jax.Array) -> np.ndarray:
-        """An array that was sent. Waits for it."""
+    def fetch(self, array: Any) -> np.ndarray:
+        """A `jax.Array` that was sent. Waits for every device that has it: each may still read what its step got."""
         self.arrays_to_host += 1
         self.bytes_to_host += array.nbytes
         with _named(jax.transfer_guard_device_to_host):
-            return np.asarray(array)
+            found = np.asarray(array)
+            if not array.is_ready():  # on a device whose copy is not read
+                array.block_until_ready()
+            return found
 
     def wait(self, arrays: Iterable[jax.Array]) -> None:
         """Waits for copies to the host tier, of which few may be on their way."""

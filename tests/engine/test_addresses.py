@@ -3,13 +3,17 @@
 import collections
 import dataclasses
 
+import jax
 import numpy as np
 import pytest
+from jax.sharding import Mesh, PartitionSpec
 
 from ferrum_jax import SamplingParams
 from ferrum_jax.engine.startup.build_engine import build_engine
 from ferrum_jax.runtime.runner import Runner
+from ferrum_jax.runtime.transfers import Transfers
 from tests.engine.test_launches import launching
+from tests.forked import call
 from tests.support import small_llm, step
 
 KINDS = (
@@ -80,3 +84,21 @@ def test_what_a_reader_holds_back_is_not_written_by_later_steps():
     assert len(held) > 9
     for late, rows in held:
         np.testing.assert_array_equal(late.rows(), rows)
+
+
+def ended_behind_a_fetch() -> list[bool]:
+    """Whether each of two devices, which give the same rows, has ended when the host has them."""
+
+    def slow(rows):
+        return jax.lax.fori_loop(0, 3_000_000 * jax.lax.axis_index("tp"), lambda i, x: x * 0.5, rows)
+
+    mesh, whole = Mesh(np.array(jax.devices()), ("tp",)), PartitionSpec()
+    program = jax.shard_map(slow, mesh=mesh, in_specs=whole, out_specs=whole, check_vma=False)
+    rows, transfers = jax.jit(program)(np.ones((4, 1), np.float32)), Transfers()
+    transfers.send((rows,))
+    transfers.fetch(rows)
+    return [shard.data.is_ready() for shard in rows.addressable_shards]
+
+
+def test_a_step_whose_rows_are_fetched_has_ended_on_each_device():
+    assert call(ended_behind_a_fetch, devices=2) == [True, True]

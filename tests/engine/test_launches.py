@@ -3,10 +3,12 @@
 import dataclasses
 import re
 
+import numpy as np
 import pytest
 
 from ferrum_jax import SamplingParams
 from ferrum_jax.core.plan import Draw
+from ferrum_jax.core.request_options import RequestOptions
 from ferrum_jax.engine.startup.build_engine import build_engine
 from ferrum_jax.runtime.buckets import LaunchBucket
 from ferrum_jax.runtime.compile.deferred import Prepared
@@ -55,6 +57,16 @@ def test_one_launch_draws_the_bits_of_the_halves(launched, params, draws):
     assert not launched
     assert told(answers(build_engine(launching(llm), llm.config, llm.tokenizer), requests)) == expected
     assert {launch.draw for launch in launched} == draws
+
+
+def test_launches_go_on_while_a_text_waits_for_its_vector(launched):
+    llm = small_llm("qwen3")
+    requests = requests_of([*PROMPTS[:4], [5, 6, 7]], [GREEDY] * 4 + [SamplingParams(max_tokens=1, temperature=0.0)])
+    requests[4] = (*requests[4][:2], RequestOptions(embeds=True))
+    expected = answers(build_engine(llm.loaded, llm.config, llm.tokenizer), requests)
+    found = answers(build_engine(launching(llm), llm.config, llm.tokenizer), requests)
+    assert launched and told(found) == told(expected)
+    np.testing.assert_array_equal(found[4].embedding, expected[4].embedding)
 
 
 def test_a_launch_adds_no_branch_and_no_loop_to_its_forward_and_writes_in_place():

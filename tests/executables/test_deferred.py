@@ -25,6 +25,15 @@ def test_what_is_looked_up_is_loaded_once_and_the_rest_waits():
     assert loads == ["b"] and executables.num_loaded == 1
 
 
+def test_more_may_be_put_in_while_another_walks_over_them():
+    executables = Prepared({name: DeferredExecutable.made(name.upper) for name in "ab"})
+    walked = []
+    for name in executables:
+        walked.append(name)
+        executables.put(name * 2, DeferredExecutable.made(name.upper))
+    assert walked == ["a", "b"] and len(executables) == 4
+
+
 def test_the_thread_loads_in_its_order_what_nobody_needed_before():
     loads = []
     laters = [counted(loads, name) for name in "abc"]

@@ -92,7 +92,7 @@ class Prepared(Mapping[Key, Executable]):
         return key in self._deferred
 
     def __iter__(self) -> Iterator[Key]:
-        return iter(self._deferred)
+        return iter([*self._deferred])  # copied at once: what is put in meanwhile would end a walk with an error
 
     def __len__(self) -> int:
         return len(self._deferred)
