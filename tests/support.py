@@ -10,6 +10,7 @@ import os
 import pathlib
 import weakref
 from collections.abc import Awaitable, Callable, Iterator
+from typing import Any, NoReturn
 
 from ferrum_jax.config import EngineConfig
 from ferrum_jax.core.request_options import RequestOptions
@@ -51,6 +52,15 @@ def in_loop(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
         asyncio.run(test(**fixtures))
 
     return run
+
+
+def raising(error: BaseException | type[BaseException]) -> Callable[..., Any]:
+    """A function that raises it, whatever it is called with."""
+
+    def raises(*_: object, **__: object) -> NoReturn:
+        raise error
+
+    return raises
 
 
 def is_running(process: int) -> bool:

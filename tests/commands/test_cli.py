@@ -32,7 +32,7 @@ from ferrum_jax.runtime.pools.budget import GroupBlocks, Ledger
 from ferrum_jax.sampling_params import SamplingParams
 from tests.batch.fake_llm import FakeLLM, answer
 from tests.forked import run
-from tests.support import GOLDENS, ROOT
+from tests.support import GOLDENS, ROOT, raising
 
 
 class CommandLLM(FakeLLM):
@@ -393,10 +393,7 @@ def test_batch_exits_1_when_a_row_failed_and_130_when_it_was_interrupted(llms, t
     rows = write_rows(tmp_path / "in.jsonl", good, {"custom_id": "b", "prompt": "y", "colour": 1})
     out = str(tmp_path / "out.jsonl")
     assert cli.main(["batch", "--model", "m", "--input", str(rows), "--output", out]) == 1
-
-    def interrupted(*_, **__):
-        raise KeyboardInterrupt
-
+    interrupted = raising(KeyboardInterrupt)
     monkeypatch.setattr(CommandLLM, "run", interrupted)
     assert cli.main(["batch", "--model", "m", "--input", str(rows), "--output", out + "2"]) == 130
     monkeypatch.setattr(CommandLLM, "stream", interrupted)
@@ -553,10 +550,8 @@ def test_a_crash_of_the_program_has_an_exit_code_of_its_own(raises, flags, code)
 
 
 def broken_generate(raises):
-    def broken(args):
-        raise raises("of the test")
 
-    cli.generate._run = broken
+    cli.generate._run = raising(raises("of the test"))
     cli.command()
 
 

@@ -23,6 +23,7 @@ from ferrum_jax.io.files.store import LocalStore, open_store
 from ferrum_jax.text.chat import ChatTemplate
 from tests.batch.fake_llm import IDENTITY, FakeLLM, json_lines
 from tests.batch.job import GOOD_INPUT, Job
+from tests.support import raising
 
 
 def other(**changes: object) -> ModelIdentity:
@@ -231,8 +232,7 @@ def test_a_damaged_or_foreign_file_that_says_nothing_of_answers_ends_no_job(tmp_
     assert job.run() == EXIT_OK and job.output.read_bytes() == expected
 
 
-def failing(*_, **__) -> FakeLLM:
-    raise ValueError("there is no such model")
+failing = raising(ValueError("there is no such model"))
 
 
 def test_a_job_of_which_no_row_was_begun_takes_other_settings(tmp_path):
@@ -249,11 +249,7 @@ def test_a_job_of_which_no_row_was_begun_takes_other_settings(tmp_path):
 
 def test_a_job_of_which_no_row_was_begun_takes_another_model(tmp_path):
     job = Job(tmp_path)
-
-    def killed(llm: FakeLLM) -> None:
-        raise KeyboardInterrupt
-
-    job.run(on_step=killed, identity=other(weights="ff"))
+    job.run(on_step=raising(KeyboardInterrupt), identity=other(weights="ff"))
     assert not os.path.exists(f"{job.output}.journal/segments")
     assert job.run() == EXIT_OK and job.report()["identity"]["weights"] == "00"
 

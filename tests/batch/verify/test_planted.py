@@ -13,7 +13,7 @@ from ferrum_jax.batch.verify.line_difference import BITS, DIFFERENT
 from ferrum_jax.batch.verify.promise import other_model
 from ferrum_jax.batch.verify.verify_job import record_of
 from tests.batch.verify.planted import Written, verified, write_job
-from tests.support import GOLDENS, INVARIANT, small_llm
+from tests.support import GOLDENS, INVARIANT, raising, small_llm
 
 ROWS = [
     {"custom_id": "greedy", "prompt": "Once upon a time", "max_tokens": 8, "temperature": 0, "logprobs": 2},
@@ -49,8 +49,7 @@ def here() -> LLM:
     return small_llm("qwen3", INVARIANT)
 
 
-def no_model() -> LLM:
-    raise AssertionError("a model was loaded")
+no_model = raising(AssertionError("a model was loaded"))
 
 
 def test_an_output_that_nobody_touched_is_right(job):
