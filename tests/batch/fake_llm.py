@@ -31,6 +31,14 @@ IDENTITY = ModelIdentity(
     invariant=True,
     environment={"mesh": "tp=1", "jaxlib": "1"},
 )
+CHOICE = CompletionOutput(
+    index=0, text="", token_ids=(), cumulative_logprob=None, logprobs=None, finish_reason="length", stop_reason=None
+)
+
+
+def output_of(token_ids: tuple[int, ...], logprobs: tuple[dict[int, Logprob], ...]) -> RequestOutput:
+    choice = dataclasses.replace(CHOICE, token_ids=token_ids, logprobs=logprobs)
+    return RequestOutput(request_id=0, prompt=None, prompt_token_ids=(1,), outputs=(choice,), num_cached_tokens=0)
 
 
 def json_lines(rows: Iterable[Mapping[str, Any]]) -> bytes:
@@ -219,12 +227,5 @@ def _choice(prompt_ids: tuple[int, ...], params: SamplingParams, index: int) -> 
             {token: Logprob(logprob=-0.1 - byte / 3, rank=1, decoded_token=chr(token))}
             for token, byte in zip(token_ids, digest, strict=True)
         )
-    return CompletionOutput(
-        index=index,
-        text="".join(map(chr, token_ids)),
-        token_ids=token_ids,
-        cumulative_logprob=None,
-        logprobs=logprobs,
-        finish_reason="length",
-        stop_reason=None,
-    )
+    text = "".join(map(chr, token_ids))
+    return dataclasses.replace(CHOICE, index=index, text=text, token_ids=token_ids, logprobs=logprobs)
