@@ -8,8 +8,9 @@ import functools
 import math
 import os
 import pathlib
+import subprocess
 import weakref
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Any, NoReturn
 
 from ferrum_jax.config import EngineConfig
@@ -42,6 +43,13 @@ def child_environment() -> dict[str, str]:
     """For a process of its own: the repository comes first on its path, what was there (a compiler's folder) behind."""
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     return os.environ | {"PYTHONPATH": path}
+
+
+def written_by(command: Sequence[str], *, cwd: pathlib.Path = ROOT, **how: Any) -> str:
+    """What a program writes, which ends well. how: of subprocess.run."""
+    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, **how)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr
+    return done.stdout
 
 
 def in_loop(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
