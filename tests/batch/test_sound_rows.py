@@ -111,7 +111,8 @@ class Job:
         return run_rows(self.folder, lambda start: self.llm, output, notice=notice)
 
 
-def test_rows_get_what_a_program_gets_and_a_stopped_job_has_the_same_bytes(job, tmp_path, monkeypatch):
+def test_rows_get_what_a_program_gets_and_a_stopped_job_has_the_same_bytes(tmp_path, monkeypatch):
+    job = Job(tmp_path)
     assert job.run() == EXIT_ROWS_FAILED
     content = (tmp_path / "out.jsonl").read_bytes()
     found = {each["custom_id"]: each for each in map(json.loads, content.splitlines())}
@@ -132,7 +133,8 @@ def test_rows_get_what_a_program_gets_and_a_stopped_job_has_the_same_bytes(job, 
     assert (tmp_path / "stopped.jsonl").read_bytes() == content
 
 
-def test_more_rows_than_are_read_ahead_are_each_answered_once(job, tmp_path):
+def test_more_rows_than_are_read_ahead_are_each_answered_once(tmp_path):
+    job = Job(tmp_path)
     rows = [row(str(i), file=f"{'abc'[i % 3]}.wav", language="en") for i in range(9)]
     (tmp_path / "in.jsonl").write_text("".join(json.dumps(each) + "\n" for each in rows))
     assert job.run() == EXIT_OK
