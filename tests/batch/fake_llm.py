@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from ferrum_jax.batch.batch_llm import RowRequest
+from ferrum_jax.batch.input.formats import Row, parse_line
 from ferrum_jax.core.outputs import CompletionOutput, EmbeddingOutput, Logprob, RequestOutput, ScoreOutput
 from ferrum_jax.inputs.identity import ModelIdentity
 from ferrum_jax.inputs.prompt import take_apart
@@ -39,6 +40,12 @@ CHOICE = CompletionOutput(
 def output_of(token_ids: tuple[int, ...], logprobs: tuple[dict[int, Logprob], ...]) -> RequestOutput:
     choice = dataclasses.replace(CHOICE, token_ids=token_ids, logprobs=logprobs)
     return RequestOutput(request_id=0, prompt=None, prompt_token_ids=(1,), outputs=(choice,), num_cached_tokens=0)
+
+
+def row(**fields: Any) -> Row:
+    found = parse_line(json.dumps({"custom_id": "a", **fields}).encode(), 1)
+    assert isinstance(found, Row), found
+    return found
 
 
 def json_lines(rows: Iterable[Mapping[str, Any]]) -> bytes:

@@ -5,18 +5,11 @@ import json
 
 import numpy as np
 
-from ferrum_jax.batch.input.formats import Row, parse_line
 from ferrum_jax.batch.journal.responses import JobLabel, completed_line, reading_line
 from ferrum_jax.core.outputs import EmbeddingOutput, Logprob, RequestOutput
-from tests.batch.fake_llm import answer, output_of
+from tests.batch.fake_llm import answer, output_of, row
 
 JOB = JobLabel(model="tiny", created=1_700_000_000, fingerprint="fp_0")
-
-
-def row(**fields) -> Row:
-    found = parse_line(json.dumps({"custom_id": "a", **fields}).encode(), 1)
-    assert isinstance(found, Row), found
-    return found
 
 
 def test_a_vector_that_is_cut_keeps_its_length_of_one():
