@@ -8,8 +8,10 @@ import functools
 import math
 import os
 import pathlib
+import subprocess
 import weakref
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from typing import Any, NoReturn
 
 from ferrum_jax.config import EngineConfig
 from ferrum_jax.core.request_options import RequestOptions
@@ -43,6 +45,13 @@ def child_environment() -> dict[str, str]:
     return os.environ | {"PYTHONPATH": path}
 
 
+def written_by(command: Sequence[str], *, cwd: pathlib.Path = ROOT, **how: Any) -> str:
+    """What a program writes, which ends well. how: of subprocess.run."""
+    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, **how)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr
+    return done.stdout
+
+
 def in_loop(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
     """The test, which awaits, in an event loop of its own."""
 
@@ -51,6 +60,15 @@ def in_loop(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
         asyncio.run(test(**fixtures))
 
     return run
+
+
+def raising(error: BaseException | type[BaseException]) -> Callable[..., Any]:
+    """A function that raises it, whatever it is called with."""
+
+    def raises(*_: object, **__: object) -> NoReturn:
+        raise error
+
+    return raises
 
 
 def is_running(process: int) -> bool:

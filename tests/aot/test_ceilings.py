@@ -40,15 +40,14 @@ QUICK = {
 }
 
 
-def _launches() -> list:
-    return [
-        pytest.param(ruler, name, marks=() if name in QUICK[ruler] else pytest.mark.slow, id=f"{ruler}-{name}")
-        for ruler, kept in (("gpu_ceiling", GPU), ("tpu_ceiling", TPU))
-        for name in kept["launches"]
-    ]
+LAUNCHES = [
+    pytest.param(ruler, name, marks=() if name in QUICK[ruler] else pytest.mark.slow, id=f"{ruler}-{name}")
+    for ruler, kept in (("gpu_ceiling", GPU), ("tpu_ceiling", TPU))
+    for name in kept["launches"]
+]
 
 
-@pytest.mark.parametrize(("ruler", "name"), _launches())
+@pytest.mark.parametrize(("ruler", "name"), LAUNCHES)
 def test_no_count_is_worse_than_what_is_kept(ruler, name):
     """In a process of its own: a kernel that one has compiled before is not printed again."""
     kept = (GPU if ruler == "gpu_ceiling" else TPU)["tools"]

@@ -1,12 +1,23 @@
-"""Stores of both kinds, and three rows that a journal is about."""
+"""A job, stores of both kinds, and three rows that a journal is about."""
 
 import pytest
 
 from ferrum_jax.batch.input.rows import Rows
 from ferrum_jax.io.files.store import LocalStore, Store, open_store
 from tests.batch.fake_llm import json_lines
+from tests.batch.job import Job
 
 NAMES = ("a", "b", "c")
+
+
+@pytest.fixture
+def job(tmp_path) -> Job:
+    return Job(tmp_path)
+
+
+@pytest.fixture
+def expected(job) -> bytes:
+    return job.whole()
 
 
 @pytest.fixture(params=["local", "memory"])

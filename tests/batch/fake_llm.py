@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from ferrum_jax.batch.batch_llm import RowRequest
+from ferrum_jax.batch.input.formats import Row, parse_line
 from ferrum_jax.core.outputs import CompletionOutput, EmbeddingOutput, Logprob, RequestOutput, ScoreOutput
 from ferrum_jax.inputs.identity import ModelIdentity
 from ferrum_jax.inputs.prompt import take_apart
@@ -31,6 +32,20 @@ IDENTITY = ModelIdentity(
     invariant=True,
     environment={"mesh": "tp=1", "jaxlib": "1"},
 )
+CHOICE = CompletionOutput(
+    index=0, text="", token_ids=(), cumulative_logprob=None, logprobs=None, finish_reason="length", stop_reason=None
+)
+
+
+def output_of(token_ids: tuple[int, ...], logprobs: tuple[dict[int, Logprob], ...]) -> RequestOutput:
+    choice = dataclasses.replace(CHOICE, token_ids=token_ids, logprobs=logprobs)
+    return RequestOutput(request_id=0, prompt=None, prompt_token_ids=(1,), outputs=(choice,), num_cached_tokens=0)
+
+
+def row(**fields: Any) -> Row:
+    found = parse_line(json.dumps({"custom_id": "a", **fields}).encode(), 1)
+    assert isinstance(found, Row), found
+    return found
 
 
 def json_lines(rows: Iterable[Mapping[str, Any]]) -> bytes:
@@ -219,12 +234,5 @@ def _choice(prompt_ids: tuple[int, ...], params: SamplingParams, index: int) -> 
             {token: Logprob(logprob=-0.1 - byte / 3, rank=1, decoded_token=chr(token))}
             for token, byte in zip(token_ids, digest, strict=True)
         )
-    return CompletionOutput(
-        index=index,
-        text="".join(map(chr, token_ids)),
-        token_ids=token_ids,
-        cumulative_logprob=None,
-        logprobs=logprobs,
-        finish_reason="length",
-        stop_reason=None,
-    )
+    text = "".join(map(chr, token_ids))
+    return dataclasses.replace(CHOICE, index=index, text=text, token_ids=token_ids, logprobs=logprobs)

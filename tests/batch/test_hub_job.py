@@ -13,7 +13,7 @@ from ferrum_jax.batch.ray import RayLLM
 from ferrum_jax.io.files.store import open_store
 from ferrum_jax.llm import LLM
 from tests.checkpoints.hub_server import local_hub
-from tests.support import COMPILED, GOLDENS
+from tests.support import COMPILED, GOLDENS, raising
 
 ENGINE = "--max-num-seqs 4 --max-num-batched-tokens 16 --max-model-len 256 --num-blocks 80 --block-size 16"
 ROW = {"custom_id": "a", "prompt_token_ids": [5, 6, 7], "max_tokens": 3, "model": "tiny/model"}
@@ -35,12 +35,8 @@ def batch(tmp_path, *more: str) -> int:
 @pytest.mark.slow
 def test_a_branch_that_moves_between_start_and_resume_does_not_move_the_job(hub, tmp_path, monkeypatch, capsys):
     began, out = hub.branches["main"], tmp_path / "out.jsonl"
-
-    def interrupted(*_, **__):
-        raise KeyboardInterrupt
-
     with monkeypatch.context() as patched:
-        patched.setattr(LLM, "run", interrupted)
+        patched.setattr(LLM, "run", raising(KeyboardInterrupt))
         assert batch(tmp_path) == 130
     moved = hub.push(Path(shutil.copytree(GOLDENS / "llama", tmp_path / "moved")))
     assert batch(tmp_path, "--revision", moved) == 2

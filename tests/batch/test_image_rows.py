@@ -15,7 +15,7 @@ from ferrum_jax import LLM
 from ferrum_jax.batch.job import EXIT_OK, EXIT_PREEMPTED
 from ferrum_jax.batch.journal.partials import decode_partial, encode_partial
 from ferrum_jax.batch.notice import Notice
-from ferrum_jax.core.outputs import CompletionOutput
+from tests.batch.fake_llm import CHOICE
 from tests.batch.running import run_rows
 from tests.batch.stopping import num_starts, stopping
 from tests.batch.verify.planted import verified
@@ -25,16 +25,7 @@ from tests.vision.hostile import saved
 
 
 def test_a_row_in_progress_has_the_digests_of_its_images_and_not_their_bytes():
-    choice = CompletionOutput(
-        index=0,
-        text="",
-        token_ids=(3, 4),
-        cumulative_logprob=None,
-        logprobs=None,
-        finish_reason=None,
-        stop_reason=None,
-        image_digests=("c0ffee",),
-    )
+    choice = dataclasses.replace(CHOICE, token_ids=(3, 4), finish_reason=None, image_digests=("c0ffee",))
     assert decode_partial(encode_partial([choice])) == (choice,)
     assert decode_partial(b'[[[3,4],null,"",null,null]]')[0].image_digests == (), "as rows without images have it"
 

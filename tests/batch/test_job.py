@@ -16,16 +16,14 @@ from tests.batch.fake_llm import json_lines
 from tests.batch.job import ASKING, BAD_LINES, GOOD_INPUT, ROWS, Job
 
 
-def test_every_line_of_input_is_answered_once(tmp_path):
-    job = Job(tmp_path)
+def test_every_line_of_input_is_answered_once(job):
     assert job.run() == EXIT_OK
     assert [line["custom_id"] for line in job.lines()] == ["a", "b", "c", "d", "e"]
     assert all(line["error"] is None for line in job.lines())
     assert job.llms[0].is_closed
 
 
-def test_rows_are_read_only_as_the_engine_asks_for_them(tmp_path):
-    job = Job(tmp_path)
+def test_rows_are_read_only_as_the_engine_asks_for_them(job):
     job.run(width=2)
     assert job.llms[0].most_ahead == 2
 
@@ -116,8 +114,7 @@ def test_a_job_whose_rows_all_ask_for_others_ends_before_the_model_loads(tmp_pat
     assert job.llms == [] and [path.name for path in tmp_path.iterdir()] == ["in.jsonl"]
 
 
-def test_a_row_that_the_engine_refuses_fails_alone(tmp_path):
-    job = Job(tmp_path)
+def test_a_row_that_the_engine_refuses_fails_alone(job):
     assert job.run(limit=3) == EXIT_ROWS_FAILED
     found = job.by_id()
     assert found["d"]["error"] is None and found["c"]["error"] is None

@@ -38,8 +38,7 @@ def test_a_job_that_goes_on_knows_the_names_that_it_was_begun_with_and_learns_ot
     assert all(line["error"] is None for line in job.lines())
 
 
-def test_a_finished_job_started_again_changes_nothing_and_loads_no_model(tmp_path):
-    job = Job(tmp_path)
+def test_a_finished_job_started_again_changes_nothing_and_loads_no_model(job):
     job.run()
     before = job.output.read_bytes()
     for lost in (False, True):
@@ -49,8 +48,7 @@ def test_a_finished_job_started_again_changes_nothing_and_loads_no_model(tmp_pat
         assert job.output.read_bytes() == before and len(job.llms) == 1
 
 
-def test_a_changed_row_is_refused_before_the_model_loads_and_nothing_is_written(tmp_path):
-    job = Job(tmp_path)
+def test_a_changed_row_is_refused_before_the_model_loads_and_nothing_is_written(job):
     job.run()
     before = job.output.read_bytes()
     job.input.write_bytes(GOOD_INPUT.replace(b"def f", b"def h"))
@@ -59,8 +57,7 @@ def test_a_changed_row_is_refused_before_the_model_loads_and_nothing_is_written(
     assert job.output.read_bytes() == before and len(job.llms) == 1
 
 
-def test_rows_may_be_added_but_not_taken_away(tmp_path):
-    job = Job(tmp_path)
+def test_rows_may_be_added_but_not_taken_away(job):
     job.run()
     job.input.write_bytes(b'{"custom_id": "f", "prompt": "new"}\n' + GOOD_INPUT)
     assert job.run() == EXIT_OK
@@ -87,15 +84,13 @@ def test_while_a_worker_runs_another_input_is_refused_before_its_model_loads(tmp
 
 
 @pytest.mark.parametrize("other", [{"model": "big"}, {"seed": 1}, {"others": {"dtype": "bfloat16"}}])
-def test_a_job_does_not_go_on_with_other_settings(tmp_path, other):
-    job = Job(tmp_path)
+def test_a_job_does_not_go_on_with_other_settings(job, other):
     job.run_to_step(2)
     with pytest.raises(ValueError, match="was begun with other settings"):
         job.run(**other)
 
 
-def test_a_jobs_defaults_are_those_of_its_rows_and_a_setting(tmp_path):
-    job = Job(tmp_path)
+def test_a_jobs_defaults_are_those_of_its_rows_and_a_setting(job, tmp_path):
     plain = job.whole()
     job.run_to_step(2, defaults={"max_tokens": 3, "n": 2})
     record = object_in((tmp_path / "out.jsonl.journal" / "job.json").read_bytes())
@@ -109,8 +104,7 @@ def test_a_jobs_defaults_are_those_of_its_rows_and_a_setting(tmp_path):
     assert job.output.read_bytes() != plain
 
 
-def test_a_job_goes_on_with_other_defaults_of_what_changes_no_answer(tmp_path):
-    job = Job(tmp_path)
+def test_a_job_goes_on_with_other_defaults_of_what_changes_no_answer(job, tmp_path):
     whole = job.whole()
     record = tmp_path / "out.jsonl.journal" / "job.json"
     for defaults in ({"speculative": False}, {}, {"speculative": True}):
@@ -145,9 +139,7 @@ def test_a_worker_that_slept_while_others_began_the_job_and_went_on_joins_it(tmp
     assert job.output.read_bytes() == alone.output.read_bytes()
 
 
-def test_a_worker_taken_for_dead_while_it_merges_says_so_and_harms_nothing(tmp_path):
-    job = Job(tmp_path)
-
+def test_a_worker_taken_for_dead_while_it_merges_says_so_and_harms_nothing(job):
     class Overtaken(LocalStore):
         @contextlib.contextmanager
         def writing(self, name):

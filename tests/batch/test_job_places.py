@@ -25,8 +25,7 @@ from tests.batch.fake_llm import FakeLLM
 from tests.batch.job import GOOD_INPUT, Job
 
 
-def test_files_that_do_not_fit_are_refused_before_the_model_loads(tmp_path):
-    job = Job(tmp_path)
+def test_files_that_do_not_fit_are_refused_before_the_model_loads(job, tmp_path):
     read_only = tmp_path / "folder"
     read_only.mkdir()
     for source, target, error, said in (
@@ -43,8 +42,7 @@ def test_files_that_do_not_fit_are_refused_before_the_model_loads(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["out.jsonl", "out.jsonl.report.json", "page.html", "out.jsonl.journal"])
-def test_what_stands_where_the_job_is_to_write_is_refused_before_the_model_loads(tmp_path, name):
-    job = Job(tmp_path)
+def test_what_stands_where_the_job_is_to_write_is_refused_before_the_model_loads(job, tmp_path, name):
     place = tmp_path / name
     place.write_bytes(b"x") if name.endswith(".journal") else place.mkdir()
     with pytest.raises(ValueError, match=f"{re.escape(str(place))}.* is not a f"):
@@ -73,8 +71,7 @@ def test_what_a_link_leads_to_is_written_and_the_link_stays(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["out.jsonl", "out.jsonl.journal"])
-def test_a_link_that_leads_nowhere_is_refused_before_the_model_loads(tmp_path, name):
-    job = Job(tmp_path)
+def test_a_link_that_leads_nowhere_is_refused_before_the_model_loads(job, tmp_path, name):
     (tmp_path / name).symlink_to(tmp_path / "gone" / "there" if name == "out.jsonl" else tmp_path / "gone")
     with pytest.raises(ValueError, match=r"gone, .*(is not a folder; make it|which is not there; make that)"):
         job.run()
@@ -110,8 +107,7 @@ def test_a_report_page_replaces_an_earlier_one_and_an_empty_file(tmp_path):
     assert job.run(page_path=str(place)) == EXIT_OK and "complete" in place.read_text()
 
 
-def test_rows_of_a_journal_whose_record_was_deleted_are_not_those_of_another_job(tmp_path):
-    job = Job(tmp_path)
+def test_rows_of_a_journal_whose_record_was_deleted_are_not_those_of_another_job(job):
     notice = Notice()
 
     def on_step(llm: FakeLLM) -> None:
@@ -132,8 +128,7 @@ def test_rows_of_a_journal_whose_record_was_deleted_are_not_those_of_another_job
     assert job.run(seed=7) == EXIT_OK
 
 
-def test_an_output_without_its_journal_is_refused_and_left_as_it_was(tmp_path):
-    job = Job(tmp_path)
+def test_an_output_without_its_journal_is_refused_and_left_as_it_was(job):
     job.output.write_bytes(b"my thesis")
     with pytest.raises(ValueError, match=r"is there without its journal, .*out.jsonl.journal"):
         job.run()
@@ -181,9 +176,7 @@ class Failing(LocalStore):
 
 
 @pytest.mark.parametrize(("error", "torn"), [(errno.ENOSPC, True), (errno.ENOSPC, False), (errno.EROFS, False)])
-def test_a_full_or_read_only_disk_is_a_clear_error_and_loses_nothing(tmp_path, error, torn):
-    job = Job(tmp_path)
-    expected = job.whole()
+def test_a_full_or_read_only_disk_is_a_clear_error_and_loses_nothing(job, expected, error, torn):
     failed: set[str] = set()
     for writes in range(100):
         left = [writes]
@@ -213,9 +206,7 @@ def test_a_full_or_read_only_disk_is_a_clear_error_and_loses_nothing(tmp_path, e
 
 
 @pytest.mark.parametrize("call", ["fsync", "link", "replace"])
-def test_a_full_disk_names_the_file_and_leaves_nothing_beside_it(tmp_path, monkeypatch, call):
-    job = Job(tmp_path)
-    expected = job.whole()
+def test_a_full_disk_names_the_file_and_leaves_nothing_beside_it(job, expected, tmp_path, monkeypatch, call):
     real, named = getattr(os, call), set[str]()
 
     def fails(left: list[int], *arguments: Any) -> Any:

@@ -70,17 +70,14 @@ def test_rows_of_several_prompts_go_on_from_the_tokens_of_each(tmp_path):
     assert job.output.read_bytes() == expected
 
 
-def test_rows_in_progress_are_journaled_at_intervals_too(tmp_path):
-    job = Job(tmp_path)
-    expected = job.whole()
+def test_rows_in_progress_are_journaled_at_intervals_too(job, expected):
     assert job.run(on_step=at_step(4, interrupted), partials_s=0.0) == EXIT_INTERRUPTED
     assert job.run() == EXIT_OK
     assert job.llms[-1].num_resumed > 0 and job.output.read_bytes() == expected
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, EXIT_PREEMPTED), (signal.SIGINT, EXIT_INTERRUPTED)])
-def test_a_signal_ends_the_job_in_order_with_a_code_of_its_own(tmp_path, number, code):
-    job = Job(tmp_path)
+def test_a_signal_ends_the_job_in_order_with_a_code_of_its_own(job, number, code):
     expected, handler = job.whole(), signal.getsignal(number)
     saved = []
     sends = at_step(2, lambda: os.kill(os.getpid(), number))
@@ -143,9 +140,7 @@ def poisonous(*prompts: str) -> Callable[[FakeLLM], None]:
     return on_step
 
 
-def test_a_row_that_crashes_the_engine_twice_is_set_aside_and_named(tmp_path):
-    job = Job(tmp_path)
-    expected = job.whole()
+def test_a_row_that_crashes_the_engine_twice_is_set_aside_and_named(job, expected):
     assert job.run(on_step=poisonous("def g():")) == EXIT_ROWS_FAILED
     assert job.by_id()["b"]["error"] == {
         "code": "engine_crash",
@@ -156,8 +151,7 @@ def test_a_row_that_crashes_the_engine_twice_is_set_aside_and_named(tmp_path):
     assert [line for line in job.output.read_bytes().splitlines() if b'"custom_id": "b"' not in line] == others
 
 
-def test_crashes_are_remembered_over_restarts(tmp_path):
-    job = Job(tmp_path)
+def test_crashes_are_remembered_over_restarts(job):
     notice = Notice()
 
     def on_step(llm: FakeLLM) -> None:
@@ -177,9 +171,7 @@ def test_an_engine_that_always_crashes_ends_the_job_and_blames_no_row(tmp_path):
     assert sum(line["error"] is None for line in job.lines()) >= 5
 
 
-def test_an_input_that_changes_while_the_job_runs_is_an_error_and_the_rest_goes_on(tmp_path):
-    job = Job(tmp_path)
-    expected = job.whole()
+def test_an_input_that_changes_while_the_job_runs_is_an_error_and_the_rest_goes_on(job, expected):
     changed = GOOD_INPUT.replace(b"class", b"CLASS").replace(b"def f", b"DEF F")
     with pytest.raises(OSError, match="of the input changed while the job ran; start the job again"):
         job.run(on_step=lambda llm: job.input.write_bytes(changed), width=1)
@@ -187,9 +179,7 @@ def test_an_input_that_changes_while_the_job_runs_is_an_error_and_the_rest_goes_
     assert job.run() == EXIT_OK and job.output.read_bytes() == expected
 
 
-def test_a_second_interrupt_during_journaling_ends_with_130_and_loses_nothing(tmp_path):
-    job = Job(tmp_path)
-    expected = job.whole()
+def test_a_second_interrupt_during_journaling_ends_with_130_and_loses_nothing(job, expected):
     num_signals = 0
 
     def interrupt() -> None:
@@ -211,9 +201,7 @@ def test_a_second_interrupt_during_journaling_ends_with_130_and_loses_nothing(tm
     assert job.run() == EXIT_OK and job.output.read_bytes() == expected
 
 
-def test_a_job_may_run_in_a_thread_of_its_own_and_is_told_by_its_notice(tmp_path):
-    job = Job(tmp_path)
-    expected = job.whole()
+def test_a_job_may_run_in_a_thread_of_its_own_and_is_told_by_its_notice(job, expected):
     with concurrent.futures.ThreadPoolExecutor(1) as thread:
         assert thread.submit(job.run_to_step, 2).result() == EXIT_PREEMPTED
         assert thread.submit(job.run).result() == EXIT_OK

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ferrum_jax.batch import worker
-from ferrum_jax.batch.input.formats import Row, parse_line
+from ferrum_jax.batch.input.formats import Row
 from ferrum_jax.batch.input.rows import Rows
 from ferrum_jax.batch.job import EXIT_PREEMPTED, EXIT_ROWS_FAILED
 from ferrum_jax.batch.journal.journal import FAILED, OK, PARTIAL, Journal
@@ -14,16 +14,10 @@ from ferrum_jax.batch.journal.responses import JobLabel, answered_line, texts_of
 from ferrum_jax.core.outputs import EmbeddingOutput, ScoreOutput
 from ferrum_jax.io.files.store import Store
 from tests.batch.conftest import NAMES
-from tests.batch.fake_llm import FakeLLM, answer, json_lines
+from tests.batch.fake_llm import FakeLLM, answer, json_lines, row
 from tests.batch.job import BAD_LINES, GOOD_INPUT, Job
 
 LABEL = JobLabel(model="tiny", created=1_700_000_000, fingerprint="fp_0")
-
-
-def row(**fields) -> Row:
-    found = parse_line(json.dumps({"custom_id": "a", **fields}).encode(), 1)
-    assert isinstance(found, Row), found
-    return found
 
 
 def line_of(asked: Row) -> bytes:

@@ -161,8 +161,7 @@ def test_the_summary_counts_rows_and_tokens(tmp_path):
     assert cells["tokens out"] == str(sum(usage["completion_tokens"] for usage in usages))
 
 
-def test_a_terminal_gets_a_bar_with_rates(tmp_path):
-    job = Job(tmp_path)
+def test_a_terminal_gets_a_bar_with_rates(job):
     shown = io.StringIO()
     console = Console(file=shown, width=140, force_terminal=True)
     assert run_batch(FakeLLM, job.input, job.output, model="tiny", console=console) == EXIT_OK

@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from checkpoints.hub import commit_of, model_folder
 from ferrum_jax.io.paths import is_hub_id
 from tests.checkpoints.folders import tensors, write_sharded
 from tests.checkpoints.hub_server import local_hub, point_at
-from tests.support import GOLDENS, ROOT
+from tests.support import GOLDENS, ROOT, written_by
 
 MODEL = "tiny/model"
 
@@ -131,9 +130,7 @@ def run(hub, home, **variables: str) -> str:
     program = f"from checkpoints.hub import model_folder; print(model_folder({MODEL!r}))"
     clean = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
     own = {"HF_ENDPOINT": hub.url, "HF_HOME": str(home), "PYTHONPATH": str(ROOT), **variables}
-    done = subprocess.run([sys.executable, "-c", program], env=clean | own, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
+    return written_by([sys.executable, "-c", program], cwd=Path(), env=clean | own).strip()
 
 
 def test_offline_mode_opens_what_a_filled_cache_has(hub, tmp_path):

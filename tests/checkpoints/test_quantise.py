@@ -55,10 +55,6 @@ def test_mxfp4_has_the_nearest_codes_and_the_specified_scales():
         np.testing.assert_array_equal(np.asarray(weight)[0], np.array(expected, np.float32) * factor)
 
 
-def targets_of(text: str, shape=(6, 32)) -> dict[str, jax.ShapeDtypeStruct]:
-    return {f"w.{leaf}": jax.ShapeDtypeStruct(*own) for leaf, own in form_of(text).leaves(shape).items()}
-
-
 @pytest.mark.parametrize("text", FORMS)
 def test_a_folder_our_own_checkpoint_and_arrays_in_memory_give_the_same_codes(tmp_path, text):
     source, dense = tmp_path / "hf", DENSE[1]
@@ -68,7 +64,7 @@ def test_a_folder_our_own_checkpoint_and_arrays_in_memory_give_the_same_codes(tm
     rules = (Rule(source="w", target="w"),)
     plain = {"w": jax.ShapeDtypeStruct(dense.shape, "float32")}
     convert(source, tmp_path / "own", rules=rules, harmless=(), targets=plain)
-    targets = targets_of(text)
+    targets = {f"w.{leaf}": jax.ShapeDtypeStruct(*own) for leaf, own in form_of(text).leaves((6, 32)).items()}
     found = [
         open_checkpoint(path).load(rules=rules, harmless=(), targets=targets) for path in (source, tmp_path / "own")
     ]

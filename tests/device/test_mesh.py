@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 from pallas_kernels.kv_pool import KVPool
 from pallas_kernels.logits import Logits
 from pallas_kernels.paged_attention import RaggedBatch, TpuConfig, TpuSchedule, make_schedule, oracle
-from pallas_kernels.paged_attention.cases import TINY_CASES, Arguments, Case, make_arguments
+from pallas_kernels.paged_attention.cases import TINY_CASES, Case, make_arguments
 from pallas_kernels.paged_attention.run_case import choose_config
 from pallas_kernels.paged_attention.tpu import mosaic_tpu as tpu
 from pallas_kernels.target import Target
@@ -40,10 +40,11 @@ def results() -> dict[str, dict[str, Any]]:
 def _result(case: Case) -> dict[str, Any]:
     """Whether each shard's result is the oracle's, and the places of its pool that have changed."""
     parts = [make_arguments(case, seed, "mosaic_tpu") for seed in range(SHARDS)]
-    joined = jax.tree.map(lambda *arrays: jnp.concatenate(arrays), *(_of_shard(part) for part in parts))
+    joined = jax.tree.map(lambda *arrays: jnp.concatenate(arrays), *((a.q, a.k, a.v, a.pool, a.batch) for a in parts))
     mesh = Mesh(np.array(jax.devices()).reshape(SHARDS, SPLITS), ("dp", "tp"))
     heads, rows = P("dp", "tp", None), P("dp")
-    pool = dataclasses.replace(parts[0].pool, values=P("dp", None, "tp", None), scales=_spec_of_scales(parts[0].pool))
+    scales = None if parts[0].pool.scales is None else P("dp", "tp", None)
+    pool = dataclasses.replace(parts[0].pool, values=P("dp", None, "tp", None), scales=scales)
     batch = RaggedBatch(block_tables=P("dp", None), starts=rows, counts=rows, query_offsets=rows)
     specs = (heads, heads, heads, pool, batch)
     sinks, by_head = parts[0].sinks, P("tp")
@@ -63,14 +64,6 @@ def _result(case: Case) -> dict[str, Any]:
         "changed": [_changed(np.asarray(part.pool.values), p) for part, p in zip(parts, pools, strict=True)],
         "written": [_written(case, part.batch) for part in parts],
     }
-
-
-def _of_shard(a: Arguments) -> tuple[Any, ...]:
-    return a.q, a.k, a.v, a.pool, a.batch
-
-
-def _spec_of_scales(pool: KVPool) -> P | None:
-    return None if pool.scales is None else P("dp", "tp", None)
 
 
 def _step(case: Case, q: Any, k: Any, v: Any, pool: KVPool, batch: RaggedBatch, sinks: Any) -> Any:

@@ -25,11 +25,12 @@ from ferrum_jax.cli.device_check.report import Report, scrubbed
 from ferrum_jax.cli.device_check.run_check import CheckOptions, check_device, verdicts
 from ferrum_jax.cli.device_check.timing import measure
 from ferrum_jax.cli.device_check.tune import tuned
-from ferrum_jax.core.outputs import CompletionOutput, Logprob, RequestOutput
+from ferrum_jax.core.outputs import Logprob, RequestOutput
 from ferrum_jax.engine.startup.accelerators import Chips
 from ferrum_jax.runtime.compile.verdicts import entry_of
 from pallas_kernels.target import Target
 from pallas_kernels.tolerance import difference
+from tests.batch.fake_llm import output_of
 from tests.support import COMPILED, GOLDENS, ROOT
 
 CPU = {"platform": "cpu", "kind": "cpu", "generation": None, "count": 1, "compiler": "cpu", "asked_for": None}
@@ -212,16 +213,7 @@ def test_tiles_of_a_model_are_tuned_by_an_interpreted_kernel():
 def output(*tokens: int, second: float = -5.0) -> RequestOutput:
     near = {-1: Logprob(logprob=second, rank=2), 1: Logprob(logprob=second, rank=2)}
     logprobs = tuple({t: Logprob(logprob=-0.1, rank=1)} | {t + by: other for by, other in near.items()} for t in tokens)
-    choice = CompletionOutput(
-        index=0,
-        text="",
-        token_ids=tokens,
-        cumulative_logprob=None,
-        logprobs=logprobs,
-        finish_reason="length",
-        stop_reason=None,
-    )
-    return RequestOutput(request_id=0, prompt=None, prompt_token_ids=(1,), outputs=(choice,), num_cached_tokens=0)
+    return output_of(tokens, logprobs)
 
 
 def test_the_first_token_that_differs_is_told_from_a_tie():

@@ -16,6 +16,7 @@ from ferrum_jax.engine.lockstep import plan_bytes
 from ferrum_jax.runtime.distributed.handshake import Channel
 from ferrum_jax.runtime.distributed.messages import Broken
 from ferrum_jax.runtime.distributed.processes import CHECK_STEPS, EXIT_LOST, Processes, ProcessLost, connect
+from tests.support import raising
 
 
 @pytest.fixture
@@ -194,19 +195,15 @@ def test_a_process_that_cannot_start_says_why(pair, monkeypatch):
 
 
 def test_processes_that_cannot_be_found_are_refused_with_what_to_give(monkeypatch):
-    def initialize(**_):
-        raise ValueError("no cluster")
 
-    monkeypatch.setattr(jax.distributed, "initialize", initialize)
+    monkeypatch.setattr(jax.distributed, "initialize", raising(ValueError("no cluster")))
     with pytest.raises(ValueError, match=r"no cluster.*HOST:PORT"):
         connect("auto", None, None)
 
 
 def test_processes_that_do_not_come_end_the_program_as_one_to_be_started_again(monkeypatch):
-    def initialize(**_):
-        raise jax.errors.JaxRuntimeError("DEADLINE_EXCEEDED")
 
-    monkeypatch.setattr(jax.distributed, "initialize", initialize)
+    monkeypatch.setattr(jax.distributed, "initialize", raising(jax.errors.JaxRuntimeError("DEADLINE_EXCEEDED")))
     with pytest.raises(SystemExit) as end:
         connect("127.0.0.1:1", 2, 0)
     assert end.value.code == EXIT_LOST

@@ -22,7 +22,7 @@ from ferrum_jax.engine.startup.build_engine import build_engine
 from ferrum_jax.runtime.runner import Runner
 from ferrum_jax.runtime.sampling import RESULT_WORDS
 from ferrum_jax.text.prompts import EncodedPrompt
-from tests.support import GOLDENS, SMALL, answers, finish, fresh_engine, run, small_llm
+from tests.support import GOLDENS, SMALL, answers, finish, fresh_engine, raising, run, small_llm
 
 VOCABULARY = 310
 END = 0  # one of the model's end tokens
@@ -286,15 +286,11 @@ def test_a_stream_whose_engine_was_broken_off_says_so(llm, monkeypatch):
     stream = llm.stream(PROMPT, GREEDY)
     next(stream)
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(Runner, "dispatch", _interrupt)
+        patch.setattr(Runner, "dispatch", raising(KeyboardInterrupt))
         llm.generate(PROMPT, GREEDY, progress=False)
     with pytest.raises(RuntimeError, match="broken off in another call"):
         list(stream)
     assert is_idle(llm)
-
-
-def _interrupt(*_):
-    raise KeyboardInterrupt
 
 
 def test_an_aborted_request_gives_nothing_and_the_others_go_on(engine):

@@ -11,7 +11,7 @@ from ferrum_jax.runtime.dispatched import InFlight
 from ferrum_jax.runtime.handed_back import results_of
 from ferrum_jax.runtime.runner import Runner
 from ferrum_jax.runtime.sampling import RESULT_WORDS
-from tests.support import SMALL, small_llm
+from tests.support import SMALL, raising, small_llm
 
 
 @pytest.fixture(scope="module")
@@ -92,13 +92,9 @@ def test_temporaries_of_a_step_are_smaller_than_one_pool(loaded):
 
 def test_a_step_gives_the_host_one_array_of_a_few_words_a_row(loaded, monkeypatch):
     """Prompt log-probabilities are the other result; without a request for them none are computed."""
-
-    def refuse(*_, **__):
-        raise AssertionError("prompt log-probabilities are computed")
-
     fetched = []
     rows = InFlight.rows
-    monkeypatch.setattr(Runner, "score", refuse)
+    monkeypatch.setattr(Runner, "score", raising(AssertionError("prompt log-probabilities are computed")))
     monkeypatch.setattr(InFlight, "rows", lambda step: fetched.append(rows(step)) or fetched[-1])
     params = SamplingParams(max_tokens=4, temperature=0.0, logprobs=2)
     small_llm("qwen3").generate([[7] * 20, [9]], params, progress=False)

@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from ferrum_jax.runtime.compile.deferred import DeferredExecutable, Prepared, load_behind
-from tests.support import ROOT
+from tests.support import ROOT, raising
 
 
 def counted(loads, name):
@@ -65,10 +65,8 @@ def test_those_who_ask_while_it_is_loaded_wait_for_it():
 
 
 def test_an_error_is_told_to_those_who_need_it_and_an_interrupt_may_be_tried_again():
-    def fail():
-        raise ValueError("no such executable")
 
-    failed = DeferredExecutable(fail)
+    failed = DeferredExecutable(raising(ValueError("no such executable")))
     failed.prepare()  # as the thread does, which goes on with others
     for _ in range(2):
         with pytest.raises(ValueError, match="no such executable"):

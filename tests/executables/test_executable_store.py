@@ -16,6 +16,7 @@ from ferrum_jax.runtime.compile.executable_store import ExecutableStore, _checke
 from ferrum_jax.runtime.compile.lowered import Lowered
 from tests.forked import call
 from tests.histories import seeded
+from tests.support import raising
 
 
 def lowered(function, *arguments, **options) -> Lowered:
@@ -26,8 +27,7 @@ def lower_trivial() -> Lowered:
     return lowered(lambda x: 2 * x + 1)
 
 
-def refuse():
-    raise AssertionError("lowered what lies on disk")
+refuse = raising(AssertionError("lowered what lies on disk"))
 
 
 def uncompiled(made: Lowered) -> Lowered:
@@ -219,10 +219,8 @@ def test_stores_that_share_a_folder_always_give_what_was_asked_for(tmp_path):
 
 
 def test_what_cannot_be_kept_runs_all_the_same_and_is_said(tmp_path, monkeypatch):
-    def full(path, data):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(stores, "write_beside", full)
+    monkeypatch.setattr(stores, "write_beside", raising(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))))
     with pytest.warns(RuntimeWarning, match=r"cannot be kept, so the next start compiles it again: .*No space left"):
         found = ExecutableStore(str(tmp_path)).get("double", lower_trivial).result()
     np.testing.assert_array_equal(found(np.float32([1, 2, 3])), [3, 5, 7])
@@ -242,11 +240,7 @@ def test_a_folder_that_cannot_be_made_is_refused_with_what_to_set(tmp_path):
 
 def test_a_folder_that_can_only_be_read_gives_what_it_has(tmp_path, monkeypatch):
     ExecutableStore(str(tmp_path)).get("double", lower_trivial)
-
-    def refused(*_, **__):
-        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
-
-    monkeypatch.setattr(stores.os, "utime", refused)
+    monkeypatch.setattr(stores.os, "utime", raising(OSError(errno.EROFS, os.strerror(errno.EROFS))))
     x = np.arange(3, dtype=np.float32)
     np.testing.assert_array_equal(ExecutableStore(str(tmp_path)).get("double", refuse).result()(x), 2 * x + 1)
 

@@ -17,6 +17,7 @@ from ferrum_jax.runtime.compile.remote_folder import local_folder, remote_of
 from ferrum_jax.runtime.compile.verdicts import VerdictStore
 from tests.executables.test_bundle import DOUBLE, lowered, purpose
 from tests.executables.test_executable_store import lower_trivial, refuse, the_executable
+from tests.support import raising
 
 X = np.arange(3, dtype=np.float32)
 
@@ -45,10 +46,7 @@ def url():
 @pytest.fixture
 def broken(monkeypatch):
     """broken(): from now on the store does not answer."""
-
-    def fail(*_, **__):
-        raise PermissionError("no credentials")
-
+    fail = raising(PermissionError("no credentials"))
     system = type(fsspec.filesystem("memory"))
 
     def end():

@@ -16,7 +16,7 @@ from ferrum_jax import __main__ as cli
 from ferrum_jax.batch.job import EXIT_PREEMPTED, EXIT_ROWS_FAILED, EXIT_TOO_MANY_ERRORS
 from tests.fleets.crds import faults, schemas
 from tests.fleets.manifests import FOLDER, SAME, commands, container, job_specs, objects, text
-from tests.support import COMPILED, GOLDENS, ROOT
+from tests.support import COMPILED, GOLDENS, ROOT, written_by
 
 CLIENTS = os.environ.get("CLIENTS_PYTHON", str(ROOT / ".venv-clients" / "bin" / "python"))
 KUBERNETES = "1.37"  # of the schemas; successPolicy is stable since 1.33
@@ -104,10 +104,7 @@ def test_a_slice_of_a_jobset_does_not_see_the_others():
     told = {"MEGASCALE_COORDINATOR_ADDRESS": "ferrum-slice-0-0", "MEGASCALE_NUM_SLICES": "2", "MEGASCALE_SLICE_ID": "1"}
     show = [sys.executable, "-c", "import json, os; print(json.dumps(dict(os.environ)))"]
     own = {"TPU_WORKER_ID": "3", "TPU_WORKER_HOSTNAMES": "a,b,c,d"}
-    done = subprocess.run(
-        words[: words.index(SAME[0])] + show, env=os.environ | told | own, capture_output=True, text=True, check=True
-    )
-    left = json.loads(done.stdout)
+    left = json.loads(written_by(words[: words.index(SAME[0])] + show, env=os.environ | told | own))
     assert own.items() <= left.items() and not any(name.startswith("MEGASCALE") for name in left)
     assert words[-2:] == ["--coordinator", "auto"]
     (secret,) = container(job_specs()["jobset.yaml"])["env"]
@@ -130,16 +127,13 @@ def test_skypilot_itself_reads_the_task():
         "import sky; (found,) = sky.Task.from_yaml('docs/examples/fleets/skypilot.yaml').resources; "
         "print(found.use_spot, found.accelerators, found.job_recovery['recover_on_exit_codes'])"
     )
-    done = subprocess.run([CLIENTS, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1] == "True {'tpu-v6e-8': 1} [75]"
+    assert written_by([CLIENTS, "-c", program], timeout=120).splitlines()[-1] == "True {'tpu-v6e-8': 1} [75]"
 
 
 def test_the_slurm_script_is_clean_and_its_options_stand_at_the_top():
     script = FOLDER / "slurm.sbatch"
     check = [str(Path(sys.executable).parent / "shellcheck"), str(script)]
-    done = subprocess.run(check, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout
+    written_by(check)
     lines = text("slurm.sbatch").splitlines()
     first = next(number for number, line in enumerate(lines) if not line.startswith("#"))
     options = [line for line in lines if line.startswith("#SBATCH ")]

@@ -14,7 +14,7 @@ import jsonschema
 import pytest
 
 from ferrum_jax import EngineConfig
-from tests.support import COMPILED, GOLDENS, ROOT
+from tests.support import COMPILED, GOLDENS, ROOT, written_by
 
 FOLDER = ROOT / "docs/examples"
 DEMO = str(ROOT / "checkpoints/demo")
@@ -113,9 +113,7 @@ def test_a_job_on_ray_answers_every_row(tmp_path):
     source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     source.write_text("".join(json.dumps(row) + "\n" for row in rows))
     command = [sys.executable, "-c", ON_RAY, str(GOLDENS / "qwen3"), str(source), str(target)]
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}  # of the actors too
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environment)
-    assert done.returncode == 0, done.stderr
+    written_by(command, env=os.environ | {"PYTHONPATH": str(ROOT)})  # of the actors too
     lines = [json.loads(line) for line in target.read_text().splitlines()]
     assert [line["custom_id"] for line in lines] == [row["custom_id"] for row in rows]
 
@@ -141,9 +139,7 @@ def test_a_pipeline_on_ray_answers_what_is_missing_and_nothing_twice(tmp_path):
         """Runs the pipeline over these lines; the files that it has written so far."""
         source.write_text("".join(f"{line}\n" for line in lines))
         command = [sys.executable, "-c", DATA_ON_RAY, str(GOLDENS / "qwen3"), str(source), str(target)]
-        environment = os.environ | {"PYTHONPATH": str(ROOT)}  # of the actors too
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environment, timeout=300)
-        assert done.returncode == 0, done.stderr
+        written_by(command, env=os.environ | {"PYTHONPATH": str(ROOT)}, timeout=300)  # of the actors too
         return {path: path.read_bytes() for path in target.glob("*.parquet")}
 
     first, second = answered(lines[:6]), answered(lines)
@@ -170,10 +166,8 @@ check(example("ray_serve").replicas)
 @pytest.mark.ray
 def test_two_replicas_under_ray_serve_answer_as_one_llm_does():
     command = [sys.executable, "-c", ON_RAY_SERVE]
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environment)
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout.splitlines()[-1]) == {"equal": True, "streamed": True, "ended": True}
+    shown = written_by(command, env=os.environ | {"PYTHONPATH": str(ROOT)})
+    assert json.loads(shown.splitlines()[-1]) == {"equal": True, "streamed": True, "ended": True}
 
 
 def test_a_job_on_a_spot_tpu_asks_for_the_machine_and_gives_it_back():

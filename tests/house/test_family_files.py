@@ -29,14 +29,9 @@ def tracked() -> list[str]:
     return [path for path in found if path not in TALES and (ROOT / path).is_file()]
 
 
-def in_a_golden(path: str) -> bool:
-    """Whether a command made the file from the recipe of a golden, with all others of its folder."""
-    return re.match(r"tests/goldens/.*/", path) is not None
-
-
 @pytest.mark.parametrize("module", PLAIN)
 def test_few_files_name_a_family_that_brought_no_mechanism(module: str):
-    files = [path for path in tracked() if not in_a_golden(path)]
+    files = [path for path in tracked() if not re.match(r"tests/goldens/.*/", path)]  # which a command made
     texts = {path: (ROOT / path).read_bytes().decode(errors="ignore") for path in files}
     naming = [path for path, text in texts.items() if re.search(PLAIN[module], f"{path}\n{text}", re.IGNORECASE)]
     assert f"ferrum_jax/models/families/{module}.py" in naming

@@ -17,14 +17,9 @@ from ferrum_jax.io.files.json_files import read_json
 from ferrum_jax.models.families import registry
 from ferrum_jax.models.layers.text_rows import TextRows, attend
 from ferrum_jax.models.sharding import make_mesh
+from ferrum_jax.runtime import encoder_runtime
 from ferrum_jax.runtime.compile.executable_store import ExecutableStore
 from ferrum_jax.runtime.encoder_runner import EncoderRunner, VectorsInFlight, WholeText
-from ferrum_jax.runtime.encoder_runtime import (
-    POOLINGS,
-    compile_encoder,
-    encoder_buckets,
-    lay_out_encoder,
-)
 from scripts.published import PUBLISHED_ENCODERS
 from tests.fast_compile import FAST_COMPILE
 from tests.support import COMPILED, GOLDENS
@@ -42,11 +37,11 @@ def load(name: str, max_num_batched_tokens: int = 512):
     """(a runner of one golden folder, its golden arrays)."""
     checkpoint = open_checkpoint(ENCODERS / name)
     config = EngineConfig(max_model_len=64, max_num_seqs=32, max_num_batched_tokens=max_num_batched_tokens)
-    layout = lay_out_encoder(registry.encoder_spec_of(checkpoint.config), config, one_device())
+    layout = encoder_runtime.lay_out_encoder(registry.encoder_spec_of(checkpoint.config), config, one_device())
     weights = registry.weights_of(checkpoint.config)
     tensors = checkpoint.load(rules=weights.rules, harmless=weights.harmless, targets=layout.model.targets)
     store = ExecutableStore(str(COMPILED))
-    executables = compile_encoder(layout, executable_cache=store)
+    executables = encoder_runtime.compile_encoder(layout, executable_cache=store)
     golden = dict(np.load(ENCODERS / name / "golden.npz"))
     return EncoderRunner(tuple(tensors.values()), executables), golden
 
@@ -76,7 +71,7 @@ def vectors(runner: EncoderRunner, texts: list[np.ndarray], pooling: str) -> np.
 def test_vectors_of_every_pooling_are_the_reference_vectors(name: str):
     runner, golden = load(name)
     texts = [golden[f"prompt_{i}"] for i in range(7)]
-    for pooling in POOLINGS:
+    for pooling in encoder_runtime.POOLINGS:
         wanted = np.stack([golden[f"{pooling}_{i}"] for i in range(7)])
         np.testing.assert_allclose(vectors(runner, texts, pooling), wanted, rtol=1e-5, atol=1e-5)
 
@@ -154,14 +149,16 @@ def test_long_texts_attend_tile_by_tile_as_they_would_at_once():
 
 
 def test_every_length_has_a_bucket_for_many_texts_and_one_for_few():
-    buckets = encoder_buckets(300, 256, 2048)
+    buckets = encoder_runtime.encoder_buckets(300, 256, 2048)
     assert [(b.length, b.num_tokens, b.num_texts) for b in buckets] == [
         *((16, 128, 12), (16, 2048, 192), (32, 128, 6), (32, 2048, 96), (64, 128, 3), (64, 2048, 48)),
         *((128, 128, 1), (128, 2048, 24), (256, 256, 1), (256, 2048, 12), (304, 304, 1), (304, 2048, 10)),
     ]
-    assert max(encoder_buckets(8190, 256, 2048)).length == 8192  # a multiple of the query tile
-    assert all(b.num_tokens >= 128 for b in encoder_buckets(20, 1, 1))
-    assert min(b.num_texts for b in encoder_buckets(300, 1, 1, invariant=True)) == 2  # one row attends by other dots
+    assert max(encoder_runtime.encoder_buckets(8190, 256, 2048)).length == 8192  # a multiple of the query tile
+    assert all(b.num_tokens >= 128 for b in encoder_runtime.encoder_buckets(20, 1, 1))
+    assert (
+        min(b.num_texts for b in encoder_runtime.encoder_buckets(300, 1, 1, invariant=True)) == 2
+    )  # one row attends by other dots
 
 
 def test_what_an_encoder_does_not_use_or_understand_is_refused_by_name():
@@ -169,7 +166,7 @@ def test_what_an_encoder_does_not_use_or_understand_is_refused_by_name():
     spec = registry.encoder_spec_of(config)
     wrong = EngineConfig(block_size=16, mesh="tp=3", max_model_len=100)
     with pytest.raises(ValueError, match=r"block_size is 16, which an encoder does not use.*is 100, mo") as refused:
-        lay_out_encoder(spec, wrong, one_device())
+        encoder_runtime.lay_out_encoder(spec, wrong, one_device())
     assert "mesh is 'tp=3': num_attention_heads, 4, is not a multiple of tp, 3, inter" in str(refused.value)
     assert str(refused.value).endswith("tp may be 1, 2, 4")
 

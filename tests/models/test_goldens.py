@@ -13,15 +13,7 @@ import numpy as np
 import pytest
 
 from checkpoints import open_checkpoint
-from ferrum_jax.models.families.registry import (
-    FAMILIES,
-    abstract_model,
-    abstract_parts,
-    bind,
-    family_of,
-    spec_of,
-    unbind,
-)
+from ferrum_jax.models.families import registry
 from ferrum_jax.models.layers.attention import ForwardContext
 from ferrum_jax.models.spec import ModelSpec
 from tests.golden_table import GOLDENS, TABLE, goldens
@@ -33,14 +25,19 @@ NEAR_TIE = 1e-4
 @functools.cache
 def load(name: str):
     """(spec, structure, parameters in float32, golden arrays) of one folder."""
-    spec = spec_of(open_checkpoint(GOLDENS / name).config).fitted(214)
+    spec = registry.spec_of(open_checkpoint(GOLDENS / name).config).fitted(214)
     parameters = parameters_of(GOLDENS / name, spec)
-    return spec, unbind(abstract_model(spec))[0], parameters, dict(np.load(GOLDENS / name / "golden.npz"))
+    return (
+        spec,
+        registry.unbind(registry.abstract_model(spec))[0],
+        parameters,
+        dict(np.load(GOLDENS / name / "golden.npz")),
+    )
 
 
 def parameters_of(folder: pathlib.Path, spec: ModelSpec) -> dict[str, jax.Array]:
     """The parameters of a folder that a spec has."""
-    family, targets = family_of(spec.architecture), abstract_parts(spec)[1]
+    family, targets = registry.family_of(spec.architecture), registry.abstract_parts(spec)[1]
     how = {"rules": family.weight_rules(spec), "harmless": family.harmless(spec)}
     return open_checkpoint(folder).load(**how, targets=targets)
 
@@ -53,7 +50,7 @@ def executable(name: str):
     @jax.jit
     def forward(parameters, ids):
         seen = {}
-        model = bind(graph, parameters)
+        model = registry.bind(graph, parameters)
         positions = jnp.arange(len(ids), dtype=jnp.int32)
         hidden = model(ids, positions, ForwardContext(observe=seen.__setitem__))
         return seen, model.logits(hidden)
@@ -77,7 +74,7 @@ def test_there_is_a_golden_of_every_family_and_a_row_of_the_table_for_each():
     assert sorted(TABLE) == sorted(path.parent.name for path in GOLDENS.glob("*/golden.npz"))
     # those with images: test_text_part.py, test_vision.py
     assert {load(name)[0].architecture for name in NAMES} == {
-        name for name in FAMILIES if not name.endswith("ForConditionalGeneration")
+        name for name in registry.FAMILIES if not name.endswith("ForConditionalGeneration")
     }
 
 

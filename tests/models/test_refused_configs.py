@@ -11,7 +11,8 @@ from scripts.published import config_of
 from tests.models.tiny import TINY, TINY_NEXT
 from tests.support import GOLDENS
 
-CONFIGS: dict[str, dict[str, Any]] = {"tiny": TINY, "tiny next": TINY_NEXT}
+BERT = json.loads((GOLDENS / "encoders" / "bert" / "config.json").read_text())
+CONFIGS: dict[str, dict[str, Any]] = {"tiny": TINY, "tiny next": TINY_NEXT, "bert": BERT}
 ROPE = config_of("Llama-3.2-1B")["rope_scaling"]
 LONGROPE = {"type": "longrope", "short_factor": [1.0] * 48, "long_factor": [2.0] * 48}
 LONG_PHI = {"max_position_embeddings": 131072, "sliding_window": 262144, "rope_scaling": LONGROPE}
@@ -210,17 +211,11 @@ ROWS = [(name, change, said) for name, rows in REFUSED.items() for change, said 
 
 @pytest.mark.parametrize(("name", "change", "said"), ROWS, ids=[f"{n}-{said[:40]}" for n, _, said in ROWS])
 def test_a_config_that_cannot_be_is_refused_by_key_and_value(name: str, change: dict[str, Any], said: str) -> None:
-    config = base_of(name) | change
+    config = (CONFIGS[name] if name in CONFIGS else config_of(name)) | change
     config = {key: value for key, value in config.items() if value is not ABSENT}
     read = encoder_spec_of if name == "bert" else spec_of
     with pytest.raises(ValueError, match=said):
         read(config)
-
-
-def base_of(name: str) -> dict[str, Any]:
-    if name == "bert":
-        return json.loads((GOLDENS / "encoders" / "bert" / "config.json").read_text())
-    return CONFIGS[name] if name in CONFIGS else config_of(name)
 
 
 def test_an_activation_that_there_is_not_is_refused_where_the_model_is_made():

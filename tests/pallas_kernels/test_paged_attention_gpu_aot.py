@@ -25,12 +25,11 @@ QUICK = ("llama_8b_mixed", "llama_8b_mixed_int8_c16", "phi3_mixed", "gemma_decod
 SPILLED = {"gemma_mixed_int8": 1024, "deepseek_v3_decode_c16": 32}
 
 
-def _cases() -> Any:
-    marks = {False: [pytest.mark.slow], True: []}
-    return [pytest.param(case, id=case.name, marks=marks[case.name in QUICK]) for case in gpu_cases()]
+MARKS = {False: [pytest.mark.slow], True: []}
+CASES = [pytest.param(case, id=case.name, marks=MARKS[case.name in QUICK]) for case in gpu_cases()]
 
 
-@pytest.mark.parametrize("case", _cases())
+@pytest.mark.parametrize("case", CASES)
 def test_it_fits_registers_and_shared_memory_and_the_pool_stays_where_it_is(case: Case) -> None:
     compiled = gpu_static.compile_case(case)
     assert all(kernel.spill_bytes <= SPILLED.get(case.name, 0) for kernel in compiled.kernels)

@@ -11,6 +11,11 @@ def _engine(**sizes) -> Engine:
     return Engine(**{"max_num_batched_tokens": 64, "max_cached_prompts": 4, **sizes})
 
 
+@pytest.fixture
+def engine() -> Engine:
+    return _engine()
+
+
 def _run(engine: Engine, length: int, **wishes):
     request = engine.add(PROMPT[:length], 3, **wishes)
     engine.drain()
@@ -25,8 +30,7 @@ def _computed(engine: Engine, length: int, **wishes) -> int:
 
 
 @pytest.mark.parametrize("length", [1, 3, 4, 5, 12, 18])
-def test_a_whole_prompt_hit_computes_nothing(length: int) -> None:
-    engine = _engine()
+def test_a_whole_prompt_hit_computes_nothing(engine: Engine, length: int) -> None:
     assert _computed(engine, length) == length
     assert _computed(engine, length) == 0
     assert engine.requests[1].num_cached_tokens == length
@@ -34,8 +38,7 @@ def test_a_whole_prompt_hit_computes_nothing(length: int) -> None:
     assert (counters.prompt_hits, counters.saved_prefill_tokens, counters.cached_prompts) == (1, length, 1)
 
 
-def test_an_entry_owns_a_copy_of_its_partial_tail_and_lends_a_copy_of_that() -> None:
-    engine = _engine()
+def test_an_entry_owns_a_copy_of_its_partial_tail_and_lends_a_copy_of_that(engine: Engine) -> None:
     _run(engine, 6)
     _run(engine, 6)
     (kept,), (lent,) = engine.plans[0].shards[0].copies_after, engine.plans[3].shards[0].copies_before
@@ -44,21 +47,18 @@ def test_an_entry_owns_a_copy_of_its_partial_tail_and_lends_a_copy_of_that() -> 
     assert engine.scheduler.metrics().copied_blocks == 2
 
 
-def test_a_prompt_that_ends_with_its_block_needs_no_copy() -> None:
-    engine = _engine()
+def test_a_prompt_that_ends_with_its_block_needs_no_copy(engine: Engine) -> None:
     _run(engine, 8)
     assert _computed(engine, 8) == 0 and engine.scheduler.metrics().copied_blocks == 0
 
 
 @pytest.mark.parametrize(("length", "computed"), [(17, 1), (19, 3), (15, 3), (6, 2)])
-def test_a_partial_match_of_a_cached_prompt_is_not_served_as_one(length: int, computed: int) -> None:
-    engine = _engine()
+def test_a_partial_match_of_a_cached_prompt_is_not_served_as_one(engine: Engine, length: int, computed: int) -> None:
     _run(engine, 18)
     assert _computed(engine, length) == computed and engine.scheduler.metrics().prompt_hits == 0
 
 
-def test_a_prompt_of_another_tenant_is_another_prompt() -> None:
-    engine = _engine()
+def test_a_prompt_of_another_tenant_is_another_prompt(engine: Engine) -> None:
     _run(engine, 6)
     assert _computed(engine, 6, salt=b"tenant") == 6
 
@@ -120,8 +120,7 @@ def test_a_prompt_for_whose_tail_no_block_is_free_is_not_kept() -> None:
     engine.drain()
 
 
-def test_equal_prompts_that_arrive_together_prefill_the_tail_once_too() -> None:
-    engine = _engine()
+def test_equal_prompts_that_arrive_together_prefill_the_tail_once_too(engine: Engine) -> None:
     requests = [engine.add(PROMPT[:18], 4) for _ in range(3)]
     engine.drain()
     assert [request.num_cached_tokens for request in requests] == [0, 18, 18]
@@ -136,8 +135,7 @@ def test_choices_of_a_request_share_the_partial_tail_without_a_cache_of_prompts(
     assert [request.num_cached_tokens for request in requests] == [0, cached, cached]
 
 
-def test_choices_append_to_copies_of_the_tail_of_their_own() -> None:
-    engine = _engine()
+def test_choices_append_to_copies_of_the_tail_of_their_own(engine: Engine) -> None:
     rows = [engine.add(PROMPT[:6], 2, num_choices=3) for _ in range(3)]
     engine.step()
     engine.step()
@@ -154,8 +152,7 @@ def test_a_prompt_that_was_preempted_and_resumed_hits_like_any_other() -> None:
     assert sum(request.num_preemptions for request in requests) > 0
 
 
-def test_what_a_dropped_request_has_stored_is_served() -> None:
-    engine = _engine()
+def test_what_a_dropped_request_has_stored_is_served(engine: Engine) -> None:
     request = engine.add(PROMPT[:6], 3)
     engine.step()
     engine.scheduler.abort(request.id)
@@ -163,8 +160,7 @@ def test_what_a_dropped_request_has_stored_is_served() -> None:
     assert _computed(engine, 6) == 0
 
 
-def test_a_step_of_repeats_alone_has_rows_and_no_tokens() -> None:
-    engine = _engine()
+def test_a_step_of_repeats_alone_has_rows_and_no_tokens(engine: Engine) -> None:
     _run(engine, 6)
     before = len(engine.plans)
     for _ in range(3):

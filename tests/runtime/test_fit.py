@@ -8,14 +8,7 @@ from ferrum_jax.config import EngineConfig
 from ferrum_jax.inputs.sizes.mesh_shape import MeshShape
 from ferrum_jax.models.sharding import make_mesh
 from ferrum_jax.runtime.layout import lay_out
-from ferrum_jax.runtime.placing.fit import (
-    TooSmall,
-    changes_that_fit,
-    expected_temporaries,
-    fit,
-    refuse_overfull,
-    scalar_bytes,
-)
+from ferrum_jax.runtime.placing import fit
 from scripts.slices_page import Described
 from tests.runtime.test_layout import spec_of
 
@@ -32,15 +25,15 @@ def never(layout):
 
 def changes(config, devices, spec=LARGE):
     mesh = make_mesh(config.mesh_shape, devices)
-    with pytest.raises(TooSmall) as small:
-        fit(spec, config, mesh, temporaries_of=expected_temporaries)
-    return changes_that_fit(spec, config, devices, small.value)
+    with pytest.raises(fit.TooSmall) as small:
+        fit.fit(spec, config, mesh, temporaries_of=fit.expected_temporaries)
+    return fit.changes_that_fit(spec, config, devices, small.value)
 
 
 def test_weights_that_fill_the_memory_are_refused_before_the_compiler_is_asked():
     spec = spec_of(**LARGE_SIZES | {"intermediate_size": 400_000})
-    with pytest.raises(TooSmall, match=r"GiB too small: 15.25 GiB for weights of 18.\d\d, a step of 0.00"):
-        fit(spec, CONFIG, make_mesh(MeshShape(), V5E[:1]), temporaries_of=never)
+    with pytest.raises(fit.TooSmall, match=r"GiB too small: 15.25 GiB for weights of 18.\d\d, a step of 0.00"):
+        fit.fit(spec, CONFIG, make_mesh(MeshShape(), V5E[:1]), temporaries_of=never)
 
 
 def test_what_does_not_fit_is_told_the_nearest_mesh_and_the_largest_steps_that_would():
@@ -49,10 +42,10 @@ def test_what_does_not_fit_is_told_the_nearest_mesh_and_the_largest_steps_that_w
     name, _, count = tokens.partition("=")
     assert name == "max_num_batched_tokens"
     device = make_mesh(MeshShape(), V5E[:1])
-    fit(LARGE, dataclasses.replace(CONFIG, **{name: int(count)}), device, temporaries_of=expected_temporaries)
-    with pytest.raises(TooSmall):
+    fit.fit(LARGE, dataclasses.replace(CONFIG, **{name: int(count)}), device, temporaries_of=fit.expected_temporaries)
+    with pytest.raises(fit.TooSmall):
         too_many = dataclasses.replace(CONFIG, **{name: int(count) + 1})
-        fit(LARGE, too_many, device, temporaries_of=expected_temporaries)
+        fit.fit(LARGE, too_many, device, temporaries_of=fit.expected_temporaries)
 
 
 def test_what_no_mesh_of_the_target_holds_is_told_how_many_devices_would():
@@ -76,9 +69,9 @@ def test_a_named_pool_that_is_larger_than_the_device_is_refused_with_what_is_lef
         config = dataclasses.replace(CONFIG, num_blocks=num_blocks)
         return lay_out(spec_of(), config, make_mesh(MeshShape(), V5E[:1]))
 
-    refuse_overfull(of_blocks(1000))
+    fit.refuse_overfull(of_blocks(1000))
     with pytest.raises(ValueError, match=r"a KV pool of 1,000,000 blocks takes 61.04 GiB.* set kv_memory_bytes to at"):
-        refuse_overfull(of_blocks(1_000_000))
+        fit.refuse_overfull(of_blocks(1_000_000))
 
 
 @pytest.mark.parametrize("tp", [1, 2, 4])
@@ -86,7 +79,7 @@ def test_scalar_memory_is_that_of_the_heads_of_one_device(tp):
     def taken(heads, kv_heads, tp):
         spec = spec_of(heads=heads, kv_heads=kv_heads)
         config = dataclasses.replace(CONFIG, num_blocks=9, block_size=16, mesh=f"tp={tp}")
-        return scalar_bytes(lay_out(spec, config, make_mesh(MeshShape(tp=tp), V5E[:tp])))
+        return fit.scalar_bytes(lay_out(spec, config, make_mesh(MeshShape(tp=tp), V5E[:tp])))
 
     assert taken(4 * tp, tp, tp) == taken(4, 1, 1)
     assert taken(2 * tp, 2, tp) is not None

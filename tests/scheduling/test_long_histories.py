@@ -9,7 +9,6 @@ import hashlib
 import os
 import random
 import re
-import subprocess
 import sys
 from collections import Counter
 from typing import Any
@@ -21,7 +20,7 @@ from ferrum_jax.inputs.prompt import MediaSpan, PlacedImage
 from ferrum_jax.io.ints import most_held
 from tests.histories import seeded
 from tests.scheduling.fake_device import VOCABULARY, Engine
-from tests.support import ROOT
+from tests.support import ROOT, written_by
 
 _STEMS = tuple([(stem * 7 + i * i) % VOCABULARY for i in range(24)] for stem in range(2))
 _IMAGE = MediaSpan(kind="image", digest=b"a", start=2, length=3)
@@ -248,8 +247,5 @@ def test_one_process_and_n_processes_have_equal_tables_and_plans() -> None:
     found = set()
     for hash_seed in ("1", "2"):
         environment = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONHASHSEED": hash_seed}
-        run = subprocess.run(
-            [sys.executable, "-c", program], env=environment, check=True, capture_output=True, text=True
-        )
-        found.add(run.stdout.strip())
+        found.add(written_by([sys.executable, "-c", program], env=environment).strip())
     assert found == {plans_of(seed)}

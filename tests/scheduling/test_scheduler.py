@@ -7,14 +7,18 @@ from ferrum_jax.core.plan import StepPlan
 from tests.scheduling.fake_device import Engine, expected_tokens, prompt_of
 
 
+@pytest.fixture
+def engine() -> Engine:
+    return Engine()
+
+
 def _rows(plan: StepPlan) -> list[tuple[int, int, int, int]]:
     """(slot, start, count, samples) of each row."""
     shard = plan.shards[0]
     return list(zip(*(a.tolist() for a in (shard.slots, shard.starts, shard.counts, shard.samples)), strict=True))
 
 
-def test_the_next_step_is_planned_before_the_token_of_the_last_is_known() -> None:
-    engine = Engine()
+def test_the_next_step_is_planned_before_the_token_of_the_last_is_known(engine: Engine) -> None:
     request = engine.add(prompt_of(6), 5)
     engine.step()
     engine.step()
@@ -22,15 +26,13 @@ def test_the_next_step_is_planned_before_the_token_of_the_last_is_known() -> Non
     assert len(request.token_ids) == 7 and request.num_computed == 7
 
 
-def test_a_row_is_not_planned_beyond_the_token_in_flight_that_ends_it() -> None:
-    engine = Engine()
+def test_a_row_is_not_planned_beyond_the_token_in_flight_that_ends_it(engine: Engine) -> None:
     engine.add(prompt_of(3), 2)
     engine.drain()
     assert [_rows(plan) for plan in engine.plans] == [[(1, 0, 3, 1)], [(1, 3, 1, 1)]]
 
 
-def test_a_stop_id_ends_a_request_and_drops_what_is_in_flight_for_it() -> None:
-    engine = Engine()
+def test_a_stop_id_ends_a_request_and_drops_what_is_in_flight_for_it(engine: Engine) -> None:
     expected = expected_tokens(prompt_of(6), 40, frozenset({2}), 0)
     request = engine.add(prompt_of(6), 34, stop_ids=[2])
     engine.drain()
@@ -246,8 +248,7 @@ def test_every_way_out_releases_everything_once() -> None:
     assert reasons == [("abort", None), ("stop", "text"), ("length", None), ("abort", None)]
 
 
-def test_a_stop_string_in_the_last_token_changes_only_the_reason() -> None:
-    engine = Engine()
+def test_a_stop_string_in_the_last_token_changes_only_the_reason(engine: Engine) -> None:
     request = engine.add(prompt_of(5), 1)
     engine.step()
     engine.step()
@@ -270,8 +271,7 @@ def test_what_ended_is_dropped_even_when_its_slot_has_a_new_owner() -> None:
     engine.drain()
 
 
-def test_the_same_prompt_again_hits_and_saves_and_gives_the_same_tokens() -> None:
-    engine = Engine()
+def test_the_same_prompt_again_hits_and_saves_and_gives_the_same_tokens(engine: Engine) -> None:
     first = engine.add(prompt_of(18), 6)
     engine.drain()
     second = engine.add(prompt_of(18), 6)
@@ -282,8 +282,7 @@ def test_the_same_prompt_again_hits_and_saves_and_gives_the_same_tokens() -> Non
     assert (counters.hits, counters.misses, counters.saved_prefill_tokens, counters.missed_tokens) == (1, 1, 16, 20)
 
 
-def test_generated_blocks_are_hit_too() -> None:
-    engine = Engine()
+def test_generated_blocks_are_hit_too(engine: Engine) -> None:
     first = engine.add(prompt_of(6), 10)
     engine.drain()
     second = engine.add([*first.token_ids, 1], 3)
@@ -291,8 +290,7 @@ def test_generated_blocks_are_hit_too() -> None:
     assert second.num_cached_tokens == 12, "tokens 0 to 14 are computed, the last one never was"
 
 
-def test_a_request_admitted_next_hits_the_blocks_of_the_step_in_flight() -> None:
-    engine = Engine()
+def test_a_request_admitted_next_hits_the_blocks_of_the_step_in_flight(engine: Engine) -> None:
     engine.add(prompt_of(9), 4)
     engine.step()
     second = engine.add(prompt_of(9), 4)
@@ -392,8 +390,7 @@ def test_without_the_cache_nobody_waits_for_blocks() -> None:
     engine.drain()
 
 
-def test_what_a_dropped_step_computes_is_never_published() -> None:
-    engine = Engine()
+def test_what_a_dropped_step_computes_is_never_published(engine: Engine) -> None:
     request = engine.add(prompt_of(6), 20)
     while len(request.token_ids) < 8:
         engine.step()  # position 7, which fills block 1, is in flight now
@@ -403,8 +400,7 @@ def test_what_a_dropped_step_computes_is_never_published() -> None:
     assert engine.scheduler.metrics().entries == 1
 
 
-def test_a_request_that_takes_no_hits_computes_everything_and_publishes() -> None:
-    engine = Engine()
+def test_a_request_that_takes_no_hits_computes_everything_and_publishes(engine: Engine) -> None:
     engine.add(prompt_of(10), 2)
     engine.drain()
     deaf = engine.add(prompt_of(14), 2, takes_hits=False)
@@ -415,8 +411,7 @@ def test_a_request_that_takes_no_hits_computes_everything_and_publishes() -> Non
     assert follower.num_cached_tokens == 12
 
 
-def test_an_idle_engine_keeps_its_cache() -> None:
-    engine = Engine()
+def test_an_idle_engine_keeps_its_cache(engine: Engine) -> None:
     engine.add(prompt_of(9), 2)
     engine.drain()
     assert engine.scheduler.schedule() is None
@@ -469,8 +464,7 @@ def test_an_earlier_planned_write_never_lands_after_the_new_owners() -> None:
     assert handed_over > 50 and engine.cache.metrics().preemptions and engine.cache.metrics().left_behind_blocks
 
 
-def test_a_plan_keeps_its_arrays_when_the_books_go_on() -> None:
-    engine = Engine()
+def test_a_plan_keeps_its_arrays_when_the_books_go_on(engine: Engine) -> None:
     engine.add(prompt_of(9), 6)
     engine.step()
     before = [array.copy() for array in (engine.plans[0].shards[0].starts, engine.plans[0].shards[0].block_tables[0])]

@@ -11,7 +11,7 @@ import pytest
 
 from scripts import gpu_check
 from scripts.gpu_check import Part
-from tests.support import ROOT, is_running
+from tests.support import ROOT, is_running, written_by
 
 VLLM = """
 from types import SimpleNamespace as S
@@ -37,9 +37,8 @@ def vllm(tmp_path, monkeypatch) -> None:
 def printed(*arguments: str) -> list[list[str]]:
     """The commands of a dry run."""
     script = [str(ROOT / "scripts/gpu/check"), "--dry-run", *arguments]
-    done = subprocess.run(script, env=os.environ | {"PYTHON": sys.executable}, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return [shlex.split(line) for line in done.stdout.splitlines()]
+    shown = written_by(script, env=os.environ | {"PYTHON": sys.executable})
+    return [shlex.split(line) for line in shown.splitlines()]
 
 
 def test_a_dry_run_names_the_check_and_each_bench():

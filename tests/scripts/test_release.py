@@ -19,7 +19,7 @@ import ferrum_jax
 from ferrum_jax.__main__ import main
 from scripts.build_release import PACKAGES, absolute_links, build, check, repository
 from scripts.git_state import git_state
-from tests.support import COMPILED, ROOT
+from tests.support import COMPILED, ROOT, written_by
 
 VERSIONS = rf"ferrum-jax {re.escape(ferrum_jax.__version__)} \(jax [\d.]+, jaxlib [\d.]+, Python [\d.]+\)\n"
 
@@ -60,10 +60,7 @@ def test_a_file_that_does_not_belong_is_named(tmp_path):
 def test_the_wheel_holds_the_packages_alone_and_answers_with_the_demos_model(tmp_path):
     pytest.importorskip("setuptools", minversion="77", reason="an older one cannot build what pip installs")
     tree, site = tmp_path / "tree", tmp_path / "site"
-    files = subprocess.run(
-        ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True
-    ).stdout.splitlines()
-    for name in files:
+    for name in written_by(["git", "ls-files"]).splitlines():
         if (ROOT / name).is_file():
             (tree / name).parent.mkdir(parents=True, exist_ok=True)
             (tree / name).write_bytes((ROOT / name).read_bytes())
@@ -84,9 +81,7 @@ def test_the_wheel_holds_the_packages_alone_and_answers_with_the_demos_model(tmp
 def run(folder: Path, site: Path, *command: str) -> str:
     """What a program prints that finds the packages in `site`."""
     environment = os.environ | {"PYTHONPATH": str(site), "JAX_PLATFORMS": "cpu"}
-    done = subprocess.run([sys.executable, *command], cwd=folder, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    return written_by([sys.executable, *command], cwd=folder, env=environment)
 
 
 def test_the_readme_that_an_index_shows_has_no_relative_link():
@@ -144,9 +139,7 @@ def set_up(tree: Path, **environment: str) -> str:
     """The version of the environment after the script."""
     ours = {"PATH": f"{tree}:{os.environ['PATH']}", "EXTRAS": "test", **environment}
     program = 'set -euo pipefail; source scripts/setup_venv.sh; "$venv/bin/python" --version'
-    done = subprocess.run(["bash", "-c", program], cwd=tree, capture_output=True, text=True, env=ours)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines()[-1]
+    return written_by(["bash", "-c", program], cwd=tree, env=ours).splitlines()[-1]
 
 
 def test_an_environment_that_works_is_kept_though_python3_is_another(tree):

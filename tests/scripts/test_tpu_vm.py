@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import ROOT
+from tests.support import ROOT, written_by
 
 PLACE = ["--name", "job", "--zone", "us-east5-b", "--project", "mine"]
 JOB = ["--", "--model", "gs://b/model", "--input", "gs://b/in.jsonl", "--output", "gs://b/out one.jsonl"]
@@ -48,8 +48,7 @@ def test_every_bash_script_is_clean():
     scripts = [p for p in files if p.suffix == ".sh" or p.read_bytes().startswith(b"#!/usr/bin/env bash")]
     assert len(scripts) > 10
     check = [str(Path(sys.executable).parent / "shellcheck"), "--external-sources", *map(str, scripts)]
-    done = subprocess.run(check, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout
+    written_by(check)
 
 
 def test_dry_runs_print_the_commands_of_google_s_tool():
@@ -131,9 +130,8 @@ def test_the_commands_of_a_page_are_understood(page):
     lines = re.findall(r"(?m)^ {4}((?:where=|job=|scripts/tpu_vm/(?!check)).*)$", (ROOT / page).read_text())
     assert [line.split("=")[0] for line in lines[:2]] == ["where", "job"] and len(lines) == 5
     script = "\n".join(["set -e", *(line.replace(" $where", " $where --dry-run") for line in lines)])
-    done = subprocess.run(["bash", "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
-    assert "gs://B/out.jsonl" in done.stdout and done.stdout.count("queued-resources create job") == 2
+    shown = written_by(["bash", "-c", script], timeout=60)
+    assert "gs://B/out.jsonl" in shown and shown.count("queued-resources create job") == 2
 
 
 VERBS = ("list", "delete", "create", "ssh", "archive", "scp", "rm")

@@ -24,7 +24,7 @@ from ferrum_jax.engine.shared import SharedEngine
 from ferrum_jax.inputs.images.decoding import Stopped
 from ferrum_jax.tasks.task_maker import TaskMaker
 from tests.serve.running import failing
-from tests.support import GOLDENS, SMALL, in_loop, small_llm
+from tests.support import GOLDENS, SMALL, in_loop, raising, small_llm
 from tests.transcribing.heard import CASES, how_of, sound_of, text_of, whisper_llm
 
 PROMPTS = [[7, 100, 33, 250, 61], [12, 9, 77], [200, 13, 14, 15, 16, 17, 18], [5] * 40]
@@ -184,13 +184,11 @@ async def test_a_step_that_fails_ends_what_ran_and_a_fresh_engine_goes_on(llm, m
 
 @in_loop
 async def test_a_sink_that_fails_ends_the_engine_and_leaves_nobody_waiting(llm):
-    def fail(answers):
-        raise RuntimeError("injected")
 
     other = asyncio.create_task(last(llm, PROMPTS[0], LONG))
     while not llm.thread.num_open:
         await asyncio.sleep(0.001)
-    llm.thread.add(Ticket(fail), PROMPTS[1], GREEDY, RequestOptions())
+    llm.thread.add(Ticket(raising(RuntimeError("injected"))), PROMPTS[1], GREEDY, RequestOptions())
     with pytest.raises(EngineFailed, match="injected"):
         await other
     assert llm.thread.failed is not None and llm.thread.failed.is_final

@@ -27,7 +27,7 @@ from tests.marks import few
 from tests.serve.batch_input import CHAT, rows
 from tests.serve.clerk_program import PLACES, rules_of, work
 from tests.serve.test_under_load import until
-from tests.support import ROOT
+from tests.support import ROOT, raising
 
 NOW, WINDOW_S = 1_800_000_000, 3600
 INPUT = rows(12, max_tokens=6) + rows(2, temperature=-1.0, first=12) + rows(12, max_tokens=9, first=14)
@@ -329,11 +329,9 @@ def test_a_batch_that_fails_waits_while_others_are_answered(folder):
 
 
 def test_a_panic_in_a_batch_is_counted_and_ends_it(folder):
-    def panics(llm: FakeLLM) -> None:
-        raise BaseException("a panic of a library")
 
     asked = asked_of(folder, rows(1))
-    run_until_final(folder, asked, on_step=panics, pause_s=0.01)
+    run_until_final(folder, asked, on_step=raising(BaseException("a panic of a library")), pause_s=0.01)
     assert folder.state(asked.id).status == "failed" and folder.state(asked.id).errors[0]["code"] == "server_error"
 
 

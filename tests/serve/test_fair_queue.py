@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from ferrum_jax.inputs.images.decoding import Stopped
 from ferrum_jax.serve.http.fair_queue import QUANTUM, FairQueue, QueueEntry
 from ferrum_jax.serve.http.fair_workers import FairWorkers
-from tests.support import in_loop
+from tests.support import in_loop, raising
 
 
 def queue(**bounds: int) -> FairQueue:
@@ -163,10 +163,8 @@ async def test_nothing_is_begun_while_there_is_no_room():
 
 @in_loop
 async def test_what_work_raises_is_raised_to_who_asked():
-    def fails(look):
-        raise ValueError("wrong")
 
     workers = FairWorkers("test", 1)
     with pytest.raises(ValueError, match="wrong"):
-        await workers.call(fails, key="a", cost=1)
+        await workers.call(raising(ValueError("wrong")), key="a", cost=1)
     assert await workers.call(lambda look: "next", key="a", cost=1) == "next"

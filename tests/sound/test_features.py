@@ -23,8 +23,7 @@ WHISPER = sound_processor_of(CASES["whisper_1"]["settings"])
 
 @functools.cache
 def golden() -> dict[str, np.ndarray]:
-    with np.load(FOLDER / "features.npz") as file:
-        return dict(file)
+    return dict(np.load(FOLDER / "features.npz"))
 
 
 def process(name: str) -> ProcessedClip:

@@ -20,7 +20,7 @@ from tests.marks import few
 from tests.sound import hostile_sounds as hostile
 from tests.sound.hostile_sounds import flac_of_silence, flac_saying, muxed, sound_file, stereo, wav_saying, written
 from tests.sound.test_features import FOLDER, golden
-from tests.support import ROOT
+from tests.support import ROOT, raising
 
 FILES = json.loads((FOLDER / "cases.json").read_text())["files"]
 RATE = 16_000
@@ -270,11 +270,8 @@ def test_whoever_waits_can_leave_while_a_sound_is_decoded(kind):
     class Gone(Exception):
         pass
 
-    def look() -> None:
-        raise Gone
-
     with pytest.raises(Gone):
-        decoded_sound(sound_file(kind), RATE, look=look)
+        decoded_sound(sound_file(kind), RATE, look=raising(Gone))
 
 
 @pytest.mark.parametrize(("name", "kind"), [("soundfile", "WAV"), ("soxr", "WAV"), ("av", "MP4")])

@@ -5,7 +5,6 @@ The drafts that a model's own head tells: good for one length of a request, and 
 
 import os
 import random
-import subprocess
 import sys
 import tracemalloc
 
@@ -20,16 +19,13 @@ from ferrum_jax.core.drafts.suffix import SuffixDrafts
 from ferrum_jax.core.scheduler.drafting import Drafting, OpenRow, OpenShard, StepCosts
 from tests.speculation.naive import naive_ngram, request_of
 from tests.speculation.sources import SOURCES, history
-from tests.support import ROOT
+from tests.support import written_by
 
 
 def test_drafts_are_equal_in_every_process():
     program = "from tests.speculation.sources import *; print([history(SOURCES[name]()) for name in SOURCES])"
-    env = {**os.environ, "PYTHONHASHSEED": "77"}
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=ROOT, env=env, capture_output=True, text=True, check=True
-    )
-    assert done.stdout.strip() == str([history(SOURCES[name]()) for name in SOURCES])
+    written = written_by([sys.executable, "-c", program], env={**os.environ, "PYTHONHASHSEED": "77"})
+    assert written.strip() == str([history(SOURCES[name]()) for name in SOURCES])
 
 
 @pytest.mark.parametrize("source", SOURCES)

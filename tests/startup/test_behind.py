@@ -21,7 +21,7 @@ from ferrum_jax.runtime.compile.executable_store import ExecutableStore, _checke
 from ferrum_jax.runtime.compile.lowered import Lowered
 from ferrum_jax.runtime.compile.worth import Saving, Worth
 from ferrum_jax.runtime.programs import Executables, programs_of
-from tests.support import GOLDENS, INVARIANT, SMALL, finish, run, small_llm, step
+from tests.support import GOLDENS, INVARIANT, SMALL, finish, raising, run, small_llm, step
 
 GREEDY = SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True, logprobs=3)
 PROMPTS = [[7] * 20, [9], [3, 4, 5, 6] * 8]
@@ -124,11 +124,7 @@ def test_a_background_compile_that_fails_is_said_once_and_the_engine_goes_on(tmp
     early = executables_of(llm.loaded, only_first=True)
     early.worth.done(16, 0.0)  # as if a step had taken long
     early.worth.want(decode, Saving(tokens=15))
-
-    def fails(self, description, lower):
-        raise RuntimeError("no compiler")
-
-    monkeypatch.setattr(ExecutableStore, "get", fails)
+    monkeypatch.setattr(ExecutableStore, "get", raising(RuntimeError("no compiler")))
     said = []
     monkeypatch.setattr(behind.warnings, "warn", lambda text, *_, **__: said.append(text))
     thread = compile_behind(llm.loaded.layout, early, store)
@@ -259,10 +255,8 @@ def test_scores_are_compiled_when_they_are_asked_for_and_no_step_waits():
 
 
 def test_scores_that_cannot_be_compiled_end_those_who_ask_and_nobody_else():
-    def fails():
-        raise RuntimeError("no compiler")
 
-    engine = engine_with_score(fails)
+    engine = engine_with_score(raising(RuntimeError("no compiler")))
     plain, *asking = (engine.add(prompt, params) for prompt, params in zip(PROMPTS, (GREEDY, ASKS, ASKS), strict=True))
     outputs = finish(engine)
     asking.append(engine.add(PROMPTS[0], ASKS))  # when it is known already

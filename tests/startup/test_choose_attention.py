@@ -32,7 +32,7 @@ from ferrum_jax.models.sharding import make_mesh
 from ferrum_jax.runtime.compile.verdicts import Verdict, VerdictKey, VerdictStore, entry_of, together
 from scripts.shapes import random_source
 from tests.models.tiny import TINY
-from tests.support import COMPILED, ROOT, is_running
+from tests.support import COMPILED, ROOT, is_running, raising
 
 CONFIG = EngineConfig(
     max_num_seqs=2, max_num_batched_tokens=16, max_model_len=64, num_blocks=16, compilation_cache_dir=None
@@ -219,10 +219,8 @@ def test_process_0_checks_for_all_and_a_broken_kernel_is_set_aside(tmp_path):
 
 
 def test_a_check_that_ended_its_process_is_known_to_the_next_start(tmp_path, monkeypatch):
-    def ends(layout, order):
-        raise SystemExit
 
-    monkeypatch.setattr(module, "verdict_of", ends)
+    monkeypatch.setattr(module, "verdict_of", raising(SystemExit))
     monkeypatch.setattr(VerdictStore, "forget", lambda self, prefix: None)  # as nothing that is killed does
     with pytest.raises(SystemExit):
         with_others(tmp_path)
@@ -231,10 +229,8 @@ def test_a_check_that_ended_its_process_is_known_to_the_next_start(tmp_path, mon
 
 
 def test_an_interrupted_check_says_nothing_of_the_kernel(tmp_path, monkeypatch):
-    def interrupted(layout, order):
-        raise KeyboardInterrupt
 
-    monkeypatch.setattr(module, "verdict_of", interrupted)
+    monkeypatch.setattr(module, "verdict_of", raising(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         with_others(tmp_path)
     right = Verdict(implementation="mosaic_tpu", device_kind="cpu")

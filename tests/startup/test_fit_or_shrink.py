@@ -28,7 +28,7 @@ from ferrum_jax.runtime.compile import compile
 from ferrum_jax.runtime.compile.deferred import DeferredExecutable
 from ferrum_jax.runtime.placing.fit import missing_bytes
 from ferrum_jax.text.structured.reading.message_stream import NO_FORMS
-from tests.support import GOLDENS, SMALL, finish, small_llm
+from tests.support import GOLDENS, SMALL, finish, raising, small_llm
 
 OPEN = dataclasses.replace(SMALL, num_blocks=None, compilation_cache_dir=None)
 pytestmark = pytest.mark.usefixtures("compiles_at_start")
@@ -195,13 +195,9 @@ def test_who_answers_is_told_before_weights_are_read_and_again_with_them(golden,
     assert (late.dtype, late.kv_dtype, late.invariant) == ("float32", "float32", False)
     assert late.environment["mesh"] == "tp=1" and late.environment["jaxlib"]
     assert late.tokenizer == (None if llm.tokenizer is None else llm.tokenizer.digest)
-
-    def refuse(identity):
-        raise ValueError("another model")
-
     monkeypatch.setattr("checkpoints.Checkpoint.load", pytest.fail)
     with pytest.raises(ValueError, match="another model"):
-        LLM(str(GOLDENS / golden), config, on_identity=refuse)
+        LLM(str(GOLDENS / golden), config, on_identity=raising(ValueError("another model")))
 
 
 @pytest.mark.slow

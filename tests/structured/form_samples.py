@@ -26,7 +26,7 @@ TOOLS = [
 ]
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True)
 class Sample:
     """forms: of calls and of reasoning. calls: name and arguments of each, and its id where the model gives one."""
 
@@ -36,10 +36,13 @@ class Sample:
     reasoning: str | None = None
     calls: tuple[tuple[Any, ...], ...] = ()
     is_open: bool = False
-    specials: tuple[str, ...] = ()
 
 
-OSLO = ("weather", {"city": "Oslo"})
+def weather(**arguments: Any) -> tuple[str, dict[str, Any]]:
+    return "weather", arguments
+
+
+OSLO = weather(city="Oslo")
 NOW = ("now", {})
 _DS, _CALL, _SEP, _END = "<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
 _DS_END = "<｜tool▁calls▁end｜>"
@@ -80,152 +83,134 @@ HARMONY = {
 }  # fmt: skip
 
 SAMPLES: dict[str, Sample] = {
-    f"harmony, {name}": Sample(
-        forms=("harmony", "harmony"), text=text, content=content, reasoning=reasoning, calls=tuple(calls)
-    )
+    f"harmony, {name}": Sample(("harmony", "harmony"), text, content=content, reasoning=reasoning, calls=tuple(calls))
     for name, (text, content, reasoning, calls) in HARMONY.items()
 } | {
     "R1": Sample(
-        forms=("deepseek_v3", "deepseek_r1"),
-        text="<think>\nWhere?\n</think>\n\nI look.\n" + _DS + _CALL + "function" + _SEP + 'weather\n```json\n{"city": '
-        '"Oslo"}\n```' + _END + "\n" + _CALL + "function" + _SEP + "now\n```json\n{}\n```" + _END + _DS_END,
+        ("deepseek_v3", "deepseek_r1"),
+        f'<think>\nWhere?\n</think>\n\nI look.\n{_DS}{_CALL}function{_SEP}weather\n```json\n{{"city": "Oslo"}}\n'
+        f"```{_END}\n{_CALL}function{_SEP}now\n```json\n{{}}\n```{_END}{_DS_END}",
         content="I look.",
         reasoning="Where?",
         calls=(OSLO, NOW),
     ),
     "DeepSeek V3.1": Sample(
-        forms=("deepseek_v31", None),
-        text="Well." + _DS + _CALL + "weather" + _SEP + '{"city": "Oslo"}' + _END + _CALL + "now" + _SEP + "{}" + _END
-        + _DS_END,
+        ("deepseek_v31", None),
+        f'Well.{_DS}{_CALL}weather{_SEP}{{"city": "Oslo"}}{_END}{_CALL}now{_SEP}{{}}{_END}{_DS_END}',
         content="Well.",
         calls=(OSLO, NOW),
     ),
     "Hermes, null and nothing for arguments": Sample(
-        forms=("hermes", "qwen3"),
-        text='<tool_call>\n{"name": "now", "arguments": null}\n</tool_call>\n<tool_call>{"name": "now"}</tool_call>'
+        ("hermes", "qwen3"),
+        '<tool_call>\n{"name": "now", "arguments": null}\n</tool_call>\n<tool_call>{"name": "now"}</tool_call>'
         '<tool_call>{"name": "weather", "arguments": "{\\"city\\": \\"Oslo\\"}"}',
         reasoning="",
         calls=(NOW, NOW, OSLO),
     ),
     "Hermes, within an unclosed thought": Sample(
-        forms=("hermes", "qwen3"),
-        text='<think>\nI use <tool_call> now.\n<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>',
+        ("hermes", "qwen3"),
+        '<think>\nI use <tool_call> now.\n<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>',
         reasoning="I use <tool_call> now.",
         calls=(NOW,),
     ),
     "Hermes, two calls at once in a thought that the prompt opened": Sample(
-        forms=("hermes", "qwen3"),
-        text='<tool_call>{"name": "now", "arguments": {}}</tool_call>\n<tool_call>{"name": "now"}</tool_call>\n',
+        ("hermes", "qwen3"),
+        '<tool_call>{"name": "now", "arguments": {}}</tool_call>\n<tool_call>{"name": "now"}</tool_call>\n',
         reasoning="",
         calls=(NOW, NOW),
         is_open=True,
     ),
     "Hermes, a call that is only thought of": Sample(
-        forms=("hermes", "qwen3"),
-        text='Say <tool_call>{"name": "now"}</tool_call>? No.\n</think>\n\nHi.',
+        ("hermes", "qwen3"),
+        'Say <tool_call>{"name": "now"}</tool_call>? No.\n</think>\n\nHi.',
         content="Hi.",
         reasoning='Say <tool_call>{"name": "now"}</tool_call>? No.',
         is_open=True,
     ),
     "Hermes, a thought that goes on after a call": Sample(
-        forms=("hermes", "qwen3"),
-        text='<think>a <tool_call>{"name": "now"}</tool_call> b',
+        ("hermes", "qwen3"),
+        '<think>a <tool_call>{"name": "now"}</tool_call> b',
         reasoning='a <tool_call>{"name": "now"}</tool_call> b',
     ),
     "Qwen3-Coder": Sample(
-        forms=("qwen3_coder", None),
-        text="I look.\n<tool_call>\n<function=weather>\n<parameter=city>\nOslo\n</parameter>\n<parameter=days>\n3\n"
+        ("qwen3_coder", None),
+        "I look.\n<tool_call>\n<function=weather>\n<parameter=city>\nOslo\n</parameter>\n<parameter=days>\n3\n"
         "</parameter>\n<parameter=zip>\n0150\n</parameter>\n<parameter=exact>\nTrue\n</parameter>\n<parameter=filter>\n"
         '{"wind": [1, 2]}\n</parameter>\n<parameter=note>\nnull\n</parameter>\n<parameter=level>\n1\n</parameter>\n'
         "</function>\n</tool_call>",
         content="I look.",
-        calls=(
-            (
-                "weather",
-                {
-                    "city": "Oslo",
-                    "days": 3,
-                    "zip": "0150",
-                    "exact": True,
-                    "filter": {"wind": [1, 2]},
-                    "note": None,
-                    "level": "1",
-                },
-            ),
-        ),
+        calls=(weather(city="Oslo", days=3, zip="0150", exact=True, filter={"wind": [1, 2]}, note=None, level="1"),),
     ),
     "Qwen3-Coder without the first mark": Sample(
-        forms=("qwen3_coder", None),
-        text="<function=weather>\n<parameter=city>\n  Oslo\n    am Fjord\n</parameter>\n</function>\n</tool_call>",
-        calls=(("weather", {"city": "  Oslo\n    am Fjord"}),),
+        ("qwen3_coder", None),
+        "<function=weather>\n<parameter=city>\n  Oslo\n    am Fjord\n</parameter>\n</function>\n</tool_call>",
+        calls=(weather(city="  Oslo\n    am Fjord"),),
     ),
     "Qwen3-Coder without the ends of values": Sample(
-        forms=("qwen3_coder", None),
-        text="<tool_call>\n<function=weather>\n<parameter=city>\nOslo\n<parameter=days>\n3\n</function>\n</tool_call>\n"
+        ("qwen3_coder", None),
+        "<tool_call>\n<function=weather>\n<parameter=city>\nOslo\n<parameter=days>\n3\n</function>\n</tool_call>\n"
         "<tool_call>\n<function=now>\n</function>\n</tool_call>",
-        calls=(("weather", {"city": "Oslo", "days": 3}), NOW),
+        calls=(weather(city="Oslo", days=3), NOW),
     ),
     "Qwen3-Coder, marks within a line of code": Sample(
-        forms=("qwen3_coder", None),
-        text='<tool_call>\n<function=weather>\n<parameter=city>\nprint("</function><parameter=x>")\n</parameter>\n'
+        ("qwen3_coder", None),
+        '<tool_call>\n<function=weather>\n<parameter=city>\nprint("</function><parameter=x>")\n</parameter>\n'
         "</function>\n</tool_call>",
-        calls=(("weather", {"city": 'print("</function><parameter=x>")'}),),
+        calls=(weather(city='print("</function><parameter=x>")'),),
     ),
     "GLM": Sample(
-        forms=("glm45", "glm45"),
-        text="<think>x</think>\n<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value>Oslo</arg_value>\n<arg_key>days"
+        ("glm45", "glm45"),
+        "<think>x</think>\n<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value>Oslo</arg_value>\n<arg_key>days"
         "</arg_key>\n<arg_value>3</arg_value>\n</tool_call>\n<tool_call>now</tool_call>",
         reasoning="x",
-        calls=(("weather", {"city": "Oslo", "days": 3}), NOW),
+        calls=(weather(city="Oslo", days=3), NOW),
     ),
     "GLM 4.7, all on a line": Sample(
-        forms=("glm47", None),
-        text="<tool_call>weather<arg_key>city</arg_key><arg_value>Oslo</arg_value></tool_call>",
+        ("glm47", None),
+        "<tool_call>weather<arg_key>city</arg_key><arg_value>Oslo</arg_value></tool_call>",
         calls=(OSLO,),
     ),
     "Llama 3, a new line between": Sample(
-        forms=("llama3_json", None),
-        text='{"name": "weather", "parameters": {"city": "Oslo"}}\n{"name": "now", "parameters": {}}',
+        ("llama3_json", None),
+        '{"name": "weather", "parameters": {"city": "Oslo"}}\n{"name": "now", "parameters": {}}',
         calls=(OSLO, NOW),
     ),
     "Llama 3, nothing between": Sample(
-        forms=("llama3_json", None),
-        text='<|python_tag|>{"name": "weather", "parameters": {"city": "Oslo"}}{"name": "now", "parameters": {}};'
+        ("llama3_json", None),
+        '<|python_tag|>{"name": "weather", "parameters": {"city": "Oslo"}}{"name": "now", "parameters": {}};'
         '{"name": "now", "arguments": {}}',
         calls=(OSLO, NOW, NOW),
     ),
-    "Llama 3, an object that is no call": Sample(
-        forms=("llama3_json", None), text='{"name": "Oslo"}', content='{"name": "Oslo"}'
-    ),
+    "Llama 3, an object that is no call": Sample(("llama3_json", None), '{"name": "Oslo"}', content='{"name": "Oslo"}'),
     "Mistral": Sample(
-        forms=("mistral", "mistral"),
-        text='[THINK]so[/THINK]Well.[TOOL_CALLS]weather[ARGS]{"city": "Oslo"}[TOOL_CALLS]now[ARGS]{}',
+        ("mistral", "mistral"),
+        '[THINK]so[/THINK]Well.[TOOL_CALLS]weather[ARGS]{"city": "Oslo"}[TOOL_CALLS]now[ARGS]{}',
         content="Well.",
         reasoning="so",
         calls=(OSLO, NOW),
     ),
     "Mistral with ids": Sample(
-        forms=("mistral", None),
-        text='[TOOL_CALLS]weather[CALL_ID]aB3dE6fG9[ARGS]{"city": "Oslo"}',
+        ("mistral", None),
+        '[TOOL_CALLS]weather[CALL_ID]aB3dE6fG9[ARGS]{"city": "Oslo"}',
         calls=((*OSLO, "aB3dE6fG9"),),
     ),
     "Mistral without the mark of arguments, doubled": Sample(
-        forms=("mistral", None), text='[TOOL_CALLS][TOOL_CALLS]weather{"city": "Oslo"}', calls=(OSLO,)
+        ("mistral", None), '[TOOL_CALLS][TOOL_CALLS]weather{"city": "Oslo"}', calls=(OSLO,)
     ),
     "Mistral, a bare object": Sample(
-        forms=("mistral_list", None),
-        text='Hi[TOOL_CALLS] {"name": "weather", "arguments": {"city": "Oslo"}}',
+        ("mistral_list", None),
+        'Hi[TOOL_CALLS] {"name": "weather", "arguments": {"city": "Oslo"}}',
         content="Hi",
         calls=(OSLO,),
     ),
     "Mistral, a list, then another": Sample(
-        forms=("mistral", None),
-        text='[TOOL_CALLS] [{"arguments": {"city": "Oslo"}, "name": "weather"}][TOOL_CALLS][{"name": "now"}]',
+        ("mistral", None),
+        '[TOOL_CALLS] [{"arguments": {"city": "Oslo"}, "name": "weather"}][TOOL_CALLS][{"name": "now"}]',
         calls=(OSLO, NOW),
     ),
     "Kimi-K2": Sample(
-        forms=("kimi_k2", "kimi_k2"),
-        text="<think>a</think>I look. <|tool_calls_section_begin|><|tool_call_begin|>functions.weather:0"
+        ("kimi_k2", "kimi_k2"),
+        "<think>a</think>I look. <|tool_calls_section_begin|><|tool_call_begin|>functions.weather:0"
         '<|tool_call_argument_begin|>{"city": "Oslo"}<|tool_call_end|><|tool_call_begin|>functions.now:1 '
         "<|tool_call_argument_begin|> {} <|tool_call_end|><|tool_calls_section_end|>",
         content="I look.",
@@ -233,15 +218,15 @@ SAMPLES: dict[str, Sample] = {
         calls=((*OSLO, "functions.weather:0"), (*NOW, "functions.now:1")),
     ),
     "Kimi-K2 within an unclosed thought, one id twice": Sample(
-        forms=("kimi_k2", "kimi_k2"),
-        text="<think>a<|tool_calls_section_begin|><|tool_call_begin|>functions.now:0<|tool_call_argument_begin|>{}"
+        ("kimi_k2", "kimi_k2"),
+        "<think>a<|tool_calls_section_begin|><|tool_call_begin|>functions.now:0<|tool_call_argument_begin|>{}"
         "<|tool_call_end|><|tool_call_begin|>now:0<|tool_call_argument_begin|>{}<|tool_call_end|>",
         reasoning="a",
         calls=((*NOW, "functions.now:0"), NOW),
     ),
     "MiniMax-M2": Sample(
-        forms=("minimax_m2", "minimax_m2"),
-        text='Hm.\n</think>\n\nSure.\n<minimax:tool_call>\n<invoke name="weather">\n<parameter name="city">Köln "am" '
+        ("minimax_m2", "minimax_m2"),
+        'Hm.\n</think>\n\nSure.\n<minimax:tool_call>\n<invoke name="weather">\n<parameter name="city">Köln "am" '
         'Rhein</parameter>\n<parameter name="filter">{"a": [true]}</parameter>\n</invoke>\n<invoke name="now">\n'
         "</invoke>\n</minimax:tool_call>",
         content="Sure.",
@@ -250,172 +235,160 @@ SAMPLES: dict[str, Sample] = {
         is_open=True,
     ),
     "Seed-OSS": Sample(
-        forms=("seed_oss", "seed_oss"),
-        text="<seed:think>Format is <seed:tool_call>\n<function=weather>\n<parameter=city>X</parameter>\n</function>\n"
+        ("seed_oss", "seed_oss"),
+        "<seed:think>Format is <seed:tool_call>\n<function=weather>\n<parameter=city>X</parameter>\n</function>\n"
         "</seed:tool_call>. Wait.</seed:think><seed:tool_call>\n<function=weather>\n<parameter=city>Oslo, Norway"
         "</parameter>\n<parameter=days>2</parameter>\n</function>\n</seed:tool_call>",
         reasoning="Format is <seed:tool_call>\n<function=weather>\n<parameter=city>X</parameter>\n</function>\n"
         "</seed:tool_call>. Wait.",
-        calls=(("weather", {"city": "Oslo, Norway", "days": 2}),),
+        calls=(weather(city="Oslo, Norway", days=2),),
     ),
     "Gemma 4": Sample(
-        forms=("gemma4", "gemma4"),
-        text='<|channel>thought\n  Which?\n<channel|>I look.<|tool_call>call:weather{city:<|"|>Oslo, {N}<|"|>,days:3,'
+        ("gemma4", "gemma4"),
+        '<|channel>thought\n  Which?\n<channel|>I look.<|tool_call>call:weather{city:<|"|>Oslo, {N}<|"|>,days:3,'
         'exact:true,filter:{wind:[1,2.5,<|"|>x<|"|>],<|"|>3<|"|>:null}}<tool_call|><|tool_call>call:now{}<tool_call|>',
         content="I look.",
         reasoning="  Which?",
-        calls=(
-            (
-                "weather",
-                {"city": "Oslo, {N}", "days": 3, "exact": True, "filter": {"wind": [1, 2.5, "x"], "3": None}},
-            ),
-            NOW,
-        ),
+        calls=(weather(city="Oslo, {N}", days=3, exact=True, filter={"wind": [1, 2.5, "x"], "3": None}), NOW),
     ),
     "Gemma 4, a thought without its name": Sample(
-        forms=("gemma4", "gemma4"),
-        text="<|channel>thousand things<channel|>A",
+        ("gemma4", "gemma4"),
+        "<|channel>thousand things<channel|>A",
         content="A",
         reasoning="thousand things",
     ),
     "FunctionGemma": Sample(
-        forms=("functiongemma", None),
-        text="<start_function_call>call:weather{city:<escape>Oslo<escape>}<end_function_call>",
+        ("functiongemma", None),
+        "<start_function_call>call:weather{city:<escape>Oslo<escape>}<end_function_call>",
         calls=(OSLO,),
     ),
     "Command": Sample(
-        forms=("command", "cohere_command3"),
-        text="<|START_THINKING|>I look.<|END_THINKING|><|START_ACTION|>[\n    "
+        ("command", "cohere_command3"),
+        "<|START_THINKING|>I look.<|END_THINKING|><|START_ACTION|>[\n    "
         '{"tool_call_id": "0", "tool_name": "weather", "parameters": {"city": "Oslo"}},\n    '
         '{"tool_call_id": "1", "tool_name": "now", "parameters": {}}\n]\n<|END_ACTION|>',
         reasoning="I look.",
         calls=(OSLO, NOW),
     ),
     "Command, an answer": Sample(
-        forms=("command", "command"),
-        text="<|START_THINKING|>a<|END_THINKING|>\n<|START_RESPONSE|>Hi <b>you</b>.\n<|END_RESPONSE|>",
+        ("command", "command"),
+        "<|START_THINKING|>a<|END_THINKING|>\n<|START_RESPONSE|>Hi <b>you</b>.\n<|END_RESPONSE|>",
         content="Hi <b>you</b>.",
         reasoning="a",
     ),
     "Command, an answer without a thought": Sample(
-        forms=("command", "command"), text="<|START_RESPONSE|>Hi.<|END_RESPONSE|>", content="Hi.", reasoning=""
+        ("command", "command"), "<|START_RESPONSE|>Hi.<|END_RESPONSE|>", content="Hi.", reasoning=""
     ),
     "Hunyuan": Sample(
-        forms=("hunyuan_a13b", "hunyuan_a13b"),
-        text="<think>\nLook.\n</think>\n<answer>\nI look.\n"
+        ("hunyuan_a13b", "hunyuan_a13b"),
+        "<think>\nLook.\n</think>\n<answer>\nI look.\n"
         '<tool_calls>[{"name": "weather", "arguments": {"city": "北京"}}, {"name": "now", "arguments": {}}]'
         "</tool_calls>\n</answer>",
         content="I look.",
         reasoning="Look.",
-        calls=(("weather", {"city": "北京"}), NOW),
+        calls=(weather(city="北京"), NOW),
     ),
     "Hunyuan, no thought": Sample(
-        forms=("hunyuan_a13b", "hunyuan_a13b"),
-        text="<think>\n\n</think>\n<answer>\nSo:\n</b>\n\nyes\n</answer>",
+        ("hunyuan_a13b", "hunyuan_a13b"),
+        "<think>\n\n</think>\n<answer>\nSo:\n</b>\n\nyes\n</answer>",
         content="So:\n</b>\n\nyes",
         reasoning="",
     ),
     "Granite 3": Sample(
-        forms=("granite", "granite"),
-        text="Here is my thought process:\n\nLook.\n\nHere is my response:\n\n<|tool_call|>[{\"name\": \"weather\", "
+        ("granite", "granite"),
+        'Here is my thought process:\n\nLook.\n\nHere is my response:\n\n<|tool_call|>[{"name": "weather", '
         '"arguments": {"city": "Oslo"}}, {"arguments": {}, "name": "now"}]',
         reasoning="Look.",
         calls=(OSLO, NOW),
     ),
     "Granite 3.1": Sample(
-        forms=("granite", None), text='<tool_call> [{"name": "weather", "arguments": {"city": "Oslo"}}]', calls=(OSLO,)
+        ("granite", None), '<tool_call> [{"name": "weather", "arguments": {"city": "Oslo"}}]', calls=(OSLO,)
     ),
     "Granite 3.3": Sample(
-        forms=("granite", "granite_3.3"),
-        text="<think>Look.</think><response>Hi.</response>",
+        ("granite", "granite_3.3"),
+        "<think>Look.</think><response>Hi.</response>",
         content="Hi.",
         reasoning="Look.",
     ),
     "Granite, not what it begins like": Sample(
-        forms=("granite", "granite"), text="Here is my thought.", content="Here is my thought.", reasoning=""
+        ("granite", "granite"), "Here is my thought.", content="Here is my thought.", reasoning=""
     ),
     "Phi-4-mini": Sample(
-        forms=("phi4_mini_json", None),
-        text='Sure. functools[\n  {"name": "weather", "arguments": {"city": "Oslo"}},\n  {"name": "now", '
+        ("phi4_mini_json", None),
+        'Sure. functools[\n  {"name": "weather", "arguments": {"city": "Oslo"}},\n  {"name": "now", '
         '"arguments": {}}\n]',
         content="Sure.",
         calls=(OSLO, NOW),
     ),
     "Phi-4-mini, by its own tokens": Sample(
-        forms=("phi4_mini", None),
-        text='<|tool_call|>[{"name": "weather", "arguments": {"city": "Oslo"}}]<|/tool_call|>',
+        ("phi4_mini", None),
+        '<|tool_call|>[{"name": "weather", "arguments": {"city": "Oslo"}}]<|/tool_call|>',
         calls=(OSLO,),
     ),
     "Olmo 3": Sample(
-        forms=("olmo3", "olmo3"),
-        text="<think>a</think>\n<function_calls>\nweather(city=\"Oslo's\\n\", days=3, note=null)\nnow()\n"
-        "</function_calls>",
+        ("olmo3", "olmo3"),
+        '<think>a</think>\n<function_calls>\nweather(city="Oslo\'s\\n", days=3, note=null)\nnow()\n</function_calls>',
         reasoning="a",
-        calls=(("weather", {"city": "Oslo's\n", "days": 3, "note": None}), NOW),
+        calls=(weather(city="Oslo's\n", days=3, note=None), NOW),
     ),
     "LFM2": Sample(
-        forms=("lfm2", None),
-        text="<|tool_call_start|> [weather(city='Oslo', exact=True, filter={'a': [None]}), now()]<|tool_call_end|>"
-        "Looking.",
+        ("lfm2", None),
+        "<|tool_call_start|> [weather(city='Oslo', exact=True, filter={'a': [None]}), now()]<|tool_call_end|>Looking.",
         content="Looking.",
         calls=(("weather", {"city": "Oslo", "exact": True, "filter": {"a": [None]}}), NOW),
     ),
     "Llama 4": Sample(
-        forms=("llama4_pythonic", None),
-        text='I look. <|python_start|>[weather(city="Oslo"),now()]<|python_end|>',
+        ("llama4_pythonic", None),
+        'I look. <|python_start|>[weather(city="Oslo"),now()]<|python_end|>',
         content="I look.",
         calls=(OSLO, NOW),
     ),
-    "Llama 4, a bare list": Sample(
-        forms=("llama4_pythonic", None), text='[weather(city="Oslo"), now()]', calls=(OSLO, NOW)
-    ),
+    "Llama 4, a bare list": Sample(("llama4_pythonic", None), '[weather(city="Oslo"), now()]', calls=(OSLO, NOW)),
     "Llama 4, JSON": Sample(
-        forms=("llama4_json", None),
-        text='<|python_start|>{"name": "weather", "parameters": {"city": "Oslo"}}<|python_end|>',
+        ("llama4_json", None),
+        '<|python_start|>{"name": "weather", "parameters": {"city": "Oslo"}}<|python_end|>',
         calls=(OSLO,),
     ),
-    "Llama 4, JSON for Python": Sample(
-        forms=("llama4_pythonic", None), text='{"name": "now", "parameters": {}}', calls=(NOW,)
-    ),
+    "Llama 4, JSON for Python": Sample(("llama4_pythonic", None), '{"name": "now", "parameters": {}}', calls=(NOW,)),
     "Llama 3.2, Python": Sample(
-        forms=("pythonic", None),
-        text="[grocery.order(items=[{'name': 'eggs', 'n': 6}], to='845 Willow'), get-time()]",
+        ("pythonic", None),
+        "[grocery.order(items=[{'name': 'eggs', 'n': 6}], to='845 Willow'), get-time()]",
         calls=(("grocery.order", {"items": [{"name": "eggs", "n": 6}], "to": "845 Willow"}), ("get-time", {})),
     ),
     "Nemotron": Sample(
-        forms=("nemotron_json", "think"),
-        text='<think>\na\n</think>\n\nI look.<TOOLCALL>[{"name": "weather", "arguments": {"city": "Oslo"}}, {"name": '
+        ("nemotron_json", "think"),
+        '<think>\na\n</think>\n\nI look.<TOOLCALL>[{"name": "weather", "arguments": {"city": "Oslo"}}, {"name": '
         '"now", "arguments": {}}]</TOOLCALL>',
         content="I look.",
         reasoning="a",
         calls=(OSLO, NOW),
     ),
     "Nemotron, one object": Sample(
-        forms=("nemotron_json", None), text='<TOOLCALL>{"name": "now", "arguments": {}}</TOOLCALL>', calls=(NOW,)
+        ("nemotron_json", None), '<TOOLCALL>{"name": "now", "arguments": {}}</TOOLCALL>', calls=(NOW,)
     ),
     "Gemma 3": Sample(
-        forms=("gemma", None),
-        text="Well:\n```tool_code\nweather(city='Oslo')\n```",
+        ("gemma", None),
+        "Well:\n```tool_code\nweather(city='Oslo')\n```",
         content="Well:",
         calls=(OSLO,),
     ),
     "Granite 20B": Sample(
-        forms=("granite-20b-fc", None),
-        text='<function_call> {"name": "weather", "arguments": {"city": "Oslo"}}\n<function_call>{"name": "now"}',
+        ("granite-20b-fc", None),
+        '<function_call> {"name": "weather", "arguments": {"city": "Oslo"}}\n<function_call>{"name": "now"}',
         calls=(OSLO, NOW),
     ),
     "InternLM": Sample(
-        forms=("internlm", None),
-        text='Hi.<|action_start|><|plugin|>{"name": "now", "parameters": {}}<|action_end|>',
+        ("internlm", None),
+        'Hi.<|action_start|><|plugin|>{"name": "now", "parameters": {}}<|action_end|>',
         content="Hi.",
         calls=(NOW,),
     ),
     "LongCat": Sample(
-        forms=("longcat", None),
-        text='<longcat_tool_call>{"name": "weather", "arguments": {"city": "Oslo"}}</longcat_tool_call>',
+        ("longcat", None),
+        '<longcat_tool_call>{"name": "weather", "arguments": {"city": "Oslo"}}</longcat_tool_call>',
         calls=(OSLO,),
     ),
-}  # fmt: skip
+}
 
 # One call of `weather` and one of `now`, or one alone, as the chat template of a family shows them.
 DEMANDED = {

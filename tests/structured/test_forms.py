@@ -27,7 +27,7 @@ KNOWN = tools_of(TOOLS)
 def forms_and_how(sample):
     tools, reasoning = sample.forms
     forms = MessageForms.of_template(None, tools=tools, reasoning=reasoning)
-    return forms, {"tools": KNOWN, "is_open": sample.is_open, "specials": sample.specials}
+    return forms, {"tools": KNOWN, "is_open": sample.is_open}
 
 
 @pytest.mark.parametrize("name", SAMPLES)

@@ -11,7 +11,7 @@ from ferrum_jax.core.outputs import RequestOutput
 from ferrum_jax.core.request_options import NO_OPTIONS
 from ferrum_jax.sampling_params import SamplingParams
 from ferrum_jax.tasks.task import ONE_TOKEN, EngineRequest, RunningRequest, RunningTasks, Task
-from tests.support import small_llm
+from tests.support import raising, small_llm
 
 
 def request(token: int) -> EngineRequest:
@@ -87,10 +87,8 @@ def test_a_shared_request_that_was_aborted_runs_again():
 
 
 def test_tasks_are_read_one_by_one_and_those_without_requests_are_answered_at_once():
-    def refused() -> Task:
-        raise ValueError("no text")
 
-    made = itertools.cycle([refused, lambda: Task([], read)])
+    made = itertools.cycle([raising(ValueError("no text")), lambda: Task([], read)])
     runs = RunningTasks(enumerate(made))
     assert runs.next() is None
     ((key, error),) = runs.answers()
@@ -109,9 +107,7 @@ def test_partial_answers_have_what_has_begun_and_a_refused_one_ends_its_task():
 
 @pytest.mark.parametrize("ends", [True, False])
 def test_an_answer_that_cannot_be_made_is_the_tasks_error(ends):
-    def fails(outputs: object) -> None:
-        raise ValueError("not finite")
-
+    fails = raising(ValueError("not finite"))
     aborted: list[RunningRequest] = []
     runs = RunningTasks([("a", lambda: Task([request(1)], fails, fails))], aborted.append)
     one = begin(runs)

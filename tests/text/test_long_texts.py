@@ -14,7 +14,7 @@ from ferrum_jax.text import tokenizer as tokenizer_module
 from ferrum_jax.text.cuts import Cuts
 from ferrum_jax.text.long_texts import FewestTokens, LongTexts, TextTooLong
 from ferrum_jax.text.tokenizer import Tokenizer
-from tests.support import GOLDENS, ROOT
+from tests.support import GOLDENS, ROOT, raising
 from tests.text.samples import CORPUS, SPECIAL, byte_level, sentencepiece
 
 LLAMA3 = (
@@ -237,11 +237,7 @@ def test_pairs_are_taken_up_to_a_size():
 def test_a_panic_of_the_library_is_an_error_of_the_text(monkeypatch):
     own, counting = counted("gpt2")
     PanicException = type("PanicException", (BaseException,), {})
-
-    def panics(*texts, **how):
-        raise PanicException("index out of bounds")
-
-    monkeypatch.setattr(counting, "encode", panics)
+    monkeypatch.setattr(counting, "encode", raising(PanicException("index out of bounds")))
     with pytest.raises(ValueError, match="gives up on 'x', index out of bounds"):
         own.encode("x")
     with pytest.raises(ValueError, match="gives up on 'x'"):

@@ -1,6 +1,5 @@
 """A template that would never end, or fill the memory, ends in one error; those of the field are not touched by it."""
 
-import subprocess
 import sys
 
 import pytest
@@ -8,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ferrum_jax.text import ChatTemplate, template_limits
-from tests.support import ROOT
+from tests.support import written_by
 
 TURNS = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Ho"}] * 3
 DOUBLE = "{% set ns = namespace(x=START) %}{% for i in range(200) %}{% set ns.x = DOUBLED %}{% endfor %}{{ USE }}"
@@ -107,9 +106,7 @@ for source in COSTLY.values():
     raise SystemExit(f"{source} was rendered")
 print(next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM:")).split()[1])
 """
-    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert int(done.stdout) < 400 << 10  # KiB
+    assert int(written_by([sys.executable, "-c", program])) < 400 << 10  # KiB
 
 
 @pytest.mark.parametrize(

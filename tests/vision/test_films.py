@@ -15,6 +15,7 @@ from ferrum_jax.inputs.images.decoding import Stopped
 from ferrum_jax.inputs.images.films import VideoSources
 from scripts.goldens.video_folder import film
 from tests.marks import few
+from tests.support import raising
 from tests.vision.film_files import KINDS, TURNED, UPRIGHT, film_file, head_first, steps
 
 SOURCES = VideoSources()
@@ -172,11 +173,9 @@ def test_a_decoder_that_wants_too_much_memory_is_ended(monkeypatch):
 
 
 def test_who_has_left_is_decoded_for_no_further(mp4):
-    def look() -> None:
-        raise Stopped
 
     with pytest.raises(Stopped):
-        SOURCES.found(mp4, look)
+        SOURCES.found(mp4, raising(Stopped))
 
 
 def test_what_a_film_names_is_not_opened(mp4, tmp_path):

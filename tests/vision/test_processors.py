@@ -28,8 +28,7 @@ STEP = 1 / 255  # of a channel before it is normalised
 
 @functools.cache
 def golden() -> dict[str, np.ndarray]:
-    with np.load(FOLDER / "pixels.npz") as file:
-        return dict(file)
+    return dict(np.load(FOLDER / "pixels.npz"))
 
 
 def process(name):

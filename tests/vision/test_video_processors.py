@@ -21,8 +21,7 @@ CASES = json.loads((FOLDER / "cases.json").read_text())
 
 @functools.cache
 def golden(name: str) -> dict[str, np.ndarray]:
-    with np.load(FOLDER / f"{name}.npz") as file:
-        return dict(file)
+    return dict(np.load(FOLDER / f"{name}.npz"))
 
 
 def processed(name: str, given=None):

@@ -25,10 +25,6 @@ KINDS = {
 FEW, SEEDS = few(KINDS), few(range(3))
 
 
-def by_length(tokens: np.ndarray) -> np.ndarray:
-    return np.argsort(tokens.sum(axis=1), kind="stable")
-
-
 @pytest.mark.parametrize("kind", FEW)
 def test_after_a_tenth_of_a_job_its_end_is_known_within_10_percent(kind):
     """After a fifth where four workers share it, because each has done a twentieth by then."""
@@ -48,6 +44,7 @@ def test_after_a_tenth_of_a_job_its_end_is_known_within_10_percent(kind):
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("rows_stop", [True, False])
 def test_of_rows_by_length_the_end_is_known_within_10_percent_from_a_quarter_on(rows_stop, seed):
+    by_length = lambda tokens: np.argsort(tokens.sum(axis=1), kind="stable")  # noqa: E731
     job = SimulatedJob(seeded(seed), order=by_length, rows_stop=rows_stop)
     assert all(abs(job.forecast_at(share).end_s / job.end_s - 1) < 0.10 for share in (0.25, 0.5, 0.9))
 

@@ -23,6 +23,7 @@ from ferrum_jax.io.files.store import LocalStore, open_store
 from ferrum_jax.text.chat import ChatTemplate
 from tests.batch.fake_llm import IDENTITY, FakeLLM, json_lines
 from tests.batch.job import GOOD_INPUT, Job
+from tests.support import raising
 
 
 def other(**changes: object) -> ModelIdentity:
@@ -51,8 +52,7 @@ def files(folder: Path) -> dict[str, bytes]:
         ({"adapter": "poet"}, 'adapter "", now "poet"'),
     ],
 )
-def test_a_job_does_not_go_on_with_another_model_and_says_what_is_another(tmp_path, changes, named):
-    job = Job(tmp_path)
+def test_a_job_does_not_go_on_with_another_model_and_says_what_is_another(job, tmp_path, changes, named):
     assert job.run_to_step(2) == EXIT_PREEMPTED
     before = files(tmp_path)
     with pytest.raises(ValueError, match=f"was begun with other settings: {named}.*--new-run"):
@@ -61,8 +61,7 @@ def test_a_job_does_not_go_on_with_another_model_and_says_what_is_another(tmp_pa
     assert job.run() == EXIT_OK
 
 
-def test_a_job_whose_fingerprint_an_earlier_version_gave_goes_on_under_it(tmp_path):
-    job = Job(tmp_path)
+def test_a_job_whose_fingerprint_an_earlier_version_gave_goes_on_under_it(job):
     assert job.run_to_step(2, identity=other(weights="aa")) == EXIT_PREEMPTED
     with pytest.raises(ValueError, match='weights "aa", now "00"'):
         job.run(identity=other(weights_once="bb"))
@@ -72,8 +71,7 @@ def test_a_job_whose_fingerprint_an_earlier_version_gave_goes_on_under_it(tmp_pa
     assert len({line["system_fingerprint"] for line in lines}) == 1
 
 
-def test_what_is_known_before_the_weights_is_refused_before_they_are_read(tmp_path):
-    job = Job(tmp_path)
+def test_what_is_known_before_the_weights_is_refused_before_they_are_read(job):
     job.run_to_step(2)
 
     def loading(start: JobStart) -> FakeLLM:
@@ -85,8 +83,7 @@ def test_what_is_known_before_the_weights_is_refused_before_they_are_read(tmp_pa
     assert run_batch(loading, job.input, job.output, model="tiny", console=Console(quiet=True)) == EXIT_OK
 
 
-def test_a_start_that_loads_no_model_leaves_the_report_as_to_how_it_was_loaded(tmp_path):
-    job = Job(tmp_path)
+def test_a_start_that_loads_no_model_leaves_the_report_as_to_how_it_was_loaded(job):
     for model in ("right", "typo"):
         options, console = JobOptions(loading={"model": model}), Console(quiet=True)
         run_batch(lambda start: FakeLLM(), job.input, job.output, model="tiny", options=options, console=console)
@@ -114,9 +111,7 @@ def test_of_two_workers_that_begin_a_job_with_different_models_one_is_refused(tm
     assert object_in((tmp_path / "model.json").read_bytes())["weights"] not in refused
 
 
-def test_another_environment_is_no_other_job_but_bits_may_differ_and_both_is_said(tmp_path):
-    job = Job(tmp_path)
-    expected = job.whole()
+def test_another_environment_is_no_other_job_but_bits_may_differ_and_both_is_said(job, expected):
     job.run_to_step(2)
     assert "different environments" not in job.shown.getvalue()
     assert job.run(identity=ELSEWHERE) == EXIT_OK
@@ -127,16 +122,14 @@ def test_another_environment_is_no_other_job_but_bits_may_differ_and_both_is_sai
     assert report["identity"]["weights"] == "00" and report["identity"]["model"] == "tiny"
 
 
-def test_without_invariant_mode_no_bits_were_promised(tmp_path):
-    job = Job(tmp_path)
+def test_without_invariant_mode_no_bits_were_promised(job):
     job.run_to_step(2, identity=other(invariant=False))
     assert job.run(identity=dataclasses.replace(ELSEWHERE, invariant=False)) == EXIT_OK
     assert "different environments" not in job.shown.getvalue()
     assert job.report()["differing_bits"] == []
 
 
-def test_strict_bits_refuses_another_environment_and_what_has_no_promise(tmp_path):
-    job = Job(tmp_path)
+def test_strict_bits_refuses_another_environment_and_what_has_no_promise(job):
     assert job.run_to_step(2, strict_bits=True) == EXIT_PREEMPTED
     with pytest.raises(JobRefused, match=r"answered in another environment: mesh 'tp=1' and 'tp=2'; .*--new-run"):
         job.run(identity=ELSEWHERE, strict_bits=True)
@@ -146,8 +139,7 @@ def test_strict_bits_refuses_another_environment_and_what_has_no_promise(tmp_pat
         job.run(identity=other(invariant=False), strict_bits=True)
 
 
-def test_a_job_of_another_version_is_refused_by_name(tmp_path):
-    job = Job(tmp_path)
+def test_a_job_of_another_version_is_refused_by_name(job):
     Path(f"{job.output}.journal").mkdir()
     Path(f"{job.output}.journal/job.json").write_text('{"created": 1, "fingerprint": "fp_0", "settings": {}}')
     with pytest.raises(ValueError, match=r"another version \(format None, this version reads 1\).*--new-run"):
@@ -157,8 +149,7 @@ def test_a_job_of_another_version_is_refused_by_name(tmp_path):
 
 @pytest.mark.parametrize("name", ["job.json", "model.json"])
 @pytest.mark.parametrize("content", [b"", b"[]", b"\xff", b'{"format": 1', b"[" * 100_000])
-def test_a_damaged_file_of_the_journal_is_refused_by_name(tmp_path, name, content):
-    job = Job(tmp_path)
+def test_a_damaged_file_of_the_journal_is_refused_by_name(job, name, content):
     job.run_to_step(2)
     Path(f"{job.output}.journal/{name}").write_bytes(content)
     with pytest.raises(JobRefused, match=rf"{name} is damaged.*--new-run"):
@@ -166,8 +157,7 @@ def test_a_damaged_file_of_the_journal_is_refused_by_name(tmp_path, name, conten
 
 
 @pytest.mark.parametrize("name", ["job.json", "model.json"])
-def test_no_letter_of_a_record_may_be_another(tmp_path, name):
-    job = Job(tmp_path)
+def test_no_letter_of_a_record_may_be_another(job, name):
     job.run_to_step(2)
     path = Path(f"{job.output}.journal/{name}")
     content = path.read_bytes()
@@ -180,9 +170,7 @@ def test_no_letter_of_a_record_may_be_another(tmp_path, name):
         job.run()
 
 
-def test_a_journal_without_checksums_goes_on(tmp_path):
-    job = Job(tmp_path)
-    expected = job.whole()
+def test_a_journal_without_checksums_goes_on(job, expected):
     job.run_to_step(2)
     for path in Path(f"{job.output}.journal").rglob("*.json"):
         path.write_bytes(path.read_bytes().partition(b"\n")[0])  # as older versions wrote it
@@ -202,8 +190,7 @@ def test_a_journal_without_checksums_goes_on(tmp_path):
         (lambda said: json.dumps(json.loads(said) | {"more": 1}).encode(), 2),
     ],
 )
-def test_a_run_whose_record_is_damaged_is_missing_in_the_report_and_ends_nothing(tmp_path, edit, count):
-    job = Job(tmp_path)
+def test_a_run_whose_record_is_damaged_is_missing_in_the_report_and_ends_nothing(job, tmp_path, edit, count):
     job.run_to_step(2)
     (run,) = Path(f"{job.output}.journal/runs").iterdir()
     run.write_bytes(edit(run.read_bytes().partition(b"\n")[0]))
@@ -221,9 +208,7 @@ def test_a_run_whose_record_is_damaged_is_missing_in_the_report_and_ends_nothing
         ("merged.json", b"[]"),
     ],
 )
-def test_a_damaged_or_foreign_file_that_says_nothing_of_answers_ends_no_job(tmp_path, name, content):
-    job = Job(tmp_path)
-    expected = job.whole()
+def test_a_damaged_or_foreign_file_that_says_nothing_of_answers_ends_no_job(job, expected, name, content):
     job.run_to_step(2)
     journal = Path(f"{job.output}.journal")
     (journal / name.format(layout=(journal / "layouts/1").read_text())).write_bytes(content)
@@ -231,14 +216,11 @@ def test_a_damaged_or_foreign_file_that_says_nothing_of_answers_ends_no_job(tmp_
     assert job.run() == EXIT_OK and job.output.read_bytes() == expected
 
 
-def failing(*_, **__) -> FakeLLM:
-    raise ValueError("there is no such model")
+failing = raising(ValueError("there is no such model"))
 
 
-def test_a_job_of_which_no_row_was_begun_takes_other_settings(tmp_path):
+def test_a_job_of_which_no_row_was_begun_takes_other_settings(job, expected):
     """A typo in --model or --adapter, which the loader finds, blocks no output."""
-    job = Job(tmp_path)
-    expected = job.whole()
     for wrong in ({"model": "tyni"}, {"adapters": ["peot"]}, {"seed": 3}):
         with pytest.raises(ValueError, match="no such model"):
             job.run(llm=failing, **wrong)
@@ -247,13 +229,8 @@ def test_a_job_of_which_no_row_was_begun_takes_other_settings(tmp_path):
     assert "tyni" not in json.dumps(job.report()["record"])
 
 
-def test_a_job_of_which_no_row_was_begun_takes_another_model(tmp_path):
-    job = Job(tmp_path)
-
-    def killed(llm: FakeLLM) -> None:
-        raise KeyboardInterrupt
-
-    job.run(on_step=killed, identity=other(weights="ff"))
+def test_a_job_of_which_no_row_was_begun_takes_another_model(job):
+    job.run(on_step=raising(KeyboardInterrupt), identity=other(weights="ff"))
     assert not os.path.exists(f"{job.output}.journal/segments")
     assert job.run() == EXIT_OK and job.report()["identity"]["weights"] == "00"
 
@@ -270,15 +247,13 @@ def test_settings_are_not_taken_from_under_a_worker_that_loads_its_model(tmp_pat
     assert job.run(llm=meanwhile, expiry_s=0.1) == EXIT_OK and barrier
 
 
-def test_what_a_setting_was_not_is_none(tmp_path):
-    job = Job(tmp_path)
+def test_what_a_setting_was_not_is_none(job):
     job.run_to_step(2)
     with pytest.raises(JobRefused, match=r'other settings: defaults none, now \{"max_tokens": 3\}'):
         job.run(defaults={"max_tokens": 3})
 
 
-def test_a_finished_job_started_again_says_that_the_model_was_not_looked_at(tmp_path):
-    job = Job(tmp_path)
+def test_a_finished_job_started_again_says_that_the_model_was_not_looked_at(job):
     job.run()
     assert "answered before" not in job.shown.getvalue()
     job.run(identity=other(weights="ff"))
@@ -311,14 +286,12 @@ def test_a_new_run_moves_the_old_one_aside_where_it_may_be_gone_on_with(tmp_path
     assert run("old-1.out.jsonl", "00") == EXIT_OK and store.read("old-1.out.jsonl") == first
 
 
-def test_a_new_run_that_is_stopped_says_that_it_goes_on_without_the_flag(tmp_path):
-    job = Job(tmp_path)
+def test_a_new_run_that_is_stopped_says_that_it_goes_on_without_the_flag(job):
     assert job.run_to_step(2, new_run=True) == EXIT_PREEMPTED
     assert "the same command without --new-run goes on" in job.shown.getvalue().replace("\n", " ")
 
 
-def test_a_new_run_moves_an_output_without_a_journal_aside(tmp_path):
-    job = Job(tmp_path)
+def test_a_new_run_moves_an_output_without_a_journal_aside(job, tmp_path):
     job.output.write_bytes(b"my thesis")
     assert job.run(new_run=True) == EXIT_OK
     assert (tmp_path / "old-1.out.jsonl").read_bytes() == b"my thesis"
@@ -326,8 +299,7 @@ def test_a_new_run_moves_an_output_without_a_journal_aside(tmp_path):
     assert job.run(new_run=True) == EXIT_OK and not (tmp_path / "old-2.out.jsonl").exists()
 
 
-def test_no_new_run_is_begun_while_a_worker_lives(tmp_path):
-    job = Job(tmp_path)
+def test_no_new_run_is_begun_while_a_worker_lives(job, tmp_path):
     job.run_to_step(2)
     ended = threading.Event()
 
@@ -349,8 +321,7 @@ def test_no_new_run_is_begun_while_a_worker_lives(tmp_path):
     assert not (tmp_path / "old-1.out.jsonl.journal").exists()
 
 
-def test_a_worker_that_only_slept_while_a_new_run_began_finds_its_tombstone(tmp_path):
-    job = Job(tmp_path)
+def test_a_worker_that_only_slept_while_a_new_run_began_finds_its_tombstone(job):
     job.run_to_step(2)
     beat = Path(f"{job.output}.journal/workers/asleep.beat")
     beat.write_text(json.dumps({"place": "elsewhere", "pid": 1, "started": "1", "beats": 1}))
@@ -381,9 +352,7 @@ def test_a_job_that_goes_on_the_next_day_has_the_same_prompts(tmp_path, monkeypa
     assert job.llms[-1].now.strftime("%d %b %Y %H:%M %Z") == "01 Jan 1970 00:16 UTC"
 
 
-def test_an_actor_with_another_model_ends_a_job_on_ray_before_its_answers_count(tmp_path):
-    job = Job(tmp_path)
-
+def test_an_actor_with_another_model_ends_a_job_on_ray_before_its_answers_count(job):
     class Actors(RayLLM):
         """Its rows are answered here."""
 

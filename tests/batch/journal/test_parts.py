@@ -12,8 +12,9 @@ import pytest
 from ferrum_jax.batch.journal.leases import LeaseLost, Leases
 from ferrum_jax.batch.journal.partials import decode_partial, encode_partial
 from ferrum_jax.batch.journal.parts import JobParts
-from ferrum_jax.core.outputs import CompletionOutput, Logprob
+from ferrum_jax.core.outputs import Logprob
 from ferrum_jax.io.files.store import LocalStore
+from tests.batch.fake_llm import CHOICE
 
 ROWS = [np.arange(0, 10), np.arange(10, 20)]
 
@@ -77,18 +78,11 @@ def test_a_damaged_lease_is_refused_with_what_it_holds(store, content):
         parts(store, "one")[0].num_open()
 
 
-RUNNING = CompletionOutput(
-    index=0,
-    text="",
-    token_ids=(7, 8),
-    cumulative_logprob=None,
-    logprobs=(
-        {7: Logprob(logprob=-0.1 / 3, rank=1)},
-        {9: Logprob(logprob=-1e-9, rank=1), 8: Logprob(logprob=-2.5, rank=40)},
-    ),
-    finish_reason=None,
-    stop_reason=None,
+LOGPROBS = (
+    {7: Logprob(logprob=-0.1 / 3, rank=1)},
+    {9: Logprob(logprob=-1e-9, rank=1), 8: Logprob(logprob=-2.5, rank=40)},
 )
+RUNNING = dataclasses.replace(CHOICE, token_ids=(7, 8), logprobs=LOGPROBS, finish_reason=None)
 ENDED = dataclasses.replace(
     RUNNING, index=1, text="ab\u2028", logprobs=None, finish_reason="stop", stop_reason=13, image_digests=("aa", "bb")
 )

@@ -5,31 +5,11 @@ import json
 
 import numpy as np
 
-from ferrum_jax.batch.input.formats import Row, parse_line
 from ferrum_jax.batch.journal.responses import JobLabel, completed_line, reading_line
-from ferrum_jax.core.outputs import CompletionOutput, EmbeddingOutput, Logprob, RequestOutput
-from tests.batch.fake_llm import answer
+from ferrum_jax.core.outputs import EmbeddingOutput, Logprob, RequestOutput
+from tests.batch.fake_llm import answer, output_of, row
 
 JOB = JobLabel(model="tiny", created=1_700_000_000, fingerprint="fp_0")
-
-
-def row(**fields) -> Row:
-    found = parse_line(json.dumps({"custom_id": "a", **fields}).encode(), 1)
-    assert isinstance(found, Row), found
-    return found
-
-
-def output(token_ids: tuple[int, ...], logprobs: tuple[dict[int, Logprob], ...]) -> RequestOutput:
-    choice = CompletionOutput(
-        index=0,
-        text="",
-        token_ids=token_ids,
-        cumulative_logprob=None,
-        logprobs=logprobs,
-        finish_reason="stop",
-        stop_reason=None,
-    )
-    return RequestOutput(request_id=0, prompt=None, prompt_token_ids=(1,), outputs=(choice,), num_cached_tokens=0)
 
 
 def test_a_vector_that_is_cut_keeps_its_length_of_one():
@@ -57,7 +37,7 @@ def test_completion_logprobs_are_four_lists_with_an_entry_a_token():
         {5: Logprob(logprob=-0.5, rank=1, decoded_token="ab"), 6: Logprob(logprob=-1.0, rank=2, decoded_token="c")},
         {6: Logprob(logprob=-2.0, rank=3, decoded_token="c"), 5: Logprob(logprob=-0.1, rank=1, decoded_token="ab")},
     )
-    line = json.loads(completed_line(row(prompt="x", logprobs=1), [output((5, 6), tops)], JOB))
+    line = json.loads(completed_line(row(prompt="x", logprobs=1), [output_of((5, 6), tops)], JOB))
     assert line["response"]["body"]["choices"][0]["logprobs"] == {
         "tokens": ["ab", "c"],
         "token_logprobs": [-0.5, -2.0],
@@ -75,7 +55,7 @@ def test_tokens_that_share_a_text_or_have_none_are_told_apart_by_their_id():
         },
     )
     for chosen, other in ((5, 6), (6, 5)):
-        line = json.loads(completed_line(row(prompt="x", logprobs=1), [output((chosen,), tops)], JOB))
+        line = json.loads(completed_line(row(prompt="x", logprobs=1), [output_of((chosen,), tops)], JOB))
         found = line["response"]["body"]["choices"][0]["logprobs"]
         assert set(found["top_logprobs"][0]) == {"\ufffd", f"token_id:{other}", "token_id:7"}
         assert found["top_logprobs"][0][found["tokens"][0]] == found["token_logprobs"][0]
@@ -89,7 +69,7 @@ def test_chat_logprobs_have_the_bytes_of_tokens_whose_text_tells_them():
         },
     )
     asked = row(messages=[{"role": "user", "content": "x"}], logprobs=True, top_logprobs=2)
-    line = json.loads(completed_line(asked, [output((5,), tops)], JOB))
+    line = json.loads(completed_line(asked, [output_of((5,), tops)], JOB))
     first = {"token": "\u00e9", "logprob": -0.5, "bytes": [0xC3, 0xA9]}
     second = {"token": "\ufffd", "logprob": -1.0, "bytes": None}
     found = line["response"]["body"]["choices"][0]["logprobs"]["content"]
@@ -98,12 +78,12 @@ def test_chat_logprobs_have_the_bytes_of_tokens_whose_text_tells_them():
 
 def test_floats_have_nine_digits_and_an_impossible_token_minus_9999():
     tops = ({5: Logprob(logprob=-0.30000001192092896, rank=1), 6: Logprob(logprob=float("-inf"), rank=2)},)
-    line = completed_line(row(prompt="x", logprobs=1), [output((5,), tops)], JOB)
+    line = completed_line(row(prompt="x", logprobs=1), [output_of((5,), tops)], JOB)
     assert b"[-0.300000012]" in line and b'"token_id:6": -9999.0' in line
 
 
 def _echoed(prompt: str, prompt_logprobs) -> RequestOutput:
-    found = output((7,), ({7: Logprob(logprob=-0.5, rank=1, decoded_token="!")},))
+    found = output_of((7,), ({7: Logprob(logprob=-0.5, rank=1, decoded_token="!")},))
     choice = dataclasses.replace(found.outputs[0], text=prompt + "!")
     return dataclasses.replace(
         found, prompt=prompt, prompt_token_ids=(5, 6), outputs=(choice,), prompt_logprobs=prompt_logprobs

@@ -15,6 +15,7 @@ from ferrum_jax.batch.verify.verify_job import Options, Verified, VerifyStopped
 from tests.batch.fake_llm import FakeLLM, json_lines
 from tests.batch.verify.planted import Written, verified, write_job
 from tests.batch.verify.test_many_rows import many_rows
+from tests.support import raising
 
 
 @pytest.mark.parametrize("output", ["out.csv", "out.parquet", "out.jsonl.gz", "out.csv.gz"])
@@ -107,12 +108,8 @@ def test_what_was_found_before_a_signal_is_kept(tmp_path, number, code):
 
 def test_a_stop_before_the_first_row_claims_nothing_of_the_model(tmp_path):
     write_job(tmp_path, many_rows(6), lambda start: FakeLLM())
-
-    def interrupted() -> FakeLLM:
-        raise KeyboardInterrupt
-
     with pytest.raises(VerifyStopped) as stopped:
-        verified(tmp_path, interrupted)
+        verified(tmp_path, raising(KeyboardInterrupt))
     said = _said(stopped.value.found)
     assert "Nothing wrong was found in what was read" in said and "0 of 6 were compared" in said
     assert "is what this model gives" not in said

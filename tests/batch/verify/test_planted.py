@@ -13,7 +13,7 @@ from ferrum_jax.batch.verify.line_difference import BITS, DIFFERENT
 from ferrum_jax.batch.verify.promise import other_model
 from ferrum_jax.batch.verify.verify_job import record_of
 from tests.batch.verify.planted import Written, verified, write_job
-from tests.support import GOLDENS, INVARIANT, small_llm
+from tests.support import GOLDENS, INVARIANT, raising, small_llm
 
 ROWS = [
     {"custom_id": "greedy", "prompt": "Once upon a time", "max_tokens": 8, "temperature": 0, "logprobs": 2},
@@ -49,8 +49,7 @@ def here() -> LLM:
     return small_llm("qwen3", INVARIANT)
 
 
-def no_model() -> LLM:
-    raise AssertionError("a model was loaded")
+no_model = raising(AssertionError("a model was loaded"))
 
 
 def test_an_output_that_nobody_touched_is_right(job):
@@ -175,14 +174,6 @@ def test_a_torn_line_is_found_and_the_others_are_read(job):
     assert found.num_lines == len(ROWS)
 
 
-def forge_seed(w: Written) -> None:
-    w.record["settings"]["seed"] = 4
-
-
-def forge_flag(w: Written) -> None:
-    w.record["settings"]["defaults"] = {"top_k": 3}
-
-
 # what a forger changes who makes every digest anew, with the row that differs then
 FORGED = {
     "a text": ("greedy", lambda w: put(w.choice("greedy"), "text", w.choice("greedy")["text"] + "!")),
@@ -203,8 +194,8 @@ FORGED = {
     "a prompt, and its line's ids": ("greedy", lambda w: w.ask_anew("greedy", prompt="Twice upon a time")),
     "a temperature, and its line's ids": ("sampled", lambda w: w.ask_anew("sampled", temperature=0.0)),
     "a grammar, and its line's ids": ("held", lambda w: w.ask_anew("held", structured_outputs={"regex": "d{3,9}"})),
-    "the job's seed": ("sampled", forge_seed),
-    "a sampling flag of the job": ("sampled", forge_flag),
+    "the job's seed": ("sampled", lambda w: w.record["settings"].update(seed=4)),
+    "a sampling flag of the job": ("sampled", lambda w: w.record["settings"].update(defaults={"top_k": 3})),
 }  # fmt: skip
 
 
