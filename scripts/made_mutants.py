@@ -85,7 +85,7 @@ def lines_of(forks: InForks, folder: Path) -> Lines:
 
 
 def found_by(forks: InForks, site: Site, lines: Lines) -> str | None:
-    """What finds a mutant; None if nothing does."""
+    """The test that finds a mutant; None if none does."""
     executed = lines.tests[site.file]
     tests = {name for line in site.lines for name in executed.get(line, ()) if name in lines.took_s}
     names = sorted(tests, key=lambda name: (lines.took_s[name], name))

@@ -85,7 +85,7 @@ class InForks:
         return found if found is None else str(found)
 
     def forked(self, function: Callable[[], Any]) -> Any:
-        """What a function returns in a fork, or RuntimeError with what it raised or died of."""
+        """The result of a function in a fork, or RuntimeError with what it raised or died of."""
         with tempfile.NamedTemporaryFile() as result:
             if not (pid := os.fork()):
                 os.setsid()

@@ -33,7 +33,7 @@ class Mutant:
     tests: list[str]
 
     def changes(self) -> Changes:
-        """What it does to the functions of its file."""
+        """Its edit of the functions of its file."""
         path = ROOT / self.file
         text = path.read_text()
         assert text.count(self.old) == 1, f"{self.name}: its old text stands {text.count(self.old)} times in its file"

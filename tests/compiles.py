@@ -27,6 +27,6 @@ def _make_when_used(parts, order_of_use, *, executable_cache, on_done=lambda don
 
 
 def _in_a_thread(make):
-    """What it makes: no compile of the thread that steps, which an engine would count as a fault."""
+    """Made by another thread: an engine would count a compile of the one that steps as a fault."""
     with ThreadPoolExecutor(max_workers=1) as thread:
         return thread.submit(make).result()

@@ -46,7 +46,7 @@ def child_environment() -> dict[str, str]:
 
 
 def written_by(command: Sequence[str], *, cwd: pathlib.Path = ROOT, **how: Any) -> str:
-    """What a program writes, which ends well. how: of subprocess.run."""
+    """The output of a program that ends well. how: of subprocess.run."""
     done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, **how)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr
     return done.stdout

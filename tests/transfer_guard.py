@@ -1,7 +1,7 @@
-"""A guard around each step of every engine in this process: arrays move and are waited for through `Transfers` alone.
+"""A guard around each step of every engine in this process: arrays move and are waited for by name (`NamedTransfers`).
 
-jax refuses hidden transfers to devices by itself. Those to the host it does not see on the CPU, where NumPy reads an
-array's own memory; that way is closed here, and what is left obeys jax's setting for the thread, as on a GPU. To read
+jax refuses hidden transfers to devices by itself. It does not see the way to the host on the CPU, where NumPy reads an
+array's own memory; that is closed here, and what is left obeys jax's setting for the thread, as on a GPU. To read
 what was not sent before is refused too: the step would wait for a copy that nobody had begun.
 """
 
@@ -51,7 +51,7 @@ def _refusing(call):
 
     def checked(arrays):
         if _level() == "disallow":
-            raise RuntimeError("a step reads an array on a device, or waits for one, and not through `Transfers`")
+            raise RuntimeError("a step reads an array on a device, or waits for one, and not through `NamedTransfers`")
         return call(arrays)
 
     return checked

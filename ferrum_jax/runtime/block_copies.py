@@ -26,7 +26,7 @@ from ferrum_jax.runtime.layout import Layout
 from ferrum_jax.runtime.pools.blocks import gather_blocks, scatter_blocks
 from ferrum_jax.runtime.pools.host_blocks import trace_from_buffers, trace_to_buffers
 from ferrum_jax.runtime.pools.pools import Pools
-from ferrum_jax.runtime.transfers import Transfers
+from ferrum_jax.runtime.transfers import NamedTransfers
 
 BATCHES = (4, 32)  # ids of a call
 _PROMPT_BATCHES = (32, 32)  # a hidden state is small, padding costs less than an executable more
@@ -68,7 +68,7 @@ class BlockCopies:
         self.mesh = layout.mesh
         self.head_copies = [group.head_copies for group in layout.ledger.groups]
         self._executable_cache = executable_cache
-        self.transfers = Transfers()
+        self.transfers = NamedTransfers()
         self._made: dict[tuple[str, int, int], Callable[..., Any]] = {}
 
     @property

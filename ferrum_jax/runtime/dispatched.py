@@ -19,7 +19,7 @@ from ferrum_jax.core.plan import StepPlan
 from ferrum_jax.runtime.buckets import Bucket
 from ferrum_jax.runtime.compile.deferred import Executable
 from ferrum_jax.runtime.sample import SCORE_TILE
-from ferrum_jax.runtime.transfers import Transfers
+from ferrum_jax.runtime.transfers import NamedTransfers
 
 _ALIGNMENT = 64  # bytes; from there the CPU's devices read the host's memory in place
 
@@ -30,7 +30,7 @@ class InFlight:
 
     plan: StepPlan
     bucket: Bucket
-    _transfers: Transfers
+    _transfers: NamedTransfers
     _rows: jax.Array
     _last: jax.Array | None  # None of one launch, whose rows nobody embeds
     _experts: Sequence[jax.Array] = ()  # one, where they are asked for
@@ -96,7 +96,7 @@ class Scores:
     """Prompt log-probabilities that were dispatched and not yet fetched. counts: tokens of each shard."""
 
     counts: Sequence[int]
-    _transfers: Transfers
+    _transfers: NamedTransfers
     _tiles: Sequence[jax.Array]
 
     def words(self) -> np.ndarray:
@@ -114,7 +114,7 @@ def _without_padding(array: np.ndarray, counts: Sequence[int]) -> np.ndarray:
 class Spares:
     """Arrays of results, and of packed inputs, that nobody reads any more. results_of: their shapes, of a part."""
 
-    def __init__(self, results_of: Callable[[Any], Sequence[jax.ShapeDtypeStruct]], transfers: Transfers) -> None:
+    def __init__(self, results_of: Callable[[Any], Sequence[jax.ShapeDtypeStruct]], transfers: NamedTransfers) -> None:
         self._results_of, self._transfers = results_of, transfers
         self._free: collections.defaultdict[Hashable, list[Any]] = collections.defaultdict(list)
         self._lent: list[tuple[Hashable, Any]] = []

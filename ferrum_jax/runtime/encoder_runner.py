@@ -12,7 +12,7 @@ import numpy as np
 from ferrum_jax.io.ints import ceil_div
 from ferrum_jax.runtime.compile.deferred import Prepared
 from ferrum_jax.runtime.encoder_runtime import POOLINGS, EncoderBucket
-from ferrum_jax.runtime.transfers import Transfers
+from ferrum_jax.runtime.transfers import NamedTransfers
 
 _MAX_SMALL_STEPS = 4  # in place of one large one: each has its dispatch, and on accelerators reads all weights
 
@@ -32,7 +32,7 @@ class VectorsInFlight(NamedTuple):
     texts: Sequence[WholeText]
     places: Sequence[int]
     vectors: jax.Array
-    transfers: Transfers
+    transfers: NamedTransfers
 
     def fetch(self) -> np.ndarray:  # [n, D] float32
         """The vectors of the texts, in their order; waits for the device."""
@@ -45,7 +45,7 @@ class EncoderRunner:
     def __init__(
         self, weights: tuple[jax.Array, ...], executables: Prepared[EncoderBucket], num_shards: int = 1
     ) -> None:
-        self.weights, self.transfers = weights, Transfers()
+        self.weights, self.transfers = weights, NamedTransfers()
         self.num_steps = 0
         self.num_tokens = 0
         self.num_padded_tokens = 0

@@ -17,7 +17,7 @@ _OF_HOST = np.ndarray, np.generic
 
 
 @dataclasses.dataclass(kw_only=True)
-class Transfers:
+class NamedTransfers:
     """The ways, and how many arrays and bytes took them; fields are named as in `LLM.stats`."""
 
     arrays_to_devices: int = 0
@@ -60,7 +60,7 @@ class Transfers:
             return found
 
     def wait(self, arrays: Iterable[jax.Array]) -> None:
-        """Waits for copies to the host tier, of which few may be on their way."""
+        """Waits for copies to the host tier: few may be on their way."""
         self.waits_for_host_tier += 1
         with _named(jax.transfer_guard_device_to_host):
             jax.block_until_ready(arrays)

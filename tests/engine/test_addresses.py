@@ -11,7 +11,7 @@ from jax.sharding import Mesh, PartitionSpec
 from ferrum_jax import SamplingParams
 from ferrum_jax.engine.startup.build_engine import build_engine
 from ferrum_jax.runtime.runner import Runner
-from ferrum_jax.runtime.transfers import Transfers
+from ferrum_jax.runtime.transfers import NamedTransfers
 from tests.engine.test_launches import launching
 from tests.forked import call
 from tests.support import small_llm, step
@@ -87,14 +87,14 @@ def test_what_a_reader_holds_back_is_not_written_by_later_steps():
 
 
 def ended_behind_a_fetch() -> list[bool]:
-    """Whether each of two devices, which give the same rows, has ended when the host has them."""
+    """Each of two devices, which give the same rows: has it ended when the host has them?"""
 
     def slow(rows):
         return jax.lax.fori_loop(0, 3_000_000 * jax.lax.axis_index("tp"), lambda i, x: x * 0.5, rows)
 
     mesh, whole = Mesh(np.array(jax.devices()), ("tp",)), PartitionSpec()
     program = jax.shard_map(slow, mesh=mesh, in_specs=whole, out_specs=whole, check_vma=False)
-    rows, transfers = jax.jit(program)(np.ones((4, 1), np.float32)), Transfers()
+    rows, transfers = jax.jit(program)(np.ones((4, 1), np.float32)), NamedTransfers()
     transfers.send((rows,))
     transfers.fetch(rows)
     return [shard.data.is_ready() for shard in rows.addressable_shards]

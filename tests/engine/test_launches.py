@@ -24,7 +24,7 @@ PROMPTS = [[7] * 20, [9], [3, 4, 5, 6] * 8, [7] * 20, [8, 9]]
 
 
 def launching(llm):
-    """What was loaded, with the launches of four rows; those of fewer are too much to compile here."""
+    """The loaded model with the launches of four rows; those of fewer are too much to compile here."""
     loaded, store = llm.loaded, ExecutableStore(str(COMPILED), llm.loaded.layout.mesh.devices.flatten().tolist())
     launches = [each for each in loaded.layout.ladder.launches if each.forward.num_rows == 4]
     programs = programs_of(loaded.layout, launches)

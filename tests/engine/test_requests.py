@@ -623,7 +623,11 @@ def test_stats_are_json_and_exact_for_a_known_workload(llm, monkeypatch):
     stats = json.loads(json.dumps(llm.stats()))
     # packed words of forward and sample, of two records with their places, of two calls that copy, and two sets of what
     # samples gives, to be written into; rows of each step
-    moved = {"arrays_to_devices": 10 * 2 + 2 * 2 + 2 + 2 * 2, "arrays_to_host": 10, "bytes_to_host": 10 * 4 * RESULT_WORDS}
+    moved = {
+        "arrays_to_devices": 10 * 2 + 2 * 2 + 2 + 2 * 2,
+        "arrays_to_host": 10,
+        "bytes_to_host": 10 * 4 * RESULT_WORDS,
+    }
     assert {name: stats[name] - before[name] for name in moved} == moved
     # 40 tokens are chunks of 16, 16, 8; then 3 decodes; one block of 16 is 3 layers x 16 x 10 heads x 16 x 4 bytes
     block_bytes = 3 * 16 * 10 * 16 * 4

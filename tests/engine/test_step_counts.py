@@ -22,7 +22,7 @@ from ferrum_jax.runtime.block_copies import BlockCopies
 from ferrum_jax.runtime.compile.deferred import DeferredExecutable, Prepared
 from ferrum_jax.runtime.layout import lay_out
 from ferrum_jax.runtime.programs import Executables, others_of
-from ferrum_jax.runtime.transfers import Transfers
+from ferrum_jax.runtime.transfers import NamedTransfers
 from tests.support import SMALL, small_llm
 
 KEPT = json.loads(pathlib.Path(__file__).with_name("step_counts.json").read_text())
@@ -38,7 +38,7 @@ class IdleDevice:
         self.layout, self.seen = layout, collections.Counter()
         pools = layout.pools
         shapes = pools.flat_caches(), pools.slots, pools.prompts, pools.masks, pools.hidden
-        fresh = jax.tree.map(Transfers().zeros, shapes)
+        fresh = jax.tree.map(NamedTransfers().zeros, shapes)
         others = {name: lambda first, *_: first for name in others_of(layout)} | {"fresh_pools": lambda fill: fresh}
         ladder = layout.ladder
         self.executables = Executables(

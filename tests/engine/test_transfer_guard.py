@@ -35,5 +35,5 @@ def test_a_hidden_transfer_or_wait_breaks_its_step(monkeypatch, hidden):
     monkeypatch.setattr(Runner, "dispatch", dispatch_and_more)
     engine = fresh_engine(small_llm("qwen3"))
     engine.add([1, 2, 3], SamplingParams(max_tokens=2))
-    with pytest.raises(Exception, match=r"Disallowed host-to-device transfer|through `Transfers`|was not sent"):
+    with pytest.raises(Exception, match=r"Disallowed host-to-device transfer|through `NamedTransfers`|was not sent"):
         engine.step()

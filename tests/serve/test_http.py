@@ -18,7 +18,7 @@ CHAT = [{"role": "user", "content": "What is it?"}]
 
 @pytest.fixture(scope="module")
 def server():
-    """Of an invariant LLM: answers are compared in all digits, whatever ran beside them."""
+    """A server over an invariant LLM: answers are compared in all digits, whatever ran beside them."""
     settings = ServerSettings(names=("small", "other"), max_n=8, max_prompts=64)
     with running(settings, inner=serving_llm(INVARIANT)) as found:
         yield found

@@ -176,5 +176,5 @@ def _class_of(form: product_cases.Case) -> str:
 
 
 def _common(platform: str) -> dict[str, Any]:
-    """What problems of products have in common."""
+    """The common part of problems of products."""
     return {"dtype": "bfloat16", "tolerance": tolerance_of("bfloat16", platform), "axes": ("token", "output")}

@@ -11,7 +11,7 @@ from ferrum_jax.core.request import Request
 
 
 class Admission(Books):
-    """What rows are given."""
+    """Blocks and slots for rows that begin."""
 
     def _fits(self, hit: Hit, totals: Sequence[int]) -> bool:
         """Whether every group has the blocks that are missing, once the hit is retained."""

@@ -17,7 +17,7 @@ from ferrum_jax.io.ints import ceil_div
 
 
 class Sharing(Books):
-    """What is shared of rows. A manager that is not enabled shares nothing; what a window has left is given back."""
+    """The sharing of rows' blocks. A manager that is not enabled shares nothing; what windows left is given back."""
 
     def rows_to_publish(self, slots: np.ndarray, num_tokens: np.ndarray) -> np.ndarray:
         """Indices of the slots [rows] that have full unpublished blocks within `num_tokens` [rows]."""
