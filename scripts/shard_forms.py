@@ -34,7 +34,8 @@ from ferrum_jax.runtime.buckets import Bucket
 from ferrum_jax.runtime.inputs import forward_words, pack_forward, pack_sample, sample_words
 from ferrum_jax.runtime.layout import Layout, lay_out
 from ferrum_jax.runtime.sample import make_sample
-from ferrum_jax.runtime.step import compiler_options, make_forward
+from ferrum_jax.runtime.step import make_forward
+from ferrum_jax.runtime.step_options import compiler_options
 from ferrum_jax.sampling_params import SamplingParams
 from scripts.shapes import random_weight
 

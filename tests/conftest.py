@@ -1,5 +1,6 @@
 """All tests run on the CPU, with strict promotion: an operation on two dtypes is an error unless one is a Python
-scalar's, and so is one on two ranks. No step of an engine moves an array but by name (tests/transfer_guard.py).
+scalar's. In the fast suite so is one on two ranks, no step of an engine moves an array but by name
+(tests/transfer_guard.py), and executables are compiled when they are used (tests/compiles.py).
 Processes share executables through the store of tests/support.py.
 """
 
@@ -12,7 +13,6 @@ from pathlib import Path
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("JAX_NUMPY_DTYPE_PROMOTION", "strict")  # in programs that tests start as well
-os.environ.setdefault("JAX_NUMPY_RANK_PROMOTION", "raise")
 os.environ.setdefault("NPROC", "8")  # threads of XLA, in which an interpreted kernel's warpgroups wait for each other
 
 import jax
@@ -29,14 +29,17 @@ SHORT = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=
 SHORT += " --xla_cpu_parallel_codegen_split_count=1"
 _markers = sys.argv[sys.argv.index("-m") + 1] if "-m" in sys.argv else "not slow"
 if "PYTEST_XDIST_WORKER" not in os.environ and _markers.startswith("not slow"):
+    os.environ |= {"FAST_TESTS": "1", "JAX_NUMPY_RANK_PROMOTION": "raise"}
     os.environ.setdefault("XLA_FLAGS", SHORT)
 
 # How far a child has come would decide what a test sees. tests/startup/test_behind.py and programs that tests start
 # have the default.
 EngineConfig.__init__.__kwdefaults__["ready"] = "all"
 
-transfer_guard.stand_around_steps()
-compiles.when_used()
+if "FAST_TESTS" in os.environ:
+    jax.config.update("jax_numpy_rank_promotion", "raise")
+    transfer_guard.stand_around_steps()
+    compiles.when_used()
 
 MOST_MAPS, TESTS_A_LOOK = 25_000, 20
 _ended = itertools.count(1)
@@ -55,7 +58,8 @@ def compiles_at_start() -> Iterator[None]:
     """Starts within a test compile everything, as those of users do."""
     compiles.at_start()
     yield
-    compiles.when_used()
+    if "FAST_TESTS" in os.environ:
+        compiles.when_used()
 
 
 @pytest.fixture(autouse=True)
