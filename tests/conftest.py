@@ -1,6 +1,6 @@
 """All tests run on the CPU, with strict promotion: an operation on two dtypes is an error unless one is a Python
-scalar's. In the fast suite so is one on two ranks, no step of an engine moves an array but by name
-(tests/transfer_guard.py), and executables are compiled when they are used (tests/compiles.py).
+scalar's. In the fast suite no step of an engine moves an array but by name (tests/transfer_guard.py), and executables
+are compiled when they are used (tests/compiles.py).
 Processes share executables through the store of tests/support.py.
 """
 
@@ -29,7 +29,7 @@ SHORT = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=
 SHORT += " --xla_cpu_parallel_codegen_split_count=1"
 _markers = sys.argv[sys.argv.index("-m") + 1] if "-m" in sys.argv else "not slow"
 if "PYTEST_XDIST_WORKER" not in os.environ and _markers.startswith("not slow"):
-    os.environ |= {"FAST_TESTS": "1", "JAX_NUMPY_RANK_PROMOTION": "raise"}
+    os.environ["FAST_TESTS"] = "1"
     os.environ.setdefault("XLA_FLAGS", SHORT)
 
 # How far a child has come would decide what a test sees. tests/startup/test_behind.py and programs that tests start
@@ -37,7 +37,6 @@ if "PYTEST_XDIST_WORKER" not in os.environ and _markers.startswith("not slow"):
 EngineConfig.__init__.__kwdefaults__["ready"] = "all"
 
 if "FAST_TESTS" in os.environ:
-    jax.config.update("jax_numpy_rank_promotion", "raise")
     transfer_guard.stand_around_steps()
     compiles.when_used()
 
