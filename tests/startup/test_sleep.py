@@ -49,10 +49,8 @@ def test_level_1_drops_kv_and_the_way_back_compiles_nothing(llm):
 def test_level_2_drops_the_weights_too_until_an_update_brings_them(llm):
     before, awake = tokens(llm), num_bytes()
     freed = llm.sleep(level=2)
-    assert (
-        awake - num_bytes() == freed["weights"] + freed["kv_cache"] + spare
-        and freed["weights"] == llm.ledger.weights_bytes
-    )
+    assert 0 <= awake - num_bytes() - freed["kv_cache"] - freed["weights"] < MOST_SPARE
+    assert freed["weights"] == llm.ledger.weights_bytes
     with pytest.raises(ValueError, match="update_weights"):
         llm.wake_up()
     with pytest.raises(ValueError, match="nothing to keep"):
