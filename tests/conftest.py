@@ -52,9 +52,9 @@ def family(request) -> str:
     return request.param
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def compiles_at_start() -> Iterator[None]:
-    """Starts within a test compile everything, as those of users do."""
+    """Starts in a module that asks for it compile everything, as those of users do."""
     compiles.at_start()
     yield
     if "FAST_TESTS" in os.environ:

@@ -12,7 +12,7 @@ PROMPT = list(range(6, 46))
 
 
 @pytest.fixture(scope="module")
-def llm() -> LLM:
+def llm(compiles_at_start) -> LLM:
     return LLM(str(GOLDENS / "qwen3"), SMALL)
 
 
