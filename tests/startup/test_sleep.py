@@ -25,7 +25,7 @@ SPARE = 2 * (4 * RESULT_WORDS + 4 * 64)  # two sets of what sampling a row gives
 
 
 def num_bytes() -> int:
-    """Of what is on the device, where arrays may share a buffer."""
+    """On the device, where arrays may share a buffer."""
     return sum({array.unsafe_buffer_pointer(): array.nbytes for array in jax.live_arrays()}.values())
 
 
