@@ -144,10 +144,12 @@ class LocalStore:
 
     def remove(self, name: str) -> None:
         path = self._root / name
-        if path.is_dir():
-            shutil.rmtree(path)
-        else:
-            path.unlink(missing_ok=True)
+        with contextlib.suppress(FileNotFoundError):  # another process removes it too
+            if path.is_dir():
+                with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as aside:
+                    os.rename(path, Path(aside) / path.name)  # at once: what another writes there from now on stays
+            else:
+                path.unlink()
 
     @contextlib.contextmanager
     def writing(self, name: str) -> Iterator[BinaryIO]:

@@ -351,3 +351,21 @@ def test_what_is_removed_is_gone_with_all_that_is_in_it(store):
     assert store.size("a") is None
     store.replace("folder/b", b"y")
     assert store.read("folder/b") == b"y"
+
+
+def test_two_processes_may_remove_a_folder_at_once_and_one_of_them_write_there_again(tmp_path, monkeypatch):
+    mine, other = LocalStore(tmp_path), LocalStore(tmp_path)
+    for name in ("folder/b", "folder/c"):
+        mine.replace(name, b"x")
+    unlink, met = os.unlink, []
+
+    def unlink_after_the_other(*args, **kwargs):
+        if not met:
+            met.append(True)
+            other.remove("folder")
+            other.replace("folder/d", b"y")
+        return unlink(*args, **kwargs)
+
+    monkeypatch.setattr(os, "unlink", unlink_after_the_other)
+    mine.remove("folder")
+    assert met and mine.names("folder") == ["d"]
