@@ -19,14 +19,14 @@ import jax
 import pytest
 
 from ferrum_jax.config import EngineConfig
+from pallas_kernels.fast_compile import FAST_COMPILE
 from tests import compiles, transfer_guard
 from tests.golden_table import TABLE, marked
 from tests.support import FAMILIES, small_llm
 
 # The fast suite makes machine code by the shorter way (pallas_kernels/fast_compile.py), and runs of a marker that of
 # users. Recorded numbers are of the former, so it does not matter who starts the tests. Workers have it from who did.
-SHORT = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
-SHORT += " --xla_cpu_parallel_codegen_split_count=1"
+SHORT = " ".join(f"--{name}={str(value).lower()}" for name, value in FAST_COMPILE.items())
 _markers = sys.argv[sys.argv.index("-m") + 1] if "-m" in sys.argv else "not slow"
 if "PYTEST_XDIST_WORKER" not in os.environ and _markers.startswith("not slow"):
     os.environ["FAST_TESTS"] = "1"
@@ -37,6 +37,7 @@ if "PYTEST_XDIST_WORKER" not in os.environ and _markers.startswith("not slow"):
 EngineConfig.__init__.__kwdefaults__["ready"] = "all"
 
 if "FAST_TESTS" in os.environ:
+    jax.config.update("jax_numpy_rank_promotion", "raise")
     transfer_guard.stand_around_steps()
     compiles.when_used()
 

@@ -1,7 +1,8 @@
 """CPU seconds that each folder of tests uses, beside its budget in tests/budget.toml, and a bar with the time left.
 
-The unit is a CPU second of the machine that the budget was measured on: a fixed piece of Python and NumPy says how much
-faster this one is. A folder over its budget is printed. No test fails for its time: a busy machine would lengthen it.
+The unit is a CPU second of the machine that the budget was measured on: a fixed piece of Python says how much faster
+this one is. A folder over its budget is printed. No test fails for its time: a busy machine would lengthen it. Some
+tests are slow because their folder has no room, by a list in the same file.
 """
 
 import json
@@ -13,7 +14,6 @@ from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-import numpy as np
 import pytest
 
 from tests.turns.sixths import unit_of
@@ -21,6 +21,7 @@ from tests.turns.touched import Unit, seconds_of
 
 BUDGET = tomllib.loads((Path(__file__).parent / "budget.toml").read_text())
 FOLDERS: dict[str, float] = BUDGET["folders"]
+SLOW: dict[str, list[str]] = BUDGET["slow"]
 _USED, _COLLECTING = "cpu_s", "collecting"
 
 
@@ -35,12 +36,10 @@ def cpu_s() -> float:
 
 
 def _work_s() -> float:
-    """CPU seconds of a fixed piece of work, half of it Python and half NumPy."""
+    """CPU seconds of a fixed piece of work, in scalars as tracing and compiling are."""
     began, total = time.thread_time(), 0
-    for n in range(300_000):
+    for n in range(1_000_000):
         total += n * n % 7
-    for _ in range(10):
-        np.sort(np.sin(np.arange(200_000, dtype=np.float64)))
     return time.thread_time() - began
 
 
@@ -60,6 +59,14 @@ def proven(tests: Counter[str], seconds: float, exitstatus: int) -> str:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--spent", help="write the CPU seconds of each test to this file, as JSON")
+
+
+@pytest.hookimpl(tryfirst=True)  # before -m
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        file, _, name = item.nodeid.partition("::")
+        if not {name, name.partition("[")[0]}.isdisjoint(SLOW.get(file, ())):
+            item.add_marker("slow")
 
 
 @pytest.hookimpl(trylast=True)  # when there is a terminal

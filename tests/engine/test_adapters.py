@@ -44,11 +44,11 @@ def golden(name: str):
         return tuple([kept[f"{what}_{i}"] for i in range(3)] for what in ("prompt", "tokens", "best"))
 
 
-def random_adapter(folder, seed: int, rank: int = 4):
-    """A LoRA of the llama golden's q and down projections."""
+def random_adapter(folder, seed: int, rank: int = 4, parts=(("self_attn.q_proj", 60, 84), ("mlp.down_proj", 92, 60))):
+    """A LoRA of the first layers: by default of the llama golden's q and down projections."""
     rng, tensors = np.random.default_rng(seed), {}
     for layer in range(3):
-        for module, inputs, outputs in (("self_attn.q_proj", 60, 84), ("mlp.down_proj", 92, 60)):
+        for module, inputs, outputs in parts:
             name = f"base_model.model.model.layers.{layer}.{module}"
             tensors[f"{name}.lora_A.weight"] = rng.standard_normal((rank, inputs), np.float32) * inputs**-0.5
             tensors[f"{name}.lora_B.weight"] = rng.standard_normal((outputs, rank), np.float32)
@@ -273,3 +273,20 @@ def test_a_merged_model_says_the_same(tmp_path):
     convert(GOLDENS / "llama", tmp_path / "merged", **weights._asdict(), dtype="float32", adapter=adapter)
     prompts, tokens, best = golden("llama_patterns")
     check_equal(LLM(str(tmp_path / "merged"), INVARIANT).generate([p.tolist() for p in prompts], GREEDY), tokens, best)
+
+
+@pytest.mark.slow
+def test_latent_attention_takes_adapters_but_for_the_weight_that_it_takes_apart(tmp_path):
+    llm = open_llm("deepseek_v3", dataclasses.replace(INVARIANT, max_adapters=2, max_adapter_rank=4))
+    queries = random_adapter(tmp_path / "q", 1, parts=[("self_attn.q_b_proj", 26, 120), ("self_attn.o_proj", 84, 44)])
+    llm.load_adapter("q", queries)
+    weights = registry.weights_of(json.loads((GOLDENS / "deepseek_v3" / "config.json").read_text()))
+    adapter = read_adapter(queries, rules=weights.rules, weights=weight_shapes(weights.targets), max_rank=4)
+    convert(GOLDENS / "deepseek_v3", tmp_path / "merged", **weights._asdict(), dtype="float32", adapter=adapter)
+    prompts = [[5, 6, 7, 8], [9, 10]]
+    merged = LLM(str(tmp_path / "merged"), INVARIANT).generate(prompts, SHORT)
+    found = llm.generate(prompts, SHORT, adapter="q")
+    assert [out.token_ids for out in found] == [out.token_ids for out in merged]
+    assert [out.token_ids for out in found] != [out.token_ids for out in llm.generate(prompts, SHORT)]
+    with pytest.raises(ValueError, match=r"layers.0.attention.kv_b.weight and 2 more, to which no slot can add; merge"):
+        llm.load_adapter("kv", random_adapter(tmp_path / "kv", 2, parts=[("self_attn.kv_b_proj", 20, 156)]))

@@ -73,7 +73,9 @@ def test_a_launch_adds_no_branch_and_no_loop_to_its_forward_and_writes_in_place(
     loaded = launching(small_llm("qwen3"))
 
     def controls(text: str) -> int:
-        return len(re.findall(r" (?:while|conditional)\(", text))
+        """Not counting scatters, of which XLA makes loops where a test's machine code is made by the shorter way."""
+        found = re.findall(r" (?:while|conditional)\(.*", text)
+        return sum('/scatter"' not in line for line in found)
 
     for launch, executable in loaded.executables.launches.items():
         text, forward = (part.as_text() for part in (executable, loaded.executables.forwards[launch.forward]))

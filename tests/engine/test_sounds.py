@@ -14,6 +14,7 @@ CONFIG, LADDER = FAMILIES[WHISPER].config, FAMILIES[WHISPER].ladder
 POSITIONS = 37
 
 
+@pytest.mark.usefixtures("compiles_at_start")
 @pytest.mark.parametrize(
     "config",
     [

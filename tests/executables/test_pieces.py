@@ -11,7 +11,7 @@ from ferrum_jax.runtime.compile.lowered import Lowered
 from ferrum_jax.runtime.compile.pieces import PiecedExecutable, lower_pieces
 
 SIZE = 8
-TABLE = np.arange(SIZE, dtype=np.float32)  # what is closed over
+TABLE = np.arange(SIZE, dtype=np.float32)[None]  # what is closed over
 
 
 def layer(kind: str, weight: jax.Array, pool: jax.Array, x: jax.Array, scale: float | jax.Array):

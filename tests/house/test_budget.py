@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from tests.spent import FOLDERS, dear, folder_of, proven
+from tests.spent import FOLDERS, SLOW, dear, folder_of, proven
 from tests.support import ROOT
 
 
@@ -10,6 +10,12 @@ def test_each_folder_of_tests_has_a_budget_and_together_they_have_500_seconds():
     folders = {folder_of(str(path.relative_to(ROOT))) for path in (ROOT / "tests").rglob("test_*.py")}
     assert {*FOLDERS} == {*folders, "collecting"}
     assert sum(FOLDERS.values()) <= 500
+
+
+def test_every_test_that_is_listed_as_slow_is_there():
+    for file, names in SLOW.items():
+        text = (ROOT / file).read_text()
+        assert [name for name in names if f"def {name.partition('[')[0]}(" not in text] == [], file
 
 
 def test_what_a_run_has_proven_is_one_line():

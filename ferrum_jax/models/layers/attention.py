@@ -103,13 +103,13 @@ def choose_alone(
     if weights is not None:
         scores = jnp.einsum("tjs,tj->ts", jax.nn.relu(scores), weights)[:, None]
     t = jnp.arange(T)[:, None, None]
-    scores = jnp.where(jnp.arange(T) <= t, scores, -jnp.inf)
+    scores = jnp.where(jnp.arange(T)[None, None] <= t, scores, -jnp.inf)
     scores = jnp.pad(scores, ((0, 0), (0, 0), (0, -T % group)), constant_values=-jnp.inf)
     scores = scores.reshape(T, scores.shape[1], -1, group).max(axis=-1)
-    at = jnp.arange(scores.shape[2])
+    at = jnp.arange(scores.shape[2])[None, None]
     is_local = (at > t // group - local) & (at <= t // group)
     _, best = jax.lax.top_k(jnp.where(is_local, jnp.inf, scores), top_k // group)
-    best = (best[..., None] * group + jnp.arange(group)).reshape(T, scores.shape[1], top_k)
+    best = (best[..., None] * group + jnp.arange(group)[None, None, None]).reshape(T, scores.shape[1], top_k)
     return ChosenKeys(places=jnp.where(best <= t, best + 1, 0), top_k=top_k)
 
 

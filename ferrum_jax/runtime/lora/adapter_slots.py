@@ -31,6 +31,7 @@ _GROUPS = {
     "mlp": ("layers.*.mlp.*.weight",),
     "head": (HEAD_PART,),
 }
+_ABSORBED = "layers.*.attention.kv_b.weight"  # of latents: it is taken apart and multiplies no row
 EMBEDDING = "embed.weight"
 Pool = LowRankSlots | ExpertSlots
 
@@ -69,12 +70,13 @@ class AdapterSlots:
 
     def problems(self, adapter: Adapter) -> list[str]:
         """Why an adapter that fits the model has no place in these slots."""
-        missing = [name for name in adapter.parts if name not in self.pools]
+        missing = {name: group_of(name) for name in adapter.parts if name not in self.pools}
         found = []
-        if missing:
-            groups = ", ".join(sorted({group_of(name) or "what cannot be adapted" for name in missing}))
-            others = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
-            found.append(f"it adapts {missing[0]}{others}, and adapter_targets does not name {groups}")
+        for group in sorted({*missing.values()}, key=str):
+            first, *more = (name for name, own in missing.items() if own == group)
+            others = f" and {len(more)} more" if more else ""
+            why = "to which no slot can add; merge it with `ferrum-jax convert --adapter`"
+            found.append(f"it adapts {first}{others}, {f'and adapter_targets does not name {group}' if group else why}")
         if adapter.head is not None:
             found.append(
                 f"its whole head was trained (modules_to_save), {adapter.head.shape[0]} x {adapter.head.shape[1]}: "
@@ -122,6 +124,8 @@ class AdapterSlots:
 
 def group_of(name: str) -> str | None:
     """The group of `EngineConfig.adapter_targets` that a weight belongs to."""
+    if fnmatch.fnmatchcase(name, _ABSORBED):
+        return None
     return next(
         (group for group, patterns in _GROUPS.items() if any(fnmatch.fnmatchcase(name, p) for p in patterns)), None
     )
