@@ -44,36 +44,41 @@ def paged_attention(
         ops=Ops(is_interpreted=bool(interpret)),
         interpret=interpret,
     )
-    out = _decode(q, pool, schedule, heads.reshape(K, -1), common)
+    out = _decode(q, pool, schedule, heads.reshape(K, -1), common, has_sinks=sinks is not None)
     if schedule.prefill is not None:
         out = jnp.where(schedule.prefill.is_mine[:, None, None], _prefill(q, pool, schedule, heads, common), out)
     return out, pool
 
 
 def _decode(
-    q: jax.Array, pool: KVPool, schedule: GpuSchedule, sinks: jax.Array, common: Common
+    q: jax.Array, pool: KVPool, schedule: GpuSchedule, sinks: jax.Array, common: Common, *, has_sinks: bool
 ) -> jax.Array:  # [T, N, V], zero for tokens of other rows
     work, form = schedule.decode, schedule.config.decode
     (_, N, H), (K, G), V = q.shape, sinks.shape, pool.value_dim
-    R = work.tokens.shape[0]
-    rows = -(-R // _rows_step(K, form)) * _rows_step(K, form)
+    R, is_few = work.tokens.shape[0], work.max_splits * form.rings <= merge_splits.FEW
+    rows = R if is_few else -(-R // _rows_step(K, form)) * _rows_step(K, form)
     queries = q[work.tokens[:, 0]].reshape(R, K, 1, G, H)
     queries = jnp.pad(queries, ((0, rows - R), (0, 0), (0, 0), (0, form.loaded - G), (0, 0)))
     none = jnp.full((K, form.lane_groups, LANES), gpu_math.LOWEST)
     results, sums = kernel.attend(queries, pool, schedule, work, form, none, common)
-    lanes = rows * K * form.loaded
-    num_splits = jnp.broadcast_to(jnp.pad(work.num_splits * form.rings, (0, rows - R))[:, None], (rows, lanes // rows))
-    lane_sinks = jnp.pad(sinks, ((0, 0), (0, form.loaded - G)), constant_values=gpu_math.LOWEST)
-    merged = merge_splits.merge(
-        results.reshape(-1, lanes, V),
-        sums.reshape(-1, lanes),
-        num_splits.reshape(lanes),
-        jnp.broadcast_to(lane_sinks, (rows, K, form.loaded)).reshape(lanes),
-        ops=common.ops,
-        interpret=common.interpret,
-    )
-    by_row = merged.reshape(rows, K, form.loaded, V)[:, :, :G].reshape(rows, N, V)
-    return jnp.where(work.is_mine[:, None, None], by_row[work.tiles], jnp.zeros((), q.dtype))
+    num_splits = work.num_splits * form.rings
+    if is_few:
+        found = results[..., :G, :], sums[..., :G], num_splits
+        merged = merge_splits.merge_few(*found, sinks if has_sinks else None)
+    else:
+        lanes = rows * K * form.loaded
+        lane_splits = jnp.broadcast_to(jnp.pad(num_splits, (0, rows - R))[:, None], (rows, lanes // rows))
+        lane_sinks = jnp.pad(sinks, ((0, 0), (0, form.loaded - G)), constant_values=gpu_math.LOWEST)
+        merged = merge_splits.merge(
+            results.reshape(-1, lanes, V),
+            sums.reshape(-1, lanes),
+            lane_splits.reshape(lanes),
+            jnp.broadcast_to(lane_sinks, (rows, K, form.loaded)).reshape(lanes),
+            ops=common.ops,
+            interpret=common.interpret,
+        )
+        merged = merged.reshape(rows, K, form.loaded, V)[:, :, :G]
+    return jnp.where(work.is_mine[:, None, None], merged.reshape(rows, N, V)[work.tiles], jnp.zeros((), q.dtype))
 
 
 def _rows_step(num_kv_heads: int, form: Form) -> int:
