@@ -129,6 +129,7 @@ def _form(pool: KVPool, group: int, *, is_decode: bool, target: Target) -> Form:
     queries = query_slots * groups * LANES * H * 2
     part = 64 if divided is Divided.TILES and V % 64 == 0 else part
     outputs = LANES * (consumers * part + rings) * 4 if is_decode else 0  # prefill writes them where the queries were
+    outputs += query_slots * 2 * H * 2 if is_decode else 0  # the row's new K and V
     is_apart = divided is Divided.VALUES
     copies = (
         rings * tile_kv * (H if is_apart else H + V) * 2 if is_small else 0

@@ -62,7 +62,7 @@ def merge_few(
     num_splits: jax.Array,  # [rows] int32
     sinks: jax.Array | None,  # [K, G] float32
 ) -> jax.Array:  # [rows, K, G, H] bfloat16
-    """`merge` without loops and reductions: XLA makes it one fusion with whatever cuts out lanes and puts them in order."""
+    """`merge` without loops and reductions, so that XLA makes one fusion of it and of what puts lanes in order."""
     are_there = [split < num_splits[:, None, None, None] for split in range(len(results))]
     sums = [jnp.where(is_there, own[..., None], m.LOWEST) for is_there, own in zip(are_there, sums, strict=True)]
     others = [] if sinks is None else [sinks[None, ..., None]]
