@@ -14,12 +14,13 @@ from ferrum_jax.runtime.buckets import Bucket
 from ferrum_jax.runtime.layout import Layout
 from ferrum_jax.runtime.placing.fit import fit, temporaries_bytes, temporaries_in
 from ferrum_jax.runtime.programs import programs_of
-from scripts import gpu_static
+from scripts import gpu_static, kept_counts
 from scripts.published import config_of
+from tests.aot import gpu_launches
+from tests.aot.gpu_launches import NO_WORK
 
 pytestmark = pytest.mark.aot
 _LAUNCHES = {"fusion", "custom-call", "copy"}
-_NO_WORK = {"parameter", "constant", "bitcast", "tuple", "get-tuple-element"}
 _KERNELS = ("mosaic_gpu", "__cublas$", "__cudnn$")  # custom calls that a graph records
 _HOST_MEMORY = "S(5)"
 
@@ -86,8 +87,19 @@ def test_a_forward_has_nothing_that_a_cuda_graph_cannot_record(engine: Engine) -
         text = executable.as_text()
         entry = text[text.index("\nENTRY ") :]
         kinds = re.findall(r"^\s+(?:ROOT )?%\S+ = .*? ([a-z][a-z-]*)\(", entry, re.MULTILINE)
-        assert set(kinds) <= _LAUNCHES | _NO_WORK, (str(part), set(kinds) - _LAUNCHES - _NO_WORK)
+        assert set(kinds) <= _LAUNCHES | NO_WORK, (str(part), set(kinds) - _LAUNCHES - NO_WORK)
         assert kinds.count("fusion") > 2 * engine.layout.spec.num_hidden_layers, "the pattern finds no step"
         targets = set(re.findall(r'custom_call_target="([^"]+)"', text))
         assert targets and all(target.startswith(_KERNELS) for target in targets), (str(part), targets)
         assert not re.search(r" (while|conditional)\(", text) and _HOST_MEMORY not in text, str(part)
+
+
+def test_a_layer_of_a_decode_step_has_no_more_launches_than_are_kept() -> None:
+    """Each costs a GPU some microseconds, whatever it computes. With another jax, XLA's part of them may be another."""
+    kept = kept_counts.read(gpu_launches.FILE)
+    if kept["tools"] != (here := {"jax": jax.__version__}):
+        pytest.skip(f"launches are of another compiler (kept, here): {kept['tools']}, {here}")
+    found, before = gpu_launches.launches_of_a_layer(), kept["launches"][gpu_launches.STEP]["layer"]
+    assert sum(n for name, n in found.items() if " dot_general " in name) == 4, "q, k and v; o; gate and up; down"
+    assert sum(n for name, n in found.items() if name.startswith("custom-call")) == 1, "K and V are written and read"
+    assert sum(found.values()) <= sum(before.values()), (before, found)

@@ -40,8 +40,9 @@ def attend(
     *,
     writes: bool = False,
 ) -> tuple[tuple[jax.Array, ...], KVPool]:
-    """Results of the items, and the pool. writes: behind the queries of a KV head are its K and V of the row's token, not
-    in the pool yet, to which they go.
+    """Results of the items, and the pool.
+
+    writes: behind the queries of a KV head are K and V of the row's token, which the pool does not have yet.
 
     Whole contexts: [tiles, K, groups, 64, H] bfloat16, the first V lanes. Splits: [splits, tiles, K, loaded, V]
     float32, each with weights that sum to 1, and the base-2 logarithms of their sums, [splits, tiles, K, loaded].
@@ -79,22 +80,27 @@ def attend(
         inputs.append(pool.scales.reshape(P, K, 2, C // shape.rows, shape.rows))
     if work.last_seen is not None:
         inputs.append(_by_lane(work.last_seen, form, common.group))
+    found = _launch(shape, inputs, outputs, common.interpret)
+    written = jax.freeze(values).reshape(pool.values.shape) if writes else pool.values
+    return found, dataclasses.replace(pool, values=written)
+
+
+def _launch(shape: Shape, inputs: list[Any], outputs: tuple[Any, ...], interpret: Any) -> tuple[jax.Array, ...]:
+    """The outputs. Pallas's own `kernel`, for Mosaic's takes no references as inputs, which are written in place."""
 
     def body(*refs: Any) -> None:
-        run = lambda scratch: _body(shape, Refs(refs[: len(inputs)], refs[len(inputs) :], scratch))  # noqa: E731
+        run = functools.partial(_body, shape, refs[: len(inputs)], refs[len(inputs) :])
         pl.run_scoped(run, scratch_of(shape), collective_axes="warpgroup")
 
-    threads: Any = {"num_threads": form.consumers + 1, "thread_name": "warpgroup"}
-    launch = pl.kernel(  # that of Mosaic takes no references, which are written where they are
+    threads: Any = {"num_threads": shape.form.consumers + 1, "thread_name": "warpgroup"}
+    launch = pl.kernel(
         body,
         out_type=outputs,
         mesh=plgpu.Mesh(grid=(shape.programs,), grid_names=("program",), **threads),
         compiler_params=plgpu.CompilerParams(approx_math=True, reduction_scratch_bytes=0),
-        interpret=common.interpret,
+        interpret=interpret,
     )
-    found = launch(*inputs)
-    written = jax.freeze(values).reshape(pool.values.shape) if writes else pool.values
-    return found, dataclasses.replace(pool, values=written)
+    return launch(*inputs)
 
 
 def _by_lane(last_seen: jax.Array, form: Form, group: int) -> jax.Array:  # [tiles, groups, 64] int32
@@ -104,8 +110,8 @@ def _by_lane(last_seen: jax.Array, form: Form, group: int) -> jax.Array:  # [til
     return lanes.reshape(-1, form.lane_groups, LANES)
 
 
-def _body(shape: Shape, refs: Refs) -> None:
-    num_items, items = refs.inputs[:2]
+def _body(shape: Shape, inputs: Any, outputs: Any, scratch: dict[str, Any]) -> None:
+    (num_items, items, *_), refs = inputs, Refs(inputs, outputs, scratch)
     form, warpgroup, program = shape.form, lax.axis_index("warpgroup"), lax.axis_index("program")
     work = num_items[0] * shape.num_kv_heads
     rounds, rest = lax.div(work, shape.programs), lax.rem(work, shape.programs)  # `//` minds signs, and costs more

@@ -15,7 +15,7 @@ from pallas_kernels.kv_write import kv_write
 from pallas_kernels.logits import Logits
 from pallas_kernels.paged_attention.gpu import kernel, merge_splits
 from pallas_kernels.paged_attention.gpu import math as gpu_math
-from pallas_kernels.paged_attention.gpu.config import LANES, Divided, Form
+from pallas_kernels.paged_attention.gpu.config import LANES, Form, takes_new
 from pallas_kernels.paged_attention.gpu.ops import Ops
 from pallas_kernels.paged_attention.gpu.schedule import GpuSchedule
 from pallas_kernels.paged_attention.gpu.shape import Common
@@ -34,7 +34,7 @@ def paged_attention(
     """See the package's paged_attention. Raises ValueError for queries that are not bfloat16."""
     if q.dtype != jnp.bfloat16:
         raise ValueError(f"q is {q.dtype.name}; 'mosaic_gpu' multiplies bfloat16; take implementation 'xla'")
-    writes = schedule.prefill is None and _writes(pool, schedule.config.decode)
+    writes = schedule.prefill is None and takes_new(pool, schedule.config.decode.divided)
     if not writes:
         pool = kv_write(pool, k, v, schedule.write_blocks, schedule.write_offsets, implementation="mosaic_gpu")
     new = jnp.stack([k, v], axis=2).astype(pool.dtype) if writes else None
@@ -51,11 +51,6 @@ def paged_attention(
     if schedule.prefill is not None:
         out = jnp.where(schedule.prefill.is_mine[:, None, None], _prefill(q, pool, schedule, heads, common), out)
     return out, pool
-
-
-def _writes(pool: KVPool, form: Form) -> bool:
-    """Whether the kernel writes K and V of decoding rows: of one width, as they are."""
-    return pool.dtype == jnp.bfloat16 and pool.head_dim == pool.v_head_dim and form.divided is Divided.LANES
 
 
 def _decode(
@@ -77,9 +72,7 @@ def _decode(
     queries = by_head[work.tokens[:, 0]][:, :, None]
     queries = jnp.pad(queries, ((0, rows - R), (0, 0), (0, 0), (0, -by_head.shape[2] % 8), (0, 0)))
     none = jnp.full((K, form.lane_groups, LANES), gpu_math.LOWEST)
-    (results, sums), pool = kernel.attend(
-        queries, pool, schedule, work, form, none, common, writes=new is not None
-    )
+    (results, sums), pool = kernel.attend(queries, pool, schedule, work, form, none, common, writes=new is not None)
     num_splits = work.num_splits * form.rings
     if is_few:
         found = results[..., :G, :], sums[..., :G], num_splits
