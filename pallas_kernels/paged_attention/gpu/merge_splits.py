@@ -17,7 +17,7 @@ from pallas_kernels.paged_attention.gpu import math as m
 from pallas_kernels.paged_attention.gpu.config import LANES
 from pallas_kernels.paged_attention.gpu.ops import MATRIX, PER_LANE, Ops
 
-FEW = 4  # splits, all of which `merge_few` reads, whatever a row has
+FEW = 4  # splits; `merge_few` reads all of them, whatever a row has
 _AT_ONCE = 8
 _PART = 16  # lanes of the head dim
 

@@ -1,5 +1,5 @@
-"""Paged attention in Pallas Mosaic GPU, for Hopper: K and V are written first, then rows of one query and rows of
-several are attended to by one kernel in two forms, and the splits of the former merged.
+"""Paged attention in Pallas Mosaic GPU, for Hopper: rows of one query and rows of several are attended to by one kernel
+in two forms, and the splits of the former merged. K and V are written first, or by the kernel where all rows have one.
 """
 
 from __future__ import annotations
