@@ -93,7 +93,7 @@ def _launch(shape: Shape, inputs: list[Any], outputs: tuple[Any, ...], interpret
         pl.run_scoped(run, scratch_of(shape), collective_axes="warpgroup")
 
     threads: Any = {"num_threads": shape.form.consumers + 1, "thread_name": "warpgroup"}
-    launch = pl.kernel(
+    launch: Any = pl.kernel(
         body,
         out_type=outputs,
         mesh=plgpu.Mesh(grid=(shape.programs,), grid_names=("program",), **threads),
@@ -111,7 +111,7 @@ def _by_lane(last_seen: jax.Array, form: Form, group: int) -> jax.Array:  # [til
 
 
 def _body(shape: Shape, inputs: Any, outputs: Any, scratch: dict[str, Any]) -> None:
-    (num_items, items, *_), refs = inputs, Refs(inputs, outputs, scratch)
+    refs, num_items, items = Refs(inputs, outputs, scratch), *inputs[:2]
     form, warpgroup, program = shape.form, lax.axis_index("warpgroup"), lax.axis_index("program")
     work = num_items[0] * shape.num_kv_heads
     rounds, rest = lax.div(work, shape.programs), lax.rem(work, shape.programs)  # `//` minds signs, and costs more

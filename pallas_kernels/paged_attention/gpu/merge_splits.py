@@ -64,10 +64,10 @@ def merge_few(
 ) -> jax.Array:  # [rows, K, G, H] bfloat16
     """`merge` without loops and reductions, so that XLA makes one fusion of it and of what puts lanes in order."""
     are_there = [split < num_splits[:, None, None, None] for split in range(len(results))]
-    sums = [jnp.where(is_there, own[..., None], m.LOWEST) for is_there, own in zip(are_there, sums, strict=True)]
-    others = [] if sinks is None else [sinks[None, ..., None]]
-    highest = functools.reduce(jnp.maximum, [*sums, *others])
-    weights = [jnp.exp2(own - highest) for own in (*sums, *others)]
+    logs = [jnp.where(is_there, own[..., None], m.LOWEST) for is_there, own in zip(are_there, sums, strict=True)]
+    logs += [] if sinks is None else [sinks[None, ..., None]]
+    highest = functools.reduce(jnp.maximum, logs)
+    weights = [jnp.exp2(own - highest) for own in logs]
     found = zip(are_there, weights, results, strict=False)
     parts = [jnp.where(is_there, x * weight, 0.0) for is_there, weight, x in found]
     return (functools.reduce(jnp.add, parts) / functools.reduce(jnp.add, weights)).astype(jnp.bfloat16)
