@@ -22,12 +22,10 @@ def launches_of_a_layer() -> Counter[str]:
 
 
 def _launches(num_layers: int) -> Counter[str]:
-    spec = spec_of(PUBLISHED["Llama-3-8B"][0])
-    spec = dataclasses.replace(spec, num_hidden_layers=num_layers, cache_groups=())
+    spec = dataclasses.replace(spec_of(PUBLISHED["Llama-3-8B"][0]), num_hidden_layers=num_layers, cache_groups=())
     _, steps = whole_steps(spec, 1, implementation="mosaic_gpu")
     bodies, entry = computations(next(steps).executable.as_text())
-    ops = filter(None, map(step_ops.parse, bodies[entry]))
-    return Counter(step_ops.label_of(op) for op in ops if op.kind not in NO_WORK)
+    return Counter(step_ops.label_of(op) for op in map(step_ops.parse, bodies[entry]) if op and op.kind not in NO_WORK)
 
 
 if __name__ == "__main__":
