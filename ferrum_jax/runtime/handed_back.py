@@ -65,11 +65,13 @@ def trace_part(
     mesh: Mesh,
     options: StepOptions,
     keeps: bool = True,
+    decodes: bool = False,
 ) -> jax.stages.Traced:
     """A part of a step on a mesh, ready to be lowered: one program that every device runs on its own.
 
     part: (*arguments) to (the arguments at `pools`, *results). The program takes an array like each result behind the
     arguments, as one tuple; these and the pools are donated. keeps: False for results that are new in each call.
+    decodes: as `compiler_options` has it.
     """
 
     def run(*given: Any) -> tuple[Any, ...]:
@@ -90,6 +92,6 @@ def trace_part(
         program,
         donate_argnums=(*pools, len(arguments)) if keeps else (),
         out_shardings=formats((*(arguments[i] for i in pools), *results)),
-        compiler_options=compiler_options(options),
+        compiler_options=compiler_options(options, decodes=decodes),
     )
     return jitted.trace(*given)

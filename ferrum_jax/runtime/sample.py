@@ -223,7 +223,7 @@ def trace_launch(head: Head, pools: Pools, bucket: LaunchBucket, mesh: Mesh) -> 
     arguments = (weights, pools.flat_caches(), pools.slots, pools.hidden, words)
     results = results_of(bucket, pools, options, mesh)
     launch = make_launch(head, bucket, pools)
-    return trace_part(launch, arguments, results, pools=(1, 2, 3), mesh=mesh, options=options)
+    return trace_part(launch, arguments, results, pools=(1, 2, 3), mesh=mesh, options=options, decodes=True)
 
 
 def trace_score(

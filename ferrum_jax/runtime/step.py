@@ -157,7 +157,8 @@ def trace_forward(
 
     arguments = (tuple(weights.values()), kv, pools.slots, pools.hidden, *more, words)
     results = results_of(bucket, pools, options, mesh)
-    return trace_part(with_more, arguments, results, pools=(1, 3), mesh=mesh, options=options)
+    how: Any = {"mesh": mesh, "options": options, "decodes": bucket.decode_only}
+    return trace_part(with_more, arguments, results, pools=(1, 3), **how)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -25,6 +25,10 @@ _TPU_OPTIONS = {"xla_tpu_enable_deduplicated_calls": "true", "xla_tpu_dot_dot_fu
 # TPU7x keeps 16-bit arrays of a program in tiles of 16 rows and its arguments in tiles of 8. Weights that a loop reads,
 # the experts' and the one of the logits, would be copied in each step. With tiles of 8 for both nothing is.
 _TPU7X_OPTIONS = {"xla_tpu_control_large_2nd_minor_layout_for_x16": "false"}
+# A GPU's decode step waits for its launches. Products of one input are one where this allows it: q, k and v are by
+# default, gate and up, which are larger, are not. A Triton kernel reads weights where they are; cuBLAS, which XLA takes
+# for many tokens, would want them copied side by side.
+_GPU_DECODE_OPTIONS = {"xla_gpu_dot_merger_threshold_mb": "65536"}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -133,10 +137,12 @@ def attention_config(
     )
 
 
-def compiler_options(options: StepOptions) -> dict[str, str] | None:
-    """The compiler's options for a step on its target."""
+def compiler_options(options: StepOptions, *, decodes: bool = False) -> dict[str, str] | None:
+    """The compiler's options for a step on its target. decodes: no row has more than one token."""
     if options.invariant:
         return invariance.COMPILER_OPTIONS
+    if options.target.platform == "gpu" and decodes:
+        return _GPU_DECODE_OPTIONS
     if options.target.platform != "tpu":
         return None
     return _TPU_OPTIONS | (_TPU7X_OPTIONS if options.target.generation == "v7x" else {})

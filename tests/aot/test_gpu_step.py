@@ -14,12 +14,12 @@ from ferrum_jax.runtime.buckets import Bucket
 from ferrum_jax.runtime.layout import Layout
 from ferrum_jax.runtime.placing.fit import fit, temporaries_bytes, temporaries_in
 from ferrum_jax.runtime.programs import programs_of
-from scripts import gpu_static
+from scripts import gpu_static, kept_counts
 from scripts.published import config_of
+from tests.aot.gpu_launches import FILE, NO_WORK, TOOLS, launches_of_a_layer
 
 pytestmark = pytest.mark.aot
 _LAUNCHES = {"fusion", "custom-call", "copy"}
-_NO_WORK = {"parameter", "constant", "bitcast", "tuple", "get-tuple-element"}
 _KERNELS = ("mosaic_gpu", "__cublas$", "__cudnn$")  # custom calls that a graph records
 _HOST_MEMORY = "S(5)"
 
@@ -86,8 +86,18 @@ def test_a_forward_has_nothing_that_a_cuda_graph_cannot_record(engine: Engine) -
         text = executable.as_text()
         entry = text[text.index("\nENTRY ") :]
         kinds = re.findall(r"^\s+(?:ROOT )?%\S+ = .*? ([a-z][a-z-]*)\(", entry, re.MULTILINE)
-        assert set(kinds) <= _LAUNCHES | _NO_WORK, (str(part), set(kinds) - _LAUNCHES - _NO_WORK)
+        assert set(kinds) <= _LAUNCHES | NO_WORK, (str(part), set(kinds) - _LAUNCHES - NO_WORK)
         assert kinds.count("fusion") > 2 * engine.layout.spec.num_hidden_layers, "the pattern finds no step"
         targets = set(re.findall(r'custom_call_target="([^"]+)"', text))
         assert targets and all(target.startswith(_KERNELS) for target in targets), (str(part), targets)
         assert not re.search(r" (while|conditional)\(", text) and _HOST_MEMORY not in text, str(part)
+
+
+def test_a_layer_of_a_decode_step_has_no_more_launches_than_are_kept() -> None:
+    kept = kept_counts.read(FILE)
+    if kept["tools"] != TOOLS:
+        pytest.skip(f"XLA's part is of another compiler (kept, here): {kept['tools']}, {TOOLS}")
+    found, before = launches_of_a_layer(), kept["launches"]["llama_8b_decode_64"]["layer"]
+    kinds = [" dot_general " in name or name.startswith("custom-call") for name in found.elements()]
+    assert sum(kinds) == 5, f"q, k and v, attention, o, gate and up, down: {found}"
+    assert len(kinds) <= sum(before.values()), (before, found)

@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pallas_kernels.kv_pool import KV_DTYPES, pool_shape
+from pallas_kernels.kv_pool import KV_DTYPES, KVPool, pool_shape
+from pallas_kernels.kv_write import kv_write
 from pallas_kernels.logits import Logits
 from pallas_kernels.paged_attention import GpuConfig, GpuSchedule, RaggedBatch, make_schedule, oracle
 from pallas_kernels.paged_attention import cases as paged
@@ -77,6 +78,8 @@ BY_NAME = {case.name: case for case in CASES}
 QUICK = ("decode_gqa", "two_rows", "many_heads")
 # Each feature in one of them at least.
 SLOW = (
+    "decode_big_blocks",
+    "decode_h96_window_sinks",
     "decode_mqa_padding",
     "decode_mha_h64",
     "decode_h192_soft_cap",
@@ -128,14 +131,18 @@ def _attend(case: paged.Case, arguments: paged.Arguments, programs: int = 1, spl
 
 
 def _run(case: paged.Case, arguments: paged.Arguments, config: GpuConfig, interpret: Any) -> np.ndarray:
-    def attend(q, k, v, pool, schedule, sinks) -> jax.Array:
+    def attend(q, k, v, pool, schedule, sinks) -> tuple[jax.Array, KVPool]:
         logits = Logits(**case.attention, sinks=sinks)
         kernel = latent_attention if case.rope_dim else gpu.paged_attention
-        return kernel(q, k, v, pool, schedule, logits, interpret=interpret)[0]
+        return kernel(q, k, v, pool, schedule, logits, interpret=interpret)
 
     a, options = arguments, FAST_COMPILE if interpret else None
     schedule = _schedule(case, a.batch, config)
-    return np.asarray(jax.jit(attend, compiler_options=options)(a.q, a.k, a.v, a.pool, schedule, a.sinks), np.float64)
+    out, pool = jax.jit(attend, compiler_options=options)(a.q, a.k, a.v, a.pool, schedule, a.sinks)
+    written = kv_write(a.pool, a.k, a.v, schedule.write_blocks, schedule.write_offsets, implementation="mosaic_gpu")
+    for kept, expected in zip(jax.tree.leaves(pool), jax.tree.leaves(written), strict=True):  # block 0 may be anything
+        assert np.asarray(kept)[1:].tobytes() == np.asarray(expected)[1:].tobytes()
+    return np.asarray(out, np.float64)
 
 
 def _expected(case: paged.Case) -> np.ndarray:

@@ -116,6 +116,11 @@ class GpuConfig:
         )
 
 
+def takes_new(pool: KVPool, divided: Divided) -> bool:
+    """Whether a decoding row's kernel can write K and V: as they are, of one width, in one consumer's lanes."""
+    return pool.dtype == jnp.bfloat16 and pool.head_dim == pool.v_head_dim and divided is Divided.LANES
+
+
 def _form(pool: KVPool, group: int, *, is_decode: bool, target: Target) -> Form:
     H, V, is_small = pool.head_dim, pool.v_head_dim, pool.dtype.itemsize == 1
     divided = Divided.VALUES if V > _WIDEST else Divided.LANES
@@ -129,6 +134,7 @@ def _form(pool: KVPool, group: int, *, is_decode: bool, target: Target) -> Form:
     queries = query_slots * groups * LANES * H * 2
     part = 64 if divided is Divided.TILES and V % 64 == 0 else part
     outputs = LANES * (consumers * part + rings) * 4 if is_decode else 0  # prefill writes them where the queries were
+    outputs += query_slots * 2 * H * 2 if is_decode and takes_new(pool, divided) else 0
     is_apart = divided is Divided.VALUES
     copies = (
         rings * tile_kv * (H if is_apart else H + V) * 2 if is_small else 0

@@ -29,7 +29,7 @@ def consume(shape: Shape, refs: Refs, me: ConsumerPart, task: Task, n: jax.Array
     def one_stage(tile: jax.Array, carry: Any, is_edge: bool) -> Any:
         n, (highest, total, parts) = carry
         stage = shape.stage_of(n, me.ring)
-        at = StageTile(n, stage, tile * form.tile_kv, item if is_edge else None)
+        at = StageTile(n, stage, tile * form.tile_kv, slot, item if is_edge else None)
         readable = _keys if shape.is_apart else _keys_and_values
         keys_values = readable(shape, s, me, at)
         turn = _nothing if is_edge or not shape.alternates else functools.partial(_take_turn, s)
@@ -66,7 +66,10 @@ def consume(shape: Shape, refs: Refs, me: ConsumerPart, task: Task, n: jax.Array
     if form.split is None:
         _store_whole(shape, outputs, s, me, slot, head, item, state)
     else:
-        ops.end_reading(is_by_threads=held is not None)
+        if shape.writes:
+            is_last = item[Field.HIGH] < item[Field.END_KV] * form.tile_kv
+            pl.when(is_last)(functools.partial(_store_new, shape, inputs, s["new"].at[slot], head, item))
+        ops.end_reading(is_by_threads=held is not None or shape.writes)
         plgpu.barrier_arrive(s["queries_free"].at[slot])
         _store_partial(shape, outputs, s, me, head, item, state)
     return n
@@ -92,7 +95,10 @@ def _over_stages(
 
     first, end = item[Field.FIRST_KV], item[Field.END_KV]
     first_full = jnp.clip(item[Field.FIRST_FULL], first, end)
-    end_full = jnp.clip(item[Field.END_FULL], first_full, end)
+    end_full = item[Field.END_FULL]
+    if shape.writes:  # the tile with the token that is new
+        end_full = jnp.minimum(end_full, lax.div(item[Field.HIGH], shape.form.tile_kv))
+    end_full = jnp.clip(end_full, first_full, end)
     if shape.window is not None:
         carry = own(first, first_full, True, carry)
     if shape.alternates:
@@ -149,9 +155,10 @@ def _keys_and_values(shape: Shape, s: dict[str, Any], me: ConsumerPart, at: Stag
         _meet(shape, s)  # the last converted stage has been multiplied
     into = s["converted"].at[me.ring + unknown_zero(at.n)] if shape.is_converted else ref
     for kind, columns in enumerate((range(H), range(H, H + V))):  # K by the first consumer, V by the last
-        if shape.is_converted or (kind == 1 and at.item is not None):
-            seen_by = at if kind == 1 else at._replace(item=None)
-            rewrite = functools.partial(_rewrite, shape, ref, into, columns, seen_by)
+        if shape.is_converted or (at.item is not None and (kind == 1 or shape.writes)):
+            seen_by = at if kind == 1 or shape.writes else at._replace(item=None)
+            new = s["new"].at[at.slot, kind] if shape.writes else None
+            rewrite = functools.partial(_rewrite, shape, ref, into, columns, seen_by, new)
             if "together" in s:
                 pl.when(me.number == kind * (shape.form.consumers - 1))(rewrite)
             else:
@@ -233,8 +240,11 @@ def _meet(shape: Shape, s: dict[str, Any]) -> None:
         plgpu.barrier_wait(s["together"])
 
 
-def _rewrite(shape: Shape, ref: Any, into: Any, columns: range, at: StageTile) -> None:
-    """A stage's columns, in bfloat16; at an edge, tokens that none of its queries sees are zero."""
+def _rewrite(shape: Shape, ref: Any, into: Any, columns: range, at: StageTile, new: Any = None) -> None:
+    """A stage's columns, in bfloat16; at an edge, tokens that none of its queries sees are zero.
+
+    new: a ref with these columns of the item's last token, which the pool does not have yet.
+    """
     ops, width, item = shape.ops, shape.width, at.item
     layout = SMALL if shape.is_converted else MATRIX
     for first in columns[::width]:
@@ -246,6 +256,10 @@ def _rewrite(shape: Shape, ref: Any, into: Any, columns: range, at: StageTile) -
             position = ops.iota(values.shape, 0, layout) + at.begin
             is_seen = (position >= item[Field.OLDEST]) & (position <= item[Field.HIGH])
             values = jnp.where(is_seen, values, jnp.zeros_like(values))
+            if new is not None:
+                of_token = ops.load(new.at[pl.ds(first - columns.start, width)], PER_TOKEN)
+                of_token = lax.broadcast_in_dim(of_token, values.shape, [1])
+                values = jnp.where(position == item[Field.HIGH], of_token, values)
         into[:, pl.ds(first, width)] = values
     plgpu.commit_smem()
 
@@ -277,6 +291,15 @@ def _store_whole(
         plgpu.copy_smem_to_gmem(there, outputs[0].at[item[Field.TILE], head, me.group])
         plgpu.wait_smem_to_gmem(0)
     plgpu.barrier_arrive(s["queries_free"].at[slot])
+
+
+def _store_new(shape: Shape, inputs: Any, new: Any, head: jax.Array, item: dict[Field, jax.Array]) -> None:
+    """Writes K and V of an item's last token to its block, whose place no other item reads."""
+    (_, _, tables, _, _, values, *_), H, high = inputs, shape.head_dim, item[Field.HIGH]
+    at = shape.place_of(tables, item[Field.ROW], high), high & (shape.rows - 1), head
+    for kind in range(2):
+        plgpu.copy_smem_to_gmem(new.at[kind], values.at[(*at, pl.ds(kind * H, H))])
+    plgpu.wait_smem_to_gmem(0, wait_read_only=True)
 
 
 def _store_partial(

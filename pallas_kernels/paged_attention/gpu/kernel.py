@@ -10,6 +10,7 @@ context are masked and their values cleared, because what lies beyond may be NaN
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from typing import Any
 
@@ -36,8 +37,12 @@ def attend(
     form: Form,
     sinks: jax.Array,  # [K, groups of lanes, 64] float32, base 2; LOWEST where there are none
     common: Common,
-) -> tuple[jax.Array, ...]:
-    """Results of the items.
+    *,
+    writes: bool = False,
+) -> tuple[tuple[jax.Array, ...], KVPool]:
+    """Results of the items, and the pool.
+
+    writes: behind the queries of a KV head are K and V of the row's token, which the pool does not have yet.
 
     Whole contexts: [tiles, K, groups, 64, H] bfloat16, the first V lanes. Splits: [splits, tiles, K, loaded, V]
     float32, each with weights that sum to 1, and the base-2 logarithms of their sums, [splits, tiles, K, loaded].
@@ -60,9 +65,11 @@ def attend(
         chunked=schedule.chunked,
         causal=schedule.causal,
         has_spans=work.last_seen is not None,
+        writes=writes,
         ops=common.ops,
     )
-    values = pool.values.reshape(P * C // shape.rows, shape.rows, K, H + V)
+    values: Any = pool.values.reshape(P * C // shape.rows, shape.rows, K, H + V)
+    values = jax.new_ref(values, memory_space=plgpu.GMEM) if writes else values
     if form.split is None:
         outputs = (jax.ShapeDtypeStruct((tiles, K, groups, LANES, H), jnp.bfloat16),)
     else:
@@ -73,16 +80,25 @@ def attend(
         inputs.append(pool.scales.reshape(P, K, 2, C // shape.rows, shape.rows))
     if work.last_seen is not None:
         inputs.append(_by_lane(work.last_seen, form, common.group))
-    launch = plgpu.kernel(
-        lambda *refs: _body(shape, Refs(refs[: len(inputs)], refs[len(inputs) : -1], refs[-1])),
+    found = _launch(shape, inputs, outputs, common.interpret)
+    written = jax.freeze(values).reshape(pool.values.shape) if writes else pool.values
+    return found, dataclasses.replace(pool, values=written)
+
+
+def _launch(shape: Shape, inputs: list[Any], outputs: tuple[Any, ...], interpret: Any) -> tuple[jax.Array, ...]:
+    """The outputs. Pallas's own `kernel`, for Mosaic's takes no references as inputs, which are written in place."""
+
+    def body(*refs: Any) -> None:
+        run = functools.partial(_body, shape, refs[: len(inputs)], refs[len(inputs) :])
+        pl.run_scoped(run, scratch_of(shape), collective_axes="warpgroup")
+
+    threads: Any = {"num_threads": shape.form.consumers + 1, "thread_name": "warpgroup"}
+    launch: Any = pl.kernel(
+        body,
         out_type=outputs,
-        scratch_types=[scratch_of(shape)],
-        grid=(shape.programs,),
-        grid_names=("program",),
-        num_threads=form.consumers + 1,
-        thread_name="warpgroup",
+        mesh=plgpu.Mesh(grid=(shape.programs,), grid_names=("program",), **threads),
         compiler_params=plgpu.CompilerParams(approx_math=True, reduction_scratch_bytes=0),
-        interpret=common.interpret,
+        interpret=interpret,
     )
     return launch(*inputs)
 
@@ -94,8 +110,8 @@ def _by_lane(last_seen: jax.Array, form: Form, group: int) -> jax.Array:  # [til
     return lanes.reshape(-1, form.lane_groups, LANES)
 
 
-def _body(shape: Shape, refs: Refs) -> None:
-    num_items, items = refs.inputs[:2]
+def _body(shape: Shape, inputs: Any, outputs: Any, scratch: dict[str, Any]) -> None:
+    refs, num_items, items = Refs(inputs, outputs, scratch), *inputs[:2]
     form, warpgroup, program = shape.form, lax.axis_index("warpgroup"), lax.axis_index("program")
     work = num_items[0] * shape.num_kv_heads
     rounds, rest = lax.div(work, shape.programs), lax.rem(work, shape.programs)  # `//` minds signs, and costs more
@@ -154,10 +170,13 @@ def _fetch(shape: Shape, refs: Refs, task: Task, fetched: Any) -> tuple[jax.Arra
 
     for group in range(form.lane_groups):
         plgpu.copy_gmem_to_smem(
-            queries.at[item[Field.TILE], head, group],
+            queries.at[item[Field.TILE], head, group, pl.ds(0, form.loaded)],
             s["queries"].at[slot, group, pl.ds(0, form.loaded)],
             s["queries_ready"].at[slot],
         )
+    if shape.writes:
+        behind = queries.at[item[Field.TILE], head, 0, pl.ds(shape.group, 2)]
+        plgpu.copy_gmem_to_smem(behind, s["new"].at[slot], s["queries_ready"].at[slot])
 
     def one_stage(tile: jax.Array, fetched: Any) -> Any:
         ring = lax.rem(tile, form.rings) if form.rings > 1 else 0
@@ -169,15 +188,14 @@ def _fetch(shape: Shape, refs: Refs, task: Task, fetched: Any) -> tuple[jax.Arra
             for piece in range(form.tile_kv // shape.rows):
                 first = piece * shape.rows
                 position = lax.clamp(item[Field.OLDEST], tile * form.tile_kv + first, item[Field.HIGH])
-                block = tables[item[Field.ROW], lax.shift_right_logical(position, C.bit_length() - 1)]  # a power of two
-                part = lax.shift_right_logical(position, shape.rows.bit_length() - 1) & (C // shape.rows - 1)
-                ready = s["stage_ready"].at[place]
+                there, ready = shape.place_of(tables, item[Field.ROW], position), s["stage_ready"].at[place]
                 plgpu.copy_gmem_to_smem(
-                    values.at[block * (C // shape.rows) + part, :, head, pl.ds(columns.start, len(columns))],
+                    values.at[there, :, head, pl.ds(columns.start, len(columns))],
                     s["stages"].at[place, pl.ds(first, shape.rows)],
                     ready,
                 )
                 for ref in scales:
+                    block, part = lax.div(there, C // shape.rows), lax.rem(there, C // shape.rows)
                     plgpu.copy_gmem_to_smem(ref.at[block, head, :, part], s["scales"].at[place, piece], ready)
         return (n + 1,) if form.rings == 1 else (fetched[0] + 1 - ring, fetched[1] + ring)
 

@@ -5,6 +5,7 @@ Splits are read several at a time, for a row of 128k tokens has many and each re
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax
@@ -16,6 +17,7 @@ from pallas_kernels.paged_attention.gpu import math as m
 from pallas_kernels.paged_attention.gpu.config import LANES
 from pallas_kernels.paged_attention.gpu.ops import MATRIX, PER_LANE, Ops
 
+FEW = 4  # splits; `merge_few` reads all of them, whatever a row has
 _AT_ONCE = 8
 _PART = 16  # lanes of the head dim
 
@@ -52,6 +54,23 @@ def merge(
         sinks.reshape(groups, LANES),
     )
     return out.transpose(0, 2, 1, 3).reshape(lanes, H).astype(jnp.bfloat16)
+
+
+def merge_few(
+    results: jax.Array,  # [splits, rows, K, G, H] float32
+    sums: jax.Array,  # [splits, rows, K, G] float32
+    num_splits: jax.Array,  # [rows] int32
+    sinks: jax.Array | None,  # [K, G] float32
+) -> jax.Array:  # [rows, K, G, H] bfloat16
+    """`merge` without loops and reductions, so that XLA makes one fusion of it and of what puts lanes in order."""
+    are_there = [split < num_splits[:, None, None, None] for split in range(len(results))]
+    logs = [jnp.where(is_there, own[..., None], m.LOWEST) for is_there, own in zip(are_there, sums, strict=True)]
+    logs += [] if sinks is None else [sinks[None, ..., None]]
+    highest = functools.reduce(jnp.maximum, logs)
+    weights = [jnp.exp2(own - highest) for own in logs]
+    found = zip(are_there, weights, results, strict=False)
+    parts = [jnp.where(is_there, x * weight, 0.0) for is_there, weight, x in found]
+    return (functools.reduce(jnp.add, parts) / functools.reduce(jnp.add, weights)).astype(jnp.bfloat16)
 
 
 def _body(ops: Ops, splits: int, results: Any, sums: Any, num_splits: Any, most: Any, sinks: Any, out: Any) -> None:

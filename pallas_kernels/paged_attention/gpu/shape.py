@@ -53,11 +53,13 @@ class Task(NamedTuple):
 
 
 class StageTile(NamedTuple):
-    """A program's n-th tile: tokens from position `begin` on. item: where queries do not see all of them."""
+    """A program's n-th tile: tokens from position `begin` on. slot: of the item's queries. item: where queries do not
+    see all of them, or one is new."""
 
     n: jax.Array
     stage: jax.Array
     begin: jax.Array
+    slot: jax.Array
     item: dict[Field, jax.Array] | None
 
 
@@ -74,7 +76,8 @@ class ConsumerPart(NamedTuple):
 class Shape:
     """The static shape of a launch. rows: of a block or a part of one, that one transfer brings.
 
-    has_spans: queries may see beyond themselves, and the last of `inputs` says how far.
+    has_spans: queries may see beyond themselves, and the last of `inputs` says how far. writes: the pool does not have
+    the last token's K and V yet; they come behind a row's queries, and the split that reads their place writes them.
     """
 
     form: Form
@@ -92,6 +95,7 @@ class Shape:
     chunked: bool
     causal: bool
     has_spans: bool
+    writes: bool
     ops: Ops
 
     @property
@@ -143,6 +147,12 @@ class Shape:
             return ConsumerPart(number, 0, 0, number)
         return ConsumerPart(number, number, 0, 0)
 
+    def place_of(self, tables: Any, row: jax.Array, position: jax.Array) -> jax.Array:
+        """The place of the block, or the part of one, that has a row's position."""
+        block = tables[row, lax.shift_right_logical(position, self.block_size.bit_length() - 1)]  # a power of two
+        parts = self.block_size // self.rows
+        return block * parts + (lax.shift_right_logical(position, self.rows.bit_length() - 1) & (parts - 1))
+
     @property
     def has_scales(self) -> bool:
         """Whether each token's K and V have a factor."""
@@ -168,7 +178,7 @@ def scratch_of(shape: Shape) -> dict[str, Any]:
         # swizzled as keys are, for wgmma wants one swizzle of both
         "queries": swizzled((form.query_slots, form.lane_groups, LANES, H), jnp.bfloat16, lanes=shape.width),
         "stages": swizzled((halves, T, lanes), shape.dtype, lanes=shape.width),
-        "queries_ready": plgpu.Barrier(num_arrivals=form.lane_groups, num_barriers=form.query_slots),
+        "queries_ready": plgpu.Barrier(num_arrivals=form.lane_groups + shape.writes, num_barriers=form.query_slots),
         "queries_free": plgpu.Barrier(num_arrivals=form.consumers, num_barriers=form.query_slots),
         "stage_ready": plgpu.Barrier(num_arrivals=arrivals, num_barriers=halves),
         "stage_free": plgpu.Barrier(num_arrivals=readers, num_barriers=halves),
@@ -180,6 +190,8 @@ def scratch_of(shape: Shape) -> dict[str, Any]:
     if form.split is not None:
         scratch["result"] = plgpu.SMEM((form.consumers, LANES, form.part), jnp.float32)
         scratch["sums"] = plgpu.SMEM((form.rings, LANES), jnp.float32)
+    if shape.writes:
+        scratch["new"] = plgpu.SMEM((form.query_slots, 2, H), shape.dtype)
     if shape.is_converted:
         scratch["converted"] = swizzled((form.rings, T, lanes), jnp.bfloat16, lanes=shape.width)
     if shape.has_scales:
