@@ -14,18 +14,21 @@ check.json, check.html and bench.jsonl hold the results. Ends with the exit code
 from __future__ import annotations
 
 import argparse
+import collections
 import contextlib
 import dataclasses
 import json
 import os
 import pathlib
 import platform
+import re
 import shlex
 import signal
 import subprocess
 import sys
+import threading
 import time
-from typing import Any
+from typing import IO, Any
 
 from scripts.bench_vllm import MISSING
 
@@ -40,16 +43,23 @@ _FEW = ("--max-num-seqs", "64", "--max-num-batched-tokens", "512", "--max-model-
 _GRACE_S = 10.0  # from being asked to end to being ended
 _CUT = 124
 _NO_GPU = 3  # exit code
+_ERROR = re.compile(
+    rb"[\w.]*(Error|Exception|Exit)\b|usage: |F\d{4} "
+)  # XLA's usage begins with the flag that it refuses
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Part:
-    """A command. about: fields that name its model. prints: whether its standard output is JSON lines to keep."""
+    """A command. about: fields that name its model. prints: whether its standard output is JSON lines to keep.
+
+    environment: beside that of this process.
+    """
 
     name: str
     command: tuple[str, ...]
     about: dict[str, str] = dataclasses.field(default_factory=dict)
     prints: bool = True
+    environment: dict[str, str] = dataclasses.field(default_factory=dict)
 
 
 def check_part(output: pathlib.Path, *, full: bool) -> Part:
@@ -107,19 +117,33 @@ def run_part(part: Part, bench: pathlib.Path, limit_s: float | None) -> int:
     print(f"\n{part.name}: {shlex.join(part.command)}", file=sys.stderr, flush=True)
     command = [sys.executable if word == "python" else word for word in part.command[:1]] + list(part.command[1:])
     with bench.open("a") if part.prints else contextlib.nullcontext() as file:
-        process = subprocess.Popen(command, stdout=file, start_new_session=True)
+        given: dict[str, Any] = {"env": os.environ | part.environment, "start_new_session": True}
+        process = subprocess.Popen(command, stdout=file, stderr=subprocess.PIPE, **given)
+        said = collections.deque[bytes](maxlen=1)
+        reader = threading.Thread(target=_pass_on, args=(process.stderr, said))
+        reader.start()
         try:
             code = process.wait(limit_s)
         except subprocess.TimeoutExpired:
             code = _CUT
         finally:
             end(process)
-    problem = f"cut after {limit_s:.0f} s" if code == _CUT else f"failed: it ended with exit code {code}"
+            reader.join(_GRACE_S)
+    last = b"".join(said).decode(errors="replace").strip()[:300] or "it named no error"
+    problem = f"cut after {limit_s:.0f} s" if code == _CUT else f"failed: it ended with exit code {code}: {last}"
     if code:
         print(f"{part.name}: {problem}", file=sys.stderr, flush=True)
     if code and part.prints:
         add_line(bench, part.about | {"problem": problem})
     return code
+
+
+def _pass_on(errors: IO[bytes], said: collections.deque[bytes]) -> None:
+    """Shows what a process writes to its standard error, and keeps the last line that names an error."""
+    for line in errors:
+        sys.stderr.write(line.decode(errors="replace"))
+        sys.stderr.flush()
+        said.extend([line] if _ERROR.match(line) else [])
 
 
 def end(process: subprocess.Popen[bytes]) -> None:

@@ -62,6 +62,8 @@ def _maker(shape: tuple[int, ...], dtype: jnp.dtype, sharding: Any) -> Any:
     def make(key: jax.Array) -> jax.Array:
         if len(shape) == 1:
             return jnp.ones(shape, dtype)
+        if jnp.issubdtype(dtype, jnp.integer):  # codes of a form
+            return jax.random.bits(key, shape, jnp.uint8).astype(dtype)
         return jax.random.normal(key, shape, dtype) * jnp.asarray(0.02, dtype)
 
     return jax.jit(make, out_shardings=sharding)

@@ -1,0 +1,291 @@
+"""A process of the laboratory (`scripts.gpu_lab`): an engine over random weights, its decode steps timed in turns.
+
+The environment's LAB_ORDER has the fields of an `Order`, in JSON. Only what it needs is compiled. Prints JSON lines as
+they come: {"token_s"} for a turn of a case, {"busy_s", "kernels"} of a step from a profile, {"problem"} for a case that
+fails, {"left_out"} for one that the product lacks; each with the case's fields.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import dataclasses
+import functools
+import json
+import os
+import pathlib
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+from unittest import mock
+
+import jax
+import numpy as np
+
+from ferrum_jax import LLM, EngineConfig, SamplingParams
+from ferrum_jax.core.plan import Draw
+from ferrum_jax.io.child import first_line
+from ferrum_jax.runtime import settled
+from ferrum_jax.runtime.buckets import Ladder, LaunchBucket, make_ladder
+from ferrum_jax.runtime.compile.compile import make_all
+from ferrum_jax.runtime.compile.deferred import DeferredExecutable, Prepared
+from ferrum_jax.runtime.programs import programs_of
+from scripts.shapes import SHAPES, random_source
+
+SMALL = {"vocab_size": 96, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "head_dim": 8}
+SMALL |= {"num_key_value_heads": 2, "intermediate_size": 64, "moe_intermediate_size": 32, "num_experts": 16}
+_MANY = 16  # sets of results that take turns, where addresses are to move
+_PROFILED = 8  # steps
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Case:
+    """What is timed. tokens: of a row in a launch.
+
+    loop: "engine", or "bare" for the executables of a step called over and over, whose results nobody reads. addresses:
+    "two" sets of results take turns, as the engine has them; "many"; or "one", which a bare loop alone can have.
+    """
+
+    step: str  # "halves" or "launch"
+    tokens: int = 1
+    loop: str = "engine"
+    addresses: str = "two"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Order:
+    """model: of scripts.shapes. config: fields of EngineConfig. cases: fields of each. prompt, tokens: of a row in a
+    turn. prefill: tokens of a prompt that is timed by itself; 0 for none. small: few layers, for a CPU. about: of every
+    line."""
+
+    about: dict[str, Any]
+    model: str
+    config: dict[str, Any]
+    cases: list[dict[str, Any]]
+    rows: list[int]
+    prompt: int
+    tokens: int
+    turns: int
+    prefill: int = 0
+    small: bool = False
+
+
+class Lab:
+    """The engine of an order. say: takes a line."""
+
+    def __init__(self, order: Order, say: Callable[[dict[str, Any]], None]) -> None:
+        self.order, self.say, began_s = order, say, time.perf_counter()
+        given = SHAPES[order.model]
+        if order.small:
+            given |= {name: size for name, size in SMALL.items() if name in given}
+        config = EngineConfig(
+            ready="all", check="off", compilation_cache_dir="", max_cached_prompts=512, **order.config
+        )
+        with mock.patch.object(settled, "make_ladder", self._ladder):
+            self.llm = LLM.from_source(random_source(given), config, on_progress=tell)
+        self.runner, loaded = self.llm.engine.runner, self.llm.loaded
+        launches = [each for each in loaded.layout.ladder.launches if each.draw == Draw.GREEDY]
+        programs, tokens = programs_of(loaded.layout, launches), {Case(**fields).tokens for fields in order.cases}
+        wanted = {each: programs[each] for each in launches if tokens_of(each) in tokens}
+        self.launches = make_all(wanted, wanted, executable_cache=None, on_done=lambda *of: tell("launches", *of))
+        self._executables, self._held = loaded.executables, collections.deque[Any]()
+        self._calls: list[tuple[str, Any, np.ndarray]] = []  # of the last step
+        self._steps: dict[tuple[str, int], list[tuple[str, Any, np.ndarray]]] = {}  # the last of all rows, by case
+        self._seen, self._now = list[tuple[float, int]](), (0, Case(step=""))
+        self._spy()
+        count, runs = len(loaded.executables) + len(self.launches), loaded.layout.options.recorded
+        say({"runs": runs, "opened_s": time.perf_counter() - began_s, "executables": count})
+
+    def _ladder(self, **given: Any) -> Ladder:
+        """What the order needs of the ladder: the largest mixed bucket, and one to decode each number of rows."""
+        ladder = make_ladder(**given)
+        decode = [bucket for bucket in ladder.buckets if bucket.decode_only]
+        kept = {next(bucket for bucket in decode if bucket.num_rows >= rows) for rows in self.order.rows}
+        kept |= {[bucket for bucket in ladder.buckets if not bucket.decode_only][-1]}
+        return dataclasses.replace(ladder, buckets=tuple(bucket for bucket in ladder.buckets if bucket in kept))
+
+    def _spy(self) -> None:
+        """Keeps the calls of each step, and when it was dispatched."""
+        runner, dispatch = vars(self.runner), self.runner.dispatch
+
+        def spying(name: str, part: Any, blob: Any) -> Any:
+            self._calls.append((name, part, blob.copy()))
+            return vars(type(self.runner))[name](self.runner, part, blob)
+
+        runner |= {name: functools.partial(spying, name) for name in ("_forward", "_sample", "_launch")}
+
+        def timed(plan: Any, *more: Any) -> Any:
+            self._calls = []
+            step = dispatch(plan, *more)
+            self._seen.append((time.perf_counter(), plan.num_tokens))
+            rows, case = self._now
+            if plan.num_tokens == rows * case.tokens:
+                self._steps[case.step, case.tokens] = self._calls
+            return step
+
+        runner["dispatch"] = timed
+
+    @contextlib.contextmanager
+    def _as(self, case: Case) -> Iterator[None]:
+        """Steps meanwhile are those of the case. Raises LookupError where the product has no such launch."""
+        chosen: dict[LaunchBucket, DeferredExecutable] = {}
+        if case.step == "launch":
+            chosen = {each: made for each, made in self.launches.items() if tokens_of(each) == case.tokens}
+            if not chosen:
+                raise LookupError(f"no launch of this product has {case.tokens} tokens")
+        executables = dataclasses.replace(self._executables, launches=Prepared(chosen))
+        spares = self.runner._spares
+        take_back = spares._take_back
+
+        def later(lent: Any) -> None:
+            self._held.append(lent)
+            if len(self._held) > _MANY:
+                take_back(self._held.popleft())
+
+        given_back = later if case.addresses == "many" else take_back
+        is_moving = mock.patch.object(spares, "_take_back", given_back)
+        with is_moving, mock.patch.object(self.runner, "_executables", executables):
+            yield
+
+    def token_s(self, rows: int, case: Case) -> float:
+        """Seconds of a token of every row: the median of a turn's steps, or of a bare loop's mean."""
+        with self._as(case):
+            return self._bare(self.order.tokens, case) if case.loop == "bare" else self._engine(rows, case)
+
+    def _engine(self, rows: int, case: Case) -> float:
+        rng = np.random.default_rng(rows)  # the prompts of every turn, so that none is computed again
+        prompts = rng.integers(6, self.llm.spec.vocab_size, (rows, self.order.prompt)).tolist()
+        self._seen, self._now = [], (rows, case)
+        self._generate(prompts, self.order.tokens)
+        pairs = zip(self._seen, self._seen[1:], strict=False)
+        found = [then - now for (now, one), (then, other) in pairs if one == other == rows * case.tokens]
+        names = [name for name, *_ in self._steps[case.step, case.tokens]]
+        assert names == (["_launch"] if case.step == "launch" else ["_forward", "_sample"]), f"steps ran as {names}"
+        return statistics.median(found) / case.tokens
+
+    def _generate(self, prompts: list[list[int]], count: int) -> None:
+        self.llm.generate(prompts, SamplingParams(max_tokens=count, temperature=0.0, ignore_eos=True), progress=False)
+
+    def _bare(self, count: int, case: Case) -> float:
+        """Calls the last step of all rows again, as often as that."""
+        spares, before = self.runner._spares, lambda: None
+        calls = [
+            (vars(type(self.runner))[name], part, jax.device_put(blob) if case.addresses == "one" else blob)
+            for name, part, blob in self._steps[case.step, case.tokens]
+        ]
+        began_s = 0.0
+        for number in range(2 * count):
+            if number == count:  # the first half warms up
+                jax.block_until_ready(self.runner._hidden)
+                began_s = time.perf_counter()
+            for call, part, blob in calls:
+                call(self.runner, part, blob)
+            back = spares.returning()
+            if case.addresses == "one":
+                back()
+            else:
+                before()
+                before = back
+        jax.block_until_ready(self.runner._hidden)
+        before()
+        return (time.perf_counter() - began_s) / count / case.tokens
+
+    def decode(self, rows: int) -> None:
+        """Says the samples of all cases in turns, and then a profile of each kind of step."""
+        cases, failed = [Case(**fields) for fields in self.order.cases], set[Case]()
+        for turn in range(-1, self.order.turns):  # the first loads and warms up
+            for case in (case for case in cases if case not in failed):
+                about = {"rows": rows, **dataclasses.asdict(case)}
+                try:
+                    seconds = self.token_s(rows, case)
+                except Exception as error:  # of this case: the others may run
+                    failed.add(case)
+                    self.say(about | _said(error))
+                    continue
+                if turn < 0 and case.loop == "engine" and case.addresses == "two":
+                    self._profile(about, case)
+                if turn >= 0:
+                    self.say(about | {"token_s": seconds})
+            tell(f"{rows} rows, turn", turn + 1, self.order.turns)
+
+    def _profile(self, about: dict[str, Any], case: Case) -> None:
+        with self._as(case), profiled() as found:
+            self._bare(_PROFILED, case)
+        self.say(about | {name: value / (2 * _PROFILED * case.tokens) for name, value in found.items()})
+
+    def prefill(self) -> None:
+        """Says how long a prompt of so many tokens takes that nobody has asked before."""
+        rng, about = np.random.default_rng(0), {"prefill": self.order.prefill}
+        for turn in range(-2, self.order.turns):
+            prompt = rng.integers(6, self.llm.spec.vocab_size, self.order.prefill).tolist()
+            with profiled() if turn == -1 else contextlib.nullcontext({}) as found:
+                began_s = time.perf_counter()
+                self._generate([prompt], 1)
+                seconds = time.perf_counter() - began_s
+            if turn != -2:
+                self.say(about | (found if turn == -1 else {"token_s": seconds}))
+
+
+def tokens_of(launch: LaunchBucket) -> int:
+    """Tokens that a row draws in a launch."""
+    return getattr(launch, "horizon", 1)
+
+
+@contextlib.contextmanager
+def profiled() -> Iterator[dict[str, float]]:
+    """Filled when the block ends: busy_s, in which a kernel or a copy ran on the device, and how many did."""
+    found: dict[str, float] = {}
+    options = jax.profiler.ProfileOptions()
+    options.python_tracer_level, options.host_tracer_level = 0, 2 if jax.default_backend() == "cpu" else 1
+    with tempfile.TemporaryDirectory() as folder:
+        with jax.profiler.trace(folder, profiler_options=options):
+            yield found
+        for file in pathlib.Path(folder).rglob("*.xplane.pb"):
+            found |= busy(jax.profiler.ProfileData.from_file(str(file)).planes)
+
+
+def busy(planes: Iterable[Any]) -> dict[str, float]:
+    """busy_s and kernels of a profile: of a GPU's streams, or of the threads in which a CPU runs executables."""
+    where = (("/device:GPU:0", "Stream"), ("/host:CPU", "tf_XLA"))
+    lines = [(plane.name, line) for plane in planes for line in plane.lines]
+    ran = [line for name, line in lines if any(name.startswith(p) and line.name.startswith(q) for p, q in where)]
+    events = [event for line in ran for event in line.events if event.duration_ns]
+    spans = [(event.start_ns, event.start_ns + event.duration_ns) for event in events]
+    total = end = 0.0
+    for start, stop in sorted(spans):
+        total += max(0.0, stop - max(start, end))
+        end = max(end, stop)
+    return {"busy_s": total / 1e9, "kernels": len(spans)} if spans else {}
+
+
+def tell(what: str, done: int, total: int) -> None:
+    print(f"  {what} {done} of {total}", file=sys.stderr, flush=True)
+
+
+def _said(error: Exception) -> dict[str, str]:
+    if isinstance(error, LookupError):
+        return {"left_out": str(error)}
+    return {"problem": f"{type(error).__name__}: {first_line(str(error))}"}
+
+
+def main() -> None:
+    order = Order(**json.loads(os.environ["LAB_ORDER"]))
+
+    def say(line: dict[str, Any]) -> None:
+        print(json.dumps(order.about | line), flush=True)
+
+    try:
+        lab = Lab(order, say)
+        for rows in order.rows:
+            lab.decode(rows)
+        if order.prefill:
+            lab.prefill()
+    except Exception as error:  # what does not open is a line of the page
+        say(_said(error))
+
+
+if __name__ == "__main__":
+    main()
