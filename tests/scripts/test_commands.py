@@ -21,9 +21,7 @@ from tests.support import ROOT
 
 PROGRAMS = {p.stem: p for p in (ROOT / "scripts").glob("*.py") if '__name__ == "__main__"' in p.read_text()}
 OF_THE_REFERENCE = {
-    "bench_encoder_reference",
     "bench_reference",
-    "bench_whisper_reference",
     "make_adapter_goldens",
     "make_chat_goldens",
     "make_classifier_goldens",
