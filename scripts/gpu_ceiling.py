@@ -281,10 +281,7 @@ def main() -> None:
         found = [
             f"{name} {line}" for name, one in counted.items() for line in worse(before["launches"].get(name, {}), one)
         ]
-        if found:
-            sys.exit(
-                "\n".join([*found, f"kept with {before['tools']}, counted with {tools()}; --write keeps the new ones"])
-            )
+        kept_counts.end_if(found, tools(), FILE)
     if arguments.write:
         new = {
             launch: {name: dataclasses.asdict(one) for name, one in found.items()} for launch, found in counted.items()
