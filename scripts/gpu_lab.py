@@ -49,7 +49,7 @@ _EXPERTS, _EXPERTS_S, _CHECK_S = "qwen3-30b-a3b", 90, 60
 _CHECK_AROUND_S = 25  # of the check, beside what it is told
 _NO_GPU = 3  # exit code
 ON_GPU = {"rows": (64, 1, 256), "prompt": 512, "tokens": 40, "prefill": 4096}
-ON_GPU |= {"config": {"max_num_seqs": 256, "max_num_batched_tokens": 4096, "max_model_len": 4608}}
+ON_GPU |= {"config": {"max_num_seqs": 256, "max_num_batched_tokens": 4096, "max_model_len": 4608, "mesh": "tp=1"}}
 ON_CPU = {"rows": (4, 1), "prompt": 12, "tokens": 24, "prefill": 32, "small": True}
 ON_CPU |= {"config": {"max_num_seqs": 4, "max_num_batched_tokens": 32, "max_model_len": 64, "num_blocks": 256}}
 INT4 = {True: {"weights": "int4", "product_implementation": "mosaic_gpu"}, False: {"weights": "int4-g16"}}  # is_gpu

@@ -7,6 +7,7 @@ fails, {"left_out"} for one that the product lacks; each with the case's fields.
 
 from __future__ import annotations
 
+import argparse
 import collections
 import contextlib
 import dataclasses
@@ -92,9 +93,9 @@ class Lab:
         wanted = {each: programs[each] for each in launches if tokens_of(each) in tokens}
         self.launches = make_all(wanted, wanted, executable_cache=None, on_done=lambda *of: tell("launches", *of))
         self._executables, self._held = loaded.executables, collections.deque[Any]()
-        self._calls: list[tuple[str, Any, np.ndarray]] = []  # of the last step
+        self._calls = list[tuple[str, Any, np.ndarray]]()  # of the last step
         self._steps: dict[tuple[str, int], list[tuple[str, Any, np.ndarray]]] = {}  # the last of all rows, by case
-        self._seen, self._now = list[tuple[float, int]](), (0, Case(step=""))
+        self._seen, self._now = list[tuple[float, int]](), (0, Case(step=""))  # dispatches, and what is timed
         self._spy()
         count, runs = len(loaded.executables) + len(self.launches), loaded.layout.options.recorded
         say({"runs": runs, "opened_s": time.perf_counter() - began_s, "executables": count})
@@ -130,13 +131,8 @@ class Lab:
 
     @contextlib.contextmanager
     def _as(self, case: Case) -> Iterator[None]:
-        """Steps meanwhile are those of the case. Raises LookupError where the product has no such launch."""
-        chosen: dict[LaunchBucket, DeferredExecutable] = {}
-        if case.step == "launch":
-            chosen = {each: made for each, made in self.launches.items() if tokens_of(each) == case.tokens}
-            if not chosen:
-                raise LookupError(f"no launch of this product has {case.tokens} tokens")
-        executables = dataclasses.replace(self._executables, launches=Prepared(chosen))
+        """Steps meanwhile are those of the case."""
+        executables = dataclasses.replace(self._executables, launches=Prepared(self._launches_of(case)))
         spares = self.runner._spares
         take_back = spares._take_back
 
@@ -145,15 +141,16 @@ class Lab:
             if len(self._held) > _MANY:
                 take_back(self._held.popleft())
 
-        given_back = later if case.addresses == "many" else take_back
-        is_moving = mock.patch.object(spares, "_take_back", given_back)
-        with is_moving, mock.patch.object(self.runner, "_executables", executables):
+        moved = mock.patch.object(spares, "_take_back", later if case.addresses == "many" else take_back)
+        with moved, mock.patch.object(self.runner, "_executables", executables):
             yield
 
-    def token_s(self, rows: int, case: Case) -> float:
-        """Seconds of a token of every row: the median of a turn's steps, or of a bare loop's mean."""
-        with self._as(case):
-            return self._bare(self.order.tokens, case) if case.loop == "bare" else self._engine(rows, case)
+    def _launches_of(self, case: Case) -> dict[LaunchBucket, DeferredExecutable]:
+        return {
+            each: made
+            for each, made in self.launches.items()
+            if case.step == "launch" and tokens_of(each) == case.tokens
+        }
 
     def _engine(self, rows: int, case: Case) -> float:
         rng = np.random.default_rng(rows)  # the prompts of every turn, so that none is computed again
@@ -170,51 +167,49 @@ class Lab:
         self.llm.generate(prompts, SamplingParams(max_tokens=count, temperature=0.0, ignore_eos=True), progress=False)
 
     def _bare(self, count: int, case: Case) -> float:
-        """Calls the last step of all rows again, as often as that."""
-        spares, before = self.runner._spares, lambda: None
-        calls = [
-            (vars(type(self.runner))[name], part, jax.device_put(blob) if case.addresses == "one" else blob)
-            for name, part, blob in self._steps[case.step, case.tokens]
-        ]
-        began_s = 0.0
+        """Calls the last step of all rows again, `count` times to warm up and as often to be timed."""
+        runner, is_one, lent, began_s = self.runner, case.addresses == "one", list[Callable[[], None]](), 0.0
+        step = self._steps[case.step, case.tokens]
+        calls = [(vars(type(runner))[name], part, jax.device_put(x) if is_one else x) for name, part, x in step]
         for number in range(2 * count):
-            if number == count:  # the first half warms up
-                jax.block_until_ready(self.runner._hidden)
+            if number == count:
+                jax.block_until_ready(runner._hidden)
                 began_s = time.perf_counter()
             for call, part, blob in calls:
-                call(self.runner, part, blob)
-            back = spares.returning()
-            if case.addresses == "one":
-                back()
-            else:
-                before()
-                before = back
-        jax.block_until_ready(self.runner._hidden)
-        before()
-        return (time.perf_counter() - began_s) / count / case.tokens
+                call(runner, part, blob)
+            lent.append(runner._spares.returning())
+            if is_one or len(lent) > 1:
+                lent.pop(0)()
+        jax.block_until_ready(runner._hidden)
+        seconds = time.perf_counter() - began_s
+        for back in lent:
+            back()
+        return seconds / count / case.tokens
 
     def decode(self, rows: int) -> None:
-        """Says the samples of all cases in turns, and then a profile of each kind of step."""
-        cases, failed = [Case(**fields) for fields in self.order.cases], set[Case]()
+        """Says a profile of each kind of step, and the samples of all cases in turns."""
+        cases = [Case(**fields) for fields in self.order.cases]
+        for case in (case for case in cases if case.step == "launch" and not self._launches_of(case)):
+            self.say({"left_out": f"no launch of this product has {case.tokens} tokens"})
+        left = [case for case in cases if case.step == "halves" or self._launches_of(case)]
+        self._steps.clear()
         for turn in range(-1, self.order.turns):  # the first loads and warms up
-            for case in (case for case in cases if case not in failed):
+            for case in [*left]:
                 about = {"rows": rows, **dataclasses.asdict(case)}
                 try:
-                    seconds = self.token_s(rows, case)
+                    with self._as(case):
+                        is_bare, count = case.loop == "bare", self.order.tokens
+                        seconds = self._bare(count, case) if is_bare else self._engine(rows, case)
+                        if turn >= 0:
+                            self.say(about | {"token_s": seconds})
+                        elif case.loop == "engine" and case.addresses == "two":
+                            with profiled() as found:
+                                self._bare(_PROFILED, case)
+                            self.say(about | {name: n / (2 * _PROFILED * case.tokens) for name, n in found.items()})
                 except Exception as error:  # of this case: the others may run
-                    failed.add(case)
-                    self.say(about | _said(error))
-                    continue
-                if turn < 0 and case.loop == "engine" and case.addresses == "two":
-                    self._profile(about, case)
-                if turn >= 0:
-                    self.say(about | {"token_s": seconds})
+                    left.remove(case)
+                    self.say(about | {"problem": said(error)})
             tell(f"{rows} rows, turn", turn + 1, self.order.turns)
-
-    def _profile(self, about: dict[str, Any], case: Case) -> None:
-        with self._as(case), profiled() as found:
-            self._bare(_PROFILED, case)
-        self.say(about | {name: value / (2 * _PROFILED * case.tokens) for name, value in found.items()})
 
     def prefill(self) -> None:
         """Says how long a prompt of so many tokens takes that nobody has asked before."""
@@ -265,13 +260,12 @@ def tell(what: str, done: int, total: int) -> None:
     print(f"  {what} {done} of {total}", file=sys.stderr, flush=True)
 
 
-def _said(error: Exception) -> dict[str, str]:
-    if isinstance(error, LookupError):
-        return {"left_out": str(error)}
-    return {"problem": f"{type(error).__name__}: {first_line(str(error))}"}
+def said(error: Exception) -> str:
+    return f"{type(error).__name__}: {first_line(str(error))}"
 
 
 def main() -> None:
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     order = Order(**json.loads(os.environ["LAB_ORDER"]))
 
     def say(line: dict[str, Any]) -> None:
@@ -284,7 +278,7 @@ def main() -> None:
         if order.prefill:
             lab.prefill()
     except Exception as error:  # what does not open is a line of the page
-        say(_said(error))
+        say({"problem": said(error)})
 
 
 if __name__ == "__main__":
