@@ -140,10 +140,11 @@ def run_part(part: Part, bench: pathlib.Path, limit_s: float | None) -> int:
 
 def _pass_on(errors: IO[bytes], said: collections.deque[bytes]) -> None:
     """Shows what a process writes to its standard error, and keeps the last line that names an error."""
-    for line in errors:
-        sys.stderr.write(line.decode(errors="replace"))
-        sys.stderr.flush()
-        said.extend([line] if _ERROR.match(line) else [])
+    with errors:
+        for line in errors:
+            sys.stderr.write(line.decode(errors="replace"))
+            sys.stderr.flush()
+            said.extend([line] if _ERROR.match(line) else [])
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
@@ -158,8 +159,15 @@ def end(process: subprocess.Popen[bytes]) -> None:
 
 
 def add_line(bench: pathlib.Path, line: dict[str, Any]) -> None:
-    with bench.open("a") as file:
-        file.write(json.dumps(line) + "\n")
+    """Adds a line of its own, also behind half of one, which a process that was ended may leave."""
+    before = bench.read_text() if bench.is_file() else ""
+    bench.write_text(before + ("" if before.endswith("\n") or not before else "\n") + json.dumps(line) + "\n")
+
+
+def read_lines(bench: pathlib.Path) -> list[dict[str, Any]]:
+    """The whole lines so far."""
+    texts = bench.read_text().splitlines() if bench.is_file() else []
+    return [json.loads(text) for text in texts if text.endswith("}")]
 
 
 def write_requests(shape: str, output: pathlib.Path) -> None:
@@ -187,8 +195,7 @@ def write_page(output: pathlib.Path, check_code: int) -> dict[str, Any] | None:
         machine = {"chips": [], "packages": {}, "driver": None, "python": platform.python_version(), "devices": None}
         nothing: dict[str, Any] = {"machine": machine, "rates": [], "kernels": [], "engine": [], "notes": []}
         report = Report(**nothing, problems=[f"the check {how} and left no report"], seconds=0.0)
-    lines = [json.loads(line) for line in bench.read_text().splitlines()] if bench.is_file() else []
-    report = dataclasses.replace(report, benches=lines)
+    report = dataclasses.replace(report, benches=read_lines(bench))
     (output / "check.html").write_text(page(report))
     if file.is_file():
         file.write_text(json.dumps(report.as_json(), indent=1) + "\n")

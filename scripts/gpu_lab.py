@@ -30,7 +30,7 @@ from typing import Any
 
 from scripts.csv_tables import as_markdown
 from scripts.git_state import git_state
-from scripts.gpu_check import Part, add_line, check_part, run_part
+from scripts.gpu_check import Part, add_line, check_part, read_lines, run_part
 
 _PLAIN, _UPDATE = "as XLA makes them", "--xla_gpu_command_buffer_update_mode="
 GRAPHS = {_PLAIN: "", "none": "--xla_gpu_enable_command_buffer="}
@@ -60,6 +60,7 @@ on a CPU. A bare loop calls the executables of a step over and over and reads no
 is XLA's, and what the engine takes beyond the bare loop is the host's. "one" set of results lies where it lay in the
 step before, "two" take turns, as in the product, "many" move. Cases of one kind of graphs take turns; each kind is a
 process of its own, one behind the other. "usage" is what XLA says of a flag that it does not know."""
+_CASE = ("rows", "step", "tokens", "loop", "addresses", "prefill")
 _HEAD = ("what", "graphs", "tokens a launch", "loop", "addresses", "ms", "tok/s", "device, ms", "idle", "kernels")
 
 
@@ -73,13 +74,9 @@ def parts(output: pathlib.Path, *, is_gpu: bool) -> Iterator[tuple[Part, int]]:
 
 
 def _part(model: str, graphs: str, *, is_gpu: bool) -> Part:
-    order: dict[str, Any] = {"model": model, "cases": FEW, "turns": 3, **(ON_GPU if is_gpu else ON_CPU)}
-    if graphs != _PLAIN or model == _EXPERTS:
-        order["prefill"] = 0
-    else:
-        order["cases"] = WHOLE
-    if model == _EXPERTS:
-        order["config"] = order["config"] | INT4[is_gpu]
+    order: dict[str, Any] = {"model": model, "cases": WHOLE, "turns": 3, **(ON_GPU if is_gpu else ON_CPU)}
+    order |= {"cases": FEW, "prefill": 0} if graphs != _PLAIN or model == _EXPERTS else {}
+    order["config"] = order["config"] | (INT4[is_gpu] if model == _EXPERTS else {})
     flags = " ".join(filter(None, (os.environ.get("XLA_FLAGS"), GRAPHS[graphs])))
     name = f"{model}{' int4' if model == _EXPERTS else ''}"
     about = {"part": f"{name}, graphs {graphs}", "model": name, "graphs": graphs, "flags": flags}
@@ -124,15 +121,13 @@ def _kind(line: Mapping[str, Any]) -> tuple[Any, ...]:
 
 def write(output: pathlib.Path, about: dict[str, Any]) -> dict[str, Any]:
     """Writes lab.md and lab.json, and returns what they hold."""
-    lines, check = output / "lab.jsonl", output / "check.json"
-    texts = lines.read_text().splitlines() if lines.is_file() else []
-    all_of_them = [json.loads(text) for text in texts if text.endswith("}")]  # a killed process may leave half a line
+    lines, check = read_lines(output / "lab.jsonl"), output / "check.json"
 
     def having(name: str) -> list[dict[str, Any]]:
-        return [line for line in all_of_them if name in line]
+        return [line for line in lines if name in line]
 
     here = next((line["machine"] for line in having("machine")), None)
-    found = {"about": about, "machine": here, "cases": medians(all_of_them)}
+    found = {"about": about, "machine": here, "cases": medians(lines)}
     found |= {name: having(key) for name, key in (("left_out", "left_out"), ("failed", "problem"))}
     found |= {name: having(key) for name, key in (("starts", "opened_s"), ("turns", "token_s"), ("profiles", "busy_s"))}
     found |= {"check": json.loads(check.read_text()) if check.is_file() else None}
@@ -152,7 +147,8 @@ def page(found: Mapping[str, Any]) -> str:
     for line in found["left_out"]:
         reasons.setdefault(line["left_out"], []).append(line["part"])
     left_out = [f"- {reason}: {'; '.join(dict.fromkeys(names))}" for reason, names in reasons.items()]
-    failed = [f"- {line['part']}{_case(line)}: {line['problem']}" for line in found["failed"]]
+    cases = [", ".join(f"{name} {line[name]}" for name in _CASE if name in line) for line in found["failed"]]
+    failed = [f"- {line['part']}: {case} {line['problem']}" for case, line in zip(cases, found["failed"], strict=True)]
     for title, said in (("Left out", left_out), ("Failed", failed)):
         blocks += [f"## {title}", "\n".join(said)] if said else []
     for model in dict.fromkeys(case["model"] for case in found["cases"]):
@@ -179,12 +175,6 @@ def _facts(found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield "host", f"{here.get('cpus')} CPU cores, Python {here.get('python')}"
     yield "packages", ", ".join(" ".join(package) for package in here.get("packages", {}).items())
     yield "misfits", "; ".join(here.get("misfits", ())) or "none"
-
-
-def _case(line: Mapping[str, Any]) -> str:
-    """Which case of its part a line is about; "" where it is about all of it."""
-    names = ("rows", "step", "tokens", "loop", "addresses", "prefill")
-    return "".join(f", {name} {line[name]}" for name in names if name in line)
 
 
 def _row(case: Mapping[str, Any]) -> list[str]:
@@ -254,7 +244,7 @@ def why_not(name: str, only: str, here: dict[str, Any] | None, price_s: int, lef
         return f"not asked for, --only {only!r}"
     if here is None:
         return "jax opened no device"
-    return f"no time, {price_s} s of {max(0, left_s):.0f} s that were left" if left_s < price_s else None
+    return f"needs some {price_s} s of {max(0, left_s):.0f} s that were left" if left_s < price_s else None
 
 
 def main(given: list[str] | None = None) -> None:

@@ -1,0 +1,97 @@
+"""The laboratory: its table and clock with parts that are made up, and a part that runs here with a small model."""
+
+import argparse
+import json
+from types import SimpleNamespace
+
+import pytest
+
+from scripts import gpu_lab, lab_steps
+
+PART = {"part": "qwen3-0.6b, graphs none", "model": "qwen3-0.6b", "graphs": "none"}
+CASE = {**PART, "rows": 64, "step": "launch", "tokens": 4, "loop": "engine", "addresses": "two"}
+MACHINE = {"devices": {"platform": "gpu", "kind": "H200", "count": 1, "memory_bytes": 2**37}, "driver": "580.1"}
+LINES = [
+    {"machine": MACHINE | {"packages": {"jax": "0.12"}, "python": "3.12", "cpus": 16, "misfits": []}},
+    *(CASE | {"token_s": seconds} for seconds in (0.011, 0.009, 0.010)),
+    {**CASE, "busy_s": 0.008, "kernels": 1234},
+    {**CASE, "rows": 1, "token_s": 0.002},
+    {**PART, "rows": 256, "step": "halves", "problem": "XlaRuntimeError: RESOURCE_EXHAUSTED"},
+]
+
+
+@pytest.fixture
+def ran(monkeypatch):
+    """The commands of parts by name, none of which runs: a clock moves by half a minute instead, and each is cut."""
+    now, commands = [1000.0], {}
+
+    def run_part(part, lines, limit_s):
+        commands[part.name] = part.command
+        now[0] += min(30.0, limit_s)
+        with lines.open("a") as file:
+            file.writelines(f"{json.dumps(line)}\n" for line in LINES[: 1 if part.name == "machine" else None])
+            file.write('{"half of a line')
+        gpu_lab.add_line(lines, part.about | {"problem": "cut after 30 s"})
+
+    monkeypatch.setattr(gpu_lab, "run_part", run_part)
+    monkeypatch.setattr(gpu_lab, "time", SimpleNamespace(time=lambda: now[0]))
+    return commands
+
+
+def test_a_page_and_a_file_each_say_what_was_measured_and_what_failed(tmp_path):
+    about = {"command": "scripts/gpu/lab", "date": "today", "flags": "", "git": "abc", "dirty": False, "seconds": 9}
+    (tmp_path / "lab.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in LINES))
+    many, one = gpu_lab.write(tmp_path, about | {"is_over": True})["cases"]
+    assert many["token_s"] == 0.010 and many["turns"] == 3 and many["idle"] == pytest.approx(0.2)
+    assert one["token_s"] == 0.002 and "idle" not in one  # no profile is of one row
+    kept, page = json.loads((tmp_path / "lab.json").read_text()), (tmp_path / "lab.md").read_text()
+    assert kept["cases"] == [many, one] and len(kept["turns"]) == 4 and kept["machine"]["driver"] == "580.1"
+    assert "| launch | none | 4 | engine | two | 10.000 | 6,400 | 8.000 | 20.0% | 1,234 |" in page
+    assert "1 x H200, 128 GiB for jax, driver 580.1" in page and "jax 0.12" in page
+    assert "qwen3-0.6b, graphs none: rows 256, step halves XlaRuntimeError: RESOURCE_EXHAUSTED" in page
+
+
+def test_parts_that_do_not_fit_in_the_time_that_is_left_are_named(ran, tmp_path):
+    arguments = argparse.Namespace(output=tmp_path, minutes=5.75, only="", command="scripts/gpu/lab")
+    assert gpu_lab.run_all(arguments, 1000.0) == 0
+    told = int(ran["check"][ran["check"].index("--seconds") + 1])
+    assert list(ran) == ["machine", "qwen3-0.6b, graphs as XLA makes them", *list(ran)[2:-1], "check"] and told == 50
+    kept = json.loads((tmp_path / "lab.json").read_text())
+    assert len(kept["failed"]) >= len(ran) - 1 and len(ran) - 1 + len(kept["left_out"]) == len(
+        list(gpu_lab.parts(tmp_path, is_gpu=True))
+    )
+    assert "needs some 90 s of 75 s that were left: qwen3-30b-a3b int4" in (tmp_path / "lab.md").read_text()
+
+
+def test_each_kind_of_graphs_has_flags_of_its_own_beside_those_that_are_set(monkeypatch, tmp_path):
+    monkeypatch.setenv("XLA_FLAGS", "--mine")
+    flags = {
+        part.about["graphs"]: part.environment["XLA_FLAGS"]
+        for part, _ in gpu_lab.parts(tmp_path, is_gpu=True)
+        if part.about
+    }
+    assert flags == {graphs: f"--mine {flag}".strip() for graphs, flag in gpu_lab.GRAPHS.items()}
+
+
+def test_the_device_is_busy_while_a_kernel_runs_on_any_of_its_streams():
+    def line(name, *spans):
+        return SimpleNamespace(name=name, events=[SimpleNamespace(start_ns=a, duration_ns=b - a) for a, b in spans])
+
+    gpu = [line("Stream #7", (10, 20), (40, 50)), line("Stream #9", (15, 30)), line("XLA Ops", (0, 99))]
+    planes = [
+        SimpleNamespace(name="/device:GPU:0", lines=gpu),
+        SimpleNamespace(name="/host:CPU", lines=[line("python", (0, 99))]),
+    ]
+    assert lab_steps.busy(planes) == {"busy_s": pytest.approx(30e-9), "kernels": 3}
+
+
+@pytest.mark.slow
+def test_a_part_runs_on_this_machine(tmp_path, monkeypatch):
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    with pytest.raises(SystemExit, match="3"):
+        gpu_lab.main(["--output", str(tmp_path), "--only", "qwen3-0.6b, graphs as"])
+    found = json.loads((tmp_path / "lab.json").read_text())
+    asked = len(gpu_lab.WHOLE) - len(gpu_lab.TOKENS[1:])
+    assert len(found["cases"]) == 2 * asked + 1 and {case["turns"] for case in found["cases"]} == {3}
+    assert all(case["busy_s"] > 0 and case["token_s"] > 0 for case in found["cases"]) and not found["failed"]
+    assert "No GPU: small models on the CPU." in (tmp_path / "lab.md").read_text()
