@@ -42,7 +42,7 @@ _PARTS = "paged_attention,quantized_matmul,grouped_matmul,engine"  # what has ke
 _FEW = ("--max-num-seqs", "64", "--max-num-batched-tokens", "512", "--max-model-len", "2048")  # few executables
 _GRACE_S = 10.0  # from being asked to end to being ended
 _CUT = 124
-_NO_GPU = 3  # exit code
+NO_GPU = 3  # exit code
 _ERROR = re.compile(
     rb"[\w.]*(Error|Exception|Exit)\b|usage: |F\d{4} "
 )  # XLA's usage begins with the flag that it refuses
@@ -225,7 +225,7 @@ def require_vllm(python: str) -> None:
 
 
 def run_all(arguments: argparse.Namespace) -> int:
-    """Runs the parts and writes the page after each; the exit code of the check, _NO_GPU where it found none."""
+    """Runs the parts and writes the page after each; the exit code of the check, NO_GPU where it found none."""
     output, bench = arguments.output, arguments.output / "bench.jsonl"
     output.mkdir(parents=True, exist_ok=True)
     for name in ("check.json", "check.html", "check.txt", "bench.jsonl"):
@@ -246,7 +246,7 @@ def run_all(arguments: argparse.Namespace) -> int:
     print(f"\n{output / 'check.html'} holds it all, {time.monotonic() - started:.0f} s", file=sys.stderr)
     if devices is not None and devices["platform"] == "cpu":
         print("the check found no GPU and tried the CPU alone; see that nvidia-smi shows one", file=sys.stderr)
-        return check_code or _NO_GPU
+        return check_code or NO_GPU
     return check_code
 
 

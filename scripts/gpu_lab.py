@@ -30,7 +30,7 @@ from typing import Any
 
 from scripts.csv_tables import as_markdown
 from scripts.git_state import git_state
-from scripts.gpu_check import Part, add_line, check_part, read_lines, run_part
+from scripts.gpu_check import NO_GPU, Part, add_line, check_part, read_lines, run_part
 
 _PLAIN, _UPDATE = "as XLA makes them", "--xla_gpu_command_buffer_update_mode="
 GRAPHS = {_PLAIN: "", "none": "--xla_gpu_enable_command_buffer="}
@@ -47,7 +47,6 @@ WHOLE = [
 PRICES = {"qwen3-0.6b": (60, 40), "llama-3-8b": (100, 60)}
 _EXPERTS, _EXPERTS_S, _CHECK_S = "qwen3-30b-a3b", 90, 60
 _CHECK_AROUND_S = 25  # of the check, beside what it is told
-_NO_GPU = 3  # exit code
 ON_GPU = {"rows": (64, 1, 256), "prompt": 512, "tokens": 40, "prefill": 4096}
 ON_GPU |= {"config": {"max_num_seqs": 256, "max_num_batched_tokens": 4096, "max_model_len": 4608, "mesh": "tp=1"}}
 ON_CPU = {"rows": (4, 1), "prompt": 12, "tokens": 24, "prefill": 32, "small": True}
@@ -60,6 +59,7 @@ on a CPU. A bare loop calls the executables of a step over and over and reads no
 is XLA's, and what the engine takes beyond the bare loop is the host's. "one" set of results lies where it lay in the
 step before, "two" take turns, as in the product, "many" move. Cases of one kind of graphs take turns; each kind is a
 process of its own, one behind the other. "usage" is what XLA says of a flag that it does not know."""
+_KEPT = {"left_out": "left_out", "failed": "problem", "starts": "opened_s", "turns": "token_s", "profiles": "busy_s"}
 _CASE = ("rows", "step", "tokens", "loop", "addresses", "prefill")
 _HEAD = ("what", "graphs", "tokens a launch", "loop", "addresses", "ms", "tok/s", "device, ms", "idle", "kernels")
 
@@ -70,7 +70,7 @@ def parts(output: pathlib.Path, *, is_gpu: bool) -> Iterator[tuple[Part, int]]:
         for model, prices in PRICES.items():
             yield _part(model, graphs, is_gpu=is_gpu), prices[graphs != _PLAIN]
     yield _part(_EXPERTS, _PLAIN, is_gpu=is_gpu), _EXPERTS_S
-    yield check_part(output, full=False), _CHECK_S
+    yield dataclasses.replace(check_part(output, full=False), about={"part": "check"}), _CHECK_S
 
 
 def _part(model: str, graphs: str, *, is_gpu: bool) -> Part:
@@ -92,8 +92,8 @@ def machine() -> dict[str, Any]:
     devices: dict[str, Any] = {}
     describe_devices(None, devices.update)
     here = look()
-    about = {"driver": here.driver, "python": here.python, "packages": here.packages, "misfits": here.problems}
-    return {"devices": devices, "cpus": os.cpu_count(), **about}
+    about = {"driver": here.driver, "python": here.python, "packages": here.packages, "cpus": os.cpu_count()}
+    return {"devices": devices, "misfits": here.problems, **about}
 
 
 def medians(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -122,14 +122,9 @@ def _kind(line: Mapping[str, Any]) -> tuple[Any, ...]:
 def write(output: pathlib.Path, about: dict[str, Any]) -> dict[str, Any]:
     """Writes lab.md and lab.json, and returns what they hold."""
     lines, check = read_lines(output / "lab.jsonl"), output / "check.json"
-
-    def having(name: str) -> list[dict[str, Any]]:
-        return [line for line in lines if name in line]
-
-    here = next((line["machine"] for line in having("machine")), None)
+    here = next((line["machine"] for line in lines if "machine" in line), None)
     found = {"about": about, "machine": here, "cases": medians(lines)}
-    found |= {name: having(key) for name, key in (("left_out", "left_out"), ("failed", "problem"))}
-    found |= {name: having(key) for name, key in (("starts", "opened_s"), ("turns", "token_s"), ("profiles", "busy_s"))}
+    found |= {name: [line for line in lines if key in line] for name, key in _KEPT.items()}
     found |= {"check": json.loads(check.read_text()) if check.is_file() else None}
     (output / "lab.json").write_text(json.dumps(found, indent=1) + "\n")
     (output / "lab.md").write_text(page(found))
@@ -139,17 +134,14 @@ def write(output: pathlib.Path, about: dict[str, Any]) -> dict[str, Any]:
 def page(found: Mapping[str, Any]) -> str:
     """All of it as one text in markdown."""
     blocks = [f"# Laboratory, {found['about']['date']}", as_markdown([("what", ""), *_facts(found)])]
-    if found["machine"] is None:
-        blocks.append("**jax opened no device.**")
-    elif found["machine"]["devices"]["platform"] == "cpu":
+    if (found["machine"] or {}).get("devices", {}).get("platform") == "cpu":
         blocks.append("**No GPU: small models on the CPU. This shows that the laboratory works, and nothing else.**")
-    reasons: dict[str, list[str]] = {}
-    for line in found["left_out"]:
-        reasons.setdefault(line["left_out"], []).append(line["part"])
-    left_out = [f"- {reason}: {'; '.join(dict.fromkeys(names))}" for reason, names in reasons.items()]
-    cases = [", ".join(f"{name} {line[name]}" for name in _CASE if name in line) for line in found["failed"]]
-    failed = [f"- {line['part']}: {case} {line['problem']}" for case, line in zip(cases, found["failed"], strict=True)]
-    for title, said in (("Left out", left_out), ("Failed", failed)):
+    for title, name in (("Left out", "left_out"), ("Failed", "failed")):
+        reasons: dict[str, list[str]] = {}
+        for line in found[name]:
+            case = "".join(f", {key} {line[key]}" for key in _CASE if key in line)
+            reasons.setdefault(line[_KEPT[name]], []).append(f"{line['part']}{case}")
+        said = [f"- {reason}: {'; '.join(dict.fromkeys(whose))}" for reason, whose in reasons.items()]
         blocks += [f"## {title}", "\n".join(said)] if said else []
     for model in dict.fromkeys(case["model"] for case in found["cases"]):
         blocks.append(f"## {model}")
@@ -169,12 +161,11 @@ def _facts(found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     memory = f", {devices['memory_bytes'] / 2**30:.0f} GiB for jax" if devices.get("memory_bytes") else ""
     yield "command", f"`{about['command']}`"
     yield "commit", f"{about['git']}{', with changes' if about['dirty'] else ''}"
-    yield "took", f"{about['seconds']} s{'' if about['is_over'] else ' so far'}"
+    yield "took", f"{about['seconds']} s until this was written"
     yield "flags of all", f"`{about['flags']}`" if about["flags"] else "none"
     yield "device", f"{devices.get('count', 0)} x {devices.get('kind')}{memory}, driver {here.get('driver') or 'none'}"
     yield "host", f"{here.get('cpus')} CPU cores, Python {here.get('python')}"
     yield "packages", ", ".join(" ".join(package) for package in here.get("packages", {}).items())
-    yield "misfits", "; ".join(here.get("misfits", ())) or "none"
 
 
 def _row(case: Mapping[str, Any]) -> list[str]:
@@ -215,8 +206,8 @@ def run_all(arguments: argparse.Namespace, began_s: float) -> int:
     def passed_s() -> float:
         return time.time() - began_s
 
-    def written(*, is_over: bool = False) -> dict[str, Any]:
-        return write(output, about | {"seconds": round(passed_s()), "is_over": is_over})
+    def written() -> dict[str, Any]:
+        return write(output, about | {"seconds": round(passed_s())})
 
     looks = Part(name="machine", command=("python", "-m", "scripts.gpu_lab", "--machine"), about={"part": "machine"})
     run_part(looks, lines, max(1.0, all_s - passed_s()))
@@ -225,17 +216,19 @@ def run_all(arguments: argparse.Namespace, began_s: float) -> int:
     for part, price_s in parts(output, is_gpu=is_gpu):
         left_s = all_s - passed_s()
         if reason := why_not(part.name, arguments.only, here, price_s if is_gpu else 1, left_s):
-            add_line(lines, part.about | {"part": part.name, "left_out": reason})
+            add_line(lines, part.about | {"left_out": reason})
             continue
         print(f"\n{passed_s():.0f} of {all_s:.0f} s", end="", file=sys.stderr)
         words = [*part.command]
         if "--seconds" in words:
             words[words.index("--seconds") + 1] = str(max(5, int(left_s - _CHECK_AROUND_S)))
-        run_part(dataclasses.replace(part, command=tuple(words)), lines, left_s)
+        code = run_part(dataclasses.replace(part, command=tuple(words)), lines, left_s)
+        if code and not part.prints and not (output / "check.json").is_file():
+            add_line(lines, part.about | {"problem": f"ended with exit code {code} and left no report"})
         written()
-    cases = written(is_over=True)["cases"]
+    cases = written()["cases"]
     print(f"\n{output / 'lab.md'} and lab.json hold it all, {passed_s():.0f} s", file=sys.stderr)
-    return (0 if is_gpu else _NO_GPU) if cases else 1
+    return (0 if is_gpu else NO_GPU) if cases else 1
 
 
 def why_not(name: str, only: str, here: dict[str, Any] | None, price_s: int, left_s: float) -> str | None:

@@ -32,12 +32,10 @@ from ferrum_jax.io.child import first_line
 from ferrum_jax.runtime import settled
 from ferrum_jax.runtime.buckets import Ladder, LaunchBucket, make_ladder
 from ferrum_jax.runtime.compile.compile import make_all
-from ferrum_jax.runtime.compile.deferred import DeferredExecutable, Prepared
+from ferrum_jax.runtime.compile.deferred import Prepared
 from ferrum_jax.runtime.programs import programs_of
-from scripts.shapes import SHAPES, random_source
+from scripts.shapes import SHAPES, random_source, small
 
-SMALL = {"vocab_size": 96, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "head_dim": 8}
-SMALL |= {"num_key_value_heads": 2, "intermediate_size": 64, "moe_intermediate_size": 32, "num_experts": 16}
 _MANY = 16  # sets of results that take turns, where addresses are to move
 _PROFILED = 8  # steps
 
@@ -79,9 +77,7 @@ class Lab:
 
     def __init__(self, order: Order, say: Callable[[dict[str, Any]], None]) -> None:
         self.order, self.say, began_s = order, say, time.perf_counter()
-        given = SHAPES[order.model]
-        if order.small:
-            given |= {name: size for name, size in SMALL.items() if name in given}
+        given = small(SHAPES[order.model]) if order.small else SHAPES[order.model]
         config = EngineConfig(
             ready="all", check="off", compilation_cache_dir="", max_cached_prompts=512, **order.config
         )
@@ -91,13 +87,14 @@ class Lab:
         launches = [each for each in loaded.layout.ladder.launches if each.draw == Draw.GREEDY]
         programs, tokens = programs_of(loaded.layout, launches), {Case(**fields).tokens for fields in order.cases}
         wanted = {each: programs[each] for each in launches if tokens_of(each) in tokens}
-        self.launches = make_all(wanted, wanted, executable_cache=None, on_done=lambda *of: tell("launches", *of))
+        made = make_all(wanted, wanted, executable_cache=None, on_done=lambda *of: tell("launches", *of))
+        self._launches = {count: {each: made[each] for each in made if tokens_of(each) == count} for count in tokens}
         self._executables, self._held = loaded.executables, collections.deque[Any]()
         self._calls = list[tuple[str, Any, np.ndarray]]()  # of the last step
         self._steps: dict[tuple[str, int], list[tuple[str, Any, np.ndarray]]] = {}  # the last of all rows, by case
         self._seen, self._now = list[tuple[float, int]](), (0, Case(step=""))  # dispatches, and what is timed
         self._spy()
-        count, runs = len(loaded.executables) + len(self.launches), loaded.layout.options.recorded
+        count, runs = len(loaded.executables) + len(made), loaded.layout.options.recorded
         say({"runs": runs, "opened_s": time.perf_counter() - began_s, "executables": count})
 
     def _ladder(self, **given: Any) -> Ladder:
@@ -132,7 +129,9 @@ class Lab:
     @contextlib.contextmanager
     def _as(self, case: Case) -> Iterator[None]:
         """Steps meanwhile are those of the case."""
-        executables = dataclasses.replace(self._executables, launches=Prepared(self._launches_of(case)))
+        executables = dataclasses.replace(
+            self._executables, launches=Prepared(self._launches[case.tokens] if case.step == "launch" else {})
+        )
         spares = self.runner._spares
         take_back = spares._take_back
 
@@ -144,13 +143,6 @@ class Lab:
         moved = mock.patch.object(spares, "_take_back", later if case.addresses == "many" else take_back)
         with moved, mock.patch.object(self.runner, "_executables", executables):
             yield
-
-    def _launches_of(self, case: Case) -> dict[LaunchBucket, DeferredExecutable]:
-        return {
-            each: made
-            for each, made in self.launches.items()
-            if case.step == "launch" and tokens_of(each) == case.tokens
-        }
 
     def _engine(self, rows: int, case: Case) -> float:
         rng = np.random.default_rng(rows)  # the prompts of every turn, so that none is computed again
@@ -189,9 +181,9 @@ class Lab:
     def decode(self, rows: int) -> None:
         """Says a profile of each kind of step, and the samples of all cases in turns."""
         cases = [Case(**fields) for fields in self.order.cases]
-        for case in (case for case in cases if case.step == "launch" and not self._launches_of(case)):
+        left = [case for case in cases if case.step == "halves" or self._launches[case.tokens]]
+        for case in (case for case in cases if case not in left):
             self.say({"left_out": f"no launch of this product has {case.tokens} tokens"})
-        left = [case for case in cases if case.step == "halves" or self._launches_of(case)]
         self._steps.clear()
         for turn in range(-1, self.order.turns):  # the first loads and warms up
             for case in [*left]:
@@ -208,7 +200,7 @@ class Lab:
                             self.say(about | {name: n / (2 * _PROFILED * case.tokens) for name, n in found.items()})
                 except Exception as error:  # of this case: the others may run
                     left.remove(case)
-                    self.say(about | {"problem": said(error)})
+                    self.say(about | {"problem": f"{type(error).__name__}: {first_line(str(error))}"})
             tell(f"{rows} rows, turn", turn + 1, self.order.turns)
 
     def prefill(self) -> None:
@@ -260,10 +252,6 @@ def tell(what: str, done: int, total: int) -> None:
     print(f"  {what} {done} of {total}", file=sys.stderr, flush=True)
 
 
-def said(error: Exception) -> str:
-    return f"{type(error).__name__}: {first_line(str(error))}"
-
-
 def main() -> None:
     argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     order = Order(**json.loads(os.environ["LAB_ORDER"]))
@@ -278,7 +266,7 @@ def main() -> None:
         if order.prefill:
             lab.prefill()
     except Exception as error:  # what does not open is a line of the page
-        say({"problem": said(error)})
+        say({"problem": f"{type(error).__name__}: {first_line(str(error))}"})
 
 
 if __name__ == "__main__":

@@ -224,13 +224,11 @@ def _pixels(grids: np.ndarray, patches: np.ndarray) -> torch.Tensor:
     return torch.from_numpy(parts.reshape(len(grids), 3, rows * side, columns * side).copy())
 
 
-def greedy(
-    model: Any, prompt: np.ndarray, grids: np.ndarray, patches: np.ndarray
-) -> tuple[np.ndarray, np.ndarray] | None:
+def greedy(model: Any, prompt: np.ndarray, *pictures: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
     """`greedy_row`, whose tokens are none of an image."""
 
     def logits(ids: np.ndarray) -> torch.Tensor:
-        inputs = _inputs(model, torch.from_numpy(ids).long()[None], grids, patches)
+        inputs = _inputs(model, torch.from_numpy(ids).long()[None], *pictures)
         return model(**inputs, use_cache=False).logits[0, -1, :IMAGE]
 
     return greedy_row(logits, prompt)

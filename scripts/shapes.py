@@ -38,6 +38,13 @@ SHAPES: dict[str, dict[str, Any]] = {
 }
 
 
+def small(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The config.json with few layers and sizes that a test runs."""
+    sizes = {"vocab_size": 96, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "head_dim": 8}
+    sizes |= {"num_key_value_heads": 2, "intermediate_size": 64, "moe_intermediate_size": 32, "num_experts": 16}
+    return {name: sizes.get(name, value) for name, value in config.items()}
+
+
 def random_source(config: Mapping[str, Any]) -> ModelSource:
     """Random weights for a config.json, made on the devices that need them, so nothing is copied there."""
 
