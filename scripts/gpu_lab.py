@@ -43,7 +43,7 @@ WHOLE = [
     *({"step": step, "addresses": "many"} for step in STEPS),
     *({"step": "launch", "loop": "bare", "addresses": addresses} for addresses in ADDRESSES),
 ]
-# What parts take on an H200, in seconds: guesses until one has run them. Of models as XLA makes graphs, and otherwise.
+# Seconds of parts on an H200, guesses until one has run them: with graphs as XLA makes them, and with others.
 PRICES = {"qwen3-0.6b": (60, 40), "llama-3-8b": (100, 60)}
 _EXPERTS, _EXPERTS_S, _CHECK_S = "qwen3-30b-a3b", 90, 60
 _CHECK_AROUND_S = 25  # of the check, beside what it is told
@@ -133,6 +133,8 @@ def write(output: pathlib.Path, about: dict[str, Any]) -> dict[str, Any]:
 
 def page(found: Mapping[str, Any]) -> str:
     """All of it as one text in markdown."""
+    from ferrum_jax.cli.device_check.report import tables
+
     blocks = [f"# Laboratory, {found['about']['date']}", as_markdown([("what", ""), *_facts(found)])]
     if (found["machine"] or {}).get("devices", {}).get("platform") == "cpu":
         blocks.append("**No GPU: small models on the CPU. This shows that the laboratory works, and nothing else.**")
@@ -152,7 +154,14 @@ def page(found: Mapping[str, Any]) -> str:
     if starts := found["starts"]:
         rows = [[each["part"], each["runs"], str(each["executables"]), f"{each['opened_s']:.1f}"] for each in starts]
         blocks += [READING, "## Starts", as_markdown([("what", "attention, products", "executables", "s"), *rows])]
-    return "\n\n".join([*blocks, *_check(found["check"])]) + "\n"
+    if (check := found["check"]) is not None:
+        blocks.append(
+            f"## `ferrum-jax check`: {'right' if check['is_right'] else 'not right'}, {check['seconds']:.0f} s"
+        )
+        blocks.append("\n".join(f"- {line}" for line in (*check["problems"], *check["notes"])))
+        for title, head, rows in [*tables(check)][1:]:  # the first is the machine
+            blocks += [f"### {title}", as_markdown([["what", *head[1:]], *rows])]
+    return "\n\n".join(blocks) + "\n"
 
 
 def _facts(found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -181,17 +190,6 @@ def _row(case: Mapping[str, Any]) -> list[str]:
         idle,
         f"{case['kernels']:,.0f}" if is_profiled else "",
     ]
-
-
-def _check(check: Mapping[str, Any] | None) -> Iterator[str]:
-    from ferrum_jax.cli.device_check.report import tables
-
-    if check is not None:
-        yield f"## `ferrum-jax check`: {'right' if check['is_right'] else 'not right'}, {check['seconds']:.0f} s"
-        yield "\n".join(f"- {line}" for line in (*check["problems"], *check["notes"]))
-        for title, head, rows in [*tables(dict(check))][1:]:  # the first is the machine
-            yield f"### {title}"
-            yield as_markdown([["what", *head[1:]], *rows])
 
 
 def run_all(arguments: argparse.Namespace, began_s: float) -> int:
