@@ -17,6 +17,7 @@ import argparse
 import collections
 import contextlib
 import dataclasses
+import io
 import json
 import os
 import pathlib
@@ -117,10 +118,10 @@ def run_part(part: Part, bench: pathlib.Path, limit_s: float | None) -> int:
     print(f"\n{part.name}: {shlex.join(part.command)}", file=sys.stderr, flush=True)
     command = [sys.executable if word == "python" else word for word in part.command[:1]] + list(part.command[1:])
     with bench.open("a") if part.prints else contextlib.nullcontext() as file:
-        given: dict[str, Any] = {"env": os.environ | part.environment, "start_new_session": True}
-        process = subprocess.Popen(command, stdout=file, stderr=subprocess.PIPE, **given)
+        env, pipe = os.environ | part.environment, subprocess.PIPE if part.prints else None  # others show bars there
+        process = subprocess.Popen(command, stdout=file, stderr=pipe, env=env, start_new_session=True)
         said = collections.deque[bytes](maxlen=1)
-        reader = threading.Thread(target=_pass_on, args=(process.stderr, said))
+        reader = threading.Thread(target=_pass_on, args=(process.stderr or io.BytesIO(), said), daemon=True)
         reader.start()
         try:
             code = process.wait(limit_s)
