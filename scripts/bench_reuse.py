@@ -225,7 +225,6 @@ def measure_device(model: str, repeats: int) -> dict[str, Any]:
         "cold_first_token_ms": round(cold * 1e3, 2),
         "repeat_percent_of_cold": round(100 * float(np.median(times[100][0].first_s)) / cold, 2),
         "repeat_from_host_percent_of_cold": round(100 * from_host / cold, 2),
-        "token_p99_ratio": _ratio(*(_joined([pair[i] for pair in times.values()]) for i in (0, 1))),
     }
 
 
@@ -281,10 +280,6 @@ def _first_tokens_from_host(llm: LLM, repeats: int) -> list[float]:
             assert tiered.answer(prompt, _GENERATED, times) == (tokens, len(prompt)), "not the same from host memory"
     assert tiered.engine.scheduler.metrics().loaded_blocks >= repeats * _PROMPT_BLOCKS
     return times.first_s
-
-
-def _joined(times: list[_Times]) -> _Times:
-    return _Times(token_s=[seconds for each in times for seconds in each.token_s])
 
 
 def _ratio(on: _Times, off: _Times) -> float:

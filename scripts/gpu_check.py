@@ -63,9 +63,9 @@ class Part:
     environment: dict[str, str] = dataclasses.field(default_factory=dict)
 
 
-def check_part(output: pathlib.Path, *, full: bool) -> Part:
+def check_part(output: pathlib.Path, *, full: bool = False, seconds: int = _CHECK_S) -> Part:
     """`ferrum-jax check`, of this interpreter."""
-    most = ("--full",) if full else ("--seconds", str(_CHECK_S), "--parts", _PARTS)
+    most = ("--full",) if full else ("--seconds", str(seconds), "--parts", _PARTS)
     command = ("python", "-m", "ferrum_jax", "check", "--output", str(output), *most)
     return Part(name="check", command=command, prints=False)
 

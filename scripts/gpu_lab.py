@@ -25,7 +25,7 @@ import shlex
 import statistics
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from scripts.csv_tables import as_markdown
@@ -51,7 +51,6 @@ ON_GPU = {"rows": (64, 1, 256), "prompt": 512, "tokens": 40, "prefill": 4096}
 ON_GPU |= {"config": {"max_num_seqs": 256, "max_num_batched_tokens": 4096, "max_model_len": 4608, "mesh": "tp=1"}}
 ON_CPU = {"rows": (4, 1), "prompt": 12, "tokens": 24, "prefill": 32, "small": True}
 ON_CPU |= {"config": {"max_num_seqs": 4, "max_num_batched_tokens": 32, "max_model_len": 64, "num_blocks": 256}}
-INT4 = {True: {"weights": "int4", "product_implementation": "mosaic_gpu"}, False: {"weights": "int4-g16"}}  # is_gpu
 READING = """\
 "ms" is what a token of every row takes, the median of the turns; "device" the part of it in which the device computes,
 by the profiler, under which XLA runs no CUDA graphs; "idle" what is left, none where the profiler slowed the device, as
@@ -64,19 +63,21 @@ _CASE = ("rows", "step", "tokens", "loop", "addresses", "prefill")
 _HEAD = ("what", "graphs", "tokens a launch", "loop", "addresses", "ms", "tok/s", "device, ms", "idle", "kernels")
 
 
-def parts(output: pathlib.Path, *, is_gpu: bool) -> Iterator[tuple[Part, int]]:
-    """All parts and their prices, in order of worth."""
+def parts(output: pathlib.Path, left_s: Callable[[], float], *, is_gpu: bool) -> Iterator[tuple[Part, int]]:
+    """All parts and their prices, in order of worth. left_s: the time that is left, for the check."""
     for graphs in GRAPHS:
         for model, prices in PRICES.items():
             yield _part(model, graphs, is_gpu=is_gpu), prices[graphs != _PLAIN]
     yield _part(_EXPERTS, _PLAIN, is_gpu=is_gpu), _EXPERTS_S
-    yield dataclasses.replace(check_part(output, full=False), about={"part": "check"}), _CHECK_S
+    check = check_part(output, seconds=max(5, int(left_s() - _CHECK_AROUND_S)))
+    yield dataclasses.replace(check, about={"part": "check"}), _CHECK_S
 
 
 def _part(model: str, graphs: str, *, is_gpu: bool) -> Part:
     order: dict[str, Any] = {"model": model, "cases": WHOLE, "turns": 3, **(ON_GPU if is_gpu else ON_CPU)}
     order |= {"cases": FEW, "prefill": 0} if graphs != _PLAIN or model == _EXPERTS else {}
-    order["config"] = order["config"] | (INT4[is_gpu] if model == _EXPERTS else {})
+    weights = {"weights": "int4" if is_gpu else "int4-g16"}  # whose groups a small model's sizes have
+    order["config"] = order["config"] | (weights if model == _EXPERTS else {})
     flags = " ".join(filter(None, (os.environ.get("XLA_FLAGS"), GRAPHS[graphs])))
     name = f"{model}{' int4' if model == _EXPERTS else ''}"
     about = {"part": f"{name}, graphs {graphs}", "model": name, "graphs": graphs, "flags": flags}
@@ -201,31 +202,27 @@ def run_all(arguments: argparse.Namespace, began_s: float) -> int:
     date = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")
     about = {"command": arguments.command, "date": date, "flags": os.environ.get("XLA_FLAGS", ""), **git_state()}
 
-    def passed_s() -> float:
-        return time.time() - began_s
+    def left_s() -> float:
+        return all_s - (time.time() - began_s)
 
     def written() -> dict[str, Any]:
-        return write(output, about | {"seconds": round(passed_s())})
+        return write(output, about | {"seconds": round(all_s - left_s())})
 
     looks = Part(name="machine", command=("python", "-m", "scripts.gpu_lab", "--machine"), about={"part": "machine"})
-    run_part(looks, lines, max(1.0, all_s - passed_s()))
+    run_part(looks, lines, max(1.0, left_s()))
     here = written()["machine"]
     is_gpu = here is not None and here["devices"]["platform"] == "gpu"
-    for part, price_s in parts(output, is_gpu=is_gpu):
-        left_s = all_s - passed_s()
-        if reason := why_not(part.name, arguments.only, here, price_s if is_gpu else 1, left_s):
+    for part, price_s in parts(output, left_s, is_gpu=is_gpu):
+        if reason := why_not(part.name, arguments.only, here, price_s if is_gpu else 1, left_s()):
             add_line(lines, part.about | {"left_out": reason})
             continue
-        print(f"\n{passed_s():.0f} of {all_s:.0f} s", end="", file=sys.stderr)
-        words = [*part.command]
-        if "--seconds" in words:
-            words[words.index("--seconds") + 1] = str(max(5, int(left_s - _CHECK_AROUND_S)))
-        code = run_part(dataclasses.replace(part, command=tuple(words)), lines, left_s)
+        print(f"\n{all_s - left_s():.0f} of {all_s:.0f} s", end="", file=sys.stderr)
+        code = run_part(part, lines, left_s())
         if code and not part.prints and not (output / "check.json").is_file():
             add_line(lines, part.about | {"problem": f"ended with exit code {code} and left no report"})
         written()
     cases = written()["cases"]
-    print(f"\n{output / 'lab.md'} and lab.json hold it all, {passed_s():.0f} s", file=sys.stderr)
+    print(f"\n{output / 'lab.md'} and lab.json hold it all, {all_s - left_s():.0f} s", file=sys.stderr)
     return (0 if is_gpu else NO_GPU) if cases else 1
 
 
@@ -250,7 +247,11 @@ def main(given: list[str] | None = None) -> None:
     if arguments.machine:
         print(json.dumps({"machine": machine()}))
     elif arguments.dry_run:
-        print("\n".join(f"{price_s:4} s  {part.name}" for part, price_s in parts(arguments.output, is_gpu=True)))
+        print(
+            "\n".join(
+                f"{price_s:4} s  {part.name}" for part, price_s in parts(arguments.output, lambda: 0.0, is_gpu=True)
+            )
+        )
     else:
         sys.exit(run_all(arguments, float(os.environ.get("LAB_BEGAN") or time.time())))
 

@@ -27,6 +27,8 @@ import jax
 import numpy as np
 
 from ferrum_jax import LLM, EngineConfig, SamplingParams
+from ferrum_jax.cli.device_check.problem import kernel_of
+from ferrum_jax.cli.device_check.rates import target_of
 from ferrum_jax.core.plan import Draw
 from ferrum_jax.io.child import first_line
 from ferrum_jax.runtime import settled
@@ -78,9 +80,11 @@ class Lab:
     def __init__(self, order: Order, say: Callable[[dict[str, Any]], None]) -> None:
         self.order, self.say, began_s = order, say, time.perf_counter()
         given = small(SHAPES[order.model]) if order.small else SHAPES[order.model]
-        config = EngineConfig(
-            ready="all", check="off", compilation_cache_dir="", max_cached_prompts=512, **order.config
-        )
+        device = jax.devices()[0]
+        kernel = kernel_of("paged_attention", target_of(device), device.platform) if device.platform == "gpu" else None
+        chosen = {"implementation": kernel, "check": "off", "ready": "all", "max_cached_prompts": 512}
+        chosen |= {"product_implementation": kernel} if kernel and "weights" in order.config else {}
+        config = EngineConfig(compilation_cache_dir="", **chosen, **order.config)
         with mock.patch.object(settled, "make_ladder", self._ladder):
             self.llm = LLM.from_source(random_source(given), config, on_progress=tell)
         self.runner, loaded = self.llm.engine.runner, self.llm.loaded
@@ -100,9 +104,8 @@ class Lab:
     def _ladder(self, **given: Any) -> Ladder:
         """What the order needs of the ladder: the largest mixed bucket, and one to decode each number of rows."""
         ladder = make_ladder(**given)
-        decode = [bucket for bucket in ladder.buckets if bucket.decode_only]
-        kept = {next(bucket for bucket in decode if bucket.num_rows >= rows) for rows in self.order.rows}
-        kept |= {[bucket for bucket in ladder.buckets if not bucket.decode_only][-1]}
+        kept = {next(b for b in ladder.buckets if b.decode_only and b.num_rows >= n) for n in self.order.rows}
+        kept |= {ladder.largest[0]}
         return dataclasses.replace(ladder, buckets=tuple(bucket for bucket in ladder.buckets if bucket in kept))
 
     def _spy(self) -> None:

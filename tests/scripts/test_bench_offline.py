@@ -1,7 +1,4 @@
-"""The benchmark of a whole engine, on a shape so small that it runs here.
-
-The harness that times kernels, on the CPU.
-"""
+"""The benchmark of a whole engine on a shape so small that it runs here, and the harness that times kernels."""
 
 import json
 import sys

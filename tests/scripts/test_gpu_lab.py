@@ -1,6 +1,5 @@
 """The laboratory: its table and clock with parts that are made up, and a part that runs here with a small model."""
 
-import argparse
 import json
 from types import SimpleNamespace
 
@@ -45,7 +44,7 @@ def test_parts_that_do_not_fit_in_the_time_that_is_left_are_named(monkeypatch, t
 
     monkeypatch.setattr(gpu_lab, "run_part", run_part)
     monkeypatch.setattr(gpu_lab, "time", SimpleNamespace(time=lambda: now[0]))
-    arguments = argparse.Namespace(output=tmp_path, minutes=5.75, only="", command="scripts/gpu/lab")
+    arguments = SimpleNamespace(output=tmp_path, minutes=5.75, only="", command="scripts/gpu/lab")
     assert gpu_lab.run_all(arguments, 1000.0) == 0
     kept, page = json.loads((tmp_path / "lab.json").read_text()), (tmp_path / "lab.md").read_text()
     assert list(ran)[:2] == ["machine", "qwen3-0.6b, graphs as XLA makes them"]
@@ -56,7 +55,7 @@ def test_parts_that_do_not_fit_in_the_time_that_is_left_are_named(monkeypatch, t
 
 def test_each_kind_of_graphs_has_its_flags_beside_those_that_are_set(monkeypatch, tmp_path):
     monkeypatch.setenv("XLA_FLAGS", "--mine")
-    parts = [part for part, _ in gpu_lab.parts(tmp_path, is_gpu=True) if part.environment]
+    parts = [part for part, _ in gpu_lab.parts(tmp_path, lambda: 9.0, is_gpu=True) if part.environment]
     flags = {part.about["graphs"]: part.environment["XLA_FLAGS"] for part in parts}
     assert flags == {graphs: f"--mine {flag}".strip() for graphs, flag in gpu_lab.GRAPHS.items()}
 
@@ -78,7 +77,6 @@ def test_a_part_runs_on_this_machine(tmp_path, monkeypatch):
         gpu_lab.main(["--output", str(tmp_path), "--only", "qwen3-0.6b, graphs as"])
     found = json.loads((tmp_path / "lab.json").read_text())
     lacking = {line["left_out"] for line in found["left_out"] if "no launch" in line["left_out"]}
-    assert len(found["cases"]) == 2 * (len(gpu_lab.WHOLE) - len(lacking)) + 1
-    assert {case["turns"] for case in found["cases"]} == {3}
-    assert all(case["busy_s"] > 0 and case["token_s"] > 0 for case in found["cases"]) and not found["failed"]
+    assert len(found["cases"]) == 2 * (len(gpu_lab.WHOLE) - len(lacking)) + 1 and not found["failed"]
+    assert all(case["busy_s"] > 0 and case["token_s"] > 0 and case["turns"] == 3 for case in found["cases"])
     assert "No GPU: small models on the CPU." in (tmp_path / "lab.md").read_text()
