@@ -5,8 +5,8 @@ the key chain of a long sequence, beside bare blake2b calls over the same bytes.
 so that other work on the machine counts little.
 
 device: an engine answers prompts that are cached up to a given part, with the cache on and off in turn; time to the
-first token, time per token, tokens a second, and the share of the time that goes into `CacheManager`; then the time to
-the first token of prompts that come back from host memory. A cold prompt is one with the cache off.
+first token, time per token, tokens a second, and the share of the time that goes into `CacheManager`. A cold prompt is
+one with the cache off.
 
 prefix: 16 prompts that wait together, of 384 common tokens and 32 of their own, 8 generated each, with the cache on and
 off in turn: seconds and computed tokens of each, and the factor between them. For recurrent models too (--model).
@@ -216,7 +216,6 @@ def measure_device(model: str, repeats: int) -> dict[str, Any]:
         for percent, (on, off) in times.items()
     }
     cold = float(np.median([s for _, off in times.values() for s in off.first_s]))
-    from_host = float(np.median(_first_tokens_from_host(llm, repeats)))
     return {
         "prompt_tokens": _PROMPT_BLOCKS * _BLOCK_SIZE,
         "generated_tokens": _GENERATED,
@@ -224,7 +223,6 @@ def measure_device(model: str, repeats: int) -> dict[str, Any]:
         "by_hit_percent": rates,
         "cold_first_token_ms": round(cold * 1e3, 2),
         "repeat_percent_of_cold": round(100 * float(np.median(times[100][0].first_s)) / cold, 2),
-        "repeat_from_host_percent_of_cold": round(100 * from_host / cold, 2),
     }
 
 
@@ -264,22 +262,6 @@ def measure_prefix(model: str, repeats: int) -> dict[str, Any]:
         "factor": round(off / on, 2),
         "factor_of_tokens": round(computed[False] / computed[True], 2),
     }
-
-
-def _first_tokens_from_host(llm: LLM, repeats: int) -> list[float]:
-    """Seconds to the first token of a repeat whose blocks a small pool gave up to host memory, each time."""
-    host_cache_bytes = 4 * _PROMPT_BLOCKS * llm.ledger.host_block_bytes
-    config = dataclasses.replace(llm.config, num_blocks=_PROMPT_BLOCKS + 6, host_cache_bytes=host_cache_bytes)
-    llm.loaded.copies.warm_up(tier=True)
-    tiered = _Timed(build_engine(llm.loaded, config, None))
-    rng = np.random.default_rng(1)
-    prompts = [rng.integers(10, llm.spec.vocab_size, _PROMPT_BLOCKS * _BLOCK_SIZE).tolist() for _ in range(2)]
-    first, times = [tiered.answer(prompt, _GENERATED, _Times())[0] for prompt in prompts], _Times()
-    for _ in range(repeats):
-        for prompt, tokens in zip(prompts, first, strict=True):
-            assert tiered.answer(prompt, _GENERATED, times) == (tokens, len(prompt)), "not the same from host memory"
-    assert tiered.engine.scheduler.metrics().loaded_blocks >= repeats * _PROMPT_BLOCKS
-    return times.first_s
 
 
 def _ratio(on: _Times, off: _Times) -> float:

@@ -36,10 +36,11 @@ _PLAIN, _UPDATE = "as XLA makes them", "--xla_gpu_command_buffer_update_mode="
 GRAPHS = {_PLAIN: "", "none": "--xla_gpu_enable_command_buffer="}
 GRAPHS |= {mode: _UPDATE + mode for mode in ("SKIP_TEMP", "SKIP_PROFILED")}  # jax 0.12's, beside ALWAYS_UPDATE
 STEPS, TOKENS, ADDRESSES = ("halves", "launch"), (1, 4, 8), ("two", "many")
-FEW = [{"step": step, **how} for how in ({}, {"loop": "bare", "addresses": "one"}) for step in STEPS]
+LOOPS = ({}, {"loop": "bare", "addresses": "one"})
+FEW = [{"step": step, **loop} for loop in LOOPS for step in STEPS]
 WHOLE = [
     *FEW,
-    *({"step": "launch", "tokens": tokens} for tokens in TOKENS[1:]),
+    *({"step": "launch", "tokens": tokens, **loop} for loop in LOOPS for tokens in TOKENS[1:]),
     *({"step": step, "addresses": "many"} for step in STEPS),
     *({"step": "launch", "loop": "bare", "addresses": addresses} for addresses in ADDRESSES),
 ]
@@ -47,9 +48,9 @@ WHOLE = [
 PRICES = {"qwen3-0.6b": (60, 40), "llama-3-8b": (100, 60)}
 _EXPERTS, _EXPERTS_S, _CHECK_S = "qwen3-30b-a3b", 90, 60
 _CHECK_AROUND_S = 25  # of the check, beside what it is told
-ON_GPU = {"rows": (64, 1, 256), "prompt": 512, "tokens": 40, "prefill": 4096}
+ON_GPU = {"rows": (64, 1, 256), "prompt": 512, "tokens": 80, "prefill": 4096}
 ON_GPU |= {"config": {"max_num_seqs": 256, "max_num_batched_tokens": 4096, "max_model_len": 4608, "mesh": "tp=1"}}
-ON_CPU = {"rows": (4, 1), "prompt": 12, "tokens": 24, "prefill": 32, "small": True}
+ON_CPU = {"rows": (4, 1), "prompt": 12, "tokens": 40, "prefill": 32, "small": True}
 ON_CPU |= {"config": {"max_num_seqs": 4, "max_num_batched_tokens": 32, "max_model_len": 64, "num_blocks": 256}}
 READING = """\
 "ms" is what a token of every row takes, the median of the turns; "device" the part of it in which the device computes,
@@ -144,8 +145,9 @@ def page(found: Mapping[str, Any]) -> str:
         for line in found[name]:
             case = "".join(f", {key} {line[key]}" for key in _CASE if key in line)
             reasons.setdefault(line[_KEPT[name]], []).append(f"{line['part']}{case}")
-        said = [f"- {reason}: {'; '.join(dict.fromkeys(whose))}" for reason, whose in reasons.items()]
+        said = [f"- {'; '.join(dict.fromkeys(whose))}: {reason}" for reason, whose in reasons.items()]
         blocks += [f"## {title}", "\n".join(said)] if said else []
+    blocks.append(READING if found["cases"] else "")
     for model in dict.fromkeys(case["model"] for case in found["cases"]):
         blocks.append(f"## {model}")
         cases = [case for case in found["cases"] if case["model"] == model]
@@ -154,7 +156,7 @@ def page(found: Mapping[str, Any]) -> str:
             blocks += [f"Rows: {rows}" if rows else "A prompt alone", as_markdown([_HEAD, *own])]
     if starts := found["starts"]:
         rows = [[each["part"], each["runs"], str(each["executables"]), f"{each['opened_s']:.1f}"] for each in starts]
-        blocks += [READING, "## Starts", as_markdown([("what", "attention, products", "executables", "s"), *rows])]
+        blocks += ["## Starts", as_markdown([("what", "attention, products", "executables", "s"), *rows])]
     if (check := found["check"]) is not None:
         blocks.append(
             f"## `ferrum-jax check`: {'right' if check['is_right'] else 'not right'}, {check['seconds']:.0f} s"
@@ -162,7 +164,7 @@ def page(found: Mapping[str, Any]) -> str:
         blocks.append("\n".join(f"- {line}" for line in (*check["problems"], *check["notes"])))
         for title, head, rows in [*tables(check)][1:]:  # the first is the machine
             blocks += [f"### {title}", as_markdown([["what", *head[1:]], *rows])]
-    return "\n\n".join(blocks) + "\n"
+    return "\n\n".join(filter(None, blocks)) + "\n"
 
 
 def _facts(found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

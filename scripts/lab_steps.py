@@ -19,6 +19,7 @@ import statistics
 import sys
 import tempfile
 import time
+import types
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 from unittest import mock
@@ -34,12 +35,12 @@ from ferrum_jax.io.child import first_line
 from ferrum_jax.runtime import settled
 from ferrum_jax.runtime.buckets import Ladder, LaunchBucket, make_ladder
 from ferrum_jax.runtime.compile.compile import make_all
-from ferrum_jax.runtime.compile.deferred import Prepared
+from ferrum_jax.runtime.compile.deferred import DeferredExecutable, Prepared
 from ferrum_jax.runtime.programs import programs_of
 from scripts.shapes import SHAPES, random_source, small
 
-_MANY = 16  # sets of results that take turns, where addresses are to move
-_PROFILED = 8  # steps
+_LOOKS_EVERY = 16  # steps, after which an engine may look how far launches go on
+_MANY, _PROFILED = 16, 8  # sets of results that take turns where addresses move; steps of a profile
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -89,16 +90,15 @@ class Lab:
             self.llm = LLM.from_source(random_source(given), config, on_progress=tell)
         self.runner, loaded = self.llm.engine.runner, self.llm.loaded
         launches = [each for each in loaded.layout.ladder.launches if each.draw == Draw.GREEDY]
-        programs, tokens = programs_of(loaded.layout, launches), {Case(**fields).tokens for fields in order.cases}
-        wanted = {each: programs[each] for each in launches if tokens_of(each) in tokens}
-        made = make_all(wanted, wanted, executable_cache=None, on_done=lambda *of: tell("launches", *of))
-        self._launches = {count: {each: made[each] for each in made if tokens_of(each) == count} for count in tokens}
+        programs, most = programs_of(loaded.layout, launches), max(Case(**fields).tokens for fields in order.cases)
+        wanted = {each: programs[each] for each in launches if tokens_of(each) == 1 or most > 1}
+        self._made = make_all(wanted, wanted, executable_cache=None, on_done=lambda *of: tell("launches", *of))
         self._executables, self._held = loaded.executables, collections.deque[Any]()
         self._calls = list[tuple[str, Any, np.ndarray]]()  # of the last step
         self._steps: dict[tuple[str, int], list[tuple[str, Any, np.ndarray]]] = {}  # the last of all rows, by case
         self._seen, self._now = list[tuple[float, int]](), (0, Case(step=""))  # dispatches, and what is timed
         self._spy()
-        count, runs = len(loaded.executables) + len(made), loaded.layout.options.recorded
+        count, runs = len(loaded.executables) + len(self._made), loaded.layout.options.recorded
         say({"runs": runs, "opened_s": time.perf_counter() - began_s, "executables": count})
 
     def _ladder(self, **given: Any) -> Ladder:
@@ -129,13 +129,20 @@ class Lab:
 
         runner["dispatch"] = timed
 
+    def _launches(self, case: Case) -> dict[LaunchBucket, DeferredExecutable]:
+        """The launches of a case's steps; none where the product has none."""
+        longer = {each for each in self._made if tokens_of(each) >= case.tokens > 1}
+        if case.step == "halves" or (case.tokens > 1 and not longer):
+            return {}
+        return {each: made for each, made in self._made.items() if tokens_of(each) == 1 or each in longer}
+
     @contextlib.contextmanager
     def _as(self, case: Case) -> Iterator[None]:
-        """Steps meanwhile are those of the case."""
-        executables = dataclasses.replace(
-            self._executables, launches=Prepared(self._launches[case.tokens] if case.step == "launch" else {})
-        )
-        spares = self.runner._spares
+        """Steps meanwhile are those of the case, also how far launches go on, where the product measures that."""
+        launches, engine, spares = self._launches(case), self.llm.engine, self.runner._spares
+        longer = [each for each in sorted(launches) if tokens_of(each) > 1]
+        horizons = tuple((each.forward.num_rows, int(each.draw), case.tokens) for each in longer)
+        looks = types.SimpleNamespace(look=lambda ladder, alone: horizons)
         take_back = spares._take_back
 
         def later(lent: Any) -> None:
@@ -143,8 +150,13 @@ class Lab:
             if len(self._held) > _MANY:
                 take_back(self._held.popleft())
 
-        moved = mock.patch.object(spares, "_take_back", later if case.addresses == "many" else take_back)
-        with moved, mock.patch.object(self.runner, "_executables", executables):
+        with contextlib.ExitStack() as stack:
+            executables = dataclasses.replace(self._executables, launches=Prepared(launches))
+            stack.enter_context(mock.patch.object(self.runner, "_executables", executables))
+            stack.enter_context(mock.patch.object(self.runner, "horizons", looks, create=True))
+            if case.addresses == "many":
+                stack.enter_context(mock.patch.object(spares, "_take_back", later))
+            engine._num_calls += -engine._num_calls % _LOOKS_EVERY
             yield
 
     def _engine(self, rows: int, case: Case) -> float:
@@ -156,7 +168,7 @@ class Lab:
         found = [then - now for (now, one), (then, other) in pairs if one == other == rows * case.tokens]
         names = [name for name, *_ in self._steps[case.step, case.tokens]]
         assert names == (["_launch"] if case.step == "launch" else ["_forward", "_sample"]), f"steps ran as {names}"
-        return statistics.median(found) / case.tokens
+        return statistics.median(found[2:] or found) / case.tokens  # the first wait for nobody
 
     def _generate(self, prompts: list[list[int]], count: int) -> None:
         self.llm.generate(prompts, SamplingParams(max_tokens=count, temperature=0.0, ignore_eos=True), progress=False)
@@ -184,7 +196,7 @@ class Lab:
     def decode(self, rows: int) -> None:
         """Says a profile of each kind of step, and the samples of all cases in turns."""
         cases = [Case(**fields) for fields in self.order.cases]
-        left = [case for case in cases if case.step == "halves" or self._launches[case.tokens]]
+        left = [case for case in cases if case.step == "halves" or self._launches(case)]
         for case in (case for case in cases if case not in left):
             self.say({"left_out": f"no launch of this product has {case.tokens} tokens"})
         self._steps.clear()
@@ -220,7 +232,7 @@ class Lab:
 
 
 def tokens_of(launch: LaunchBucket) -> int:
-    """Tokens that a row draws in a launch."""
+    """Tokens that a row may draw in a launch."""
     return getattr(launch, "horizon", 1)
 
 
