@@ -48,6 +48,7 @@ WHOLE = [
 PRICES = {"qwen3-0.6b": (60, 40), "llama-3-8b": (100, 60)}
 _EXPERTS, _EXPERTS_S, _CHECK_S = "qwen3-30b-a3b", 90, 60
 _CHECK_AROUND_S = 25  # of the check, beside what it is told
+_HANGS = 3  # times its price, a part is cut
 ON_GPU = {"rows": (64, 1, 256), "prompt": 512, "tokens": 80, "prefill": 4096}
 ON_GPU |= {"config": {"max_num_seqs": 256, "max_num_batched_tokens": 4096, "max_model_len": 4608, "mesh": "tp=1"}}
 ON_CPU = {"rows": (4, 1), "prompt": 12, "tokens": 40, "prefill": 32, "small": True}
@@ -70,7 +71,7 @@ def parts(output: pathlib.Path, left_s: Callable[[], float], *, is_gpu: bool) ->
         for model, prices in PRICES.items():
             yield _part(model, graphs, is_gpu=is_gpu), prices[graphs != _PLAIN]
     yield _part(_EXPERTS, _PLAIN, is_gpu=is_gpu), _EXPERTS_S
-    check = check_part(output, seconds=max(5, int(left_s() - _CHECK_AROUND_S)))
+    check = check_part(output, seconds=max(5, int(min(left_s(), 2 * _CHECK_S) - _CHECK_AROUND_S)))
     yield dataclasses.replace(check, about={"part": "check"}), _CHECK_S
 
 
@@ -219,7 +220,7 @@ def run_all(arguments: argparse.Namespace, began_s: float) -> int:
             add_line(lines, part.about | {"left_out": reason})
             continue
         print(f"\n{all_s - left_s():.0f} of {all_s:.0f} s", end="", file=sys.stderr)
-        code = run_part(part, lines, left_s())
+        code = run_part(part, lines, min(left_s(), _HANGS * price_s) if is_gpu else left_s())
         if code and not part.prints and not (output / "check.json").is_file():
             add_line(lines, part.about | {"problem": f"ended with exit code {code} and left no report"})
         written()

@@ -23,12 +23,11 @@ def test_a_page_and_a_file_each_say_what_was_measured_and_what_failed(tmp_path):
     about = {"command": "scripts/gpu/lab", "date": "today", "flags": "", "git": "abc", "dirty": False, "seconds": 9}
     (tmp_path / "lab.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in LINES))
     many, one = gpu_lab.write(tmp_path, about)["cases"]
-    assert many["token_s"] == 0.010 and many["turns"] == 3 and many["idle"] == pytest.approx(0.2)
-    assert one["token_s"] == 0.002 and "idle" not in one  # no profile is of one row
+    assert (many["token_s"], many["turns"], many["idle"]) == (0.010, 3, pytest.approx(0.2)) and "idle" not in one
     kept, page = json.loads((tmp_path / "lab.json").read_text()), (tmp_path / "lab.md").read_text()
     assert kept["cases"] == [many, one] and len(kept["turns"]) == 4 and kept["machine"]["driver"] == "580.1"
     assert "| launch | none | 4 | engine | two | 10.000 | 6,400 | 8.000 | 20.0% | 1,234 |" in page
-    assert "1 x H200, 128 GiB for jax, driver 580.1" in page and "jax 0.12" in page
+    assert "1 x H200, 128 GiB for jax, driver 580.1" in page and "| 2.000 of fewer turns | 500 |" in page
     assert "qwen3-0.6b, graphs none, rows 256, step halves: XlaRuntimeError: RESOURCE_EXHAUSTED" in page
 
 
@@ -36,7 +35,7 @@ def test_parts_that_do_not_fit_in_the_time_that_is_left_are_named(monkeypatch, t
     now, ran = [1000.0], {}
 
     def run_part(part, lines, limit_s):  # half a minute of each, which is then cut
-        ran[part.name], now[0] = part.command, now[0] + min(30.0, limit_s)
+        ran[part.name], now[0] = (limit_s, part.command), now[0] + min(30.0, limit_s)
         with lines.open("a") as file:
             file.writelines(f"{json.dumps(line)}\n" for line in LINES[: 1 if part.name == "machine" else None])
             file.write('{"half of a line')
@@ -48,7 +47,8 @@ def test_parts_that_do_not_fit_in_the_time_that_is_left_are_named(monkeypatch, t
     assert gpu_lab.run_all(arguments, 1000.0) == 0
     kept, page = json.loads((tmp_path / "lab.json").read_text()), (tmp_path / "lab.md").read_text()
     assert list(ran)[:2] == ["machine", "qwen3-0.6b, graphs as XLA makes them"]
-    assert ran["check"][ran["check"].index("--seconds") + 1] == "50"
+    (limit_s, command), hung_s = ran["check"], ran["qwen3-0.6b, graphs none"][0]
+    assert (limit_s, command[command.index("--seconds") + 1], hung_s) == (75.0, "50", 120.0)
     assert [line["part"] for line in kept["left_out"]] == ["qwen3-30b-a3b int4, graphs as XLA makes them"]
     assert (
         "graphs as XLA makes them: needs some 90 s of 75 s that were left" in page and "; check: cut after 30 s" in page
