@@ -202,7 +202,7 @@ class Lab:
         self._steps.clear()
         for turn in range(-1, self.order.turns):  # the first loads and warms up
             for case in [*left]:
-                about = {"rows": rows, **dataclasses.asdict(case)}
+                about, seconds = {"rows": rows, **dataclasses.asdict(case)}, None
                 try:
                     with self._as(case):
                         is_bare, count = case.loop == "bare", self.order.tokens
@@ -213,22 +213,23 @@ class Lab:
                             with profiled() as found:
                                 self._bare(_PROFILED, case)
                             self.say(about | {name: n / (2 * _PROFILED * case.tokens) for name, n in found.items()})
-                except Exception as error:  # of this case: the others may run
-                    left.remove(case)
+                except Exception as error:  # of this case, or of its profile alone
+                    if seconds is None:
+                        left.remove(case)
                     self.say(about | {"problem": f"{type(error).__name__}: {first_line(str(error))}"})
             tell(f"{rows} rows, turn", turn + 1, self.order.turns)
 
     def prefill(self) -> None:
         """Says how long a prompt of so many tokens takes that nobody has asked before."""
         rng, about = np.random.default_rng(0), {"prefill": self.order.prefill}
-        for turn in range(-2, self.order.turns):
+        for turn in range(-1, self.order.turns + 1):  # the first warms up, the last is profiled
             prompt = rng.integers(6, self.llm.spec.vocab_size, self.order.prefill).tolist()
-            with profiled() if turn == -1 else contextlib.nullcontext({}) as found:
+            with profiled() if turn == self.order.turns else contextlib.nullcontext({}) as found:
                 began_s = time.perf_counter()
                 self._generate([prompt], 1)
                 seconds = time.perf_counter() - began_s
-            if turn != -2:
-                self.say(about | (found if turn == -1 else {"token_s": seconds}))
+            if turn >= 0:
+                self.say(about | (found if turn == self.order.turns else {"token_s": seconds}))
 
 
 def tokens_of(launch: LaunchBucket) -> int:
@@ -251,9 +252,11 @@ def profiled() -> Iterator[dict[str, float]]:
 
 def busy(planes: Iterable[Any]) -> dict[str, float]:
     """busy_s and kernels of a profile: of a GPU's streams, or of the threads in which a CPU runs executables."""
-    where = (("/device:GPU:0", "Stream"), ("/host:CPU", "tf_XLA"))
+    where = (("/device:GPU:0", "stream"), ("/host:CPU", "tf_xla"))
     lines = [(plane.name, line) for plane in planes for line in plane.lines]
-    ran = [line for name, line in lines if any(name.startswith(p) and line.name.startswith(q) for p, q in where)]
+    ran = [
+        line for name, line in lines if any(name.startswith(p) and line.name.lower().startswith(q) for p, q in where)
+    ]
     events = [event for line in ran for event in line.events if event.duration_ns]
     spans = [(event.start_ns, event.start_ns + event.duration_ns) for event in events]
     total = end = 0.0
