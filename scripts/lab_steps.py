@@ -85,7 +85,7 @@ class Lab:
         kernel = kernel_of("paged_attention", target_of(device), device.platform) if device.platform == "gpu" else None
         chosen = {"implementation": kernel, "check": "off", "ready": "all", "max_cached_prompts": 512}
         chosen |= {"product_implementation": kernel} if kernel and "weights" in order.config else {}
-        config = EngineConfig(compilation_cache_dir="", **chosen, **order.config)
+        config = EngineConfig(compilation_cache_dir=None, **chosen, **order.config)
         with mock.patch.object(settled, "make_ladder", self._ladder):
             self.llm = LLM.from_source(random_source(given), config, on_progress=tell)
         self.runner, loaded = self.llm.engine.runner, self.llm.loaded
