@@ -4,7 +4,7 @@
 
 A decode step is schedule + pack + commit (end and stop checks, publishing, table growth). Every block of
 the pool is cached when it starts, so each block that a row grows by evicts one: the steady state of a
-server. Beside it: hashing and looking up a prompt of 32,768 tokens.
+server.
 """
 
 from __future__ import annotations
@@ -31,7 +31,6 @@ from scripts.git_state import git_state
 _BLOCK_SIZE = 16
 _MAX_MODEL_LEN = 2048
 _STOP_IDS = frozenset({50_000, 50_001})
-_LONG_PROMPT = 32_768
 
 
 def fill_with_cached_ids(pool: IdPool) -> None:
@@ -104,33 +103,6 @@ def _run_to_the_end(scheduler: Scheduler, bucket: Bucket, rng: np.random.Generat
     return parts
 
 
-def time_long_prompt(seed: int) -> tuple[float, float]:
-    """Seconds to admit a prompt of 32,768 tokens: hash and look up, with all blocks missing and with all there."""
-    rng = random.Random(seed)
-    cache = CacheManager(
-        EngineSizes(
-            block_size=_BLOCK_SIZE,
-            group_blocks=(_LONG_PROMPT // _BLOCK_SIZE + 1,),
-            max_num_seqs=1,
-            max_num_batched_tokens=_LONG_PROMPT,
-            max_model_len=_LONG_PROMPT + 1,
-        )
-    )
-    prompt = [rng.randrange(50_000) for _ in range(_LONG_PROMPT + 1)]
-    seconds = []
-    for expected in (0, _LONG_PROMPT):
-        request = Request(
-            id=0, token_ids=array("i", prompt), num_prompt_tokens=len(prompt), max_total_tokens=len(prompt) + 1
-        )
-        t0 = time.perf_counter()
-        hit = cache.admit(request, 1)
-        seconds.append(time.perf_counter() - t0)
-        assert hit == expected, f"{hit} tokens were hit, not {expected}"
-        cache.publish(request, 1, len(prompt))
-        cache.release(1)
-    return seconds[0], seconds[1]
-
-
 def _spread_us(seconds: list[float]) -> dict[str, float]:
     tenths = statistics.quantiles(seconds, n=10)
     return {name: round(1e6 * value, 1) for name, value in zip(("p10", "p50", "p90"), tenths[::4], strict=True)}
@@ -147,14 +119,11 @@ def main() -> None:
         runs = [time_decode_steps(num_blocks, arguments.rows, seed) for seed in range(arguments.repeats)]
         merged = {part: _spread_us([value for run in runs for value in run[part]]) for part in runs[0]}
         decode[num_blocks] = {**merged, "us_per_row": round(merged["step"]["p50"] / arguments.rows, 3)}
-    admissions = [time_long_prompt(seed) for seed in range(arguments.repeats)]
     result = {
         "benchmark": "host",
         "rows": arguments.rows,
         "block_size": _BLOCK_SIZE,
         "decode_step_us": decode,
-        "admit_32k_miss_ms": round(1e3 * statistics.median(miss for miss, _ in admissions), 2),
-        "admit_32k_hit_ms": round(1e3 * statistics.median(hit for _, hit in admissions), 2),
         "python": platform.python_version(),
         "numpy": np.__version__,
         "machine": platform.machine(),

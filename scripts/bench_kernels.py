@@ -1,8 +1,8 @@
 """Times attention on this machine's device: one JSON line for each case and implementation.
 
-    python3 scripts/bench_kernels.py --gpu            # makes .venv with jax for CUDA where this Python has none
-    python3 scripts/bench_kernels.py --gpu llama_8b_decode_64x4k_c16
-    python3 scripts/bench_kernels.py                  # "xla" on the CPU in sizes of tests: shows that the harness works
+    scripts/gpu/kernels                                 on a GPU, where nothing need be installed
+    scripts/gpu/kernels llama_8b_decode_64x4k_c16
+    python -m scripts.bench_kernels                     "xla" on a CPU in sizes of tests: shows that the harness works
 
 What runs beside what is in `kernel_rivals`. A result is compared with that of "xla" before it is timed. Bytes are those
 of K and V that queries see, once; they are set against a copy on the device that is timed in the same run, operations
@@ -13,41 +13,23 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import importlib.util
 import json
-import os
-import pathlib
-import sys
 import time
 
-ROOT = pathlib.Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
-_SET_UP = "--is-set-up"  # given to itself once the virtual environment is there
 _NO_CACHE_BYTES = 2**28  # from here on a cache of 50 MB changes little
 _TOLERANCE = 2e-2
 OURS = ("xla", "mosaic_gpu")  # what others cannot do here is their line; what these cannot is an error
 
 
-def set_up(arguments: list[str]) -> None:
-    """Goes on in .venv with the packages for a GPU, where this Python lacks them."""
-    if _SET_UP in arguments or all(importlib.util.find_spec(name) for name in ("jax_cuda13_plugin", "nvidia")):
-        return
-    command = 'EXTRAS=gpu; source scripts/setup_venv.sh; exec python scripts/bench_kernels.py "$@"'
-    os.chdir(ROOT)
-    os.execvp("bash", ["bash", "-euo", "pipefail", "-c", command, "bench_kernels", *arguments, _SET_UP])
-
-
 def main() -> None:
-    arguments = sys.argv[1:]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--gpu", action="store_true", help="on the GPU of this machine")
-    parser.add_argument(_SET_UP, action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--dry-run", action="store_true", help="run none")
     parser.add_argument("cases", nargs="*", help="names; all of the platform's by default")
-    options = parser.parse_args(arguments)
-    if options.gpu:
-        set_up(arguments)
-    os.environ["JAX_PLATFORMS"] = "cuda" if options.gpu else "cpu"
-    run(options.cases, on_gpu=options.gpu)
+    arguments = parser.parse_args()
+    if not arguments.dry_run:
+        import jax
+
+        run(arguments.cases, on_gpu=jax.default_backend() == "gpu")
 
 
 def run(names: list[str], *, on_gpu: bool) -> None:

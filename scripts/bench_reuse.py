@@ -1,15 +1,12 @@
-"""Speed of reuse, one JSON line: `python -m scripts.bench_reuse host`, `device`, `tokens` or `prefix`.
+"""Speed of reuse, one JSON line: `python -m scripts.bench_reuse host`, `device` or `prefix`.
 
 host: ids through an `IdPool` in calls of 16, at several pool sizes, whose ids are all cached when it starts; and
 the key chain of a long sequence, beside bare blake2b calls over the same bytes. Best of many short repeats,
 so that other work on the machine counts little.
 
 device: an engine answers prompts that are cached up to a given part, with the cache on and off in turn; time to the
-first token, time per token, tokens a second, and the share of the time that goes into `CacheManager`; then the time to
-the first token of prompts that come back from host memory. A cold prompt is one with the cache off.
-
-tokens: time per token with the cache on over that with it off, of many short requests in turn, so that 99th
-percentiles have samples: `token_p99_ratio` over all of them, and of each tenth of the run, to see how steady it is.
+first token, time per token, tokens a second, and the share of the time that goes into `CacheManager`. A cold prompt is
+one with the cache off.
 
 prefix: 16 prompts that wait together, of 384 common tokens and 32 of their own, 8 generated each, with the cache on and
 off in turn: seconds and computed tokens of each, and the factor between them. For recurrent models too (--model).
@@ -50,8 +47,6 @@ _HIT_PERCENT = (0, 25, 50, 75, 90, 99, 100)
 _PROMPT_BLOCKS = 124  # with what is generated, 2,048 tokens: the most that the demo model takes
 _BLOCK_SIZE = 16
 _GENERATED = 64
-
-_SHORT_PROMPT = 128  # tokens; half of them are cached in every other round
 
 
 def best_seconds(run: Callable[[], object], repeats: int) -> float:
@@ -190,13 +185,6 @@ class _Timed:
         return token_ids, deltas[-1].num_cached_tokens
 
 
-def _engines(model: str, config: EngineConfig) -> tuple[LLM, _Timed, _Timed]:
-    """The model, and its engines with the cache on and off."""
-    llm = LLM(model, config)
-    off = build_engine(llm.loaded, dataclasses.replace(config, enable_prefix_caching=False), None)
-    return llm, _Timed(llm.engine), _Timed(off)
-
-
 def measure_device(model: str, repeats: int) -> dict[str, Any]:
     """By hit rate, with the cache on and off in turn; equal tokens are asserted."""
     config = EngineConfig(
@@ -207,7 +195,9 @@ def measure_device(model: str, repeats: int) -> dict[str, Any]:
         block_size=_BLOCK_SIZE,
         num_blocks=1024,
     )
-    llm, on, off = _engines(model, config)
+    llm = LLM(model, config)
+    without = build_engine(llm.loaded, dataclasses.replace(config, enable_prefix_caching=False), None)
+    on, off = _Timed(llm.engine), _Timed(without)
     rng = np.random.default_rng(0)
     times = {percent: (_Times(), _Times()) for percent in _HIT_PERCENT}
     for repeat in range(repeats + 1):  # the first does not count; who goes first alternates, for others use the machine
@@ -226,7 +216,6 @@ def measure_device(model: str, repeats: int) -> dict[str, Any]:
         for percent, (on, off) in times.items()
     }
     cold = float(np.median([s for _, off in times.values() for s in off.first_s]))
-    from_host = float(np.median(_first_tokens_from_host(llm, repeats)))
     return {
         "prompt_tokens": _PROMPT_BLOCKS * _BLOCK_SIZE,
         "generated_tokens": _GENERATED,
@@ -234,37 +223,6 @@ def measure_device(model: str, repeats: int) -> dict[str, Any]:
         "by_hit_percent": rates,
         "cold_first_token_ms": round(cold * 1e3, 2),
         "repeat_percent_of_cold": round(100 * float(np.median(times[100][0].first_s)) / cold, 2),
-        "repeat_from_host_percent_of_cold": round(100 * from_host / cold, 2),
-        "token_p99_ratio": _ratio(*(_joined([pair[i] for pair in times.values()]) for i in (0, 1))),
-    }
-
-
-def measure_tokens(model: str, rounds: int) -> dict[str, Any]:
-    """Times per token of `rounds` requests each with the cache on and off; who goes first alternates."""
-    sizes: Any = {"max_num_seqs": 4, "max_num_batched_tokens": 512, "max_model_len": 512, "num_blocks": 256}
-    llm, on, off = _engines(model, EngineConfig(ready="all", block_size=_BLOCK_SIZE, **sizes))
-    rng = np.random.default_rng(2)
-    by_round: list[tuple[_Times, _Times]] = []
-    for turn in range(rounds + 2):
-        prompt = rng.integers(10, llm.spec.vocab_size, _SHORT_PROMPT).tolist()
-        if turn % 2:
-            on.answer(prompt[: _SHORT_PROMPT // 2], 1, _Times())
-        pair = _Times(), _Times()
-        order = ((on, pair[0]), (off, pair[1]))
-        answers = [engine.answer(prompt, _GENERATED, times)[0] for engine, times in order[:: -1 if turn & 2 else 1]]
-        assert answers[0] == answers[1], "the cache changed a token"
-        by_round.append(pair)
-    by_round = by_round[2:]  # the first two warm up
-    tenths = [by_round[i::10] for i in range(10)]
-    all_on, all_off = (_joined([pair[i] for pair in by_round]) for i in (0, 1))
-    return {
-        "tokens": len(all_on.token_s),
-        "token_p50_ms": [round(float(np.median(t.token_s)) * 1e3, 3) for t in (all_on, all_off)],
-        "token_p99_ms": [round(float(np.percentile(t.token_s, 99)) * 1e3, 3) for t in (all_on, all_off)],
-        "token_p99_ratio": _ratio(all_on, all_off),
-        "token_p99_ratio_of_tenths": sorted(
-            _ratio(*(_joined([pair[i] for pair in tenth]) for i in (0, 1))) for tenth in tenths if tenth
-        ),
     }
 
 
@@ -306,26 +264,6 @@ def measure_prefix(model: str, repeats: int) -> dict[str, Any]:
     }
 
 
-def _first_tokens_from_host(llm: LLM, repeats: int) -> list[float]:
-    """Seconds to the first token of a repeat whose blocks a small pool gave up to host memory, each time."""
-    host_cache_bytes = 4 * _PROMPT_BLOCKS * llm.ledger.host_block_bytes
-    config = dataclasses.replace(llm.config, num_blocks=_PROMPT_BLOCKS + 6, host_cache_bytes=host_cache_bytes)
-    llm.loaded.copies.warm_up(tier=True)
-    tiered = _Timed(build_engine(llm.loaded, config, None))
-    rng = np.random.default_rng(1)
-    prompts = [rng.integers(10, llm.spec.vocab_size, _PROMPT_BLOCKS * _BLOCK_SIZE).tolist() for _ in range(2)]
-    first, times = [tiered.answer(prompt, _GENERATED, _Times())[0] for prompt in prompts], _Times()
-    for _ in range(repeats):
-        for prompt, tokens in zip(prompts, first, strict=True):
-            assert tiered.answer(prompt, _GENERATED, times) == (tokens, len(prompt)), "not the same from host memory"
-    assert tiered.engine.scheduler.metrics().loaded_blocks >= repeats * _PROMPT_BLOCKS
-    return times.first_s
-
-
-def _joined(times: list[_Times]) -> _Times:
-    return _Times(token_s=[seconds for each in times for seconds in each.token_s])
-
-
 def _ratio(on: _Times, off: _Times) -> float:
     return round(float(np.percentile(on.token_s, 99) / np.percentile(off.token_s, 99)), 3)
 
@@ -333,7 +271,6 @@ def _ratio(on: _Times, off: _Times) -> float:
 PARTS: dict[str, tuple[Callable[[str, int], dict[str, Any]], int]] = {  # and how often each is repeated by default
     "host": (lambda _, repeats: measure_host(repeats), 100),
     "device": (measure_device, 5),
-    "tokens": (measure_tokens, 100),
     "prefix": (measure_prefix, 5),
 }
 
@@ -341,7 +278,7 @@ PARTS: dict[str, tuple[Callable[[str, int], dict[str, Any]], int]] = {  # and ho
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("part", choices=PARTS)
-    parser.add_argument("--repeats", type=int, help="by default 100 of the host's part and of tokens, 5 of the others")
+    parser.add_argument("--repeats", type=int, help="by default 100 of the host's part, 5 of the others")
     demo = Path(__file__).parent.parent / "checkpoints" / "demo"
     parser.add_argument(
         "--model", default=str(demo), metavar="DIR", help="of all parts but host; by default the demo's"

@@ -8,10 +8,8 @@ of [[token ids, tokens to generate], ...]. All run in one engine, and of each th
 
 import argparse
 import importlib
-import importlib.util
 import json
 import pathlib
-import sys
 import time
 from typing import Any
 
@@ -27,8 +25,6 @@ def main() -> None:
     parser.add_argument("folder", type=pathlib.Path)
     parser.add_argument("requests", type=pathlib.Path)
     arguments = parser.parse_args()
-    if importlib.util.find_spec("vllm") is None:
-        sys.exit(MISSING.format(sys.executable))
     vllm: Any = importlib.import_module("vllm")
     started = time.perf_counter()
     llm = vllm.LLM(

@@ -14,23 +14,30 @@ from __future__ import annotations
 
 import argparse
 import concurrent.futures
+import contextlib
 import dataclasses
+import importlib.util
 import multiprocessing
+import os
+import pathlib
 import re
+import shutil
+import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
+from unittest import mock
 
 from scripts import gpu_launches  # isort: skip  # before jax: it sets what the compilers read
 
+import jax
 from rich.console import Console
 from rich.table import Table
 
 from pallas_kernels.paged_attention.gpu.ceilings import CHIPS, FILE, MULTIPROCESSORS, kept, seconds_of
 from pallas_kernels.paged_attention.gpu.config import LANES
 from scripts import kept_counts
-from scripts.gpu_disassembly import disassembled, tool, tools
-from scripts.gpu_launch import Launch, Part
+from scripts.gpu_launches import Launch, Part
 from scripts.gpu_sass import Count, Kernel, read_kernels
 
 _OPERATIONS, _MUFU, _SHARED_BYTES, _SCHEDULERS = 4096, 16, 128, 4  # a clock and multiprocessor
@@ -42,6 +49,35 @@ _KERNEL_OUTPUT = re.compile(
     r"(?P<loads>\d+) bytes spill loads.*?Used (?P<registers>\d+) registers(?P<code>.*?)(?=^\.visible \.entry |\Z)",
     re.MULTILINE | re.DOTALL,
 )
+
+
+def tool(name: str) -> pathlib.Path:
+    """The path of one of NVIDIA's tools, in its package or on PATH. Raises FileNotFoundError with what to install."""
+    spec = importlib.util.find_spec("nvidia")
+    places = [pathlib.Path(place) for place in (spec.submodule_search_locations or [])] if spec else []
+    found = [path for place in places for path in sorted(place.glob(f"*/bin/{name}"))]
+    if not found and (path := shutil.which(name)) is not None:
+        found = [pathlib.Path(path).resolve()]
+    if not found:
+        raise FileNotFoundError(f"{name} is not here; pip install -c constraints.txt nvidia-cuda-{name}")
+    return found[0]
+
+
+def tools() -> dict[str, str]:
+    """The compilers that the counts are of."""
+    ptxas = shutil.which("ptxas")
+    said = subprocess.run([ptxas, "--version"], capture_output=True, text=True).stdout if ptxas else ""
+    version = re.search(r"V([\d.]+)", said)
+    return {"jax": jax.__version__, "ptxas": version[1] if version else "not on PATH"}
+
+
+@contextlib.contextmanager
+def disassembled() -> Iterator[None]:
+    """Has kernels that are compiled meanwhile printed as PTX and, with control codes, as machine code."""
+    root = str(tool("nvdisasm").parents[1])
+    dumps = {"MOSAIC_GPU_DUMP_PTX": "1", "MOSAIC_GPU_DUMP_SASS_CTRL": "1"}
+    with mock.patch.dict(os.environ, {**dumps, "MOSAIC_GPU_CUDA_ROOT": root, "CUDA_ROOT": root}):
+        yield
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -245,10 +281,7 @@ def main() -> None:
         found = [
             f"{name} {line}" for name, one in counted.items() for line in worse(before["launches"].get(name, {}), one)
         ]
-        if found:
-            sys.exit(
-                "\n".join([*found, f"kept with {before['tools']}, counted with {tools()}; --write keeps the new ones"])
-            )
+        kept_counts.end_if(found, tools(), FILE)
     if arguments.write:
         new = {
             launch: {name: dataclasses.asdict(one) for name, one in found.items()} for launch, found in counted.items()

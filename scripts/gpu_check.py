@@ -14,18 +14,22 @@ check.json, check.html and bench.jsonl hold the results. Ends with the exit code
 from __future__ import annotations
 
 import argparse
+import collections
 import contextlib
 import dataclasses
+import io
 import json
 import os
 import pathlib
 import platform
+import re
 import shlex
 import signal
 import subprocess
 import sys
+import threading
 import time
-from typing import Any
+from typing import IO, Any
 
 from scripts.bench_vllm import MISSING
 
@@ -39,22 +43,29 @@ _PARTS = "paged_attention,quantized_matmul,grouped_matmul,engine"  # what has ke
 _FEW = ("--max-num-seqs", "64", "--max-num-batched-tokens", "512", "--max-model-len", "2048")  # few executables
 _GRACE_S = 10.0  # from being asked to end to being ended
 _CUT = 124
-_NO_GPU = 3  # exit code
+NO_GPU = 3  # exit code
+_ERROR = re.compile(
+    rb"[\w.]*(Error|Exception|Exit)\b|usage: |F\d{4} "
+)  # XLA's usage begins with the flag that it refuses
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Part:
-    """A command. about: fields that name its model. prints: whether its standard output is JSON lines to keep."""
+    """A command. about: fields that name its model. prints: whether its standard output is JSON lines to keep.
+
+    environment: beside that of this process.
+    """
 
     name: str
     command: tuple[str, ...]
     about: dict[str, str] = dataclasses.field(default_factory=dict)
     prints: bool = True
+    environment: dict[str, str] = dataclasses.field(default_factory=dict)
 
 
-def check_part(output: pathlib.Path, *, full: bool) -> Part:
+def check_part(output: pathlib.Path, *, full: bool = False, seconds: int = _CHECK_S) -> Part:
     """`ferrum-jax check`, of this interpreter."""
-    most = ("--full",) if full else ("--seconds", str(_CHECK_S), "--parts", _PARTS)
+    most = ("--full",) if full else ("--seconds", str(seconds), "--parts", _PARTS)
     command = ("python", "-m", "ferrum_jax", "check", "--output", str(output), *most)
     return Part(name="check", command=command, prints=False)
 
@@ -107,19 +118,34 @@ def run_part(part: Part, bench: pathlib.Path, limit_s: float | None) -> int:
     print(f"\n{part.name}: {shlex.join(part.command)}", file=sys.stderr, flush=True)
     command = [sys.executable if word == "python" else word for word in part.command[:1]] + list(part.command[1:])
     with bench.open("a") if part.prints else contextlib.nullcontext() as file:
-        process = subprocess.Popen(command, stdout=file, start_new_session=True)
+        env, pipe = os.environ | part.environment, subprocess.PIPE if part.prints else None  # others show bars there
+        process = subprocess.Popen(command, stdout=file, stderr=pipe, env=env, start_new_session=True)
+        said = collections.deque[bytes](maxlen=1)
+        reader = threading.Thread(target=_pass_on, args=(process.stderr or io.BytesIO(), said), daemon=True)
+        reader.start()
         try:
             code = process.wait(limit_s)
         except subprocess.TimeoutExpired:
             code = _CUT
         finally:
             end(process)
-    problem = f"cut after {limit_s:.0f} s" if code == _CUT else f"failed: it ended with exit code {code}"
+            reader.join(_GRACE_S)
+    last = b"".join(said).decode(errors="replace").strip()[:300] or "it named no error"
+    problem = f"cut after {limit_s:.0f} s" if code == _CUT else f"failed: it ended with exit code {code}: {last}"
     if code:
         print(f"{part.name}: {problem}", file=sys.stderr, flush=True)
     if code and part.prints:
         add_line(bench, part.about | {"problem": problem})
     return code
+
+
+def _pass_on(errors: IO[bytes], said: collections.deque[bytes]) -> None:
+    """Shows what a process writes to its standard error, and keeps the last line that names an error."""
+    with errors:
+        for line in errors:
+            sys.stderr.write(line.decode(errors="replace"))
+            sys.stderr.flush()
+            said.extend([line] if _ERROR.match(line) else [])
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
@@ -134,8 +160,15 @@ def end(process: subprocess.Popen[bytes]) -> None:
 
 
 def add_line(bench: pathlib.Path, line: dict[str, Any]) -> None:
-    with bench.open("a") as file:
-        file.write(json.dumps(line) + "\n")
+    """Adds a line of its own, also behind half of one, which a process that was ended may leave."""
+    before = bench.read_text() if bench.is_file() else ""
+    bench.write_text(before + ("" if before.endswith("\n") or not before else "\n") + json.dumps(line) + "\n")
+
+
+def read_lines(bench: pathlib.Path) -> list[dict[str, Any]]:
+    """The whole lines so far."""
+    texts = bench.read_text().splitlines() if bench.is_file() else []
+    return [json.loads(text) for text in texts if text.endswith("}")]
 
 
 def write_requests(shape: str, output: pathlib.Path) -> None:
@@ -163,8 +196,7 @@ def write_page(output: pathlib.Path, check_code: int) -> dict[str, Any] | None:
         machine = {"chips": [], "packages": {}, "driver": None, "python": platform.python_version(), "devices": None}
         nothing: dict[str, Any] = {"machine": machine, "rates": [], "kernels": [], "engine": [], "notes": []}
         report = Report(**nothing, problems=[f"the check {how} and left no report"], seconds=0.0)
-    lines = [json.loads(line) for line in bench.read_text().splitlines()] if bench.is_file() else []
-    report = dataclasses.replace(report, benches=lines)
+    report = dataclasses.replace(report, benches=read_lines(bench))
     (output / "check.html").write_text(page(report))
     if file.is_file():
         file.write_text(json.dumps(report.as_json(), indent=1) + "\n")
@@ -194,7 +226,7 @@ def require_vllm(python: str) -> None:
 
 
 def run_all(arguments: argparse.Namespace) -> int:
-    """Runs the parts and writes the page after each; the exit code of the check, _NO_GPU where it found none."""
+    """Runs the parts and writes the page after each; the exit code of the check, NO_GPU where it found none."""
     output, bench = arguments.output, arguments.output / "bench.jsonl"
     output.mkdir(parents=True, exist_ok=True)
     for name in ("check.json", "check.html", "check.txt", "bench.jsonl"):
@@ -215,7 +247,7 @@ def run_all(arguments: argparse.Namespace) -> int:
     print(f"\n{output / 'check.html'} holds it all, {time.monotonic() - started:.0f} s", file=sys.stderr)
     if devices is not None and devices["platform"] == "cpu":
         print("the check found no GPU and tried the CPU alone; see that nvidia-smi shows one", file=sys.stderr)
-        return check_code or _NO_GPU
+        return check_code or NO_GPU
     return check_code
 
 

@@ -8,7 +8,6 @@ import re
 from collections.abc import Mapping
 
 KINDS = ("all-reduce", "all-gather", "all-to-all", "reduce-scatter", "collective-permute", "collective-broadcast")
-_BITS = {"pred": 8, "bf16": 16, "f16": 16}
 _OP = re.compile(rf"^\s*(?:ROOT )?%\S+ = (?P<result>.*?) (?P<kind>{'|'.join(KINDS)})(?P<start>-start)?\(", re.MULTILINE)
 _ARRAY = re.compile(r"([a-z]+\d*\w*)\[([\d,]*)\]")
 
@@ -22,7 +21,7 @@ def count_collectives(text: str) -> tuple[collections.Counter[str], int]:
     total = 0
     for op in _OP.finditer(text):
         counts[op["kind"]] += 1
-        arrays = [_bytes(dtype, dims) for dtype, dims in _ARRAY.findall(op["result"])]
+        arrays = [bytes_of(dtype, dims) for dtype, dims in _ARRAY.findall(op["result"])]
         total += max(arrays, default=0) if op["start"] and op["kind"] != "all-reduce" else sum(arrays)
     return counts, total
 
@@ -39,6 +38,7 @@ def unexpected_collectives(text: str, expected: Mapping[str, int]) -> list[str]:
     ]
 
 
-def _bytes(dtype: str, dims: str) -> int:
-    bits = _BITS.get(dtype) or int(re.sub(r"\D", "", dtype.partition("e")[0]) or 8)
-    return math.prod(int(d) for d in dims.split(",") if d) * bits // 8
+def bytes_of(dtype: str, dims: str) -> int:
+    """Bytes of an array of a type as HLO writes it."""
+    bits = int(found[0]) if (found := re.search(r"\d+", dtype)) else 8  # of pred
+    return math.prod(int(n) for n in dims.split(",") if n) * bits // 8

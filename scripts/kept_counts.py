@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import pathlib
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -41,6 +42,13 @@ def write(path: pathlib.Path, tools: Mapping[str, str], launches: Launches) -> N
         own = [f'  "{name}": {json.dumps(one, sort_keys=True)}' for name, one in parts.items()]
         lines.append(f' "{launch}": {{\n' + ",\n".join(own) + "\n }")
     path.write_text(f'{{"tools": {json.dumps(tools)}, "launches": {{\n' + ",\n".join(lines) + "\n}}\n")
+
+
+def end_if(found: Sequence[str], counted_with: Mapping[str, str], path: pathlib.Path) -> None:
+    """Raises SystemExit with what is worse than what the file keeps, and with the compilers of both."""
+    if found:
+        kept_with = read(path)["tools"]
+        sys.exit("\n".join([*found, f"kept with {kept_with}, counted with {counted_with}; --write keeps the new"]))
 
 
 def worse(before: Columns, counted: Columns) -> list[str]:

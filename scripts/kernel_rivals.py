@@ -1,8 +1,8 @@
 """What bench_kernels times: our implementations of attention, and others that compute the same from the same numbers.
 
 On a GPU: "mosaic_gpu" and "xla"; jax's `ops.gpu.paged_attention` for decoding, on a pool in its own form; cuDNN and
-torch's scaled_dot_product_attention on contiguous K and V, which need not look for blocks; FlashInfer on the same
-blocks. Steps that mix rows of different lengths are for the first two alone.
+torch's scaled_dot_product_attention on contiguous K and V, which need not look for blocks. Steps that mix rows of
+different lengths are for the first two alone.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def implementations(case: Case, target: Target) -> Iterator[tuple[str, Callable[
     if target.platform != "gpu":
         return
     yield "mosaic_gpu", functools.partial(_ours, case, "mosaic_gpu", target), ""
-    for name, make in (("jax_paged", _jax_paged), ("cudnn", _cudnn), ("torch", _torch), ("flashinfer", _flashinfer)):
+    for name, make in (("jax_paged", _jax_paged), ("cudnn", _cudnn), ("torch", _torch)):
         reason = _reason_against(name, case)
         yield name, None if reason else functools.partial(make, case), reason
 
@@ -76,9 +76,9 @@ def _reason_against(name: str, case: Case) -> str:
     if case.rope_dim is not None or case.v_head_dim is not None:
         return "values of another size than keys"
     start, count = case.rows[0]
-    if name != "flashinfer" and count > 1 and start > 0 and case.causal:
+    if count > 1 and start > 0 and case.causal:
         return "a chunk of a longer context"
-    if name in ("jax_paged", "flashinfer") and count > 1:
+    if name == "jax_paged" and count > 1:
         return "rows of several queries"
     modules = {"jax_paged": "jax.experimental.pallas.ops.gpu.paged_attention", "cudnn": "jax"}
     if importlib.util.find_spec(modules.get(name, name)) is None:
@@ -131,45 +131,14 @@ def _jax_paged(case: Case) -> Call:
     return lambda: theirs(q, k, v, tables, lengths)
 
 
-def _torch_tensors(case: Case) -> list[Any]:
-    torch = importlib.import_module("torch")
-    return [torch.from_dlpack(x) for x in contiguous(case)]
-
-
 def _torch(case: Case) -> Call:
-    q, k, v = (x.transpose(1, 2).contiguous() for x in _torch_tensors(case))
+    torch = importlib.import_module("torch")
+    q, k, v = (torch.from_dlpack(x).transpose(1, 2).contiguous() for x in contiguous(case))
     is_causal = case.causal and q.shape[2] > 1
-    attend = importlib.import_module("torch").nn.functional.scaled_dot_product_attention
+    attend = torch.nn.functional.scaled_dot_product_attention
 
     def one() -> OfTorch:
         out = attend(q, k, v, is_causal=is_causal, scale=case.softmax_scale, enable_gqa=True)
         return OfTorch(out.transpose(1, 2).reshape(-1, case.num_heads, case.head_dim))
 
     return one
-
-
-def _flashinfer(case: Case) -> Call:
-    torch, flashinfer = importlib.import_module("torch"), importlib.import_module("flashinfer")
-    q, k, v = _torch_tensors(case)
-    R, C = len(case.rows), case.block_size
-    pad = case.max_blocks * C - k.shape[1]
-    paged = [torch.nn.functional.pad(x, (0, 0, 0, 0, 0, pad)).reshape(-1, C, *x.shape[2:]) for x in (k, v)]
-    order = torch.randperm(R * case.max_blocks, device=q.device)
-    pool = torch.stack(paged, dim=1)[order].contiguous()
-    workspace = torch.empty(2**28, dtype=torch.uint8, device=q.device)
-    decode = flashinfer.BatchDecodeWithPagedKVCacheWrapper(workspace, "NHD", use_tensor_cores=True)
-    starts = torch.arange(R + 1, dtype=torch.int32, device=q.device) * case.max_blocks
-    last = torch.full((R,), C - pad, dtype=torch.int32, device=q.device)
-    decode.plan(
-        starts,
-        torch.argsort(order).to(torch.int32),
-        last,
-        case.num_heads,
-        case.num_kv_heads,
-        case.head_dim,
-        C,
-        sm_scale=case.softmax_scale,
-        q_data_type=torch.bfloat16,
-        kv_data_type=torch.bfloat16,
-    )
-    return lambda: OfTorch(decode.run(q[:, 0], pool))

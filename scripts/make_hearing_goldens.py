@@ -26,7 +26,7 @@ from scripts.goldens import heard_in_prompts
 from scripts.goldens.command import run
 from scripts.goldens.folder import draw
 from scripts.goldens.recipe import first_seed, normal
-from scripts.goldens.reference import MARGIN, NUM_GREEDY, is_steady, load, whole_skeleton
+from scripts.goldens.reference import greedy_row, is_steady, load, whole_skeleton
 from scripts.make_vision_goldens import law_of
 
 SEED = 71
@@ -76,7 +76,7 @@ def answers(model: Any, drawn: list[tuple[np.ndarray, np.ndarray]]) -> dict[str,
     """What golden.npz holds; None for weights that leave too much to chance."""
     said = []
     for asked in drawn:
-        if (continued := greedy(model, *asked)) is None:
+        if (continued := greedy_row(lambda ids, on=asked[1]: _logits(model, ids, on)[-1], asked[0])) is None:
             return None
         said.append(continued)
 
@@ -98,19 +98,6 @@ def answers(model: Any, drawn: list[tuple[np.ndarray, np.ndarray]]) -> dict[str,
             found["logits"] = _logits(model, prompt, frames).numpy()
         arrays |= {f"{key}_{i}": value for key, value in found.items()}
     return arrays
-
-
-@torch.no_grad()
-def greedy(model: Any, prompt: np.ndarray, frames: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
-    """(tokens [64], two best logits of each step [64, 2]), end tokens too. None where two logits nearly tie."""
-    ids, best = prompt, []
-    for _ in range(NUM_GREEDY):
-        top = torch.topk(_logits(model, ids, frames)[-1], 2)
-        if top.values[0] - top.values[1] < MARGIN * top.values.abs().max():
-            return None
-        best.append(top.values.numpy())
-        ids = np.append(ids, top.indices[0].numpy()).astype(np.int32)
-    return ids[len(prompt) :], np.stack(best)
 
 
 def _logits(model: Any, ids: np.ndarray, frames: np.ndarray) -> torch.Tensor:  # [T, V]

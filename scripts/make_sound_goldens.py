@@ -21,22 +21,8 @@ from typing import Any
 import numpy as np
 
 from scripts.goldens.pictures import sampled
-from scripts.goldens.sounds import sound, wav
+from scripts.goldens.sounds import WHISPER, sound, wav
 
-WHISPER = {
-    "chunk_length": 30,
-    "feature_extractor_type": "WhisperFeatureExtractor",
-    "feature_size": 128,
-    "hop_length": 160,
-    "n_fft": 400,
-    "n_samples": 480000,
-    "nb_max_frames": 3000,
-    "padding_side": "right",
-    "padding_value": 0.0,
-    "processor_class": "WhisperProcessor",
-    "return_attention_mask": False,
-    "sampling_rate": 16000,
-}
 SMALL = {**WHISPER, "feature_size": 80}
 VOXTRAL = {**WHISPER, "processor_class": "VoxtralProcessor"}
 OMNI = {

@@ -28,7 +28,7 @@ import transformers  # pyright: ignore[reportMissingImports]
 from scripts.goldens.command import run
 from scripts.goldens.folder import draw as draw_weights
 from scripts.goldens.recipe import Law, first_seed, normal, uniform, write_recipe
-from scripts.goldens.reference import MARGIN, NUM_GREEDY, is_steady, load, whole_skeleton
+from scripts.goldens.reference import greedy_row, is_steady, load, whole_skeleton
 from scripts.goldens.weights import ENDING, recipe_of
 
 SEED = 31
@@ -224,22 +224,14 @@ def _pixels(grids: np.ndarray, patches: np.ndarray) -> torch.Tensor:
     return torch.from_numpy(parts.reshape(len(grids), 3, rows * side, columns * side).copy())
 
 
-@torch.no_grad()
-def greedy(
-    model: Any, prompt: np.ndarray, grids: np.ndarray, patches: np.ndarray
-) -> tuple[np.ndarray, np.ndarray] | None:
-    """(tokens [64], two best logits of each step [64, 2]); goes on after end tokens, and takes none of an image. None
-    where two logits nearly tie.
-    """
-    ids, best = torch.from_numpy(prompt).long()[None], []
-    for _ in range(NUM_GREEDY):
-        logits = model(**_inputs(model, ids, grids, patches), use_cache=False).logits[0, -1, :IMAGE]
-        top = torch.topk(logits, 2)
-        if top.values[0] - top.values[1] < MARGIN * top.values.abs().max():
-            return None
-        best.append(top.values.numpy())
-        ids = torch.cat((ids, top.indices[None, :1]), dim=1)
-    return ids[0, len(prompt) :].numpy().astype(np.int32), np.stack(best)
+def greedy(model: Any, prompt: np.ndarray, *pictures: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
+    """`greedy_row`, whose tokens are none of an image."""
+
+    def logits(ids: np.ndarray) -> torch.Tensor:
+        inputs = _inputs(model, torch.from_numpy(ids).long()[None], *pictures)
+        return model(**inputs, use_cache=False).logits[0, -1, :IMAGE]
+
+    return greedy_row(logits, prompt)
 
 
 @torch.no_grad()

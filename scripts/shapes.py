@@ -38,6 +38,13 @@ SHAPES: dict[str, dict[str, Any]] = {
 }
 
 
+def small(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The config.json with few layers and sizes that a test runs."""
+    sizes = {"vocab_size": 96, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "head_dim": 8}
+    sizes |= {"num_key_value_heads": 2, "intermediate_size": 64, "moe_intermediate_size": 32, "num_experts": 16}
+    return {name: sizes.get(name, value) for name, value in config.items()}
+
+
 def random_source(config: Mapping[str, Any]) -> ModelSource:
     """Random weights for a config.json, made on the devices that need them, so nothing is copied there."""
 
@@ -62,6 +69,8 @@ def _maker(shape: tuple[int, ...], dtype: jnp.dtype, sharding: Any) -> Any:
     def make(key: jax.Array) -> jax.Array:
         if len(shape) == 1:
             return jnp.ones(shape, dtype)
+        if jnp.issubdtype(dtype, jnp.integer):  # codes of a form
+            return jax.random.bits(key, shape, jnp.uint8).astype(dtype)
         return jax.random.normal(key, shape, dtype) * jnp.asarray(0.02, dtype)
 
     return jax.jit(make, out_shardings=sharding)

@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from pallas_kernels.target import Target
-from scripts.hlo_collectives import KINDS
+from scripts.hlo_collectives import KINDS, bytes_of
 from scripts.xla_cycles import ESTIMATE, UNKNOWN_CYCLES, computations, loop_trips
 
 _INSTRUCTION = re.compile(r"^\s*(?:ROOT )?%(\S+) = (\(.*?\)(?= [\w-]+\()|\S+) ([\w-]+)\((.*)$")
@@ -160,7 +160,7 @@ class Walk:
         if collective is not None:
             self._pending[each.name] = [0.0, self._link_seconds(collective)]
             return
-        sizes = [_bytes(*found) for found in _ARRAY.findall(each.shape)]
+        sizes = [bytes_of(*found[:2]) for found in _ARRAY.findall(each.shape)]
         given = sizes[1] if each.kind == "slice-start" and len(sizes) > 1 else min(sizes[:2], default=0)
         self._pending[each.name] = [given, 0.0]
         self.hbm_bytes += given
@@ -245,7 +245,7 @@ def product_flops(body: Sequence[Instruction], outer: Mapping[str, str]) -> floa
 
 def array_bytes(shape: str) -> int:
     """Bytes of all arrays of a type, wherever they are."""
-    return sum(_bytes(dtype, dims, "") for dtype, dims, _ in _ARRAY.findall(shape))
+    return sum(bytes_of(dtype, dims) for dtype, dims, _ in _ARRAY.findall(shape))
 
 
 def _hbm_bytes(each: Instruction, shapes: Mapping[str, str], bodies: Bodies) -> float:
@@ -305,18 +305,13 @@ def _called(each: Instruction, bodies: Bodies) -> list[Instruction]:
 
 def hbm_array_bytes(shape: str) -> int:
     """Bytes of those arrays of a type that are in HBM."""
-    return sum(_bytes(*found) for found in _ARRAY.findall(shape) if "S(" not in found[2])
+    return sum(bytes_of(*found[:2]) for found in _ARRAY.findall(shape) if "S(" not in found[2])
 
 
 def sizes_of(shape: str) -> list[int]:
     """The sizes of the first array of a type."""
     found = _ARRAY.search(shape)
     return [int(n) for n in found[2].split(",") if n] if found else []
-
-
-def _bytes(dtype: str, dims: str, _: str) -> int:
-    bits = 8 if dtype == "pred" else int(re.search(r"\d+", dtype)[0])  # type: ignore[index]
-    return math.prod(int(n) for n in dims.split(",") if n) * bits // 8
 
 
 def _names(text: str) -> list[str]:

@@ -75,7 +75,7 @@ class Schedule:
         """How often each region runs in a launch. Raises ValueError where a loop's count is data and not given."""
         unknown = [r.name for r in self.regions if r.count is None]
         if unknown:
-            raise ValueError(f"{self.name}: trip_counts lacks {unknown}, whose trips are data:\n{self.describe()}")
+            raise ValueError(f"{self.name}: what was counted lacks {unknown}, whose trips are data:\n{self.describe()}")
         runs = [1.0]
         for region in self.regions[1:]:
             assert region.count is not None

@@ -8,7 +8,6 @@ Sizes are DeepSeek-V3.2's: 64 heads of 128 in the indexer, which chooses 2,048 k
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
 from typing import Any
 
 from scripts import tpu_static  # isort: skip  # before jax: it sets environment variables for libtpu
@@ -75,12 +74,12 @@ class Step:
             shape((T, 1, ROPE), bf16),
         ]
 
-    def choosing(self, trip_counts: Mapping[str, float] | None = None) -> StaticResult:
-        """The indexer's kernel. trip_counts: of `tpu_static.measure`; {} where nothing is to be counted."""
+    def choosing(self) -> StaticResult:
+        """The indexer's kernel, compiled."""
         fn = functools.partial(choose_keys, implementation="mosaic_tpu")
-        return self._measure(fn, [*self.of_indexer, self.pool, self.indexer], trip_counts)
+        return self._measure(fn, [*self.of_indexer, self.pool, self.indexer])
 
-    def attending(self, trip_counts: Mapping[str, float] | None = None, *, to_chosen: bool) -> StaticResult:
+    def attending(self, *, to_chosen: bool) -> StaticResult:
         """The kernel for latents, over all keys or with those hidden that are not chosen."""
 
         def attend(*arguments: Any) -> Any:
@@ -88,7 +87,7 @@ class Step:
             return paged_attention(*others, scale=0.1, chosen=chosen, implementation="mosaic_tpu")
 
         arguments = [*self.of_attention, self.pool, self.schedule, self.limits if to_chosen else None]
-        return self._measure(attend, arguments, trip_counts)
+        return self._measure(attend, arguments)
 
-    def _measure(self, fn: Any, arguments: list[Any], trip_counts: Mapping[str, float] | None) -> StaticResult:
-        return tpu_static.measure(fn, arguments, generation=self.generation, donate=(3,), trip_counts=trip_counts)
+    def _measure(self, fn: Any, arguments: list[Any]) -> StaticResult:
+        return tpu_static.measure(fn, arguments, generation=self.generation, donate=(3,), counts=False)

@@ -2,12 +2,9 @@
 
     from scripts import tpu_static        # before jax compiles anything: it sets what libtpu reads when it loads
     result = tpu_static.measure(fn, [jax.ShapeDtypeStruct(...), schedule], generation="v6e")
-    print(result.describe())
 
-Where the arguments that decide loops are arrays, and the others shapes, how often each part runs is found by running
-the scalar half of each kernel (`tpu_trace`). Else loops of data have to be given: trip_counts={"L1": 8}, or with two
-kernels {"kernel/L1": 8}; regions L0, W0, ... are explained in `tpu_bundles` and shown by describe().
-Give pools of at least 1 GiB, else XLA puts them in VMEM.
+The arguments that decide loops are arrays, and the others shapes: how often each part runs is found by running the
+scalar half of each kernel (`tpu_trace`). Give pools of at least 1 GiB, else XLA puts them in VMEM.
 """
 
 from __future__ import annotations
@@ -103,26 +100,13 @@ class KernelResult:
     def scalar_spills(self) -> int:
         return self.schedule.num_scalar_spills
 
-    def describe(self) -> str:
-        """Numbers and the tree of regions, for reading."""
-        lines = [
-            f"{self.schedule.name}: {self.vector_spills} vector and {self.scalar_spills} scalar spills, "
-            f"VMEM {self.vmem_bytes}, SMEM {self.smem_bytes} bytes"
-        ]
-        if all(region.count is not None for region in self.schedule.regions):
-            used = ", ".join(f"{unit} {share:.0%}" for unit, share in self.utilization.items())
-            hot = self.schedule.regions[self.hot].name
-            lines.append(f"{self.cycles:.0f} cycles, most in {hot}, which uses {used}")
-        return "\n".join([*lines, self.schedule.describe()])
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StaticResult:
-    """A launch of fn on one device. outside: bundles, counted once, of the XLA operations around the kernels."""
+    """A launch of fn on one device."""
 
     compiled: Any  # jax.stages.Compiled
     kernels: tuple[KernelResult, ...]
-    outside: dict[str, int]
 
     @property
     def hlo(self) -> str:
@@ -132,10 +116,6 @@ class StaticResult:
     def cycles(self) -> float:
         return sum(kernel.cycles for kernel in self.kernels)
 
-    def describe(self) -> str:
-        """Kernels, regions and the operations around them, for reading."""
-        return "\n".join([*(kernel.describe() for kernel in self.kernels), f"around: {self.outside}"])
-
 
 def measure(
     fn: Callable[..., Any],
@@ -143,20 +123,20 @@ def measure(
     *,
     generation: str,
     donate: Sequence[int] = (),
-    trip_counts: Mapping[str, float] | None = None,
+    counts: bool = True,
     of_xla: bool = False,
 ) -> StaticResult:
     """What fn costs on one device of a generation in GENERATIONS. args: pytrees of arrays and ShapeDtypeStructs.
 
-    of_xla: XLA's own operations are counted like kernels; those in loops of the program as if they ran once.
-    Raises ValueError where a count names no region, where a scalar that a kernel reads first depends on an argument
-    without a value (unless trip_counts are given), and what the compiler raises.
+    counts: False to compile alone. of_xla: XLA's own operations are counted like kernels; those in loops of the program
+    as if they ran once. Raises ValueError where a scalar that a kernel reads first depends on an argument without a
+    value and runs are counted, and what the compiler raises.
     """
     forget()
     compiled = compile_for(fn, args, generation=generation, donate=donate)
     dumps = {name: passes for name, passes in _dumps().items() if "<" not in name}
     names = [name for name, passes in dumps.items() if of_xla or _is_kernel(passes)]
-    scalars = tpu_prefetch.known_operands(fn, args) if trip_counts is None else []
+    scalars = tpu_prefetch.known_operands(fn, args) if counts else []
     calls = _calls(compiled.as_text())
     kernels = []
     for name in names:
@@ -164,14 +144,9 @@ def measure(
         kernel = dataclasses.replace(_kernel_result(short, dumps[name], generation), num_calls=calls.get(name, 1))
         named = (values for called, values in scalars if called in (short, tpu_prefetch.NAMELESS))
         operands = next(named, [None] * _MOST_OPERANDS)
-        if trip_counts is None:
-            counts = kernel.schedule.counts_of(_runs(dumps[name], generation, operands))
-        else:
-            own = [key for key in trip_counts or {} if len(names) == 1 or key.startswith(f"{short}/")]
-            counts = {key.rpartition("/")[2]: (trip_counts or {})[key] for key in own}
-        kernels.append(kernel.with_counts(counts))
-    outside = {name: d["bundles"].count("\n") for name, d in dumps.items() if name not in names}
-    return StaticResult(compiled=compiled, kernels=tuple(kernels), outside=outside)
+        runs = kernel.schedule.counts_of(_runs(dumps[name], generation, operands)) if counts else {}
+        kernels.append(kernel.with_counts(runs))
+    return StaticResult(compiled=compiled, kernels=tuple(kernels))
 
 
 def forget() -> None:

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import sys
 from collections.abc import Mapping
 
 from scripts import tpu_static  # isort: skip  # before jax: it sets what libtpu reads
@@ -80,8 +79,8 @@ def main() -> None:
         if arguments.write:
             keep(found)
     print(csv_tables.as_markdown(step_rows(found)))
-    if arguments.check and (lines := worse(kept_counts.read(FILE)["launches"], found)):
-        sys.exit("\n".join([*lines, f"estimated with {tools()}; --write keeps the new"]))
+    if arguments.check:
+        kept_counts.end_if(worse(kept_counts.read(FILE)["launches"], found), tools(), FILE)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ import transformers  # pyright: ignore[reportMissingImports]
 
 from scripts import make_vision_goldens as pictures
 from scripts.goldens.recipe import normal
-from scripts.goldens.reference import MARGIN, NUM_GREEDY, is_steady
+from scripts.goldens.reference import greedy_row, is_steady
 from scripts.goldens.sounds import sound
 
 AUDIO, IMAGE, START, END = 150, 151, 152, 153
@@ -156,17 +156,9 @@ def answers(model: Any, prompts: list[Asked]) -> dict[str, np.ndarray] | None:
     return arrays
 
 
-@torch.no_grad()
 def greedy(model: Any, asked: Asked) -> tuple[np.ndarray, np.ndarray] | None:
-    """(tokens [64], two best logits of each step [64, 2]) of tokens of text. None where two logits nearly tie."""
-    ids, best = asked.prompt, []
-    for _ in range(NUM_GREEDY):
-        top = torch.topk(_logits(model, asked._replace(prompt=ids))[-1, :AUDIO], 2)
-        if top.values[0] - top.values[1] < MARGIN * top.values.abs().max():
-            return None
-        best.append(top.values.numpy())
-        ids = np.append(ids, top.indices[0].numpy()).astype(np.int32)
-    return ids[len(asked.prompt) :], np.stack(best)
+    """`greedy_row` of tokens of text."""
+    return greedy_row(lambda ids: _logits(model, asked._replace(prompt=ids))[-1, :AUDIO], asked.prompt)
 
 
 @torch.no_grad()

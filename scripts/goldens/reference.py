@@ -198,6 +198,22 @@ def draw_prompts(vocab_size: int, seed: int) -> list[np.ndarray]:
 
 
 @torch.no_grad()
+def greedy_row(logits: Callable[[np.ndarray], Any], prompt: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
+    """(tokens [64], two best logits of each step [64, 2]), end tokens too. None where two logits nearly tie.
+
+    logits: of the token behind ids [T] int32, [V].
+    """
+    ids, best = prompt, []
+    for _ in range(NUM_GREEDY):
+        top = torch.topk(logits(ids), 2)
+        if top.values[0] - top.values[1] < MARGIN * top.values.abs().max():
+            return None
+        best.append(top.values.numpy())
+        ids = np.append(ids, top.indices[0].numpy()).astype(np.int32)
+    return ids[len(prompt) :], np.stack(best)
+
+
+@torch.no_grad()
 def greedy(model: Any, prompts: list[np.ndarray]) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]] | None:
     """For each prompt (tokens [64], two best logits of each step [64, 2], logits after the prompt [V]), also after end
     tokens; None where logits nearly tie, so that another processor might choose otherwise, or where few tokens differ.

@@ -6,6 +6,21 @@ import struct
 
 import numpy as np
 
+WHISPER = {
+    "chunk_length": 30,
+    "feature_extractor_type": "WhisperFeatureExtractor",
+    "feature_size": 128,
+    "hop_length": 160,
+    "n_fft": 400,
+    "n_samples": 480000,
+    "nb_max_frames": 3000,
+    "padding_side": "right",
+    "padding_value": 0.0,
+    "processor_class": "WhisperProcessor",
+    "return_attention_mask": False,
+    "sampling_rate": 16000,
+}
+
 
 def sound(seconds: float, seed: int, rate: int = 16_000) -> np.ndarray:
     """float32 [samples]: notes that come and go over noise, so that every band and every frame has something to say."""

@@ -10,6 +10,8 @@ from typing import Any
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, processors
 
+from scripts.goldens.sounds import WHISPER
+
 WORDS = "the sea and sun we go home rain wind far away then by night on a road of stone with nine birds".split()  # noqa: SIM905
 WORDS += "Zeit Meer und wir gehen heim bei Nacht la mer où vent 水 да".split()  # noqa: SIM905
 LANGUAGES = ("en", "de", "fr")
@@ -99,26 +101,12 @@ def files(made: tokenizers.Tokenizer) -> dict[str, dict[str, Any]]:
         "max_length": MOST_TOKENS,
         "return_timestamps": False,
     }
-    processor = {
-        "chunk_length": 30,
-        "feature_extractor_type": "WhisperFeatureExtractor",
-        "feature_size": 16,
-        "hop_length": 160,
-        "n_fft": 400,
-        "n_samples": 480000,
-        "nb_max_frames": 3000,
-        "padding_side": "right",
-        "padding_value": 0.0,
-        "processor_class": "WhisperProcessor",
-        "return_attention_mask": False,
-        "sampling_rate": 16000,
-    }
     own = [str(made.id_to_token(number)) for number in range(end, first)]
     named = dict.fromkeys(("bos_token", "eos_token", "unk_token", "pad_token"), "<|endoftext|>")
     return {
         "config.json": config,
         "generation_config.json": generation,
-        "preprocessor_config.json": processor,
+        "preprocessor_config.json": {**WHISPER, "feature_size": 16},
         "tokenizer_config.json": {"tokenizer_class": "WhisperTokenizer", "additional_special_tokens": own, **named},
     }
 

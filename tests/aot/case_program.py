@@ -49,7 +49,7 @@ def describe(case: Case, generation: str) -> dict[str, Any]:
 
     started = time.process_time()
     arguments = [shapes.q, shapes.k, shapes.v, shapes.pool, shapes.batch, shapes.sinks]
-    result = tpu_static.measure(layer, arguments, generation=generation, donate=(3,), trip_counts={})
+    result = tpu_static.measure(layer, arguments, generation=generation, donate=(3,), counts=False)
     memory = result.compiled.memory_analysis()
     leaves = jax.tree.leaves(shapes.pool)
     return {

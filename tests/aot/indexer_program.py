@@ -16,7 +16,7 @@ def describe(generation: str, block_size: int, num_heads: int) -> dict[str, Any]
     step = tpu_indexer.Step(generation, _CONTEXT, rows=_ROWS, block_size=block_size, num_heads=num_heads)
     pool_bytes = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(step.pool))
     found = {}
-    for result in (step.choosing({}), step.attending({}, to_chosen=True)):
+    for result in (step.choosing(), step.attending(to_chosen=True)):
         (kernel,) = result.kernels
         found[kernel.schedule.name] = {
             "aliased_bytes": result.compiled.memory_analysis().alias_size_in_bytes,

@@ -25,7 +25,7 @@ def describe(name: str, num_rows: int, generation: str) -> dict[str, Any]:
     x, weight = arguments[0], dataclasses.replace(arguments[1], kernels=target)
     if reasons := refusals(weight, x.dtype, target):
         return {"refused": reasons}
-    result = tpu_static.measure(quantized_matmul, [x, weight], generation=generation, trip_counts={})
+    result = tpu_static.measure(quantized_matmul, [x, weight], generation=generation, counts=False)
     return {"kernels": [kernel.schedule.name for kernel in result.kernels]}
 
 
@@ -42,7 +42,7 @@ def describe_experts(name: str, num_tokens: int, generation: str) -> dict[str, A
         return {"refused": reasons}
     parts = {part: dataclasses.replace(getattr(experts, part), kernels=target) for part in ("gate", "up", "down")}
     arguments = [*tokens, dataclasses.replace(experts, **parts)]
-    result = tpu_static.measure(expert_mlp, arguments, generation=generation, trip_counts={})
+    result = tpu_static.measure(expert_mlp, arguments, generation=generation, counts=False)
     return {"kernels": sorted({kernel.schedule.name for kernel in result.kernels})}
 
 

@@ -44,7 +44,7 @@ def describe(
     step = StateRows(slots=ints, starts=ints, counts=ints, offsets=ints, decode_only=tokens is None)
     fn = functools.partial(state_space if is_space else gated_delta, implementation="mosaic_tpu")
     arguments = [*given, pool, step]
-    result = tpu_static.measure(fn, arguments, generation=generation, donate=(len(given),), trip_counts={})
+    result = tpu_static.measure(fn, arguments, generation=generation, donate=(len(given),), counts=False)
     return {
         "kernels": {kernel.schedule.name: kernel.vmem_bytes for kernel in result.kernels},
         "aliased_bytes": result.compiled.memory_analysis().alias_size_in_bytes,

@@ -1,7 +1,4 @@
-"""The benchmark of a whole engine, on a shape so small that it runs here.
-
-The harness that times kernels, on the CPU.
-"""
+"""The benchmark of a whole engine on a shape so small that it runs here, and the harness that times kernels."""
 
 import json
 import sys
@@ -14,19 +11,18 @@ from ferrum_jax.cli.benchmarks import workloads
 from pallas_kernels.paged_attention.cases import Case, Work
 from pallas_kernels.target import Target
 from scripts import bench_kernels, bench_offline, kernel_rivals, shapes
-from tests.scripts.test_shapes import SMALL
 
 REFERENCE = """
 import json, sys
 folder, requests, threads, how = sys.argv[1:]
-assert json.load(open(folder + "/config.json"))["hidden_size"] == 24 and how == "--continuous-batching"
+assert json.load(open(folder + "/config.json"))["hidden_size"] == 32 and how == "--continuous-batching"
 print(json.dumps({"output_tok_s": 2.0, "requests": len(json.load(open(requests)))}))
 """
 
 
 @pytest.fixture
 def small(monkeypatch):
-    monkeypatch.setitem(shapes.SHAPES, "qwen3-0.6b", shapes.SHAPES["qwen3-0.6b"] | SMALL)
+    monkeypatch.setitem(shapes.SHAPES, "qwen3-0.6b", shapes.small(shapes.SHAPES["qwen3-0.6b"]))
     monkeypatch.setattr(workloads, "make_workload", lambda name, vocab_size, seed: [([seed] * 9, 6)] * 3)
     monkeypatch.setattr(bench_offline, "make_workload", workloads.make_workload)
 

@@ -20,24 +20,8 @@ from ferrum_jax import __main__ as cli
 from tests.support import ROOT
 
 PROGRAMS = {p.stem: p for p in (ROOT / "scripts").glob("*.py") if '__name__ == "__main__"' in p.read_text()}
-OF_THE_REFERENCE = {
-    "bench_encoder_reference",
-    "bench_reference",
-    "bench_whisper_reference",
-    "make_adapter_goldens",
-    "make_chat_goldens",
-    "make_classifier_goldens",
-    "make_encoder_goldens",
-    "make_goldens",
-    "make_hearing_goldens",
-    "make_mtp_goldens",
-    "make_quantised_goldens",
-    "make_routing_goldens",
-    "make_scorer_goldens",
-    "make_transcript_goldens",
-    "make_video_goldens",
-    "make_vision_goldens",
-}
+_REFERENCE = re.compile(r"(?m)^(?:import|from) (?:torch|transformers|scripts\.goldens\.reference)\b")
+OF_THE_REFERENCE = {name for name, path in PROGRAMS.items() if _REFERENCE.search(path.read_text())}
 COMMAND = re.compile(r"(?:ferrum-jax|python3? (?:-m scripts\.|scripts/)(?P<script>\w+)(?:\.py)?) (?P<words>.*)")
 PROSE = re.compile(r" +#.*| {3,}(?![ -]).*")  # what stands beside a command, in its line
 

@@ -4,10 +4,9 @@ import dataclasses
 
 import pytest
 
-from scripts import gpu_ceiling, gpu_disassembly
+from scripts import gpu_ceiling
 from scripts.gpu_ceiling import Counted
-from scripts.gpu_launch import Part
-from scripts.gpu_launches import MULTIPROCESSORS, launches
+from scripts.gpu_launches import MULTIPROCESSORS, Part, launches
 from scripts.gpu_sass import read_kernels
 
 # One consumer and one fetcher: a trip multiplies 64 lanes by 64 tokens and fetches 64 x 128 bytes by 128 threads.
@@ -94,7 +93,7 @@ def test_what_is_more_than_two_percent_worse_is_named():
 
 def test_a_tool_that_lacks_says_what_to_install():
     with pytest.raises(FileNotFoundError, match=r"pip install -c constraints\.txt nvidia-cuda-nvdisasmm"):
-        gpu_disassembly.tool("nvdisasmm")
+        gpu_ceiling.tool("nvdisasmm")
 
 
 def test_lanes_are_filled_up_to_the_rows_of_a_product():

@@ -75,7 +75,14 @@ def test_a_dry_run_with_vllm_ends_with_both_shapes():
     assert ["qwen3-0.6b" in small[2], "llama-3-8b" in large[2]] == [True, True]
 
 
-@pytest.mark.parametrize(("code", "says"), [("1 / 0", "failed: it ended with exit code 1"), ("", None)])
+@pytest.mark.parametrize(
+    ("code", "says"),
+    [
+        ("1 / 0", "failed: it ended with exit code 1: ZeroDivisionError: division by zero"),
+        ("import os; os._exit(5)", "failed: it ended with exit code 5: it named no error"),
+        ("", None),
+    ],
+)
 def test_a_bench_that_fails_keeps_its_lines_and_says_so(code, says, tmp_path, capfd):
     command = ("python", "-c", f"print('{{}}', flush=True); {code}")
     gpu_check.run_part(Part(name="demo", command=command, about={"shape": "demo"}), tmp_path / "b", None)

@@ -8,19 +8,9 @@ from checkpoints import Expansion, open_checkpoint
 from ferrum_jax.models.families import registry
 from scripts import shapes
 
-SMALL = {
-    "vocab_size": 96,
-    "hidden_size": 24,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "intermediate_size": 40,
-}
-
 
 def test_a_shape_with_random_weights_loads(tmp_path, monkeypatch):
-    monkeypatch.setitem(shapes.SHAPES, "small", shapes.SHAPES["qwen3-0.6b"] | SMALL)
+    monkeypatch.setitem(shapes.SHAPES, "small", shapes.small(shapes.SHAPES["qwen3-0.6b"]))
 
     folder = shapes.write_random_checkpoint("small", tmp_path)
     checkpoint = open_checkpoint(folder)
@@ -35,7 +25,7 @@ def test_a_shape_with_random_weights_loads(tmp_path, monkeypatch):
 
 
 def test_weights_are_made_once(tmp_path, monkeypatch):
-    monkeypatch.setitem(shapes.SHAPES, "small", shapes.SHAPES["qwen3-0.6b"] | SMALL)
+    monkeypatch.setitem(shapes.SHAPES, "small", shapes.small(shapes.SHAPES["qwen3-0.6b"]))
     weights = shapes.write_random_checkpoint("small", tmp_path) / "model.safetensors"
     written = weights.stat().st_mtime_ns
     shapes.write_random_checkpoint("small", tmp_path)
@@ -49,7 +39,7 @@ def test_weights_are_made_where_and_as_the_engine_wants_them():
         "head.weight": jax.ShapeDtypeStruct((96, 24), jnp.bfloat16, sharding=where),
         "embed.weight": jax.ShapeDtypeStruct((96, 24), jnp.bfloat16, sharding=where),
     }
-    source = shapes.random_source(shapes.SHAPES["qwen3-0.6b"] | SMALL)
+    source = shapes.random_source(shapes.small(shapes.SHAPES["qwen3-0.6b"]))
     made = source.read(wanted)
     assert {name: (x.shape, x.dtype, x.sharding) for name, x in made.items()} == {
         name: (x.shape, x.dtype, x.sharding) for name, x in wanted.items()
