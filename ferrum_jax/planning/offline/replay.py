@@ -20,7 +20,7 @@ import numpy as np
 from ferrum_jax.core.kv_cache.cache_manager import CacheManager
 from ferrum_jax.core.kv_cache.keys import extend_keys, root_key
 from ferrum_jax.core.outputs import NOT_FINITE, NOT_FINITE_REASON
-from ferrum_jax.core.plan import ShardPlan, StepPlan
+from ferrum_jax.core.plan import Draw, ShardPlan, StepPlan
 from ferrum_jax.core.request import Request
 from ferrum_jax.core.scheduler.drafting import Drafting, StepCosts, drafting_of
 from ferrum_jax.core.scheduler.request_log import LoggedChoice, LoggedRequest, Segment
@@ -126,7 +126,8 @@ class _Replay:
             while self._arriving and self._arriving[0].arrival <= now:
                 self._add(self._arriving.popleft())
             while self._limits and self._limits[0].arrival <= now:
-                self.scheduler.limit_tokens(self._limits.popleft().token_limit)
+                limit = self._limits.popleft()
+                self.scheduler.limit(limit.token_limit, limit.horizons)
             if self._drafting is not None:
                 self._tell(self._drafting, now)
             self._step()
@@ -166,6 +167,8 @@ class _Replay:
             takes_hits=logged.takes_hits and (index > 0 or not logged.prompt_logprobs),
             most_hit_tokens=logged.most_hit_tokens if index == 0 else None,
             takes_drafts=logged.takes_drafts,
+            draw=Draw.FULL if index == 0 and logged.scores_prompt else Draw(logged.draw),
+            needs_host=logged.needs_host,
             adapter=logged.adapter,
             cache_salt=logged.cache_salt.encode(),
             media=logged.media,
@@ -196,11 +199,13 @@ class _Replay:
         NOT_FINITE where the recorded row had none for that.
         """
         tokens = np.zeros(shard.num_places, np.int32)
-        ends, drafts, places = shard.starts + shard.counts, shard.num_drafts, shard.first_places
+        drafts, places = shard.num_drafts, shard.first_places
+        behind = drafts if shard.horizon == 1 else shard.counts - 1
+        ends = shard.starts + shard.counts
         for row in np.flatnonzero(shard.samples).tolist():
             num_prompt_tokens, choice = self._by_slot[index, int(shard.slots[row])]
-            first = int(ends[row] - drafts[row]) - num_prompt_tokens
-            for depth in range(1 + int(drafts[row])):
+            first = int(ends[row] - behind[row]) - num_prompt_tokens
+            for depth in range(1 + int(behind[row])):
                 if first + depth < len(choice.token_ids):
                     tokens[places[row] + depth] = choice.token_ids[first + depth]
                 elif choice.stop_reason == NOT_FINITE_REASON:

@@ -22,7 +22,7 @@ from ferrum_jax.runtime.sampling.logprobs import (
 )
 from ferrum_jax.runtime.sampling.masks import ALL, write_masks
 from ferrum_jax.runtime.sampling.record_words import RECORD_WORDS, STOP_ROOM, draw_of, slot_record
-from ferrum_jax.runtime.sampling.slots import append_tokens, read_adapters, read_tokens, write_slot
+from ferrum_jax.runtime.sampling.slots import append_tokens, read_adapters, read_stops, read_tokens, write_slot
 
 __all__ = [
     "ALL",
@@ -40,6 +40,7 @@ __all__ = [
     "finite_or_marked",
     "named_results",
     "read_adapters",
+    "read_stops",
     "read_tokens",
     "reported",
     "row_results",
