@@ -3,8 +3,8 @@
 A plan holds one `ShardPlan` for each data shard, along "dp" of the mesh. Ids are local to
 their shard and id 0 of every pool is null. Rows have the order of their tokens in the step: row r
 computes `counts[r]` tokens at positions `starts[r] ...`; decodes come first. A *place* is where a token is sampled: one
-of each row, whether it samples or not, and one more behind each drafted token. A step with a *horizon* of k has up to k
-forwards, of rows that decode alone: each draws the token that the next one computes, and a row has k places.
+of each row, whether it samples or not, and one more behind each drafted token. A step with a *horizon* has several
+forwards, of rows that decode alone: each draws the token that the next one computes, and a row has a place for each.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import enum
 import numpy as np
 
 MAX_HORIZON = 8  # forwards of one launch
-HORIZONS = (1, 4, MAX_HORIZON)  # among which a plan chooses
+HORIZONS = (1, 4, MAX_HORIZON)  # forwards among which a scheduler chooses
 
 
 class Draw(enum.IntEnum):
@@ -180,7 +180,7 @@ class StepPlan:
 
     @property
     def horizon(self) -> int:
-        """Forwards of the step, at most."""
+        """Places of each row, where no token is drafted."""
         return self.shards[0].horizon
 
     @property

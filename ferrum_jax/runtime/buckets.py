@@ -217,7 +217,7 @@ class Ladder:
 
     def launch_of(self, plan: StepPlan, bucket: Bucket) -> LaunchBucket | None:
         """The launch of a step with this bucket, or None where it takes two executables."""
-        launch = LaunchBucket(forward=bucket, draw=plan.draw, horizon=1 if plan.horizon == 1 else MAX_HORIZON)
+        launch = LaunchBucket(forward=bucket, draw=plan.draw, horizon=plan.horizon)
         return launch if launch in self.launches else None
 
     @functools.cached_property

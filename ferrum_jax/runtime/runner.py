@@ -309,7 +309,7 @@ class Runner:
         num_turns = self._count(plan, bucket)
         for part in parts:
             worth.ran(part)
-        kind = bucket, shards[0].draw, horizon
+        kind = bucket, shards[0].draw, num_turns
         calls = {
             "_done": functools.partial(worth.done, bucket.num_tokens, time.perf_counter(), kind, num_turns),
             "_give": self._spares.returning(),

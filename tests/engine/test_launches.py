@@ -23,10 +23,11 @@ FULL = SamplingParams(max_tokens=5, seed=5, top_k=7, logprobs=2)
 PROMPTS = [[7] * 20, [9], [3, 4, 5, 6] * 8, [7] * 20, [8, 9]]
 
 
-def launching(llm):
+def launching(llm, horizons=(1,)):
     """The loaded model with the launches of four rows; those of fewer are too much to compile here."""
     loaded, store = llm.loaded, ExecutableStore(str(COMPILED), llm.loaded.layout.mesh.devices.flatten().tolist())
-    launches = [each for each in loaded.layout.ladder.launches if each.forward.num_rows == 4]
+    four = [each for each in loaded.layout.ladder.launches if each.forward.num_rows == 4]
+    launches = [each for each in four if each.horizon in horizons]
     programs = programs_of(loaded.layout, launches)
     made = {launch: programs[launch].get(store) for launch in launches}
     return dataclasses.replace(loaded, executables=dataclasses.replace(loaded.executables, launches=Prepared(made)))

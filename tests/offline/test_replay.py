@@ -11,9 +11,9 @@ from ferrum_jax.core.outputs import NOT_FINITE_REASON
 from ferrum_jax.core.scheduler.request_log import (
     LoggedChoice,
     LoggedRequest,
+    PlanLimit,
     RequestLogWriter,
     Segment,
-    PlanLimit,
     read_request_log,
 )
 from ferrum_jax.inputs.prompt import MediaSpan, PlacedImage

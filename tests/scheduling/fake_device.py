@@ -26,7 +26,16 @@ from ferrum_jax.inputs.prompt import IMAGE_RUN, MediaSpan, PlacedImage
 from ferrum_jax.inputs.sizes.engine_sizes import EngineSizes
 
 VOCABULARY = 5
-_OF_ROWS = ("slots", "state_slots", "source_slots", "target_slots", "adapter_ids", "rope_shifts", "clip_slots", "masked")
+_OF_ROWS = (
+    "slots",
+    "state_slots",
+    "source_slots",
+    "target_slots",
+    "adapter_ids",
+    "rope_shifts",
+    "clip_slots",
+    "masked",
+)
 
 
 def next_token(history: Sequence[int]) -> int:
@@ -394,7 +403,9 @@ class Engine:
         running = {(request.shard, request.slot): request for request in self.scheduler.running()}
         for index, rows in enumerate(plan.shards):
             self._check_images(rows, [running[index, slot] for slot in rows.slots.tolist()])
-        sampled = np.concatenate([device.run_turns(rows) for device, rows in zip(self.devices, plan.shards, strict=True)])
+        sampled = np.concatenate(
+            [device.run_turns(rows) for device, rows in zip(self.devices, plan.shards, strict=True)]
+        )
         if self._experts is not None:
             self._experts.observe(plan, [device.rows for device in self.devices])
         return sampled

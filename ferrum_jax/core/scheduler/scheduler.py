@@ -26,7 +26,7 @@ from ferrum_jax.core.kv_cache.cache_manager import CacheManager
 from ferrum_jax.core.kv_cache.pins import Pinnable
 from ferrum_jax.core.metrics import ReuseMetrics, total
 from ferrum_jax.core.outputs import NOT_FINITE_REASON
-from ferrum_jax.core.plan import Draw, StepPlan
+from ferrum_jax.core.plan import MAX_HORIZON, Draw, StepPlan
 from ferrum_jax.core.request import FLEX, Request
 from ferrum_jax.core.scheduler.committing import PlannedRows
 from ferrum_jax.core.scheduler.drafting import Drafting
@@ -236,8 +236,8 @@ class Scheduler:
         if all(shard.is_idle for shard in self._shards) and not self.images.has_orders:
             return None
         self._num_steps += 1
-        horizon = self._horizon() if self._horizons and not is_shared else 1
-        planned = self._with_drafts() if horizon == 1 else [shard.finish({}, horizon) for shard in self._shards]
+        goes_on = bool(self._horizons) and not is_shared and self._goes_on()
+        planned = [shard.finish({}, MAX_HORIZON) for shard in self._shards] if goes_on else self._with_drafts()
         plan = StepPlan(
             step=self._num_steps,
             shards=tuple(part.plan for part in planned),
@@ -259,13 +259,13 @@ class Scheduler:
         draw = max(int(each.draws_alone[own].max(initial=0)) for each, own in zip(rows, slots, strict=True))
         return None if draw == Draw.FULL else (max(map(len, slots)), draw)
 
-    def _horizon(self) -> int:
-        """Forwards of the step that is being planned, at most."""
+    def _goes_on(self) -> bool:
+        """Whether the step that is being planned has several forwards."""
         alone = self._alone([shard.sketch.slots for shard in self._shards])
         if alone is None:
-            return 1
+            return False
         found = next((each for num_rows, draw, each in self._horizons if draw == alone[1] and num_rows >= alone[0]), 1)
-        return found if found > 1 and all(shard.goes_on(found) for shard in self._shards) else 1
+        return found > 1 and all(shard.goes_on(found) for shard in self._shards)
 
     def _with_drafts(self) -> list[PlannedRows]:
         """Each shard's part of the plan, booked as done."""
