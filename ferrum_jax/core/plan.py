@@ -80,9 +80,7 @@ class ShardPlan:
     masked: np.ndarray  # [rows] bool, where a mask says which tokens the row may draw
     draw: Draw = Draw.FULL  # the least that serves all rows; FULL with drafts, and where prompt slots are read or kept
     drafts: tuple[int, ...] = ()  # of each row the tokens at its last samples - 1 positions
-    horizon: int = (
-        1  # most forwards, equal in all shards; beyond 1 a row computes a token in each of its first `counts`
-    )
+    horizon: int = 1  # places of a row; MAX_HORIZON where it computes one token in each of `counts` forwards
     images: ImageTokensPlan = NO_IMAGE_TOKENS
     spills: tuple[Copy, ...] = ()  # from device blocks to host blocks, before all else
     loads: tuple[Copy, ...] = ()  # from host blocks to device blocks, after the spills
@@ -110,7 +108,7 @@ class ShardPlan:
     def first_places(self) -> np.ndarray:
         """[rows] int32: the place of each row, the first where it has several."""
         if not self.drafts:
-            return np.arange(0, self.num_places, self.horizon, dtype=np.int32)
+            return np.arange(0, self.num_rows * self.horizon, self.horizon, dtype=np.int32)
         drafts = self.num_drafts
         return np.arange(self.num_rows, dtype=np.int32) + (np.cumsum(drafts, dtype=np.int32) - drafts)
 
@@ -177,11 +175,6 @@ class StepPlan:
     def draw(self) -> Draw:
         """The least that serves the rows of all shards."""
         return max(shard.draw for shard in self.shards)
-
-    @property
-    def horizon(self) -> int:
-        """Places of each row, where no token is drafted."""
-        return self.shards[0].horizon
 
     @property
     def has_drafts(self) -> bool:

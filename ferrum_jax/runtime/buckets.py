@@ -185,7 +185,7 @@ class Ladder:
         """The bucket of a step: it holds the rows of each shard."""
         shards = plan.shards
         num_rows = max(shard.num_rows for shard in shards)
-        if plan.horizon > 1:  # of no adapter and no image
+        if plan.shards[0].horizon > 1:  # of no adapter and no image
             return self.find(num_tokens=num_rows, num_rows=num_rows, longest=1)
         return self.find(
             num_tokens=max(shard.num_tokens for shard in shards),
@@ -217,7 +217,7 @@ class Ladder:
 
     def launch_of(self, plan: StepPlan, bucket: Bucket) -> LaunchBucket | None:
         """The launch of a step with this bucket, or None where it takes two executables."""
-        launch = LaunchBucket(forward=bucket, draw=plan.draw, horizon=plan.horizon)
+        launch = LaunchBucket(forward=bucket, draw=plan.draw, horizon=plan.shards[0].horizon)
         return launch if launch in self.launches else None
 
     @functools.cached_property

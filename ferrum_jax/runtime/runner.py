@@ -276,7 +276,7 @@ class Runner:
 
         before_sampling: called when the forward has been started, which needs no masks, and before what samples is.
         """
-        shards, horizon, (laid_out, bucket) = plan.shards, plan.horizon, self._ladder.laid_out(plan)
+        shards, horizon, (laid_out, bucket) = plan.shards, plan.shards[0].horizon, self._ladder.laid_out(plan)
         if self._ladder.missing and horizon == 1:
             self._executables.want(plan, self._full_ladder, self._ladder, self._head_share)
         for index, shard in enumerate(shards):
@@ -318,19 +318,19 @@ class Runner:
         return InFlight(plan=plan, bucket=bucket, _transfers=self.transfers, **results, **calls)
 
     def _count(self, plan: StepPlan, bucket: Bucket) -> int:
-        """Counts a step's forwards, and gives how many they are at most."""
-        num_tokens, num_slots = plan.num_tokens, bucket.num_tokens * len(plan.shards)
+        """Counts the forwards of a plan, each as a step of its own, and gives how many they are."""
         counts = np.concatenate([shard.counts for shard in plan.shards])
-        turns = range(max(counts.tolist(), default=1)) if plan.horizon > 1 else range(1)
-        for turn in turns:
-            # decodes, and a prompt's lone last token
-            num_ones = int(np.add.reduce(counts > turn if plan.horizon > 1 else counts == 1))
-            num_others = 0 if plan.horizon > 1 else num_tokens - num_ones
-            self.recent_steps.append((num_ones, num_others, num_slots))
-        self.num_steps += len(turns)
+        num_slots, num_tokens = bucket.num_tokens * len(plan.shards), int(np.add.reduce(counts))
+        if plan.shards[0].horizon == 1:
+            num_ones = int(np.add.reduce(counts == 1))  # decodes, and a prompt's lone last token
+            forwards = [(num_ones, num_tokens - num_ones, num_slots)]
+        else:
+            forwards = [(int(np.add.reduce(counts > turn)), 0, num_slots) for turn in range(max(counts.tolist()))]
+        self.recent_steps.extend(forwards)
+        self.num_steps += len(forwards)
         self.num_tokens += num_tokens
-        self.num_padded_tokens += num_slots * len(turns)
-        return len(turns)
+        self.num_padded_tokens += num_slots * len(forwards)
+        return len(forwards)
 
     def begin_scores(self, *, every: bool) -> DeferredExecutable | None:
         """The compile that `score`, or `score_all`, waits for or failed with; None once it is there."""

@@ -1,19 +1,28 @@
 """Several forwards of one launch say what as many steps say, to the bit where both have one bucket."""
 
 import dataclasses
+from collections import deque
 
 import pytest
 
 from ferrum_jax import SamplingParams
 from ferrum_jax.core.plan import Draw
+from ferrum_jax.core.scheduler.request_log import read_request_log
 from ferrum_jax.core.scheduler.scheduler import Scheduler
 from ferrum_jax.engine.startup.build_engine import build_engine
-from ferrum_jax.runtime.compile.deferred import Prepared
+from ferrum_jax.planning.offline.replay import replay
+from ferrum_jax.runtime.buckets import LaunchBucket, make_ladder
+from ferrum_jax.runtime.compile.deferred import DeferredExecutable, Prepared
+from ferrum_jax.runtime.horizons import LOOK_EVERY, Horizons
+from ferrum_jax.runtime.programs import Executables
 from ferrum_jax.runtime.runner import Runner
 from tests.engine.test_launches import launching
+from tests.engine.test_request_log import comparable, watch
+from tests.marks import few
 from tests.support import answers, requests_of, small_llm, step, told
 
 PLAIN = SamplingParams(max_tokens=40, seed=4, logprobs=0, ignore_eos=True)
+LIMITS = {"max_num_batched_tokens": 16, "table_width": 4, "invariant": False}
 PROMPTS = [[7] * 13, [9], [3, 4, 5, 6] * 3, [8, 9]]
 
 
@@ -34,7 +43,7 @@ def go_on(monkeypatch):
         turns, ended, commit, accepted = [], set(), Scheduler.commit, Scheduler.commit_accepted
 
         def committed(self, plan, token_ids):
-            turns.append(0 if plan.horizon > 1 else -1)
+            turns.append(0 if plan.shards[0].horizon > 1 else -1)
             return commit(self, plan, token_ids)
 
         def taken(self):
@@ -54,8 +63,10 @@ def go_on(monkeypatch):
     return begin
 
 
-def test_rows_end_and_cross_blocks_within_a_launch_and_have_the_bits_of_steps(go_on):
-    llm = small_llm("qwen3")
+@pytest.mark.parametrize("family", few(["qwen3", "deepseek_v32", "gemma3", "qwen3_next"]))
+def test_rows_end_and_cross_blocks_within_a_launch_and_have_the_bits_of_steps(go_on, family, tmp_path):
+    """The request log has what it takes to plan all of it again."""
+    llm = small_llm(family)
     loaded = in_one_bucket(llm)
     whole = answers(build_engine(loaded, llm.config, None), requests_of(PROMPTS, PLAIN))
     lists = [output.token_ids for output in whole]
@@ -69,13 +80,17 @@ def test_rows_end_and_cross_blocks_within_a_launch_and_have_the_bits_of_steps(go
     greedy = dataclasses.replace(PLAIN, temperature=0.0, logprobs=None)
     runs.append(requests_of(PROMPTS, [dataclasses.replace(greedy, max_tokens=most) for most in (1, 9, 30, 14)]))
     expected = [told(answers(build_engine(loaded, llm.config, None), requests)) for requests in runs]
-    turns, ended = go_on(8)
+    (turns, ended), planned, replayed = go_on(8), [], []
     for requests, said in zip(runs, expected, strict=True):
-        engine = build_engine(loaded, dataclasses.replace(llm.config, check_writes=True), None)
+        config = dataclasses.replace(llm.config, check_writes=True, request_log=str(tmp_path / "log.jsonl"))
+        engine = build_engine(loaded, config, None)
+        planned.append(watch(engine))
         assert told(answers(engine, requests)) == said
         counted = engine.runner.num_steps, sum(tokens for tokens, _, _ in engine.runner.recent_steps)
         assert counted[0] == len(engine.runner.recent_steps) and counted[1] <= engine.runner.num_tokens
-    assert ended == {*range(8)} and max(turns) == 8
+    assert len(ended) > (5 if llm.spec.state_layers else 7) and max(turns) == 8  # states stop at the end of a block
+    replay(read_request_log(tmp_path / "log.jsonl"), llm.config.num_blocks, on_plan=replayed.append)
+    assert comparable(replayed) == comparable([plan for plans in planned for plan in plans])
 
 
 def test_preempted_rows_and_those_that_come_or_leave_between_launches_have_their_tokens(go_on):
@@ -98,3 +113,40 @@ def test_preempted_rows_and_those_that_come_or_leave_between_launches_have_their
     turns, _ = go_on(4)
     found, preemptions = serve()
     assert found == expected and len(found) == 4 and preemptions and max(turns) == 4
+
+
+def looked(times: dict[int, float], num_looks: int = 60) -> list[int]:
+    """The forwards of a launch of four rows that looks bring. times: of a forward, by forwards of a launch."""
+    ladder = dataclasses.replace(make_ladder(max_num_seqs=4, **LIMITS), has_launches=True, goes_on=True)
+    bucket = next(bucket for bucket in ladder.buckets if bucket.num_rows == 4 and bucket.decode_only)
+    launch = LaunchBucket(forward=bucket, draw=Draw.PLAIN, horizon=8)
+    executables = Executables(forwards=Prepared({}), samples=Prepared({}), others=Prepared({}))
+    horizons, found = Horizons(executables), []
+    for _ in range(num_looks):
+        (told,) = [each for rows, draw, each in horizons.look(ladder, (4, Draw.PLAIN)) if (rows, draw) == (4, 1)] or [1]
+        found.append(told)
+        for _ in range(LOOK_EVERY):
+            executables.worth.times.setdefault((bucket, Draw.PLAIN, told), deque(maxlen=9)).append(times[told])
+        if launch in executables.worth.wanted:
+            executables.launches.put(launch, DeferredExecutable.made(None))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("times", "best"),
+    [
+        ({1: 2e-3, 4: 1.5e-3, 8: 1.2e-3}, 8),
+        ({1: 2e-3, 4: 1.2e-3, 8: 1.5e-3}, 4),
+        ({1: 2e-3, 4: 1.98e-3, 8: 2.5e-3}, 1),
+        ({1: 9e-3, 4: 5e-3}, 4),
+        ({1: 30e-3}, 1),
+    ],
+)
+def test_each_horizon_is_tried_and_the_fastest_taken_where_a_launch_is_short(times, best):
+    found = looked(times)
+    assert {*found} == times.keys() and found[8:] == [best] * 52
+
+
+def test_a_moment_that_was_a_bad_one_is_forgotten():
+    times = {1: 2e-3, 4: 3e-3, 8: 1e-3}
+    assert {*looked(times, 250)[8:]} == {8} and {*looked(times, 270)[250:]} == {1, 4, 8}

@@ -70,15 +70,15 @@ def test_launches_go_on_while_a_text_waits_for_its_vector(launched):
     np.testing.assert_array_equal(found[4].embedding, expected[4].embedding)
 
 
-def test_a_launch_adds_no_branch_and_no_loop_to_its_forward_and_writes_in_place():
-    loaded = launching(small_llm("qwen3"))
+def test_a_launch_adds_no_branch_and_one_loop_if_it_goes_on_and_writes_in_place():
+    loaded = launching(small_llm("qwen3"), horizons=(1, 8))
 
     def controls(text: str) -> int:
         return len(re.findall(r" (?:while|conditional)\(", text))
 
     for launch, executable in loaded.executables.launches.items():
         text, forward = (part.as_text() for part in (executable, loaded.executables.forwards[launch.forward]))
-        assert controls(text) == controls(forward), str(launch)
+        assert controls(text) == controls(forward) + (launch.horizon > 1), str(launch)
         header = text.split("\n", 1)[0]
         num_results = len(loaded.layout.pools.flat_caches()) + 3  # slots, hidden and rows
         assert header.count("may-alias") + header.count("must-alias") == num_results, str(launch)

@@ -192,7 +192,7 @@ def comparable(plans) -> list:
 
     return [
         {
-            "shards": [plain(dataclasses.asdict(shard) | {"draw": None}) for shard in plan.shards],  # which no log has
+            "shards": [plain(dataclasses.asdict(shard)) for shard in plan.shards],
             "admitted": [(shard, slot, order[request]) for shard, slot, request in plan.admitted],
             "encodes": [(order[each.request], each.image, each.runs) for each in plan.encodes],
         }

@@ -231,7 +231,7 @@ def test_nothing_is_appended_to_a_file_that_is_no_request_log(tmp_path, text):
     [
         ("", "holds no request that ended"),
         ("nonsense\n", "line 1 is not a line of a request log"),
-        ('{"ferrum_jax_request_log": 7}\n', "request log: its format is 7, this version reads 3 to 6"),
+        ('{"ferrum_jax_request_log": 8}\n', "request log: its format is 8, this version reads 3 to 7"),
         ('{"custom_id": "a", "prompt": "b"}\n', "line 1 is not a line of a request log"),
         ("[1]\n", "line 1 is not a line of a request log"),
     ],

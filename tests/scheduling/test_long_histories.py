@@ -207,7 +207,9 @@ def _counted(rng: random.Random, num_operations: int, length: int, drafts: str |
         images, encoded = history.engine.scheduler.images.counts(), sum(len(p.encodes) for p in history.engine.plans)
         assert (images["images_encoded"], images["image_runs_live"]) == (encoded, 0)
         seen["turns"] += sum(
-            max(map(int, plan.shards[0].counts), default=0) for plan in history.engine.plans if plan.horizon > 1
+            max(map(int, plan.shards[0].counts), default=0)
+            for plan in history.engine.plans
+            if plan.shards[0].horizon > 1
         )
         counted = history.engine.scheduler.metrics().snapshot() | images
         seen.update({k: v for k, v in counted.items() if isinstance(v, int)})

@@ -336,7 +336,7 @@ class Scheduler:
             self._accepting.append(shard.commit(part, token_ids[first:end], first))
             first = end
         got = self.commit_accepted() or []
-        if not plan.has_drafts and plan.horizon == 1:
+        if not plan.has_drafts and plan.shards[0].horizon == 1:
             self._accepting = []
         return got
 
