@@ -97,8 +97,8 @@ class ShardPlan:
 
     @property
     def num_drafts(self) -> np.ndarray:
-        """[rows] int32: drafted tokens among those that the row computes."""
-        return np.maximum(self.samples - 1, 0) if self.horizon == 1 else np.zeros_like(self.samples)
+        """[rows] int32: drafted tokens, or those of a horizon behind the first, among those that the row computes."""
+        return np.maximum(self.samples - 1, 0)
 
     @property
     def num_places(self) -> int:

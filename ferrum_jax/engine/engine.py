@@ -236,8 +236,9 @@ class Engine:
     def step(self) -> list[Delta]:
         """Dispatches the next step, commits the one before it. Gives choices that ended, and what streams moved."""
         if self.runner.take_parts() or self._num_calls % LOOK_EVERY == 0:
-            horizons = self.runner.horizons(self.scheduler.alone())
-            self._events.limit(self.runner.ladder.most_tokens, horizons, self._num_calls)
+            ladder = self.runner.ladder
+            horizons = self.runner.horizons.look(ladder, self.scheduler.alone())
+            self._events.limit(ladder.most_tokens, horizons, self._num_calls)
         self._tell_costs()
         self._begun_s = time.perf_counter()
         self._num_calls += 1

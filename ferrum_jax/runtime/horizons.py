@@ -1,7 +1,7 @@
 """Horizons: in how many forwards a launch goes on, by the times that launches were seen to take.
 
-Each number of forwards is tried, and one beyond a single forward is taken where its time for each of them is less. All
-are tried again from time to time, for a moment may have been a bad one.
+Each number of forwards is tried, and several are taken where each of them takes less time than one alone. All are tried
+again from time to time, for a moment may have been a bad one.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from ferrum_jax.runtime.buckets import Bucket, Ladder, LaunchBucket
 from ferrum_jax.runtime.compile.worth import Saving
 from ferrum_jax.runtime.programs import HORIZON_S, Executables
 
-LOOK_EVERY = 16  # calls of a step
+LOOK_EVERY = 16  # steps
 _TRIED = 8  # launches, before their time is taken for known
 _ANEW = 256  # looks until all are tried again
 _MOST_S = 0.05  # of a launch: who comes or leaves waits for the one in flight and the one behind it
@@ -30,46 +30,34 @@ class Horizons:
     def look(self, ladder: Ladder, alone: tuple[int, int] | None) -> Sequence[tuple[int, int, int]]:
         """Rows, `Draw` and forwards of launches in each bucket that is there; empty where all have one.
 
-        alone: of `Scheduler`, which the steps since the last look are taken to have been like.
+        alone: of `Scheduler`, for the steps since the last look, in which a missing launch would have saved time.
         """
         self._num_looks += 1
         if self._num_looks % _ANEW == 0:
             self._executables.worth.times.clear()
-        if not ladder.goes_on:
-            return ()
-        buckets = [
-            b for b in ladder.for_steps(adapted=False, imaged=False) if b.decode_only and b not in ladder.missing
-        ]
-        if alone is not None:
-            self._want(next((bucket for bucket in buckets if bucket.num_rows >= alone[0]), None), Draw(alone[1]))
-        found = [(b.num_rows, int(draw), self._best(b, draw)) for b in buckets for draw in (Draw.GREEDY, Draw.PLAIN)]
+        there = [b for b in ladder.buckets if b.decode_only and not b.adapted and b not in ladder.missing]
+        found = []
+        for bucket in there if ladder.goes_on else ():
+            for draw in (Draw.GREEDY, Draw.PLAIN):
+                is_meant = alone is not None and draw == alone[1] and bucket.num_rows >= alone[0]
+                found.append((bucket.num_rows, int(draw), self._best(bucket, draw, is_wanted=is_meant)))
+                alone = None if is_meant else alone
         return tuple(found) if any(horizon > 1 for _, _, horizon in found) else ()
 
-    def _time(self, bucket: Bucket, draw: Draw, horizon: int) -> float | None:
-        """Seconds of a forward in launches of this many; None where too few were seen."""
-        times = tuple(self._executables.worth.times.get((bucket, draw, horizon), ()))
-        return statistics.median(times) if len(times) >= _TRIED else None
-
-    def _want(self, bucket: Bucket | None, draw: Draw) -> None:
-        """Counts what launches with a horizon, if they are missing, would have saved since the last look."""
-        if bucket is None or (launch := LaunchBucket(forward=bucket, draw=draw, horizon=MAX_HORIZON)) in (
-            self._executables.launches
-        ):
-            return
-        time = self._time(bucket, draw, 1)
-        if time is not None and time * HORIZONS[1] <= _MOST_S:
-            self._executables.worth.want(launch, Saving(seconds=HORIZON_S * LOOK_EVERY))
-
-    def _best(self, bucket: Bucket, draw: Draw) -> int:
-        if LaunchBucket(forward=bucket, draw=draw, horizon=MAX_HORIZON) not in self._executables.launches:
-            return 1
-        known: dict[int, float] = {}
+    def _best(self, bucket: Bucket, draw: Draw, *, is_wanted: bool) -> int:
+        """Forwards of a launch, or the number whose time is not known yet."""
+        launch, known = LaunchBucket(forward=bucket, draw=draw, horizon=MAX_HORIZON), dict[int, float]()
+        is_there = launch in self._executables.launches
         for horizon in HORIZONS:
             if horizon > 1 and known[1] * horizon > _MOST_S:
                 break
-            time = self._time(bucket, draw, horizon)
-            if time is None:
+            if horizon > 1 and not is_there:
+                if is_wanted:
+                    self._executables.worth.want(launch, Saving(seconds=HORIZON_S * LOOK_EVERY))
+                return 1
+            times = tuple(self._executables.worth.times.get((bucket, draw, horizon), ()))
+            if len(times) < _TRIED:
                 return horizon
-            known[horizon] = time
+            known[horizon] = statistics.median(times)
         best = min(known, key=lambda horizon: known[horizon])
         return best if known[best] <= _GAIN * known[1] else 1

@@ -88,7 +88,7 @@ class Runner:
         has_pool = isinstance(images, ImageSlots)
         self._images: tuple[jax.Array, ...] = (executables["fresh_images"](),) if has_pool else ()
         self.num_encoder_calls = 0
-        self._executables, self._horizons = executables, Horizons(executables)
+        self._executables, self.horizons = executables, Horizons(executables)
         self._head_share = sum(x.size for x in self._head) / max(sum(x.size for x in self._weights), 1)
         self._ladder, self._full_ladder = ladder, ladder
         self._num_parts = 0
@@ -123,10 +123,6 @@ class Runner:
     def ladder(self) -> Ladder:
         """The buckets, and which of them are missing."""
         return self._ladder
-
-    def horizons(self, alone: tuple[int, int] | None) -> Sequence[tuple[int, int, int]]:
-        """See `Horizons.look`."""
-        return self._horizons.look(self._ladder, alone)
 
     @property
     def num_missing(self) -> int:

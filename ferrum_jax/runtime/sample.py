@@ -6,8 +6,8 @@ words as `sampling.unpack` reads them and, with `options.gives_masks`, then mask
 is the final hidden state of each row's last token; it stays on the device unless an embedding is asked for.
 `launch`, one for each `LaunchBucket`, is a forward and what samples its rows: (weights, kv, slots, hidden, packed input
 of the forward) to (kv, slots, hidden, rows, and the forward's results). No row is embedded or has to do with cached
-prompts, and none asks for more than the bucket's draw; a step with such rows takes the halves. With a horizon both are
-repeated for each row as often as its count says and until it ends; `rows` has the draws of each row side by side.
+prompts, and none asks for more than the bucket's draw; a step with such rows takes the halves. With a horizon each row
+takes as many turns as its count says, until it ends; `rows` has its draws side by side.
 `score`, one executable: (head, slots, hidden, packed input) to ([n, words],) of a tile of prompt tokens.
 `score_all`, another: the same with a word for each token of the vocabulary.
 head: the weights that logits are made of, and no others.
@@ -16,7 +16,6 @@ head: the weights that logits are made of, and no others.
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -191,31 +190,11 @@ def trace_sample(head: Head, pools: Pools, bucket: RowBucket, options: StepOptio
     return trace_part(sample, arguments, results, pools=(1, 2), mesh=mesh, options=options)
 
 
-def make_launch(
-    head: Head, bucket: LaunchBucket, pools: Pools, across: str | None = None
-) -> Callable[..., tuple[Any, ...]]:
-    """The step in a bucket; kv, slots and hidden are to be donated. across: see `_turns`."""
+def make_launch(head: Head, bucket: LaunchBucket, pools: Pools, num_shards: int) -> Callable[..., tuple[Any, ...]]:
+    """The step in a bucket; kv, slots and hidden are to be donated."""
     options = head.options
     forward = make_forward(head.graph, tuple(head.weights), bucket.forward, pools, options)
     head = dataclasses.replace(head, adapters=None)  # no row of such a step names one
-
-    def turn(
-        weights: tuple[jax.Array, ...],
-        kv: tuple[jax.Array, ...],
-        slots: jax.Array,
-        hidden: jax.Array,
-        inputs: ForwardInputs,
-    ) -> tuple[Any, ...]:
-        kv, hidden, *experts = forward(weights, kv, slots, hidden, inputs)
-        last = hidden[jnp.maximum(jnp.cumsum(inputs.counts) - 1, 0)]
-        positions, active = inputs.starts + inputs.counts, inputs.samples > 0
-
-        def draw(logits: jax.Array, *rows: jax.Array) -> jax.Array:
-            return sampling.drawn(logits, slots, *rows, draw=bucket.draw)
-
-        rows = head.by_row(head.pick(weights), slots)(last, draw, inputs.slots, positions, active)
-        slots = sampling.append_tokens(slots, inputs.slots, positions, jnp.maximum(rows[:, 0], 0), active)
-        return kv, slots, hidden, rows, *experts
 
     def launch(
         weights: tuple[jax.Array, ...],
@@ -224,46 +203,46 @@ def make_launch(
         hidden: jax.Array,
         blob: jax.Array,
     ) -> tuple[Any, ...]:
+        def turn(kv: Any, slots: jax.Array, hidden: jax.Array, inputs: ForwardInputs) -> tuple[Any, ...]:
+            kv, hidden, *experts = forward(weights, kv, slots, hidden, inputs)
+            last = hidden[jnp.maximum(jnp.cumsum(inputs.counts) - 1, 0)]
+            positions, active = inputs.starts + inputs.counts, inputs.samples > 0
+
+            def draw(logits: jax.Array, *rows: jax.Array) -> jax.Array:
+                return sampling.drawn(logits, slots, *rows, draw=bucket.draw)
+
+            rows = head.by_row(head.pick(weights), slots)(last, draw, inputs.slots, positions, active)
+            slots = sampling.append_tokens(slots, inputs.slots, positions, jnp.maximum(rows[:, 0], 0), active)
+            return kv, slots, hidden, rows, *experts
+
         inputs = unpack_forward(blob, bucket.forward, len(options.spec.kv_groups))
         if bucket.horizon == 1:
-            return turn(weights, kv, slots, hidden, inputs)
-        return _turns(functools.partial(turn, weights), kv, slots, hidden, inputs, bucket.horizon, across)
+            return turn(kv, slots, hidden, inputs)
+        return _in_turns(turn, (kv, slots, hidden), inputs, bucket.horizon, num_shards)
 
     return launch
 
 
-def _turns(
-    turn: Callable[..., tuple[Any, ...]],
-    kv: tuple[jax.Array, ...],
-    slots: jax.Array,
-    hidden: jax.Array,
-    inputs: ForwardInputs,
-    horizon: int,
-    across: str | None,
+def _in_turns(
+    turn: Callable[..., tuple[Any, ...]], pools: tuple[Any, ...], inputs: ForwardInputs, horizon: int, num_shards: int
 ) -> tuple[Any, ...]:
-    """A launch in which each row takes as many turns as it has counts, until it ends; then it is as one of padding.
-
-    across: the axis of data shards, which take turns together, where there are several.
-    """
-    stops = sampling.read_stops(slots, inputs.slots)
+    """The pools and draws of turns, which data shards take together; a row that has ended is one of padding."""
 
     def goes_on(state: tuple[Any, ...]) -> jax.Array:
         left = jnp.max(state[1])
-        return (left if across is None else jax.lax.pmax(left, across)) > 0
+        return (left if num_shards == 1 else jax.lax.pmax(left, DATA)) > 0
 
     def next_turn(state: tuple[Any, ...]) -> tuple[Any, ...]:
-        index, left, *pools, drawn = state
+        index, left, pools, drawn = state
         active = jnp.minimum(left, 1)
         own = dataclasses.replace(inputs, starts=inputs.starts + index, counts=active, samples=active)
         *pools, rows = turn(*pools, own)
-        has_ended = (rows[:, 0] < 0) | jnp.any(rows[:, :1] == stops, axis=1)
         drawn = jax.lax.dynamic_update_slice(drawn, rows[:, None], (0, index, 0))
-        return index + 1, jnp.where(has_ended, 0, jnp.maximum(left - 1, 0)), *pools, drawn
+        has_ended = (rows[:, 0] < 0) | sampling.are_stops(rows[:, 0], pools[1], inputs.slots)
+        return index + 1, jnp.where(has_ended, 0, left - active), tuple(pools), drawn
 
     drawn = jnp.zeros((len(inputs.counts), horizon, sampling.RESULT_WORDS), jnp.int32)
-    _, _, *pools, drawn = jax.lax.while_loop(
-        goes_on, next_turn, (jnp.int32(0), inputs.counts, kv, slots, hidden, drawn)
-    )
+    _, _, pools, drawn = jax.lax.while_loop(goes_on, next_turn, (jnp.int32(0), inputs.counts, pools, drawn))
     return *pools, drawn.reshape(-1, drawn.shape[2])
 
 
@@ -273,7 +252,7 @@ def trace_launch(head: Head, pools: Pools, bucket: LaunchBucket, mesh: Mesh) -> 
     words = on_mesh(mesh, (forward_words(bucket.forward, len(options.spec.kv_groups)),), jnp.int32, "words")
     arguments = (weights, pools.flat_caches(), pools.slots, pools.hidden, words)
     results = results_of(bucket, pools, options, mesh)
-    launch = make_launch(head, bucket, pools, DATA if mesh.shape[DATA] > 1 else None)
+    launch = make_launch(head, bucket, pools, mesh.shape[DATA])
     return trace_part(launch, arguments, results, pools=(1, 2, 3), mesh=mesh, options=options)
 
 

@@ -10,6 +10,7 @@ from jax.sharding import Mesh, PartitionSpec
 
 from ferrum_jax import SamplingParams
 from ferrum_jax.engine.startup.build_engine import build_engine
+from ferrum_jax.runtime.horizons import Horizons
 from ferrum_jax.runtime.runner import Runner
 from ferrum_jax.runtime.transfers import NamedTransfers
 from tests.engine.test_launches import launching
@@ -51,7 +52,7 @@ def test_addresses_stay_for_a_hundred_steps_in_which_rows_come_and_go(family, se
     llm = small_llm(family)
     loaded = launching(llm, horizons) if horizons else llm.loaded
     goes_on, table = 8 in horizons, [(rows, draw, 8 if rows == 4 else 1) for rows in (1, 2, 4) for draw in (0, 1)]
-    monkeypatch.setattr(Runner, "horizons", lambda *_: table if goes_on else ())
+    monkeypatch.setattr(Horizons, "look", lambda *_: table if goes_on else ())
     engine = build_engine(loaded, dataclasses.replace(llm.config, max_cached_prompts=2), llm.tokenizer)
     rng = np.random.default_rng(7)
     known = {}

@@ -15,7 +15,6 @@ from ferrum_jax.runtime.buckets import LaunchBucket, make_ladder
 from ferrum_jax.runtime.compile.deferred import DeferredExecutable, Prepared
 from ferrum_jax.runtime.horizons import LOOK_EVERY, Horizons
 from ferrum_jax.runtime.programs import Executables
-from ferrum_jax.runtime.runner import Runner
 from tests.engine.test_launches import launching
 from tests.engine.test_request_log import comparable, watch
 from tests.marks import few
@@ -54,12 +53,12 @@ def go_on(monkeypatch):
             return got
 
         table = tuple((4, int(draw), horizon) for draw in (Draw.GREEDY, Draw.PLAIN))
-        monkeypatch.setattr(Runner, "horizons", lambda *_: table)
+        monkeypatch.setattr(Horizons, "look", lambda *_: table)
         monkeypatch.setattr(Scheduler, "commit", committed)
         monkeypatch.setattr(Scheduler, "commit_accepted", taken)
         return turns, ended
 
-    monkeypatch.setattr(Runner, "horizons", lambda *_: ())
+    monkeypatch.setattr(Horizons, "look", lambda *_: ())
     return begin
 
 

@@ -20,9 +20,9 @@ from ferrum_jax import SamplingParams
 from ferrum_jax.engine.startup.build_engine import build_engine
 from ferrum_jax.runtime.block_copies import BlockCopies
 from ferrum_jax.runtime.compile.deferred import DeferredExecutable, Prepared
+from ferrum_jax.runtime.horizons import Horizons
 from ferrum_jax.runtime.layout import lay_out
 from ferrum_jax.runtime.programs import Executables, others_of
-from ferrum_jax.runtime.runner import Runner
 from ferrum_jax.runtime.transfers import NamedTransfers
 from tests.support import SMALL, small_llm
 
@@ -65,7 +65,7 @@ class IdleDevice:
 def counted(rows: int, how: str, monkeypatch) -> dict[str, float]:
     """The median counts of a step of a few, each with this many rows that decode."""
     table = ((rows, 1, 4),) if how == "launch of four" else ()
-    monkeypatch.setattr(Runner, "horizons", lambda *_: table)
+    monkeypatch.setattr(Horizons, "look", lambda *_: table)
     loaded = small_llm("qwen3").loaded
     layout = lay_out(loaded.layout.spec, CONFIG, loaded.layout.mesh)
     device = IdleDevice(layout)

@@ -7,6 +7,7 @@ import pytest
 from ferrum_jax.core.plan import Draw
 from ferrum_jax.engine.startup.build_engine import build_engine
 from ferrum_jax.llm import LLM
+from ferrum_jax.runtime.horizons import Horizons
 from ferrum_jax.runtime.runner import Runner
 from tests.engine.test_horizons import PLAIN, PROMPTS, in_one_bucket
 from tests.sharding.same import said_on
@@ -29,9 +30,9 @@ def say(family: str, mesh: str) -> tuple[list, list, set]:
             seen.add(tuple(max(shard.counts.tolist(), default=0) for shard in plan.shards))
         return dispatch(self, plan, *rest)
 
-    Runner.horizons = lambda *_: ()
+    Horizons.look = lambda *_: ()
     steps = told(answers(build_engine(loaded, llm.config, None), requests))
-    Runner.horizons, Runner.dispatch = lambda *_: ((4, int(Draw.PLAIN), 8),), spying
+    Horizons.look, Runner.dispatch = lambda *_: ((4, int(Draw.PLAIN), 8),), spying
     return steps, told(answers(build_engine(loaded, llm.config, None), requests)), seen
 
 

@@ -2,8 +2,8 @@
 
 A row has one place, and with drafts one more behind each. The token drawn at its first place is the row's next one.
 That of the place behind a draft is one more if the draft came true: if it is the token that the row has there, drawn or
-forced by its grammar. So tokens are taken one at a time, and what each brings about is known before the next. Those of
-a step with a horizon are taken likewise, as long as their row goes on.
+forced by its grammar. So tokens are taken one at a time, and what each brings about is known before the next. In a step
+with a horizon the places behind the first are taken likewise, for as long as their row goes on.
 
 A drafted token may be one for which the model computes NaN, and attention carries that to tokens before it in the same
 step, because 0 x NaN is NaN. So a place that is not finite ends its row only where no draft is behind it. Elsewhere the
@@ -54,11 +54,9 @@ def committed(planned: PlannedRows, token_ids: np.ndarray, first: int, books: Sh
     """
     plan, requests, rows, cache = planned.plan, planned.requests, books.rows, books.cache
     current = rows.epochs[plan.slots] == planned.epochs
-    if plan.horizon > 1:
-        yield from _in_turns(planned, token_ids, first, books, current)
-        return
     done, places = plan.starts + plan.counts - plan.num_drafts, plan.first_places
-    spoilt = current & (plan.num_drafts > 0) & (token_ids[places] == NOT_FINITE)
+    has_drafts = len(plan.drafts) > 0
+    spoilt = current & (plan.num_drafts > 0) & (token_ids[places] == NOT_FINITE) & has_drafts
     for row in np.flatnonzero(spoilt).tolist():
         _give_up(planned, books, row)
     got = append_tokens(
@@ -68,43 +66,24 @@ def committed(planned: PlannedRows, token_ids: np.ndarray, first: int, books: Sh
     yield _unkeyed(cache, got)
     left = np.flatnonzero((plan.num_drafts > 0) & ~spoilt)
     for depth in itertools.count() if len(left) else ():
-        came_true = [_came_true(planned, token_ids, books, row, depth) for row in left.tolist()]
-        for row in left[np.logical_not(came_true)].tolist():
-            books.counts.count(len(plan.drafts_of(row)), depth)
+        if has_drafts:
+            came_true = [_came_true(planned, token_ids, books, row, depth) for row in left.tolist()]
+            for row in left[np.logical_not(came_true)].tolist():
+                books.counts.count(len(plan.drafts_of(row)), depth)
+        else:  # a row that was preempted goes on too
+            went_on = [requests[row].finish_reason is None for row in left.tolist()]
+            came_true = (went_on & (plan.num_drafts[left] > depth)).tolist()
         left = left[came_true]
         if not len(left):
             return
         going_on, slots = [requests[row] for row in left.tolist()], plan.slots[left]
-        for request in going_on:
+        for request in going_on if has_drafts else ():
             request.num_computed += 1
-        rows.computed[slots] += 1
+        rows.computed[slots] += has_drafts
         known, place, all_of_them = done[left] + depth + 1, places[left] + depth + 1, np.ones(len(left), bool)
         got = append_tokens(going_on, all_of_them, known, all_of_them, token_ids[place], books.awaited, place + first)
-        _publish(cache, going_on, slots, known)
+        _publish(cache, going_on, slots, known * current[left])
         yield _unkeyed(cache, got)
-
-
-def _in_turns(
-    planned: PlannedRows, token_ids: np.ndarray, first: int, books: ShardBooks, current: np.ndarray
-) -> Iterator[Got]:
-    """`committed` of a step with a horizon. current: [rows] whether a row is still the same admission.
-
-    A row that was preempted gets its tokens too, as they would be drawn again.
-    """
-    plan, requests, left = planned.plan, planned.requests, np.arange(planned.plan.num_rows)
-    takes = current
-    for turn in itertools.count():
-        left = left[plan.counts[left] > turn]
-        if not len(left):
-            return
-        rows, all_of_them = [requests[row] for row in left.tolist()], np.ones(len(left), bool)
-        known, places = plan.starts[left] + turn + 1, plan.first_places[left] + turn
-        got = append_tokens(rows, all_of_them, known, takes[left], token_ids[places], books.awaited, places + first)
-        _publish(books.cache, rows, plan.slots[left], np.where(current[left], known, 0))
-        yield _unkeyed(books.cache, got)
-        going_on = {request.id for request, _ in got if request.finish_reason is None}
-        left = left[[request.id in going_on for request in rows]]
-        takes = np.ones_like(current)
 
 
 def _give_up(planned: PlannedRows, books: ShardBooks, row: int) -> None:

@@ -59,11 +59,6 @@ class LoggedRequest:
     media: tuple[MediaSpan, ...] = ()
     images: tuple[PlacedImage, ...] = ()  # those that the model is given
 
-    @property
-    def scores_prompt(self) -> bool:
-        """Whether its first choice has log-probabilities of the prompt's tokens."""
-        return self.prompt_logprobs or self.most_hit_tokens is not None
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PlanLimit:

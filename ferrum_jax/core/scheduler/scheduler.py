@@ -247,25 +247,23 @@ class Scheduler:
         self._in_flight.append((plan, planned))
         return plan
 
-    def alone(self) -> tuple[int, int] | None:
-        """Most rows of a shard and the least `Draw` that serves all; None where the host looks at what is drawn."""
-        return self._alone([shard.rows.decoding()[0] for shard in self._shards])
+    def alone(self, slots: Sequence[np.ndarray] | None = None) -> tuple[int, int] | None:
+        """Most rows of a shard and the least `Draw` that serves all; None where the host looks at what is drawn.
 
-    def _alone(self, slots: Sequence[np.ndarray]) -> tuple[int, int] | None:
-        """`alone` of the rows at these slots of each shard [rows]."""
+        slots: of the rows of each shard that are meant; None is of all that decode.
+        """
         rows = [shard.rows for shard in self._shards]
         if self._waiting or self.drafting is not None or any(each.num_prefilling for each in rows):
             return None
+        slots = slots or [each.decoding()[0] for each in rows]
         draw = max(int(each.draws_alone[own].max(initial=0)) for each, own in zip(rows, slots, strict=True))
         return None if draw == Draw.FULL else (max(map(len, slots)), draw)
 
     def _goes_on(self) -> bool:
         """Whether the step that is being planned has several forwards."""
-        alone = self._alone([shard.sketch.slots for shard in self._shards])
-        if alone is None:
-            return False
-        found = next((each for num_rows, draw, each in self._horizons if draw == alone[1] and num_rows >= alone[0]), 1)
-        return found > 1 and all(shard.goes_on(found) for shard in self._shards)
+        alone = self.alone([shard.sketch.slots for shard in self._shards])
+        fitting = [k for rows, draw, k in self._horizons if alone is not None and draw == alone[1] and rows >= alone[0]]
+        return bool(fitting) and fitting[0] > 1 and all(shard.goes_on(fitting[0]) for shard in self._shards)
 
     def _with_drafts(self) -> list[PlannedRows]:
         """Each shard's part of the plan, booked as done."""

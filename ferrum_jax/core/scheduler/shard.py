@@ -232,7 +232,7 @@ class Shard:
     def goes_on(self, horizon: int) -> bool:
         """Whether there are blocks for the decodes' tokens of this many forwards; nobody gives way for them.
 
-        A recurrent state is computed up to a block boundary, where it can be kept. Of a window no more is held than for
+        A recurrent state is computed up to a block boundary, where it can be kept. No more of a window is held than for
         a chunk.
         """
         sketch, cache = self.sketch, self.cache
@@ -291,7 +291,7 @@ class Shard:
         found = [roomy.get(request.id, ()) for request in requests]
         turns = sketch.turns if horizon > 1 else None
         plan = build_shard(self.cache, sketch.slots, sketch.starts, sketch.chunks, self.rows, found, turns, horizon)
-        advanced = plan.counts - plan.num_drafts
+        advanced = plan.counts - plan.num_drafts * (horizon == 1)
         for request, count in zip(requests, advanced.tolist(), strict=True):
             request.num_computed += count
         self.rows.computed[plan.slots] = plan.starts + advanced

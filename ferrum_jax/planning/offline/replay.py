@@ -153,6 +153,7 @@ class _Replay:
 
     def _request(self, logged: LoggedRequest, index: int) -> Request:
         prompt, choice = logged.prompt_token_ids, logged.choices[index]
+        scores = logged.prompt_logprobs or logged.most_hit_tokens is not None
         by_token = choice.finish_reason == "stop" and not isinstance(choice.stop_reason, str)
         return Request(
             id=next(self._ids),
@@ -167,7 +168,7 @@ class _Replay:
             takes_hits=logged.takes_hits and (index > 0 or not logged.prompt_logprobs),
             most_hit_tokens=logged.most_hit_tokens if index == 0 else None,
             takes_drafts=logged.takes_drafts,
-            draw=Draw.FULL if index == 0 and logged.scores_prompt else Draw(logged.draw),
+            draw=Draw.FULL if index == 0 and scores else Draw(logged.draw),
             needs_host=logged.needs_host,
             adapter=logged.adapter,
             cache_salt=logged.cache_salt.encode(),
@@ -199,13 +200,11 @@ class _Replay:
         NOT_FINITE where the recorded row had none for that.
         """
         tokens = np.zeros(shard.num_places, np.int32)
-        drafts, places = shard.num_drafts, shard.first_places
-        behind = drafts if shard.horizon == 1 else shard.counts - 1
-        ends = shard.starts + shard.counts
+        ends, drafts, places = shard.starts + shard.counts, shard.num_drafts, shard.first_places
         for row in np.flatnonzero(shard.samples).tolist():
             num_prompt_tokens, choice = self._by_slot[index, int(shard.slots[row])]
-            first = int(ends[row] - behind[row]) - num_prompt_tokens
-            for depth in range(1 + int(behind[row])):
+            first = int(ends[row] - drafts[row]) - num_prompt_tokens
+            for depth in range(1 + int(drafts[row])):
                 if first + depth < len(choice.token_ids):
                     tokens[places[row] + depth] = choice.token_ids[first + depth]
                 elif choice.stop_reason == NOT_FINITE_REASON:

@@ -9,6 +9,7 @@ again from the host's tokens continues with the same draws. `record_words` is it
 """
 
 from ferrum_jax.runtime.sampling.draw import Sampled, drawn, reported, sample
+from ferrum_jax.runtime.sampling.edits import are_stops
 from ferrum_jax.runtime.sampling.logprobs import (
     RESULT_WORDS,
     SCORE_WORDS,
@@ -22,7 +23,7 @@ from ferrum_jax.runtime.sampling.logprobs import (
 )
 from ferrum_jax.runtime.sampling.masks import ALL, write_masks
 from ferrum_jax.runtime.sampling.record_words import RECORD_WORDS, STOP_ROOM, draw_of, slot_record
-from ferrum_jax.runtime.sampling.slots import append_tokens, read_adapters, read_stops, read_tokens, write_slot
+from ferrum_jax.runtime.sampling.slots import append_tokens, read_adapters, read_tokens, write_slot
 
 __all__ = [
     "ALL",
@@ -35,12 +36,12 @@ __all__ = [
     "TokenLogprobs",
     "all_results",
     "append_tokens",
+    "are_stops",
     "draw_of",
     "drawn",
     "finite_or_marked",
     "named_results",
     "read_adapters",
-    "read_stops",
     "read_tokens",
     "reported",
     "row_results",

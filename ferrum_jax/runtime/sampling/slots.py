@@ -10,14 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from ferrum_jax.runtime.sampling.record_words import (
-    ADAPTER,
-    NUM_PARAMETERS,
-    NUM_STOP_IDS,
-    RECORD_WORDS,
-    STOP_IDS,
-    STOP_ROOM,
-)
+from ferrum_jax.runtime.sampling.record_words import ADAPTER, NUM_PARAMETERS, RECORD_WORDS
 
 
 def write_slot(slots: jax.Array, slot: jax.Array, record: jax.Array) -> jax.Array:
@@ -58,12 +51,6 @@ def read_words(slots: jax.Array, row_slots: jax.Array, start: int, count: int) -
 def read_adapters(slots: jax.Array, row_slots: jax.Array) -> jax.Array:
     """The adapter's slot of each row: [R] int32, 0 for none."""
     return read_words(slots, row_slots, ADAPTER, 1)[:, 0]
-
-
-def read_stops(slots: jax.Array, row_slots: jax.Array) -> jax.Array:
-    """The tokens that end each row: [R, STOP_ROOM] int32, -1 beyond them."""
-    count = read_words(slots, row_slots, NUM_STOP_IDS, 1)
-    return jnp.where(jnp.arange(STOP_ROOM) < count, read_words(slots, row_slots, STOP_IDS, STOP_ROOM), -1)
 
 
 def as_float(words: jax.Array) -> jax.Array:
