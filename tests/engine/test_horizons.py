@@ -92,7 +92,7 @@ def test_rows_end_and_cross_blocks_within_a_launch_and_have_the_bits_of_steps(go
     assert comparable(replayed) == comparable([plan for plans in planned for plan in plans])
 
 
-def test_preempted_rows_and_those_that_come_or_leave_between_launches_have_their_tokens(go_on):
+def test_rows_that_come_leave_or_are_preempted_between_launches_have_their_tokens(go_on):
     llm = small_llm("qwen3")
     loaded, config = in_one_bucket(llm), dataclasses.replace(llm.config, num_blocks=9)
 

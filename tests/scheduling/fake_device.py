@@ -344,6 +344,7 @@ class Engine:
         takes_hits: bool = True,
         salt: bytes = b"",
         needs_host: bool = False,
+        adapter: str = "",
         num_choices: int = 1,
         media: Sequence[MediaSpan] = (),
         images: Sequence[PlacedImage] = (),
@@ -360,6 +361,7 @@ class Engine:
             cache_salt=salt,
             draw=Draw.GREEDY,
             needs_host=needs_host,
+            adapter=adapter,
             num_choices=num_choices,
             media=(*media, *(MediaSpan(kind=i.kind, digest=i.digest, start=i.start, length=i.length) for i in images)),
             images=tuple(images),
@@ -388,6 +390,9 @@ class Engine:
         step = None
         if plan is not None:
             self.plans.append(plan)
+            if plan.shards[0].horizon > 1:
+                assert not self.scheduler.num_waiting, "a row goes on while others wait"
+                assert not any(row.needs_host or row.adapter for row in self.scheduler.running())
             step = plan, self._run(plan)
         self.scheduler.check_invariants()
         self._check_unchanged(published)

@@ -119,6 +119,7 @@ class History:
             "takes_hits": self._rng.random() < 0.8,
             "salt": self._choice([b"", b"", b"", b"tenant"]),
             "needs_host": self._rng.random() < 0.1,
+            "adapter": self._choice([""] * 9 + ["a"]),
             "media": (_IMAGE,) if self._rng.random() < 0.1 and len(prompt) > 5 and not self._takes_images else (),
             "images": self.images(len(prompt)) if self._takes_images else (),
         }

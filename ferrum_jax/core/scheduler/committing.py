@@ -3,7 +3,7 @@
 A row has one place, and with drafts one more behind each. The token drawn at its first place is the row's next one.
 That of the place behind a draft is one more if the draft came true: if it is the token that the row has there, drawn or
 forced by its grammar. So tokens are taken one at a time, and what each brings about is known before the next. In a step
-with a horizon the places behind the first are taken likewise, for as long as their row goes on.
+with a horizon the places behind the first are taken likewise, as long as their row goes on.
 
 A drafted token may be one for which the model computes NaN, and attention carries that to tokens before it in the same
 step, because 0 x NaN is NaN. So a place that is not finite ends its row only where no draft is behind it. Elsewhere the

@@ -36,7 +36,7 @@ class RunningRows:
         self.epochs = np.zeros(max_num_seqs + 1, np.int64)
         self.masked = np.zeros(max_num_seqs + 1, bool)  # where its request is constrained
         self.draws = np.zeros(max_num_seqs + 1, np.int8)
-        self.draws_alone = np.zeros(max_num_seqs + 1, np.int8)  # FULL where the host looks at each token
+        self.draws_alone = np.zeros(max_num_seqs + 1, np.int8)  # FULL with an adapter, or where the host looks on
         self.adapter_ids = np.zeros(max_num_seqs + 1, np.int32)
         self.rope_shifts = np.zeros(max_num_seqs + 1, np.int32)  # of tokens behind all images of the prompt
         self.clip_slots = np.zeros(max_num_seqs + 1, np.int32)
@@ -61,7 +61,7 @@ class RunningRows:
         self.limits[slot] = request.max_total_tokens
         self.masked[slot] = request.is_constrained
         self.draws[slot] = request.draw
-        self.draws_alone[slot] = Draw.FULL if request.needs_host else request.draw
+        self.draws_alone[slot] = Draw.FULL if request.needs_host or request.adapter else request.draw
         self.adapter_ids[slot] = request.adapter_id
         self.rope_shifts[slot] = rope_shift(request.images, request.num_prompt_tokens)
         self.clip_slots[slot] = clip_slot(request)

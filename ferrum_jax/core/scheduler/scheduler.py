@@ -248,7 +248,7 @@ class Scheduler:
         return plan
 
     def alone(self, slots: Sequence[np.ndarray] | None = None) -> tuple[int, int] | None:
-        """Most rows of a shard and the least `Draw` that serves all; None where the host looks at what is drawn.
+        """Most rows of a shard and the least `Draw` that serves all; None where a step of theirs needs more than that.
 
         slots: of the rows of each shard that are meant; None is of all that decode.
         """
