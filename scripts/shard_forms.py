@@ -210,10 +210,10 @@ def _make_step(layout: Layout, bucket: Bucket) -> Callable[..., Any]:
     forward = make_forward(layout.graph, tuple(layout.targets), bucket, layout.pools, layout.options)
     sample, head = make_sample(layout.head, bucket.num_rows, layout.options), layout.head
     words, num_words = _forward_words(layout, bucket), layout.pools.masks.shape[1]
+    num_groups = len(layout.options.spec.kv_groups)
 
     def step(weights: Any, kv: Any, slots: Any, prompts: Any, hidden: Any, blob: Any) -> Any:
-        inputs = unpack_forward(blob[:words], bucket, len(layout.options.spec.kv_groups))
-        kv, hidden = forward(weights, kv, slots, hidden, inputs)
+        kv, hidden = forward(weights, kv, slots, hidden, unpack_forward(blob[:words], bucket, num_groups))
         masks = jnp.full((1, num_words), sampling.ALL, jnp.int32)  # no row has one of its own
         slots, prompts, rows, _ = sample(head.pick(weights), slots, prompts, masks, hidden, blob[words:])
         return kv, slots, prompts, hidden, rows

@@ -9,8 +9,8 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
-from ferrum_jax.core.plan import HORIZONS, MAX_HORIZON, Draw
-from ferrum_jax.runtime.buckets import Bucket, Ladder, LaunchBucket
+from ferrum_jax.core.plan import HORIZONS
+from ferrum_jax.runtime.buckets import Ladder, LaunchBucket
 from ferrum_jax.runtime.compile.worth import Saving
 from ferrum_jax.runtime.programs import HORIZON_S, Executables
 
@@ -25,7 +25,7 @@ class Horizons:
     """The horizons of one runner's launches."""
 
     def __init__(self, executables: Executables) -> None:
-        self._executables, self._num_looks = executables, 0
+        self._executables, self._worth, self._num_looks = executables, executables.worth, 0
 
     def look(self, ladder: Ladder, alone: tuple[int, int] | None) -> Sequence[tuple[int, int, int]]:
         """Rows, `Draw` and forwards of launches in each bucket that is there; empty where all have one.
@@ -34,28 +34,27 @@ class Horizons:
         """
         self._num_looks += 1
         if self._num_looks % _ANEW == 0:
-            self._executables.worth.times.clear()
-        there = [b for b in ladder.buckets if b.decode_only and not b.adapted and b not in ladder.missing]
+            self._worth.times.clear()
         found = []
-        for bucket in there if ladder.goes_on else ():
-            for draw in (Draw.GREEDY, Draw.PLAIN):
-                is_meant = alone is not None and draw == alone[1] and bucket.num_rows >= alone[0]
-                found.append((bucket.num_rows, int(draw), self._best(bucket, draw, is_wanted=is_meant)))
+        for launch in sorted(each for each in ladder.launches if each.horizon > 1):
+            rows, draw = launch.forward.num_rows, int(launch.draw)
+            if launch.forward not in ladder.missing:
+                is_meant = alone is not None and draw == alone[1] and rows >= alone[0]
+                found.append((rows, draw, self._best(launch, is_wanted=is_meant)))
                 alone = None if is_meant else alone
         return tuple(found) if any(horizon > 1 for _, _, horizon in found) else ()
 
-    def _best(self, bucket: Bucket, draw: Draw, *, is_wanted: bool) -> int:
+    def _best(self, launch: LaunchBucket, *, is_wanted: bool) -> int:
         """Forwards of a launch, or the number whose time is not known yet."""
-        launch, known = LaunchBucket(forward=bucket, draw=draw, horizon=MAX_HORIZON), dict[int, float]()
-        is_there = launch in self._executables.launches
+        known = dict[int, float]()
         for horizon in HORIZONS:
             if horizon > 1 and known[1] * horizon > _MOST_S:
                 break
-            if horizon > 1 and not is_there:
+            if horizon > 1 and launch not in self._executables.launches:
                 if is_wanted:
-                    self._executables.worth.want(launch, Saving(seconds=HORIZON_S * LOOK_EVERY))
-                return 1
-            times = tuple(self._executables.worth.times.get((bucket, draw, horizon), ()))
+                    self._worth.want(launch, Saving(seconds=HORIZON_S * LOOK_EVERY))
+                break
+            times = tuple(self._worth.times.get((launch.forward, launch.draw, horizon), ()))
             if len(times) < _TRIED:
                 return horizon
             known[horizon] = statistics.median(times)

@@ -131,9 +131,6 @@ class Settled:
     def ladder(self, reach: Reach | None = None, limits: Limits | None = None) -> Ladder:
         """The buckets for requests of this reach, None for any reach. limits: in place of its own."""
         limits, config = limits or self.limits, self.config
-        has_launches = not (
-            config.invariant or config.return_sampling_mask or asks_the_model(config.speculative_config)
-        )
         ladder = make_ladder(
             max_num_seqs=limits.max_num_seqs,
             max_num_batched_tokens=limits.max_num_batched_tokens,
@@ -149,8 +146,10 @@ class Settled:
             num_places=0 if config.speculative_config is None else self.most_places,
             spreads=self.implementation == "xla" and not self.spec.state_layers,
             predicts=asks_the_model(config.speculative_config),
-            has_launches=has_launches,
-            goes_on=has_launches and not (config.return_routed_experts or config.speculative_config),
+            has_launches=not (
+                config.invariant or config.return_sampling_mask or asks_the_model(config.speculative_config)
+            ),
+            goes_on=not (config.return_routed_experts or config.speculative_config),
         )
 
     def buckets(self, reach: Reach | None) -> Buckets:
