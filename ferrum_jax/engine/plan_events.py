@@ -26,7 +26,7 @@ class PlanEvents:
         self._told = tokens, horizons
         self._scheduler.limit(tokens, horizons)
         if self._log is not None:
-            self._log.limit(PlanLimit(arrival=arrival, token_limit=tokens, horizons=horizons))
+            self._log.event(PlanLimit(arrival=arrival, token_limit=tokens, horizons=horizons))
 
     def take_costs(self, costs: Sequence[StepCosts], arrival: int) -> None:
         """Drafted tokens are computed as pays by these costs, from the next step on."""
@@ -34,7 +34,7 @@ class PlanEvents:
             return
         self._scheduler.drafting.costs = costs
         if self._log is not None:
-            self._log.costs(ToldCosts(arrival=arrival, costs=[(c.num_rows, c.bare, c.sizes) for c in costs]))
+            self._log.event(ToldCosts(arrival=arrival, costs=[(c.num_rows, c.bare, c.sizes) for c in costs]))
 
     def learn(self, token_ids: Sequence[int], num_prompt_tokens: int, cache_salt: str, arrival: int) -> None:
         """Tokens may be drafted from a text that ended elsewhere, from the next step on."""
@@ -43,6 +43,6 @@ class PlanEvents:
         self._scheduler.drafting.source.learn(token_ids, num_prompt_tokens, cache_salt.encode())
         if self._log is not None:
             learnt = list(token_ids)
-            self._log.text(
+            self._log.event(
                 LearntText(arrival=arrival, learnt=learnt, num_prompt_tokens=num_prompt_tokens, cache_salt=cache_salt)
             )

@@ -43,7 +43,7 @@ from ferrum_jax.runtime.inputs import (
 from ferrum_jax.runtime.media_encoders.clip_slots import ClipSlots
 from ferrum_jax.runtime.media_encoders.image_slots import ImageSlots
 from ferrum_jax.runtime.pools.pools import Pools
-from ferrum_jax.runtime.programs import LAUNCH_S, Executables, StepPart
+from ferrum_jax.runtime.programs import LAUNCH_S, Executables
 from ferrum_jax.runtime.sample import MASKS_AT_ONCE, SCORE_TILE, Head
 
 
@@ -291,11 +291,12 @@ class Runner:
         last, drafts = None, ()
         blob = self._spares.words(pack_forward(laid_out.shards, bucket))
         if launch is not None:
-            parts: tuple[StepPart, ...] = (launch,)
+            worth.ran(launch)
             rows, experts = self._launch(launch, blob)
         else:
             row_bucket = self._ladder.row_bucket_of(plan)
-            parts = (bucket, row_bucket)
+            worth.ran(bucket)
+            worth.ran(row_bucket)
             experts = self._forward(bucket, blob)
             before_sampling()
             rows, last = self._sample(row_bucket, self._spares.words(pack_sample(shards, row_bucket.num_rows)))
@@ -303,8 +304,6 @@ class Runner:
         self._copy([shard.copies_after for shard in shards])
         self.transfers.send((*experts, rows, *drafts))
         num_turns = self._count(plan, bucket)
-        for part in parts:
-            worth.ran(part)
         kind = bucket, shards[0].draw, num_turns
         calls = {
             "_done": functools.partial(worth.done, bucket.num_tokens, time.perf_counter(), kind, num_turns),

@@ -147,7 +147,8 @@ def make_sample(head: Head, num_rows: int, options: StepOptions) -> Callable[...
         blob: jax.Array,
     ) -> SampleResult:
         inputs = unpack_sample(blob, num_rows)
-        last = _last_states(hidden, prompts, inputs)
+        # [R, D]: of each row's last token, of this step or kept from an equal prompt
+        last = jnp.where(inputs.source_slots[:, None] > 0, prompts[inputs.source_slots], hidden[inputs.places])
         rows = _sample_rows(head.by_row(weights, slots), last, slots, masks, inputs, options)
         tokens = jnp.maximum(rows[:, 0], 0)  # the step in flight reads one after NOT_FINITE too
         slots = sampling.append_tokens(slots, inputs.slots, inputs.positions, tokens, inputs.samples > 0)
@@ -306,11 +307,6 @@ def trace_write_masks(pools: Pools, mesh: Mesh) -> jax.stages.Traced:
 
 def _pad_rows(a: jax.Array, count: int) -> jax.Array:
     return jnp.pad(a, ((0, count), *((0, 0),) * (a.ndim - 1)))
-
-
-def _last_states(hidden: jax.Array, prompts: jax.Array, inputs: SampleInputs) -> jax.Array:
-    """[R, D], from [T, D] and [Q, D]: the state of each row's last token, of this step or kept from an equal prompt."""
-    return jnp.where(inputs.source_slots[:, None] > 0, prompts[inputs.source_slots], hidden[inputs.places])
 
 
 def _keep_states(prompts: jax.Array, last: jax.Array, rows: jax.Array, inputs: SampleInputs) -> jax.Array:

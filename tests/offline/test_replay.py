@@ -65,8 +65,8 @@ def test_a_replay_plans_within_the_token_limits_that_were_logged(tmp_path):
     """An engine that was ready before all of its executables were: from its third step on it has the largest."""
     path, sizes, found = tmp_path / "requests.jsonl", dataclasses.replace(SIZES, max_num_batched_tokens=32), []
     writer = RequestLogWriter(str(path), sizes)
-    writer.limit(PlanLimit(arrival=0, token_limit=8))
-    writer.limit(PlanLimit(arrival=2, token_limit=None))
+    writer.event(PlanLimit(arrival=0, token_limit=8))
+    writer.event(PlanLimit(arrival=2, token_limit=None))
     writer.write(request([5] * 50))
     replay(read_request_log(path), 64, on_plan=lambda plan: found.append(plan.num_tokens))
     assert found[:4] == [8, 8, 32, 2]

@@ -87,15 +87,17 @@ class LearntText:
     cache_salt: str
 
 
+PlanEvent = PlanLimit | ToldCosts | LearntText
+_EVENTS: dict[str, type[PlanEvent]] = {"token_limit": PlanLimit, "costs": ToldCosts, "learnt": LearntText}  # by a field
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Segment:
     """The lines of one engine, in order of arrival."""
 
     sizes: EngineSizes
     requests: list[LoggedRequest]
-    limits: list[PlanLimit] = dataclasses.field(default_factory=list)
-    costs: list[ToldCosts] = dataclasses.field(default_factory=list)
-    texts: list[LearntText] = dataclasses.field(default_factory=list)
+    events: list[PlanEvent] = dataclasses.field(default_factory=list)
 
 
 class RequestLogWriter:
@@ -115,14 +117,8 @@ class RequestLogWriter:
             line[name] = [{**part, "digest": part["digest"].hex()} for part in line[name]]
         self._write(line)
 
-    def limit(self, limit: PlanLimit) -> None:
-        self._write(dataclasses.asdict(limit))
-
-    def costs(self, costs: ToldCosts) -> None:
-        self._write(dataclasses.asdict(costs))
-
-    def text(self, text: LearntText) -> None:
-        self._write(dataclasses.asdict(text))
+    def event(self, event: PlanEvent) -> None:
+        self._write(dataclasses.asdict(event))
 
     def _write(self, line: Mapping[str, Any]) -> None:
         with open(self._path, "a", encoding="utf-8") as file:
@@ -175,14 +171,10 @@ def read_request_log(path: Path) -> list[Segment]:
                 raise ValueError(
                     f"{path} does not begin with the header of a request log; write one with --request-log"
                 )
-            elif isinstance(line, PlanLimit):
-                segments[-1].limits.append(line)
-            elif isinstance(line, ToldCosts):
-                segments[-1].costs.append(line)
-            elif isinstance(line, LearntText):
-                segments[-1].texts.append(line)
-            else:
+            elif isinstance(line, LoggedRequest):
                 segments[-1].requests.append(line)
+            else:
+                segments[-1].events.append(line)
     if not any(segment.requests for segment in segments):
         raise ValueError(f"{path} holds no request that ended; write a request log with --request-log")
     for segment in segments:
@@ -190,19 +182,15 @@ def read_request_log(path: Path) -> list[Segment]:
     return segments
 
 
-def _parse(text: str) -> EngineSizes | LoggedRequest | PlanLimit | ToldCosts | LearntText:
+def _parse(text: str) -> EngineSizes | LoggedRequest | PlanEvent:
     line = json.loads(text)
     if _HEADER in line:
         found = line.pop(_HEADER)
         if found not in _READS:
             raise ValueError(f"its format is {found}, this version reads {_READS[0]} to {FORMAT}")
         return EngineSizes(**line)
-    if "token_limit" in line:
-        return PlanLimit(**line)
-    if "costs" in line:
-        return ToldCosts(**line)
-    if "learnt" in line:
-        return LearntText(**line)
+    for event in (kind for field, kind in _EVENTS.items() if field in line):
+        return event(**line)
     media = tuple(MediaSpan(**_with_digest(span)) for span in line.pop("media"))
     if "images" not in line and any(span.kind == "image" for span in media):
         raise ValueError(

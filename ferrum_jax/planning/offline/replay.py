@@ -22,8 +22,8 @@ from ferrum_jax.core.kv_cache.keys import extend_keys, root_key
 from ferrum_jax.core.outputs import NOT_FINITE, NOT_FINITE_REASON
 from ferrum_jax.core.plan import Draw, ShardPlan, StepPlan
 from ferrum_jax.core.request import Request
-from ferrum_jax.core.scheduler.drafting import Drafting, StepCosts, drafting_of
-from ferrum_jax.core.scheduler.request_log import LoggedChoice, LoggedRequest, Segment
+from ferrum_jax.core.scheduler.drafting import StepCosts, drafting_of
+from ferrum_jax.core.scheduler.request_log import LoggedChoice, LoggedRequest, PlanEvent, PlanLimit, Segment, ToldCosts
 from ferrum_jax.core.scheduler.scheduler import Scheduler, StepsInFlight
 
 _COUNTERS = ("lookups", "hit_tokens", "missed_tokens", "resumed_tokens", "evictions", "refusals", "preemptions")
@@ -108,7 +108,7 @@ class _Replay:
         self.num_steps = 0
         self.num_too_large = 0
         self._arriving = deque(segment.requests)
-        self._limits, self._costs, self._texts = deque(segment.limits), deque(segment.costs), deque(segment.texts)
+        self._events = deque(segment.events)
         self._ids = iter(range(1, 1 << 62))
         self._choices: dict[int, _ReplayedChoice] = {}  # by id of unfinished requests
         self._by_slot: dict[tuple[int, int], _ReplayedChoice] = {}  # by shard and slot
@@ -125,22 +125,22 @@ class _Replay:
                 now = max(now, self._arriving[0].arrival)
             while self._arriving and self._arriving[0].arrival <= now:
                 self._add(self._arriving.popleft())
-            while self._limits and self._limits[0].arrival <= now:
-                limit = self._limits.popleft()
-                self.scheduler.limit(limit.token_limit, limit.horizons)
-            if self._drafting is not None:
-                self._tell(self._drafting, now)
+            while self._events and self._events[0].arrival <= now:
+                self._follow(self._events.popleft())
             self._step()
             on_step(self.scheduler)
             now += 1
 
-    def _tell(self, drafting: Drafting, now: int) -> None:
-        """Tells the drafting the costs and texts that the engine knew before this step."""
-        while self._costs and self._costs[0].arrival <= now:
-            drafting.costs = [StepCosts.of(*of_rows) for of_rows in self._costs.popleft().costs]
-        while self._texts and self._texts[0].arrival <= now:
-            text = self._texts.popleft()
-            drafting.source.learn(text.learnt, text.num_prompt_tokens, text.cache_salt.encode())
+    def _follow(self, event: PlanEvent) -> None:
+        """Has plans follow what the engine's followed."""
+        if isinstance(event, PlanLimit):
+            self.scheduler.limit(event.token_limit, event.horizons)
+            return
+        assert self._drafting is not None, "a log tells of drafts where they are asked for"
+        if isinstance(event, ToldCosts):
+            self._drafting.costs = [StepCosts.of(*of_rows) for of_rows in event.costs]
+        else:
+            self._drafting.source.learn(event.learnt, event.num_prompt_tokens, event.cache_salt.encode())
 
     def _add(self, logged: LoggedRequest) -> None:
         requests = [self._request(logged, index) for index in range(len(logged.choices))]
