@@ -79,6 +79,8 @@ def test_a_launch_adds_no_branch_and_one_loop_if_it_goes_on_and_writes_in_place(
     for launch, executable in loaded.executables.launches.items():
         text, forward = (part.as_text() for part in (executable, loaded.executables.forwards[launch.forward]))
         assert controls(text) == controls(forward) + (launch.horizon > 1), str(launch)
+        pool = ",".join(map(str, loaded.layout.pools.flat_caches()[0].shape))
+        assert f"[{pool}]" in text and not re.findall(rf"\[{pool}\]\S* copy\(", text), str(launch)
         header = text.split("\n", 1)[0]
         num_results = len(loaded.layout.pools.flat_caches()) + 3  # slots, hidden and rows
         assert header.count("may-alias") + header.count("must-alias") == num_results, str(launch)

@@ -15,7 +15,6 @@ from collections.abc import Collection, Hashable
 from typing import Any, NamedTuple, TypeVar
 
 Key = TypeVar("Key", bound=Hashable)
-_KEPT = 15
 
 
 class Saving(NamedTuple):
@@ -62,7 +61,7 @@ class Worth:
         seconds, count = self._seconds.get(num_tokens, (0.0, 0))
         self._seconds[num_tokens] = seconds + took_s, count + 1
         if kind == self._last:  # else its time has some of another's
-            self.times.setdefault(kind, deque(maxlen=_KEPT)).append(took_s)
+            self.times.setdefault(kind, deque(maxlen=15)).append(took_s)
         self._last = kind
 
     def want(self, part: Hashable, saving: Saving) -> None:
