@@ -392,7 +392,9 @@ class Engine:
             self.plans.append(plan)
             if plan.shards[0].horizon > 1:
                 assert not self.scheduler.num_waiting, "a row goes on while others wait"
-                assert not any(row.needs_host or row.adapter for row in self.scheduler.running())
+                planned = {(index, slot) for index, shard in enumerate(plan.shards) for slot in shard.slots.tolist()}
+                rows = [row for row in self.scheduler.running() if (row.shard, row.slot) in planned]
+                assert not any(row.needs_host or row.adapter for row in rows)
             step = plan, self._run(plan)
         self.scheduler.check_invariants()
         self._check_unchanged(published)
