@@ -31,7 +31,7 @@ from ferrum_jax.models.sharding import formats, make_mesh, on_mesh, partition, p
 from ferrum_jax.models.spec import ModelSpec
 from ferrum_jax.runtime import sampling
 from ferrum_jax.runtime.buckets import Bucket
-from ferrum_jax.runtime.inputs import forward_words, pack_forward, pack_sample, sample_words
+from ferrum_jax.runtime.inputs import forward_words, pack_forward, pack_sample, sample_words, unpack_forward
 from ferrum_jax.runtime.layout import Layout, lay_out
 from ferrum_jax.runtime.sample import make_sample
 from ferrum_jax.runtime.step import make_forward
@@ -210,9 +210,10 @@ def _make_step(layout: Layout, bucket: Bucket) -> Callable[..., Any]:
     forward = make_forward(layout.graph, tuple(layout.targets), bucket, layout.pools, layout.options)
     sample, head = make_sample(layout.head, bucket.num_rows, layout.options), layout.head
     words, num_words = _forward_words(layout, bucket), layout.pools.masks.shape[1]
+    num_groups = len(layout.options.spec.kv_groups)
 
     def step(weights: Any, kv: Any, slots: Any, prompts: Any, hidden: Any, blob: Any) -> Any:
-        kv, hidden = forward(weights, kv, slots, hidden, blob[:words])
+        kv, hidden = forward(weights, kv, slots, hidden, unpack_forward(blob[:words], bucket, num_groups))
         masks = jnp.full((1, num_words), sampling.ALL, jnp.int32)  # no row has one of its own
         slots, prompts, rows, _ = sample(head.pick(weights), slots, prompts, masks, hidden, blob[words:])
         return kv, slots, prompts, hidden, rows

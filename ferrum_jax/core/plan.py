@@ -3,7 +3,8 @@
 A plan holds one `ShardPlan` for each data shard, along "dp" of the mesh. Ids are local to
 their shard and id 0 of every pool is null. Rows have the order of their tokens in the step: row r
 computes `counts[r]` tokens at positions `starts[r] ...`; decodes come first. A *place* is where a token is sampled: one
-of each row, whether it samples or not, and one more behind each drafted token.
+of each row, whether it samples or not, and one more behind each drafted token. A step with a *horizon* has several
+forwards, of rows that decode alone: each draws the token that the next one computes, and a row has a place for each.
 """
 
 from __future__ import annotations
@@ -12,6 +13,9 @@ import dataclasses
 import enum
 
 import numpy as np
+
+MAX_HORIZON = 8  # forwards of one launch
+HORIZONS = (1, 4, MAX_HORIZON)  # forwards among which a scheduler chooses
 
 
 class Draw(enum.IntEnum):
@@ -76,6 +80,7 @@ class ShardPlan:
     masked: np.ndarray  # [rows] bool, where a mask says which tokens the row may draw
     draw: Draw = Draw.FULL  # the least that serves all rows; FULL with drafts, and where prompt slots are read or kept
     drafts: tuple[int, ...] = ()  # of each row the tokens at its last samples - 1 positions
+    horizon: int = 1  # places of a row; MAX_HORIZON where it computes one token in each of `counts` forwards
     images: ImageTokensPlan = NO_IMAGE_TOKENS
     spills: tuple[Copy, ...] = ()  # from device blocks to host blocks, before all else
     loads: tuple[Copy, ...] = ()  # from host blocks to device blocks, after the spills
@@ -92,18 +97,18 @@ class ShardPlan:
 
     @property
     def num_drafts(self) -> np.ndarray:
-        """[rows] int32: drafted tokens among those that the row computes."""
+        """[rows] int32: drafted tokens, or those of a horizon behind the first, among those that the row computes."""
         return np.maximum(self.samples - 1, 0)
 
     @property
     def num_places(self) -> int:
-        return self.num_rows + len(self.drafts)
+        return self.num_rows * self.horizon + len(self.drafts)
 
     @property
     def first_places(self) -> np.ndarray:
         """[rows] int32: the place of each row, the first where it has several."""
         if not self.drafts:
-            return np.arange(self.num_rows, dtype=np.int32)
+            return np.arange(0, self.num_rows * self.horizon, self.horizon, dtype=np.int32)
         drafts = self.num_drafts
         return np.arange(self.num_rows, dtype=np.int32) + (np.cumsum(drafts, dtype=np.int32) - drafts)
 

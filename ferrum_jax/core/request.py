@@ -34,6 +34,7 @@ class Request:
     takes_drafts: bool = True  # tokens that are expected of it may be computed along
     is_constrained: bool = False  # its next token is drawn under a mask, which the tokens before it decide
     draw: Draw = Draw.FULL  # the least that serves it
+    needs_host: bool = False  # each of its tokens is looked at before the next is drawn, as for stop strings
     adapter_id: int = 0  # slot of its adapter, held from before it is queued to its end
     adapter: str = ""  # the digest of its adapter; requests share blocks only where adapter and cache_salt are equal
     cache_salt: bytes = b""

@@ -31,6 +31,7 @@ from ferrum_jax.engine.plan_events import PlanEvents
 from ferrum_jax.engine.scoring import Observed, start_scoring
 from ferrum_jax.engine.submission import Choice, InputProcessor, Submission
 from ferrum_jax.runtime.dispatched import InFlight
+from ferrum_jax.runtime.horizons import LOOK_EVERY
 from ferrum_jax.runtime.runner import Runner
 from ferrum_jax.sampling_params import SamplingParams
 
@@ -77,7 +78,7 @@ class Engine:
         self.weights_version = 0
         self._num_calls = 0
         self._events = PlanEvents(scheduler, request_log)
-        self._events.limit_tokens(runner.ladder.most_tokens, 0)
+        self._events.limit(runner.ladder.most_tokens, (), 0)
         if scheduler.drafting is not None:
             choices = self._submissions.choices
             scheduler.drafting.allowed = lambda request, ids: constraints.allowed(choices[request.id], ids)
@@ -234,8 +235,10 @@ class Engine:
 
     def step(self) -> list[Delta]:
         """Dispatches the next step, commits the one before it. Gives choices that ended, and what streams moved."""
-        if self.runner.take_parts():
-            self._events.limit_tokens(self.runner.ladder.most_tokens, self._num_calls)
+        if self.runner.take_parts() or self._num_calls % LOOK_EVERY == 0:
+            ladder = self.runner.ladder
+            horizons = self.runner.horizons.look(ladder, self.scheduler.alone())
+            self._events.limit(ladder.most_tokens, horizons, self._num_calls)
         self._tell_costs()
         self._begun_s = time.perf_counter()
         self._num_calls += 1

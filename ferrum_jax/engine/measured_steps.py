@@ -101,9 +101,5 @@ def _differ(costs: Sequence[StepCosts], told: Sequence[StepCosts]) -> bool:
         (c.num_rows, [tokens for tokens, _ in c.sizes]) for c in told
     ]:
         return True
-    times = [
-        pair
-        for a, b in zip(costs, told, strict=True)
-        for pair in [(a.bare, b.bare), *((x, y) for (_, x), (_, y) in zip(a.sizes, b.sizes, strict=True))]
-    ]
-    return any(abs(a - b) > _NEWS * b for a, b in times)
+    times, before = ([s for c in of_rows for s in (c.bare, *(s for _, s in c.sizes))] for of_rows in (costs, told))
+    return any(abs(a - b) > _NEWS * b for a, b in zip(times, before, strict=True))

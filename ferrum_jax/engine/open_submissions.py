@@ -189,6 +189,8 @@ def logged(submission: Submission) -> LoggedRequest:
         takes_hits=requests[-1].takes_hits,
         most_hit_tokens=first.most_hit_tokens,
         takes_drafts=sampling.speculative,
+        draw=requests[-1].draw,
+        needs_host=first.needs_host,
         stop_ids=tuple(sorted(first.stop_ids)),
         adapter=first.adapter,
         cache_salt=first.cache_salt.decode(),

@@ -178,6 +178,11 @@ class InputProcessor:
         # every choice but the first may hit: the prompt's logprobs come from the first one
         scores = submission.scores if choice == 0 else None
         hits_before = scores is not None and (scores.first > 1 or options.scores is not None)
+        stops = (
+            text_stream(self.tokenizer, sampling, submission.prompt_token_ids)
+            if sampling.stop and self.tokenizer
+            else None
+        )
         request = Request(
             id=next(self._ids),
             token_ids=token_ids[:],
@@ -187,6 +192,7 @@ class InputProcessor:
             takes_drafts=sampling.speculative,
             is_constrained=sampling.needs_mask,
             draw=Draw.FULL if options.embeds or scores is not None else device_sampling.draw_of(sampling),
+            needs_host=stops is not None,
             stop_ids=self._stop_ids(sampling),
             end_ids=self._ends(sampling),
             priority=options.priority,
@@ -203,9 +209,7 @@ class InputProcessor:
             request=request,
             submission=submission,
             seed=seed,
-            stops=text_stream(self.tokenizer, sampling, submission.prompt_token_ids)
-            if sampling.stop and self.tokenizer
-            else None,
+            stops=stops,
             logprobs=None if sampling.logprobs is None else [],
             experts=RoutedExperts(self._num_routed_layers) if routed else None,
             masks=[] if self._keeps_masks and draws else None,

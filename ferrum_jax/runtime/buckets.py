@@ -13,10 +13,11 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import math
 from collections.abc import Iterable, Sequence
 
-from ferrum_jax.core.plan import Draw, StepPlan
+from ferrum_jax.core.plan import MAX_HORIZON, Draw, StepPlan
 from ferrum_jax.inputs.sizes.engine_sizes import Reach
 from ferrum_jax.inputs.sizes.invariance import MIN_ROWS
 from ferrum_jax.io.ints import ceil_div, round_up
@@ -70,13 +71,17 @@ class RowBucket:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, order=True)
 class LaunchBucket:
-    """One compiled shape of a whole decode step: a bucket's forward, and what samples rows that ask for this."""
+    """One compiled shape of a whole decode step: a bucket's forward, and what samples rows that ask for this.
+
+    horizon: how often both may run, at most; what says how often is data.
+    """
 
     forward: Bucket
     draw: Draw
+    horizon: int = 1
 
     def __str__(self) -> str:
-        return f"launch {self.forward} {self.draw.name.lower()}"
+        return f"launch {self.forward} {self.draw.name.lower()}{f' x{self.horizon}' if self.horizon > 1 else ''}"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, order=True)
@@ -99,7 +104,8 @@ class Ladder:
 
     num_places: of the largest step with drafts; 0 where there are none, and each row has one place. spreads: rows with
     drafts may be computed as rows of one token each, so that decode buckets hold them. predicts: each forward has a
-    layer behind it that predicts one token more. has_launches: decode steps may be one executable.
+    layer behind it that predicts one token more. has_launches: decode steps may be one executable. goes_on: and several
+    steps too.
     """
 
     buckets: tuple[Bucket, ...]
@@ -108,6 +114,7 @@ class Ladder:
     spreads: bool = False
     predicts: bool = False
     has_launches: bool = False
+    goes_on: bool = False
 
     @property
     def largest(self) -> tuple[Bucket, ...]:
@@ -177,9 +184,12 @@ class Ladder:
     def bucket_of(self, plan: StepPlan) -> Bucket:
         """The bucket of a step: it holds the rows of each shard."""
         shards = plan.shards
+        num_rows = max(shard.num_rows for shard in shards)
+        if plan.shards[0].horizon > 1:  # of no adapter and no image
+            return self.find(num_tokens=num_rows, num_rows=num_rows, longest=1)
         return self.find(
             num_tokens=max(shard.num_tokens for shard in shards),
-            num_rows=max(shard.num_rows for shard in shards),
+            num_rows=num_rows,
             longest=max(int(shard.counts.max(initial=0)) for shard in shards),
             adapted=plan.is_adapted,
             imaged=plan.has_images,
@@ -207,14 +217,15 @@ class Ladder:
 
     def launch_of(self, plan: StepPlan, bucket: Bucket) -> LaunchBucket | None:
         """The launch of a step with this bucket, or None where it takes two executables."""
-        launch = LaunchBucket(forward=bucket, draw=plan.draw)
+        launch = LaunchBucket(forward=bucket, draw=plan.draw, horizon=plan.shards[0].horizon)
         return launch if launch in self.launches else None
 
     @functools.cached_property
     def launches(self) -> frozenset[LaunchBucket]:
         """The executables without which every step can run too, as two."""
         buckets = [b for b in self.buckets if b.decode_only and not b.adapted] if self.has_launches else []
-        return frozenset(LaunchBucket(forward=b, draw=draw) for b in buckets for draw in (Draw.GREEDY, Draw.PLAIN))
+        kinds = itertools.product(buckets, (Draw.GREEDY, Draw.PLAIN), (1, MAX_HORIZON) if self.goes_on else (1,))
+        return frozenset(LaunchBucket(forward=b, draw=draw, horizon=horizon) for b, draw, horizon in kinds)
 
     @property
     def most_tokens(self) -> int | None:

@@ -50,12 +50,6 @@ class InFlight:
         return rows
 
     @property
-    def is_done(self) -> bool:
-        """Whether the device has finished it."""
-        rows: Any = self._rows
-        return rows.is_ready()
-
-    @property
     def gives_experts(self) -> bool:
         """Whether it has the experts of its tokens."""
         return bool(self._experts)

@@ -74,6 +74,7 @@ def make_draft(layer: DraftLayer, bucket: DraftBucket, pools: Pools) -> Callable
     """The layer in a bucket; kv is to be donated."""
     options, index = layer.options, layer.layer
     spec, tree = options.spec, jax.tree.structure(pools.kv[index])
+    tile = _PLACES_ON_CPU if options.target.platform == "cpu" else _PLACES_ON_ACCELERATORS
     head = dataclasses.replace(layer.head, adapters=None)
     shapes: dict[str, Any] = dict(head.weights)  # what is read is replaced
 
@@ -103,14 +104,10 @@ def make_draft(layer: DraftLayer, bucket: DraftBucket, pools: Pools) -> Callable
         states = hidden[: forward.num_tokens]
         drafted = model.draft(following, states, rope_positions(inputs, tokens, options), context)  # [T, D]
         by_row = head.by_row(tuple(named[name] for name in head.names), slots)
-        found = _likeliest(by_row, drafted[places[1:]], places[0], _places_at_once(options))
+        found = _likeliest(by_row, drafted[places[1:]], places[0], tile)
         return tuple(jax.tree.leaves(calls.pools[index])), found
 
     return draft
-
-
-def _places_at_once(options: StepOptions) -> int:
-    return _PLACES_ON_CPU if options.target.platform == "cpu" else _PLACES_ON_ACCELERATORS
 
 
 def _likeliest(by_row: sampling.ByRow, states: jax.Array, count: jax.Array, tile: int) -> jax.Array:

@@ -47,7 +47,7 @@ def results_of(
     if isinstance(part, RowBucket):
         return rows(part.num_rows, words), rows(part.num_rows, pools.hidden.shape[1], pools.hidden.dtype)
     bucket = part if isinstance(part, Bucket) else part.forward
-    drawn = () if isinstance(part, Bucket) else (rows(bucket.num_rows, words),)
+    drawn = () if isinstance(part, Bucket) else (rows(bucket.num_rows * part.horizon, words),)
     if not options.gives_experts:
         return drawn
     experts, layers = options.spec.experts, len(options.spec.routed_layers)

@@ -53,6 +53,7 @@ DECODES_AT_ONCE = 20_000_000  # weights of layers from which on 112 tokens of pa
 MIN_PIECE_BYTES = 192 << 20  # whose reading takes 8 ms; between two pieces cores stand still for 0.1 ms
 TOKENS_AS_BYTES = 4  # of a step: with so many a layer takes as long for its arithmetic as for its bytes
 LAUNCH_S = 1e-4  # that a step saves which is one launch, without branches where it samples
+HORIZON_S = 2e-4  # that a forward saves which the device begins by itself
 OF_SCORES = ("score", "score_all")
 OTHERS = (*OF_SCORES, "write_slot", "write_masks", "write_drafts", "copy_blocks", "fresh_pools")
 OF_ADAPTERS = ("write_adapter", "fresh_adapters")  # of an engine that has slots for them

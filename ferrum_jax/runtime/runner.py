@@ -27,6 +27,7 @@ from ferrum_jax.runtime.compile.deferred import DeferredExecutable
 from ferrum_jax.runtime.compile.worth import Saving
 from ferrum_jax.runtime.dispatched import InFlight, Scores, Spares
 from ferrum_jax.runtime.draft import DraftLayer
+from ferrum_jax.runtime.horizons import Horizons
 from ferrum_jax.runtime.host_transfers import HostTransfers
 from ferrum_jax.runtime.inputs import (
     forward_words,
@@ -87,7 +88,7 @@ class Runner:
         has_pool = isinstance(images, ImageSlots)
         self._images: tuple[jax.Array, ...] = (executables["fresh_images"](),) if has_pool else ()
         self.num_encoder_calls = 0
-        self._executables = executables
+        self._executables, self.horizons = executables, Horizons(executables)
         self._head_share = sum(x.size for x in self._head) / max(sum(x.size for x in self._weights), 1)
         self._ladder, self._full_ladder = ladder, ladder
         self._num_parts = 0
@@ -271,9 +272,8 @@ class Runner:
 
         before_sampling: called when the forward has been started, which needs no masks, and before what samples is.
         """
-        shards, (laid_out, bucket) = plan.shards, self._ladder.laid_out(plan)
-        row_bucket = self._ladder.row_bucket_of(plan)
-        if self._ladder.missing:
+        shards, horizon, (laid_out, bucket) = plan.shards, plan.shards[0].horizon, self._ladder.laid_out(plan)
+        if self._ladder.missing and horizon == 1:
             self._executables.want(plan, self._full_ladder, self._ladder, self._head_share)
         for index, shard in enumerate(shards):
             if shard.spills or shard.loads:
@@ -285,32 +285,47 @@ class Runner:
             self._slots = self._call(self._executables["write_drafts"], self._slots, written)
         launch, worth = self._full_ladder.launch_of(plan, bucket), self._executables.worth
         if launch is not None and launch not in self._executables.launches:
+            assert horizon == 1, f"{launch} is not there, and a plan needs it"
             worth.want(launch, Saving(seconds=LAUNCH_S))
             launch = None
         last, drafts = None, ()
         blob = self._spares.words(pack_forward(laid_out.shards, bucket))
         if launch is not None:
+            worth.ran(launch)
             rows, experts = self._launch(launch, blob)
         else:
+            row_bucket = self._ladder.row_bucket_of(plan)
+            worth.ran(bucket)
+            worth.ran(row_bucket)
             experts = self._forward(bucket, blob)
             before_sampling()
             rows, last = self._sample(row_bucket, self._spares.words(pack_sample(shards, row_bucket.num_rows)))
             drafts = self._draft_behind(bucket, blob, shards)
         self._copy([shard.copies_after for shard in shards])
         self.transfers.send((*experts, rows, *drafts))
-        self.num_steps += 1
-        self.num_tokens += plan.num_tokens
-        self.num_padded_tokens += bucket.num_tokens * len(shards)
-        num_ones = sum(int((shard.counts == 1).sum()) for shard in shards)  # decodes, and a prompt's lone last token
-        self.recent_steps.append((num_ones, plan.num_tokens - num_ones, bucket.num_tokens * len(shards)))
-        for part in (bucket, row_bucket) if launch is None else (launch,):
-            worth.ran(part)
+        num_turns = self._count(plan, bucket)
+        kind = bucket, shards[0].draw, num_turns
         calls = {
-            "_done": functools.partial(worth.done, bucket.num_tokens, time.perf_counter()),
+            "_done": functools.partial(worth.done, bucket.num_tokens, time.perf_counter(), kind, num_turns),
             "_give": self._spares.returning(),
         }
         results: dict[str, Any] = {"_rows": rows, "_last": last, "_experts": experts, "_drafts": drafts}
         return InFlight(plan=plan, bucket=bucket, _transfers=self.transfers, **results, **calls)
+
+    def _count(self, plan: StepPlan, bucket: Bucket) -> int:
+        """Counts the forwards of a plan, each as a step of its own, and gives how many they are."""
+        counts = np.concatenate([shard.counts for shard in plan.shards])
+        num_slots, num_tokens = bucket.num_tokens * len(plan.shards), int(np.add.reduce(counts))
+        if plan.shards[0].horizon == 1:
+            num_ones = int(np.add.reduce(counts == 1))  # decodes, and a prompt's lone last token
+            forwards = [(num_ones, num_tokens - num_ones, num_slots)]
+        else:
+            forwards = [(int(np.add.reduce(counts > turn)), 0, num_slots) for turn in range(max(counts.tolist()))]
+        self.recent_steps.extend(forwards)
+        self.num_steps += len(forwards)
+        self.num_tokens += num_tokens
+        self.num_padded_tokens += num_slots * len(forwards)
+        return len(forwards)
 
     def begin_scores(self, *, every: bool) -> DeferredExecutable | None:
         """The compile that `score`, or `score_all`, waits for or failed with; None once it is there."""

@@ -6,7 +6,8 @@ words as `sampling.unpack` reads them and, with `options.gives_masks`, then mask
 is the final hidden state of each row's last token; it stays on the device unless an embedding is asked for.
 `launch`, one for each `LaunchBucket`, is a forward and what samples its rows: (weights, kv, slots, hidden, packed input
 of the forward) to (kv, slots, hidden, rows, and the forward's results). No row is embedded or has to do with cached
-prompts, and none asks for more than the bucket's draw; a step with such rows takes the halves.
+prompts, and none asks for more than the bucket's draw; a step with such rows takes the halves. With a horizon each row
+takes as many turns as its count says, until it ends; `rows` has its draws side by side.
 `score`, one executable: (head, slots, hidden, packed input) to ([n, words],) of a tile of prompt tokens.
 `score_all`, another: the same with a word for each token of the vocabulary.
 head: the weights that logits are made of, and no others.
@@ -33,6 +34,7 @@ from ferrum_jax.runtime import sampling
 from ferrum_jax.runtime.buckets import LaunchBucket, RowBucket
 from ferrum_jax.runtime.handed_back import result, results_of, trace_part
 from ferrum_jax.runtime.inputs import (
+    ForwardInputs,
     SampleInputs,
     forward_words,
     sample_words,
@@ -145,7 +147,8 @@ def make_sample(head: Head, num_rows: int, options: StepOptions) -> Callable[...
         blob: jax.Array,
     ) -> SampleResult:
         inputs = unpack_sample(blob, num_rows)
-        last = _last_states(hidden, prompts, inputs)
+        # [R, D]: of each row's last token, of this step or kept from an equal prompt
+        last = jnp.where(inputs.source_slots[:, None] > 0, prompts[inputs.source_slots], hidden[inputs.places])
         rows = _sample_rows(head.by_row(weights, slots), last, slots, masks, inputs, options)
         tokens = jnp.maximum(rows[:, 0], 0)  # the step in flight reads one after NOT_FINITE too
         slots = sampling.append_tokens(slots, inputs.slots, inputs.positions, tokens, inputs.samples > 0)
@@ -188,7 +191,7 @@ def trace_sample(head: Head, pools: Pools, bucket: RowBucket, options: StepOptio
     return trace_part(sample, arguments, results, pools=(1, 2), mesh=mesh, options=options)
 
 
-def make_launch(head: Head, bucket: LaunchBucket, pools: Pools) -> Callable[..., tuple[Any, ...]]:
+def make_launch(head: Head, bucket: LaunchBucket, pools: Pools, num_shards: int) -> Callable[..., tuple[Any, ...]]:
     """The step in a bucket; kv, slots and hidden are to be donated."""
     options = head.options
     forward = make_forward(head.graph, tuple(head.weights), bucket.forward, pools, options)
@@ -201,19 +204,47 @@ def make_launch(head: Head, bucket: LaunchBucket, pools: Pools) -> Callable[...,
         hidden: jax.Array,
         blob: jax.Array,
     ) -> tuple[Any, ...]:
+        def turn(kv: Any, slots: jax.Array, hidden: jax.Array, inputs: ForwardInputs) -> tuple[Any, ...]:
+            kv, hidden, *experts = forward(weights, kv, slots, hidden, inputs)
+            last = hidden[jnp.maximum(jnp.cumsum(inputs.counts) - 1, 0)]
+            positions, active = inputs.starts + inputs.counts, inputs.samples > 0
+
+            def draw(logits: jax.Array, *rows: jax.Array) -> jax.Array:
+                return sampling.drawn(logits, slots, *rows, draw=bucket.draw)
+
+            rows = head.by_row(head.pick(weights), slots)(last, draw, inputs.slots, positions, active)
+            slots = sampling.append_tokens(slots, inputs.slots, positions, jnp.maximum(rows[:, 0], 0), active)
+            return kv, slots, hidden, rows, *experts
+
         inputs = unpack_forward(blob, bucket.forward, len(options.spec.kv_groups))
-        kv, hidden, *experts = forward(weights, kv, slots, hidden, blob)
-        last = hidden[jnp.maximum(jnp.cumsum(inputs.counts) - 1, 0)]
-        positions, active = inputs.starts + inputs.counts, inputs.samples > 0
-
-        def draw(logits: jax.Array, *rows: jax.Array) -> jax.Array:
-            return sampling.drawn(logits, slots, *rows, draw=bucket.draw)
-
-        rows = head.by_row(head.pick(weights), slots)(last, draw, inputs.slots, positions, active)
-        slots = sampling.append_tokens(slots, inputs.slots, positions, jnp.maximum(rows[:, 0], 0), active)
-        return kv, slots, hidden, rows, *experts
+        if bucket.horizon == 1:
+            return turn(kv, slots, hidden, inputs)
+        return _in_turns(turn, (kv, slots, hidden), inputs, bucket.horizon, num_shards)
 
     return launch
+
+
+def _in_turns(
+    turn: Callable[..., tuple[Any, ...]], pools: tuple[Any, ...], inputs: ForwardInputs, horizon: int, num_shards: int
+) -> tuple[Any, ...]:
+    """The pools and draws of turns, which data shards take together; a row that has ended is one of padding."""
+
+    def goes_on(state: tuple[Any, ...]) -> jax.Array:
+        left = jnp.max(state[1])
+        return (left if num_shards == 1 else jax.lax.pmax(left, DATA)) > 0
+
+    def next_turn(state: tuple[Any, ...]) -> tuple[Any, ...]:
+        index, left, pools, drawn = state
+        active = jnp.minimum(left, 1)
+        own = dataclasses.replace(inputs, starts=inputs.starts + index, counts=active, samples=active)
+        *pools, rows = turn(*pools, own)
+        drawn = jax.lax.dynamic_update_slice(drawn, rows[:, None], (0, index, 0))
+        has_ended = (rows[:, 0] < 0) | sampling.are_stops(rows[:, 0], pools[1], inputs.slots)
+        return index + 1, jnp.where(has_ended, 0, left - active), tuple(pools), drawn
+
+    drawn = jnp.zeros((len(inputs.counts), horizon, sampling.RESULT_WORDS), jnp.int32)
+    _, _, pools, drawn = jax.lax.while_loop(goes_on, next_turn, (jnp.int32(0), inputs.counts, pools, drawn))
+    return *pools, drawn.reshape(-1, drawn.shape[2])
 
 
 def trace_launch(head: Head, pools: Pools, bucket: LaunchBucket, mesh: Mesh) -> jax.stages.Traced:
@@ -222,7 +253,7 @@ def trace_launch(head: Head, pools: Pools, bucket: LaunchBucket, mesh: Mesh) -> 
     words = on_mesh(mesh, (forward_words(bucket.forward, len(options.spec.kv_groups)),), jnp.int32, "words")
     arguments = (weights, pools.flat_caches(), pools.slots, pools.hidden, words)
     results = results_of(bucket, pools, options, mesh)
-    launch = make_launch(head, bucket, pools)
+    launch = make_launch(head, bucket, pools, mesh.shape[DATA])
     return trace_part(launch, arguments, results, pools=(1, 2, 3), mesh=mesh, options=options, decodes=True)
 
 
@@ -276,11 +307,6 @@ def trace_write_masks(pools: Pools, mesh: Mesh) -> jax.stages.Traced:
 
 def _pad_rows(a: jax.Array, count: int) -> jax.Array:
     return jnp.pad(a, ((0, count), *((0, 0),) * (a.ndim - 1)))
-
-
-def _last_states(hidden: jax.Array, prompts: jax.Array, inputs: SampleInputs) -> jax.Array:
-    """[R, D], from [T, D] and [Q, D]: the state of each row's last token, of this step or kept from an equal prompt."""
-    return jnp.where(inputs.source_slots[:, None] > 0, prompts[inputs.source_slots], hidden[inputs.places])
 
 
 def _keep_states(prompts: jax.Array, last: jax.Array, rows: jax.Array, inputs: SampleInputs) -> jax.Array:

@@ -149,6 +149,7 @@ class Settled:
             has_launches=not (
                 config.invariant or config.return_sampling_mask or asks_the_model(config.speculative_config)
             ),
+            goes_on=not (config.return_routed_experts or config.speculative_config),
         )
 
     def buckets(self, reach: Reach | None) -> Buckets:
@@ -184,7 +185,8 @@ def settle(spec: ModelSpec, config: EngineConfig, mesh: Mesh, room: Room | None 
         target=target,
         dtype=dtype,
         kv_dtype=dtype.name if config.kv_dtype == "auto" else config.kv_dtype,
-        implementation=config.implementation or _unnamed_implementation(spec, config.kv_dtype, target),
+        implementation=config.implementation
+        or ("xla" if lacks_kernels(spec, config.kv_dtype, target.platform) else default_implementation(target)),
         limits=limits,
         room=room,
         why_bounded="",
@@ -228,10 +230,6 @@ def lacks_kernels(spec: ModelSpec, kv_dtype: str, platform: str) -> bool:
         return own.head_dim > max(TPU_HEAD_DIMS)
 
     return any(lacks(own) for own in _kept(spec))
-
-
-def _unnamed_implementation(spec: ModelSpec, kv_dtype: str, target: Target) -> str:
-    return "xla" if lacks_kernels(spec, kv_dtype, target.platform) else default_implementation(target)
 
 
 def _kept(spec: ModelSpec) -> list[Kept]:

@@ -55,11 +55,11 @@ def make_forward(
     options: StepOptions,
     slots_of: AdapterSlots | None = None,
 ) -> Callable[..., ForwardResult]:
-    """The forward of a bucket; weights are in the order of `names`, kv and hidden are to be donated.
+    """The forward of a bucket, whose packed input is unpacked; kv and hidden are to be donated.
 
-    kv: the arrays of `pools.caches`, whose tree alone is read here. With `options.gives_experts` the result has one
-    more array, [T, layers with experts * X] of `expert_dtype`; padding has experts too. slots_of: of a bucket whose
-    rows may name adapters.
+    names: of the weights, in their order. kv: the arrays of `pools.caches`, whose tree alone is read here. With
+    `options.gives_experts` the result has one more array, [T, layers with experts * X] of `expert_dtype`; padding has
+    experts too. slots_of: of a bucket whose rows may name adapters.
     """
     tree = jax.tree.structure(pools.caches)
 
@@ -68,12 +68,11 @@ def make_forward(
         kv: tuple[jax.Array, ...],
         slots: jax.Array,
         hidden: jax.Array,
-        blob: jax.Array,
+        inputs: ForwardInputs,
         adapters: tuple[jax.Array, ...] = (),
         images: jax.Array | None = None,
     ) -> ForwardResult:
         model = bind(graph, dict(zip(names, weights, strict=True)))
-        inputs = unpack_forward(blob, bucket, len(options.spec.kv_groups))
         tokens = lay_out_tokens(inputs, bucket.num_tokens)
         token_ids = sampling.read_tokens(slots, tokens.slots, tokens.positions)
         of_layers, states = jax.tree.unflatten(tree, kv)
@@ -146,14 +145,16 @@ def trace_forward(
     input. The arrays of kv and hidden are donated.
     """
     kv = pools.flat_caches()
-    words = on_mesh(mesh, (forward_words(bucket, len(options.spec.kv_groups)),), jnp.int32, "words")
+    num_groups = len(options.spec.kv_groups)
+    words = on_mesh(mesh, (forward_words(bucket, num_groups),), jnp.int32, "words")
     forward = make_forward(graph, tuple(weights), bucket, pools, options, adapters)
     more: tuple[Any, ...] = () if adapters is None else (tuple(jax.tree.leaves(adapters.pools)),)
     more = (images,) if bucket.imaged else more
     name = "images" if bucket.imaged else "adapters"
 
     def with_more(weights: Any, kv: Any, slots: Any, hidden: Any, *rest: Any) -> ForwardResult:
-        return forward(weights, kv, slots, hidden, rest[-1], **dict(zip((name,), rest[:-1], strict=False)))
+        inputs = unpack_forward(rest[-1], bucket, num_groups)
+        return forward(weights, kv, slots, hidden, inputs, **dict(zip((name,), rest[:-1], strict=False)))
 
     arguments = (tuple(weights.values()), kv, pools.slots, pools.hidden, *more, words)
     results = results_of(bucket, pools, options, mesh)

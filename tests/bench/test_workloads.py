@@ -12,8 +12,8 @@ class FakeRunner:
         return plan
 
 
-def plan_of(num_rows: int, num_tokens: int) -> SimpleNamespace:
-    return SimpleNamespace(num_tokens=num_tokens, shards=[SimpleNamespace(num_rows=num_rows)])
+def plan_of(num_rows: int, num_tokens: int, horizon: int = 1) -> SimpleNamespace:
+    return SimpleNamespace(num_tokens=num_tokens, shards=[SimpleNamespace(num_rows=num_rows, horizon=horizon)])
 
 
 def watch(plans: list[SimpleNamespace]) -> list[float]:
@@ -30,6 +30,7 @@ def test_only_steps_of_decoding_rows_that_follow_their_like_are_timed() -> None:
     assert len(watch([plan_of(4, 4)] * 4)) == 3 and min(watch([plan_of(4, 4)] * 2)) >= 0.01
     assert len(watch([plan_of(1, 7), plan_of(1, 1), plan_of(1, 1), plan_of(2, 2)])) == 1
     assert watch([plan_of(1, 7), plan_of(1, 7)]) == []
+    assert 0.01 / 4 <= min(watch([plan_of(2, 8, horizon=8)] * 9)) < 0.01, "a forward's time, of four in a launch"
 
 
 def test_a_share_of_the_bandwidth_above_1_is_refused_as_a_measurement():

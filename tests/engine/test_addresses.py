@@ -10,6 +10,7 @@ from jax.sharding import Mesh, PartitionSpec
 
 from ferrum_jax import SamplingParams
 from ferrum_jax.engine.startup.build_engine import build_engine
+from ferrum_jax.runtime.horizons import Horizons
 from ferrum_jax.runtime.runner import Runner
 from ferrum_jax.runtime.transfers import NamedTransfers
 from tests.engine.test_launches import launching
@@ -46,21 +47,25 @@ def seen(monkeypatch):
     return found
 
 
-@pytest.mark.parametrize("launches", [False, True], ids=["halves", "launches"])
-def test_addresses_stay_for_a_hundred_steps_in_which_rows_come_and_go(family, seen, launches):
+@pytest.mark.parametrize("horizons", [(), (1,), (1, 8)], ids=["halves", "launches", "horizons"])
+def test_addresses_stay_for_a_hundred_steps_in_which_rows_come_and_go(family, seen, horizons, monkeypatch):
     llm = small_llm(family)
-    loaded = launching(llm) if launches else llm.loaded
+    loaded = launching(llm, horizons) if horizons else llm.loaded
+    goes_on, table = 8 in horizons, [(rows, draw, 8 if rows == 4 else 1) for rows in (1, 2, 4) for draw in (0, 1)]
+    monkeypatch.setattr(Horizons, "look", lambda *_: table if goes_on else ())
     engine = build_engine(loaded, dataclasses.replace(llm.config, max_cached_prompts=2), llm.tokenizer)
     rng = np.random.default_rng(7)
     known = {}
-    for number in range(220):
-        if number % 5 == 0:
+    warm = 219 if goes_on else 119
+    for number in range(warm + 101):
+        for _ in range(4 * (number % 20 == 0) if goes_on else number % 5 == 0):
             prompt = rng.integers(6, 90, int(rng.integers(1, 40))).tolist()
-            engine.add(prompt, KINDS[number % 3])
+            engine.add(prompt, KINDS[number % (2 if goes_on else 3)])
         step(engine)
-        if number == 119:
+        if number == warm:
             known = {place: frozenset(addresses) for place, addresses in seen.items()}
     assert {place: addresses for place, addresses in seen.items() if place in known} == known
+    assert any("horizon=8" in str(place) for place in known) == goes_on
     pools = [len(addresses) for place, addresses in known.items() if isinstance(place, int)]
     assert len(pools) > 3 and set(pools) == {1}, "pools stay where they are"
     assert max(map(len, known.values())) == 2, "the step in flight and the one before it"

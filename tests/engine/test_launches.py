@@ -23,10 +23,11 @@ FULL = SamplingParams(max_tokens=5, seed=5, top_k=7, logprobs=2)
 PROMPTS = [[7] * 20, [9], [3, 4, 5, 6] * 8, [7] * 20, [8, 9]]
 
 
-def launching(llm):
+def launching(llm, horizons=(1,)):
     """The loaded model with the launches of four rows; those of fewer are too much to compile here."""
     loaded, store = llm.loaded, ExecutableStore(str(COMPILED), llm.loaded.layout.mesh.devices.flatten().tolist())
-    launches = [each for each in loaded.layout.ladder.launches if each.forward.num_rows == 4]
+    four = [each for each in loaded.layout.ladder.launches if each.forward.num_rows == 4]
+    launches = [each for each in four if each.horizon in horizons]
     programs = programs_of(loaded.layout, launches)
     made = {launch: programs[launch].get(store) for launch in launches}
     return dataclasses.replace(loaded, executables=dataclasses.replace(loaded.executables, launches=Prepared(made)))
@@ -69,17 +70,19 @@ def test_launches_go_on_while_a_text_waits_for_its_vector(launched):
     np.testing.assert_array_equal(found[4].embedding, expected[4].embedding)
 
 
-def test_a_launch_adds_no_branch_and_no_loop_to_its_forward_and_writes_in_place():
-    loaded = launching(small_llm("qwen3"))
+def test_a_launch_adds_no_branch_and_one_loop_if_it_goes_on_and_writes_in_place():
+    loaded = launching(small_llm("qwen3"), horizons=(1, 8))
 
     def controls(text: str) -> int:
-        """Not counting scatters, of which XLA makes loops where a test's machine code is made by the shorter way."""
+        """Not counting scatters, which are loops where the machine code of tests is made by the shorter way."""
         found = re.findall(r" (?:while|conditional)\(.*", text)
         return sum('/scatter"' not in line for line in found)
 
     for launch, executable in loaded.executables.launches.items():
         text, forward = (part.as_text() for part in (executable, loaded.executables.forwards[launch.forward]))
-        assert controls(text) == controls(forward), str(launch)
+        assert controls(text) == controls(forward) + (launch.horizon > 1), str(launch)
+        pool = ",".join(map(str, loaded.layout.pools.flat_caches()[0].shape))
+        assert f"[{pool}]" in text and not re.findall(rf"\[{pool}\]\S* copy\(", text), str(launch)
         header = text.split("\n", 1)[0]
         num_results = len(loaded.layout.pools.flat_caches()) + 3  # slots, hidden and rows
         assert header.count("may-alias") + header.count("must-alias") == num_results, str(launch)

@@ -10,7 +10,7 @@ from ferrum_jax.inputs.params.structured_outputs import StructuredOutputsParams
 from tests.golden_table import TABLE, marked
 from tests.marks import few
 from tests.speculation.told import KINDS, check_same, drafted_engine, run_drafted
-from tests.support import INVARIANT, SMALL, answers, requests_of, run, small_llm, told
+from tests.support import INVARIANT, answers, requests_of, run, small_llm, told
 
 PROMPTS = [[3, 4, 5, 6] * 8, [7] * 20, [9], [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 1, 2, 3], [5, 6, 7] * 6]
 TEXTS = ["The sea is ", '{"name": "', "Once upon a time"]
@@ -127,12 +127,3 @@ def test_a_streamed_request_gives_all_tokens_of_a_step_at_once():
     counts = [len(delta.token_ids) for delta in deltas]
     assert sum(counts) == 40 and max(counts) == 9, "the drafts and the token behind them"
     assert [token for delta in deltas for token in delta.token_ids] == list(plain[0].token_ids)
-
-
-def test_an_engine_that_never_heard_of_costs_drafts_nothing():
-    llm = small_llm("qwen3", SMALL)
-    plain = run(llm, PROMPTS, GREEDY)
-    engine = drafted_engine(llm, plain, "right")
-    engine.scheduler.drafting.costs = ()
-    answers(engine, requests_of(PROMPTS, GREEDY))
-    assert engine.scheduler.drafting.counts.drafted_tokens == 0

@@ -11,9 +11,9 @@ from ferrum_jax.core.outputs import NOT_FINITE_REASON
 from ferrum_jax.core.scheduler.request_log import (
     LoggedChoice,
     LoggedRequest,
+    PlanLimit,
     RequestLogWriter,
     Segment,
-    TokenLimit,
     read_request_log,
 )
 from ferrum_jax.inputs.prompt import MediaSpan, PlacedImage
@@ -65,8 +65,8 @@ def test_a_replay_plans_within_the_token_limits_that_were_logged(tmp_path):
     """An engine that was ready before all of its executables were: from its third step on it has the largest."""
     path, sizes, found = tmp_path / "requests.jsonl", dataclasses.replace(SIZES, max_num_batched_tokens=32), []
     writer = RequestLogWriter(str(path), sizes)
-    writer.limit(TokenLimit(arrival=0, token_limit=8))
-    writer.limit(TokenLimit(arrival=2, token_limit=None))
+    writer.event(PlanLimit(arrival=0, token_limit=8))
+    writer.event(PlanLimit(arrival=2, token_limit=None))
     writer.write(request([5] * 50))
     replay(read_request_log(path), 64, on_plan=lambda plan: found.append(plan.num_tokens))
     assert found[:4] == [8, 8, 32, 2]
@@ -231,7 +231,7 @@ def test_nothing_is_appended_to_a_file_that_is_no_request_log(tmp_path, text):
     [
         ("", "holds no request that ended"),
         ("nonsense\n", "line 1 is not a line of a request log"),
-        ('{"ferrum_jax_request_log": 7}\n', "request log: its format is 7, this version reads 3 to 6"),
+        ('{"ferrum_jax_request_log": 8}\n', "request log: its format is 8, this version reads 3 to 7"),
         ('{"custom_id": "a", "prompt": "b"}\n', "line 1 is not a line of a request log"),
         ("[1]\n", "line 1 is not a line of a request log"),
     ],

@@ -15,7 +15,7 @@ import numpy as np
 from ferrum_jax.core.drafts.drafts import Draft, Drafts
 from ferrum_jax.core.kv_cache.cache_manager import CacheManager
 from ferrum_jax.core.outputs import NOT_FINITE
-from ferrum_jax.core.plan import Copy, ShardPlan, StepPlan
+from ferrum_jax.core.plan import Copy, Draw, ShardPlan, StepPlan
 from ferrum_jax.core.request import Request
 from ferrum_jax.core.scheduler.drafting import Drafting, StepCosts
 from ferrum_jax.core.scheduler.flex import StepSizes
@@ -26,6 +26,16 @@ from ferrum_jax.inputs.prompt import IMAGE_RUN, MediaSpan, PlacedImage
 from ferrum_jax.inputs.sizes.engine_sizes import EngineSizes
 
 VOCABULARY = 5
+_OF_ROWS = (
+    "slots",
+    "state_slots",
+    "source_slots",
+    "target_slots",
+    "adapter_ids",
+    "rope_shifts",
+    "clip_slots",
+    "masked",
+)
 
 
 def next_token(history: Sequence[int]) -> int:
@@ -78,6 +88,22 @@ class FakeDevice:
     def write_slot(self, slot: int, ids: Sequence[int]) -> None:
         """The tokens of a request that is about to run."""
         self.rows[slot, : len(ids)] = ids
+
+    def run_turns(self, shard: ShardPlan) -> np.ndarray:
+        """The tokens [places] that the step samples. A row goes on behind its end: nobody may take what it draws."""
+        if shard.horizon == 1:
+            return self.run(shard)
+        sampled = np.full((shard.num_rows, shard.horizon), -1, np.int32)
+        nothing = {"spills": (), "loads": (), "copies_before": ()}
+        for turn in range(turns := max(shard.counts.tolist(), default=0)):
+            active = np.flatnonzero(shard.counts > turn)
+            ones = np.ones(len(active), np.int32)
+            of_rows = {field: getattr(shard, field)[active] for field in _OF_ROWS}
+            of_rows |= {"starts": shard.starts[active] + turn, "counts": ones, "samples": ones, "horizon": 1}
+            own = dataclasses.replace(shard, **of_rows, block_tables=tuple(t[active] for t in shard.block_tables))
+            last = {} if turn == turns - 1 else {"copies_after": ()}
+            sampled[active, turn] = self.run(dataclasses.replace(own, **(nothing if turn else {}), **last))
+        return sampled.reshape(-1)
 
     def run(self, shard: ShardPlan) -> np.ndarray:
         """The tokens [places] that the step samples, -1 where it samples none."""
@@ -259,6 +285,7 @@ class Engine:
         num_shards: int = 1,
         drafts: str | Drafts | None = None,
         steps: StepSizes | None = None,
+        horizon: int = 1,
     ) -> None:
         """window_blocks: of the pools of groups with a window, where they are not `num_blocks` as well. drafts: where
         they come from, or the kind of `KnownDrafts`.
@@ -285,6 +312,7 @@ class Engine:
         source = KnownDrafts(drafts) if isinstance(drafts, str) else drafts
         drafting = source and drafting_of(source, num_tokens=budget, num_places=budget)
         self.scheduler = Scheduler(self.caches, drafting or None, steps)
+        self.scheduler.limit(None, [(max_num_seqs, Draw.GREEDY, horizon)])
         self.after_token: Callable[[Request], None] = lambda request: None  # called when one got a token and goes on
         self.devices = [
             FakeDevice(
@@ -315,6 +343,8 @@ class Engine:
         priority: int = 0,
         takes_hits: bool = True,
         salt: bytes = b"",
+        needs_host: bool = False,
+        adapter: str = "",
         num_choices: int = 1,
         media: Sequence[MediaSpan] = (),
         images: Sequence[PlacedImage] = (),
@@ -329,6 +359,9 @@ class Engine:
             priority=priority,
             takes_hits=takes_hits,
             cache_salt=salt,
+            draw=Draw.GREEDY,
+            needs_host=needs_host,
+            adapter=adapter,
             num_choices=num_choices,
             media=(*media, *(MediaSpan(kind=i.kind, digest=i.digest, start=i.start, length=i.length) for i in images)),
             images=tuple(images),
@@ -357,6 +390,11 @@ class Engine:
         step = None
         if plan is not None:
             self.plans.append(plan)
+            if plan.shards[0].horizon > 1:
+                assert not self.scheduler.num_waiting, "a row goes on while others wait"
+                planned = {(index, slot) for index, shard in enumerate(plan.shards) for slot in shard.slots.tolist()}
+                rows = [row for row in self.scheduler.running() if (row.shard, row.slot) in planned]
+                assert not any(row.needs_host or row.adapter for row in rows)
             step = plan, self._run(plan)
         self.scheduler.check_invariants()
         self._check_unchanged(published)
@@ -372,7 +410,9 @@ class Engine:
         running = {(request.shard, request.slot): request for request in self.scheduler.running()}
         for index, rows in enumerate(plan.shards):
             self._check_images(rows, [running[index, slot] for slot in rows.slots.tolist()])
-        sampled = np.concatenate([device.run(rows) for device, rows in zip(self.devices, plan.shards, strict=True)])
+        sampled = np.concatenate(
+            [device.run_turns(rows) for device, rows in zip(self.devices, plan.shards, strict=True)]
+        )
         if self._experts is not None:
             self._experts.observe(plan, [device.rows for device in self.devices])
         return sampled

@@ -54,7 +54,9 @@ class History:
             enabled=rng.random() < 0.9,
             num_shards=choice([1, 1, 2, 3]),
             drafts=drafts,
+            horizon=choice([1, 4, 8]),
         )
+        self._most_open = choice([1, 8])
         self._budget, self._takes_images = budget, num_image_runs > 0
         self._is_plain = windows == (None,) and self.engine.cache.states is None and drafts is None
         self._is_plain = self._is_plain and not num_image_runs  # for which a request may wait
@@ -106,7 +108,7 @@ class History:
         return found
 
     def add(self) -> bool:
-        if len(self.unfinished()) > 8:
+        if len(self.unfinished()) > self._most_open:
             return False
         prompt, num_choices = self.prompt(), self._choice([1, 1, 1, 2, 3])
         room = min(self._choice([1, 3, 12, 16]), self._max_total - len(prompt))
@@ -116,6 +118,8 @@ class History:
             "priority": self._choice([0, 0, 1, 2]),
             "takes_hits": self._rng.random() < 0.8,
             "salt": self._choice([b"", b"", b"", b"tenant"]),
+            "needs_host": self._rng.random() < 0.1,
+            "adapter": self._choice([""] * 9 + ["a"]),
             "media": (_IMAGE,) if self._rng.random() < 0.1 and len(prompt) > 5 and not self._takes_images else (),
             "images": self.images(len(prompt)) if self._takes_images else (),
         }
@@ -203,6 +207,11 @@ def _counted(rng: random.Random, num_operations: int, length: int, drafts: str |
         done += history.num_operations
         images, encoded = history.engine.scheduler.images.counts(), sum(len(p.encodes) for p in history.engine.plans)
         assert (images["images_encoded"], images["image_runs_live"]) == (encoded, 0)
+        seen["turns"] += sum(
+            max(map(int, plan.shards[0].counts), default=0)
+            for plan in history.engine.plans
+            if plan.shards[0].horizon > 1
+        )
         counted = history.engine.scheduler.metrics().snapshot() | images
         seen.update({k: v for k, v in counted.items() if isinstance(v, int)})
     return seen

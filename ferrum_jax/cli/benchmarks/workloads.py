@@ -63,8 +63,9 @@ def step_times(llm: LLM) -> Iterator[list[float]]:
         nonlocal last, dispatched_s
         step = dispatch(plan)
         before_s, dispatched_s = dispatched_s, time.perf_counter()
-        if last is not None and plan.num_tokens == sum(shard.num_rows for shard in plan.shards) == last.num_tokens:
-            seconds.append(dispatched_s - before_s)
+        turns = plan.num_tokens / max(sum(shard.num_rows for shard in plan.shards), 1)
+        if last is not None and plan.num_tokens == last.num_tokens and (turns == 1 or plan.shards[0].horizon > 1):
+            seconds.append((dispatched_s - before_s) / turns)
         last = plan
         return step
 

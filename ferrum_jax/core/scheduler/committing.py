@@ -2,7 +2,8 @@
 
 A row has one place, and with drafts one more behind each. The token drawn at its first place is the row's next one.
 That of the place behind a draft is one more if the draft came true: if it is the token that the row has there, drawn or
-forced by its grammar. So tokens are taken one at a time, and what each brings about is known before the next.
+forced by its grammar. So tokens are taken one at a time, and what each brings about is known before the next. In a step
+with a horizon the places behind the first are taken likewise, as long as their row goes on.
 
 A drafted token may be one for which the model computes NaN, and attention carries that to tokens before it in the same
 step, because 0 x NaN is NaN. So a place that is not finite ends its row only where no draft is behind it. Elsewhere the
@@ -54,7 +55,8 @@ def committed(planned: PlannedRows, token_ids: np.ndarray, first: int, books: Sh
     plan, requests, rows, cache = planned.plan, planned.requests, books.rows, books.cache
     current = rows.epochs[plan.slots] == planned.epochs
     done, places = plan.starts + plan.counts - plan.num_drafts, plan.first_places
-    spoilt = current & (plan.num_drafts > 0) & (token_ids[places] == NOT_FINITE)
+    has_drafts = len(plan.drafts) > 0
+    spoilt = current & (plan.num_drafts > 0) & (token_ids[places] == NOT_FINITE) & has_drafts
     for row in np.flatnonzero(spoilt).tolist():
         _give_up(planned, books, row)
     got = append_tokens(
@@ -64,19 +66,23 @@ def committed(planned: PlannedRows, token_ids: np.ndarray, first: int, books: Sh
     yield _unkeyed(cache, got)
     left = np.flatnonzero((plan.num_drafts > 0) & ~spoilt)
     for depth in itertools.count() if len(left) else ():
-        came_true = [_came_true(planned, token_ids, books, row, depth) for row in left.tolist()]
-        for row in left[np.logical_not(came_true)].tolist():
-            books.counts.count(len(plan.drafts_of(row)), depth)
+        if has_drafts:
+            came_true = [_came_true(planned, token_ids, books, row, depth) for row in left.tolist()]
+            for row in left[np.logical_not(came_true)].tolist():
+                books.counts.count(len(plan.drafts_of(row)), depth)
+        else:  # a row that was preempted goes on too
+            went_on = [requests[row].finish_reason is None for row in left.tolist()]
+            came_true = (went_on & (plan.num_drafts[left] > depth)).tolist()
         left = left[came_true]
         if not len(left):
             return
         going_on, slots = [requests[row] for row in left.tolist()], plan.slots[left]
-        for request in going_on:
+        for request in going_on if has_drafts else ():
             request.num_computed += 1
-        rows.computed[slots] += 1
+        rows.computed[slots] += has_drafts
         known, place, all_of_them = done[left] + depth + 1, places[left] + depth + 1, np.ones(len(left), bool)
         got = append_tokens(going_on, all_of_them, known, all_of_them, token_ids[place], books.awaited, place + first)
-        _publish(cache, going_on, slots, known)
+        _publish(cache, going_on, slots, known * current[left])
         yield _unkeyed(cache, got)
 
 

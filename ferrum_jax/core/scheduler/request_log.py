@@ -3,8 +3,8 @@
 A JSONL file. An engine appends one header line with its sizes, then one line for each submission that ended;
 so an engine that is started again begins a new segment, with empty caches. `arrival` counts the engine's
 steps, not seconds: the same segment gives the same plans again. While executables are still being compiled, the tokens
-that a step may have change; each change has a line. Where tokens are drafted, so have what steps take and each text
-that was learnt. Prompts stand in it in full, their images as digests and grids.
+that a step may have change, and so do horizons; each change has a line. Where tokens are drafted, so have what steps
+take and each text that was learnt. Prompts stand in it in full, their images as digests and grids.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ferrum_jax.core.plan import Draw
 from ferrum_jax.inputs.prompt import MediaSpan, PlacedImage
 from ferrum_jax.inputs.sizes.engine_sizes import EngineSizes
 
-FORMAT = 6
-_READS = range(3, FORMAT + 1)  # 3 has no token limits, 3 and 4 have no images, none of these has drafts
+FORMAT = 7
+_READS = range(3, FORMAT + 1)  # 3 has no limits, 3 and 4 have no images, 6 has drafts, 7 horizons
 _HEADER = "ferrum_jax_request_log"  # of a header line, its format
 _START = f'{{"{_HEADER}":'.encode()  # of a file
 _PIECE_BYTES = 1 << 16
@@ -50,6 +51,8 @@ class LoggedRequest:
     takes_hits: bool = True  # of its choices
     most_hit_tokens: int | None = None  # that its first choice may hit
     takes_drafts: bool = True
+    draw: int = Draw.FULL
+    needs_host: bool = False
     stop_ids: tuple[int, ...] = ()  # no draft goes beyond one of them
     adapter: str = ""  # its digest
     cache_salt: str = ""
@@ -58,11 +61,12 @@ class LoggedRequest:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TokenLimit:
-    """The most tokens of a step from some step on, None for what the sizes say. arrival: steps before it."""
+class PlanLimit:
+    """The most tokens of a step from some step on, None for what the sizes say, and horizons. arrival: steps before."""
 
     arrival: int
     token_limit: int | None
+    horizons: Sequence[Sequence[int]] = ()  # as `Scheduler.limit` takes them
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -83,15 +87,17 @@ class LearntText:
     cache_salt: str
 
 
+PlanEvent = PlanLimit | ToldCosts | LearntText
+_EVENTS: dict[str, type[PlanEvent]] = {"token_limit": PlanLimit, "costs": ToldCosts, "learnt": LearntText}  # by a field
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Segment:
     """The lines of one engine, in order of arrival."""
 
     sizes: EngineSizes
     requests: list[LoggedRequest]
-    limits: list[TokenLimit] = dataclasses.field(default_factory=list)
-    costs: list[ToldCosts] = dataclasses.field(default_factory=list)
-    texts: list[LearntText] = dataclasses.field(default_factory=list)
+    events: list[PlanEvent] = dataclasses.field(default_factory=list)
 
 
 class RequestLogWriter:
@@ -111,14 +117,8 @@ class RequestLogWriter:
             line[name] = [{**part, "digest": part["digest"].hex()} for part in line[name]]
         self._write(line)
 
-    def limit(self, limit: TokenLimit) -> None:
-        self._write(dataclasses.asdict(limit))
-
-    def costs(self, costs: ToldCosts) -> None:
-        self._write(dataclasses.asdict(costs))
-
-    def text(self, text: LearntText) -> None:
-        self._write(dataclasses.asdict(text))
+    def event(self, event: PlanEvent) -> None:
+        self._write(dataclasses.asdict(event))
 
     def _write(self, line: Mapping[str, Any]) -> None:
         with open(self._path, "a", encoding="utf-8") as file:
@@ -171,14 +171,10 @@ def read_request_log(path: Path) -> list[Segment]:
                 raise ValueError(
                     f"{path} does not begin with the header of a request log; write one with --request-log"
                 )
-            elif isinstance(line, TokenLimit):
-                segments[-1].limits.append(line)
-            elif isinstance(line, ToldCosts):
-                segments[-1].costs.append(line)
-            elif isinstance(line, LearntText):
-                segments[-1].texts.append(line)
-            else:
+            elif isinstance(line, LoggedRequest):
                 segments[-1].requests.append(line)
+            else:
+                segments[-1].events.append(line)
     if not any(segment.requests for segment in segments):
         raise ValueError(f"{path} holds no request that ended; write a request log with --request-log")
     for segment in segments:
@@ -186,19 +182,15 @@ def read_request_log(path: Path) -> list[Segment]:
     return segments
 
 
-def _parse(text: str) -> EngineSizes | LoggedRequest | TokenLimit | ToldCosts | LearntText:
+def _parse(text: str) -> EngineSizes | LoggedRequest | PlanEvent:
     line = json.loads(text)
     if _HEADER in line:
         found = line.pop(_HEADER)
         if found not in _READS:
             raise ValueError(f"its format is {found}, this version reads {_READS[0]} to {FORMAT}")
         return EngineSizes(**line)
-    if "token_limit" in line:
-        return TokenLimit(**line)
-    if "costs" in line:
-        return ToldCosts(**line)
-    if "learnt" in line:
-        return LearntText(**line)
+    for event in (kind for field, kind in _EVENTS.items() if field in line):
+        return event(**line)
     media = tuple(MediaSpan(**_with_digest(span)) for span in line.pop("media"))
     if "images" not in line and any(span.kind == "image" for span in media):
         raise ValueError(

@@ -2,8 +2,8 @@
 
 `build_shard` gives the rows chosen for a step as the arrays of its order, `append_tokens` takes what they drew.
 
-A decoding row computes one token a step, so a step of decodes is planned from these arrays without a
-loop over rows. A slot's epoch changes whenever a row leaves it, so a step in flight can tell whether a
+A decoding row computes one token a step, or one in each of several forwards, so a step of decodes is planned from these
+arrays without a loop over rows. A slot's epoch changes whenever a row leaves it, so a step in flight can tell whether a
 row of its plan is still the same admission.
 """
 
@@ -17,7 +17,7 @@ import numpy as np
 from ferrum_jax.core.kv_cache.cache_manager import CacheManager
 from ferrum_jax.core.kv_cache.id_pool import IdPool
 from ferrum_jax.core.outputs import NOT_FINITE, NOT_FINITE_REASON
-from ferrum_jax.core.plan import NO_IMAGE_TOKENS, Draw, ShardPlan
+from ferrum_jax.core.plan import MAX_HORIZON, NO_IMAGE_TOKENS, Draw, ShardPlan
 from ferrum_jax.core.request import FLEX, Request
 from ferrum_jax.core.scheduler.media_book import clip_slot, shifts_of, tokens_of_images
 from ferrum_jax.inputs.prompt import rope_shift
@@ -36,6 +36,7 @@ class RunningRows:
         self.epochs = np.zeros(max_num_seqs + 1, np.int64)
         self.masked = np.zeros(max_num_seqs + 1, bool)  # where its request is constrained
         self.draws = np.zeros(max_num_seqs + 1, np.int8)
+        self.draws_alone = np.zeros(max_num_seqs + 1, np.int8)  # FULL with an adapter, or where the host looks on
         self.adapter_ids = np.zeros(max_num_seqs + 1, np.int32)
         self.rope_shifts = np.zeros(max_num_seqs + 1, np.int32)  # of tokens behind all images of the prompt
         self.clip_slots = np.zeros(max_num_seqs + 1, np.int32)
@@ -60,6 +61,7 @@ class RunningRows:
         self.limits[slot] = request.max_total_tokens
         self.masked[slot] = request.is_constrained
         self.draws[slot] = request.draw
+        self.draws_alone[slot] = Draw.FULL if request.needs_host or request.adapter else request.draw
         self.adapter_ids[slot] = request.adapter_id
         self.rope_shifts[slot] = rope_shift(request.images, request.num_prompt_tokens)
         self.clip_slots[slot] = clip_slot(request)
@@ -138,7 +140,7 @@ class RunningRows:
             assert self.computed[slot] < len(self.at(slot).token_ids), f"slot {slot} prefills nothing"
         for _, _, slot in self._decoding:
             ahead = self.computed[slot] - len(self.at(slot).token_ids)
-            assert -1 <= ahead <= 1, f"slot {slot} decodes {ahead} tokens ahead of the host"
+            assert -1 <= ahead < 2 * MAX_HORIZON, f"slot {slot} decodes {ahead} tokens ahead of the host"
 
 
 def _num_before_flex(places: list[_Place]) -> int:
@@ -205,13 +207,16 @@ def build_shard(
     chunks: list[tuple[Request, int]],
     rows: RunningRows,
     drafts: Sequence[Sequence[int]],
+    turns: np.ndarray | None = None,
+    horizon: int = 1,
 ) -> ShardPlan:
     """The plan of decodes, at slots and positions [rows], and then of chunks, each of so many tokens.
 
-    drafts: of each row, behind its tokens. What the cache keeps of the rows and moves for them is ordered with it.
+    drafts: of each row, behind its tokens. turns: forwards of each decode [rows] in a step with a horizon; None is one.
+    What the cache keeps of the rows and moves for them is ordered with it.
     """
     num_decodes, of_chunks = len(slots), [request for request, _ in chunks]
-    counts = np.ones(num_decodes, np.int32)
+    counts = np.ones(num_decodes, np.int32) if turns is None else turns
     samples, shifts = counts, rows.rope_shifts[slots]
     drafted = np.array([len(row) for row in drafts], np.int32)
     images = NO_IMAGE_TOKENS
@@ -246,6 +251,7 @@ def build_shard(
         masked=rows.masked[slots],
         draw=Draw.FULL if needs_all else Draw(rows.draws[slots].max(initial=Draw.GREEDY)),
         drafts=tuple(token for row in drafts for token in row),
+        horizon=horizon,
         images=images,
         spills=transfers.spills,
         loads=transfers.loads,

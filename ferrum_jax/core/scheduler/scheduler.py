@@ -7,6 +7,8 @@ only. A decoding row's position is known all the same, so its next token is plan
 acquired; what that step computes for a row that then turns out to have ended is dropped at its commit.
 Rows are served by priority, then arrival; nothing here reads a clock, so equal calls give equal plans. Where drafted
 tokens pay (`drafting.py`) the host commits a step before it plans the next one: which of them came true is known then.
+Where rows only decode, nobody waits and no token is looked at before the next, a step may have a horizon: several
+forwards, each for the token before. A row's position behind them is known as well, unless it ends within.
 Every data shard plans its own rows (`shard.py`); the queue is one, and a request is given a shard when it is admitted.
 """
 
@@ -24,7 +26,7 @@ from ferrum_jax.core.kv_cache.cache_manager import CacheManager
 from ferrum_jax.core.kv_cache.pins import Pinnable
 from ferrum_jax.core.metrics import ReuseMetrics, total
 from ferrum_jax.core.outputs import NOT_FINITE_REASON
-from ferrum_jax.core.plan import StepPlan
+from ferrum_jax.core.plan import MAX_HORIZON, Draw, StepPlan
 from ferrum_jax.core.request import FLEX, Request
 from ferrum_jax.core.scheduler.committing import PlannedRows
 from ferrum_jax.core.scheduler.drafting import Drafting
@@ -50,6 +52,7 @@ class Scheduler:
         self._steps = steps or StepSizes()
         self._most_alone = self._steps.alone(caches[0].sizes.max_num_seqs)
         self.drafting = drafting
+        self._horizons: Sequence[Sequence[int]] = ()
         sizes = caches[0].sizes
         self.images = MediaBook(sizes.num_image_runs, sizes.max_image_patches)
         self.caches = tuple(caches)
@@ -177,8 +180,12 @@ class Scheduler:
             if rows:
                 shard.leave(rows)
 
-    def limit_tokens(self, num_tokens: int | None) -> None:
-        """Plan at most so many tokens of each shard from the next step on, None for as many as the sizes say."""
+    def limit(self, num_tokens: int | None, horizons: Sequence[Sequence[int]] = ()) -> None:
+        """Plan at most so many tokens of each shard from the next step on, None for as many as the sizes say.
+
+        horizons: rows, `Draw` and forwards of steps that may go on, by rows ascending.
+        """
+        self._horizons = horizons
         for shard in self._shards:
             shard.limit_tokens(num_tokens)
 
@@ -229,7 +236,8 @@ class Scheduler:
         if all(shard.is_idle for shard in self._shards) and not self.images.has_orders:
             return None
         self._num_steps += 1
-        planned = self._with_drafts()
+        goes_on = bool(self._horizons) and not is_shared and self._goes_on()
+        planned = [shard.finish({}, MAX_HORIZON) for shard in self._shards] if goes_on else self._with_drafts()
         plan = StepPlan(
             step=self._num_steps,
             shards=tuple(part.plan for part in planned),
@@ -238,6 +246,24 @@ class Scheduler:
         )
         self._in_flight.append((plan, planned))
         return plan
+
+    def alone(self, slots: Sequence[np.ndarray] | None = None) -> tuple[int, int] | None:
+        """Most rows of a shard and the least `Draw` that serves all; None where a step of theirs needs more than that.
+
+        slots: of the rows of each shard that are meant; None is of all that decode.
+        """
+        rows = [shard.rows for shard in self._shards]
+        if self._waiting or self.drafting is not None or any(each.num_prefilling for each in rows):
+            return None
+        slots = slots or [each.decoding()[0] for each in rows]
+        draw = max(int(each.draws_alone[own].max(initial=0)) for each, own in zip(rows, slots, strict=True))
+        return None if draw == Draw.FULL else (max(map(len, slots)), draw)
+
+    def _goes_on(self) -> bool:
+        """Whether the step that is being planned has several forwards."""
+        alone = self.alone([shard.sketch.slots for shard in self._shards])
+        fitting = [k for rows, draw, k in self._horizons if alone is not None and draw == alone[1] and rows >= alone[0]]
+        return bool(fitting) and fitting[0] > 1 and all(shard.goes_on(fitting[0]) for shard in self._shards)
 
     def _with_drafts(self) -> list[PlannedRows]:
         """Each shard's part of the plan, booked as done."""
@@ -296,7 +322,8 @@ class Scheduler:
 
         Gives the requests that they are for, with their places, which count through all shards, those of the first
         shard first. Requests that ended by a stop id, by length or, without a token, by logits that are not finite have
-        their finish_reason and hold nothing any more. Tokens behind drafts that came true follow: `commit_accepted`.
+        their finish_reason and hold nothing any more. Tokens behind drafts that came true, and those of a horizon,
+        follow: `commit_accepted`.
         """
         dispatched, planned = self._in_flight.popleft()
         assert dispatched is plan, f"commit of step {plan.step} before step {dispatched.step}"
@@ -307,12 +334,12 @@ class Scheduler:
             self._accepting.append(shard.commit(part, token_ids[first:end], first))
             first = end
         got = self.commit_accepted() or []
-        if not plan.has_drafts:
+        if not plan.has_drafts and plan.shards[0].horizon == 1:
             self._accepting = []
         return got
 
     def commit_accepted(self) -> list[tuple[Request, int]] | None:
-        """Take the next token of each row whose draft came true, as `commit` does; None where no row is left.
+        """Take the next token of each row whose draft came true, or that went on; None where no row is left.
 
         What the tokens before it brought about, such as an end or tokens that a grammar forces, is known by now.
         """

@@ -164,8 +164,8 @@ class Shard:
 
     def preempt(self, request: Request) -> None:
         """Publish what the row has, free it and queue it again; its replay hits its own blocks."""
-        self.cache.publish(request, request.slot, request.num_computed)
-        token_in_flight = request.num_computed == len(request.token_ids)  # its next token is still on the device
+        self.cache.publish(request, request.slot, min(request.num_computed, len(request.token_ids)))
+        token_in_flight = request.num_computed >= len(request.token_ids)  # its next token is still on the device
         self.leave([request])
         request.has_old_kv = False
         request.num_preemptions += 1
@@ -229,6 +229,22 @@ class Shard:
         sketch.num_open -= 1
         return True
 
+    def goes_on(self, horizon: int) -> bool:
+        """Whether there are blocks for the decodes' tokens of this many forwards; nobody gives way for them.
+
+        A recurrent state is computed up to a block boundary, where it can be kept. No more of a window is held than for
+        a chunk.
+        """
+        sketch, cache = self.sketch, self.cache
+        if cache.blocks.has_windows and horizon > cache.sizes.max_num_batched_tokens:
+            return False
+        turns = np.minimum(horizon, self.rows.limits[sketch.slots] - 1 - sketch.starts)
+        if cache.states is not None:
+            turns = np.minimum(turns, cache.sizes.block_size - sketch.starts % cache.sizes.block_size)
+        sketch.turns, ends = turns, sketch.starts + turns
+        short = cache.rows_to_grow(sketch.slots, ends).tolist()
+        return all(cache.grow(int(sketch.slots[row]), int(ends[row])) for row in short)
+
     def close(self) -> OpenShard:
         """No row comes to the plan any more: the rows that sample and may have drafts, none where nobody drafts."""
         if not self.sketch.is_filled:
@@ -260,7 +276,7 @@ class Shard:
         most = self.cache.most_drafts(len(request.token_ids))
         return OpenRow(request=request, most=min(self._drafting.most_of(request), most))
 
-    def finish(self, drafts: Mapping[int, Sequence[int]]) -> PlannedRows:
+    def finish(self, drafts: Mapping[int, Sequence[int]], horizon: int = 1) -> PlannedRows:
         """The plan, booked as done: progress, and the prompt blocks that it fills, which the next admission may hit.
 
         drafts: of rows that sample, by request id. Their rows have come as far as without them, until the commit.
@@ -273,8 +289,9 @@ class Shard:
             if request.id in drafts
         }
         found = [roomy.get(request.id, ()) for request in requests]
-        plan = build_shard(self.cache, sketch.slots, sketch.starts, sketch.chunks, self.rows, found)
-        advanced = plan.counts - plan.num_drafts
+        turns = sketch.turns if horizon > 1 else None
+        plan = build_shard(self.cache, sketch.slots, sketch.starts, sketch.chunks, self.rows, found, turns, horizon)
+        advanced = plan.counts - plan.num_drafts * (horizon == 1)
         for request, count in zip(requests, advanced.tolist(), strict=True):
             request.num_computed += count
         self.rows.computed[plan.slots] = plan.starts + advanced

@@ -20,7 +20,7 @@ class Sketch:
     """Decodes at slots and positions [rows], then chunks.
 
     longest: most tokens of a row that is added now; None for as many as the budget has. is_filled: FLEX rows came to it
-    beside others.
+    beside others. turns: forwards of each decode, where the step has a horizon.
     """
 
     slots: np.ndarray
@@ -32,6 +32,7 @@ class Sketch:
     filling: set[bytes] | None = None  # keys that the step adds to the cache, once somebody has asked
     longest: int | None = None
     is_filled: bool = False
+    turns: np.ndarray | None = None
 
     @property
     def num_tokens(self) -> int:

@@ -23,7 +23,7 @@ from ferrum_jax.runtime.compile.worth import Came, Saving
 from ferrum_jax.runtime.distributed.processes import current
 from ferrum_jax.runtime.layout import Layout
 from ferrum_jax.runtime.placing.fit import temporaries_in
-from ferrum_jax.runtime.programs import LAUNCH_S, Executables, StepPart, programs_of
+from ferrum_jax.runtime.programs import HORIZON_S, LAUNCH_S, Executables, StepPart, programs_of
 
 _LOOK_S = 0.2  # how often the thread looks what is wanted, and whether it is
 _COMPILE_S = 3.0  # where the store has not measured any
@@ -107,7 +107,7 @@ class _Behind:
     def _saves(self, part: StepPart, executables: Executables) -> Saving:
         """The part's saving in each step that runs it, beside the steps without it."""
         if isinstance(part, LaunchBucket):
-            return Saving(seconds=LAUNCH_S)
+            return Saving(seconds=LAUNCH_S if part.horizon == 1 else HORIZON_S * part.horizon)
         if not isinstance(part, Bucket):
             return Saving()  # it is little beside a forward's
         there = [b for b in executables.forwards if b.kind == part.kind and not b.decode_only]

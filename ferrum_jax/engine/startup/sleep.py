@@ -9,12 +9,12 @@ On the CPU weights are in host memory already, and stay where they are at level 
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Collection
 
 import jax
 
 from ferrum_jax.engine.startup.load import Loaded
+from ferrum_jax.models.sharding import local_bytes
 from ferrum_jax.runtime.pools.host_memory import host_memory_kind
 
 LEVELS = (1, 2)
@@ -27,7 +27,7 @@ def put_to_sleep(model: Loaded, level: int) -> tuple[Loaded, int]:
         for array in model.weights:
             array.delete()
         return model, model.ledger.weights_bytes
-    freed = sum(_local_bytes(array) for array in model.weights if _host_kind(array) != array.sharding.memory_kind)
+    freed = sum(local_bytes(array) for array in model.weights if _host_kind(array) != array.sharding.memory_kind)
     weights = _moved(model.weights, to_host=True)
     return dataclasses.replace(model, weights=weights), freed
 
@@ -76,7 +76,3 @@ def _host_kind(array: jax.Array) -> str:
 
 def _device_kind(array: jax.Array) -> str:
     return next(iter(array.sharding.device_set)).default_memory().kind
-
-
-def _local_bytes(array: jax.Array) -> int:
-    return math.prod(array.sharding.shard_shape(array.shape)) * array.dtype.itemsize

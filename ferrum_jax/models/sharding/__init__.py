@@ -167,7 +167,7 @@ def _describe(array: jax.ShapeDtypeStruct) -> tuple[Any, ...]:
     return array.shape, array.dtype.name, str(getattr(array.sharding, "spec", "whole")), str(layout)
 
 
-def local_bytes(array: jax.ShapeDtypeStruct) -> int:
+def local_bytes(array: jax.ShapeDtypeStruct | jax.Array) -> int:
     """Bytes of an array on one device."""
     assert array.sharding is not None
     return math.prod(array.sharding.shard_shape(array.shape)) * array.dtype.itemsize

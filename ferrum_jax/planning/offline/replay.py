@@ -20,10 +20,10 @@ import numpy as np
 from ferrum_jax.core.kv_cache.cache_manager import CacheManager
 from ferrum_jax.core.kv_cache.keys import extend_keys, root_key
 from ferrum_jax.core.outputs import NOT_FINITE, NOT_FINITE_REASON
-from ferrum_jax.core.plan import ShardPlan, StepPlan
+from ferrum_jax.core.plan import Draw, ShardPlan, StepPlan
 from ferrum_jax.core.request import Request
-from ferrum_jax.core.scheduler.drafting import Drafting, StepCosts, drafting_of
-from ferrum_jax.core.scheduler.request_log import LoggedChoice, LoggedRequest, Segment
+from ferrum_jax.core.scheduler.drafting import StepCosts, drafting_of
+from ferrum_jax.core.scheduler.request_log import LoggedChoice, LoggedRequest, PlanEvent, PlanLimit, Segment, ToldCosts
 from ferrum_jax.core.scheduler.scheduler import Scheduler, StepsInFlight
 
 _COUNTERS = ("lookups", "hit_tokens", "missed_tokens", "resumed_tokens", "evictions", "refusals", "preemptions")
@@ -108,7 +108,7 @@ class _Replay:
         self.num_steps = 0
         self.num_too_large = 0
         self._arriving = deque(segment.requests)
-        self._limits, self._costs, self._texts = deque(segment.limits), deque(segment.costs), deque(segment.texts)
+        self._events = deque(segment.events)
         self._ids = iter(range(1, 1 << 62))
         self._choices: dict[int, _ReplayedChoice] = {}  # by id of unfinished requests
         self._by_slot: dict[tuple[int, int], _ReplayedChoice] = {}  # by shard and slot
@@ -125,21 +125,22 @@ class _Replay:
                 now = max(now, self._arriving[0].arrival)
             while self._arriving and self._arriving[0].arrival <= now:
                 self._add(self._arriving.popleft())
-            while self._limits and self._limits[0].arrival <= now:
-                self.scheduler.limit_tokens(self._limits.popleft().token_limit)
-            if self._drafting is not None:
-                self._tell(self._drafting, now)
+            while self._events and self._events[0].arrival <= now:
+                self._follow(self._events.popleft())
             self._step()
             on_step(self.scheduler)
             now += 1
 
-    def _tell(self, drafting: Drafting, now: int) -> None:
-        """Tells the drafting the costs and texts that the engine knew before this step."""
-        while self._costs and self._costs[0].arrival <= now:
-            drafting.costs = [StepCosts.of(*of_rows) for of_rows in self._costs.popleft().costs]
-        while self._texts and self._texts[0].arrival <= now:
-            text = self._texts.popleft()
-            drafting.source.learn(text.learnt, text.num_prompt_tokens, text.cache_salt.encode())
+    def _follow(self, event: PlanEvent) -> None:
+        """Has plans follow what the engine's followed."""
+        if isinstance(event, PlanLimit):
+            self.scheduler.limit(event.token_limit, event.horizons)
+            return
+        assert self._drafting is not None, "a log tells of drafts where they are asked for"
+        if isinstance(event, ToldCosts):
+            self._drafting.costs = [StepCosts.of(*of_rows) for of_rows in event.costs]
+        else:
+            self._drafting.source.learn(event.learnt, event.num_prompt_tokens, event.cache_salt.encode())
 
     def _add(self, logged: LoggedRequest) -> None:
         requests = [self._request(logged, index) for index in range(len(logged.choices))]
@@ -152,6 +153,7 @@ class _Replay:
 
     def _request(self, logged: LoggedRequest, index: int) -> Request:
         prompt, choice = logged.prompt_token_ids, logged.choices[index]
+        scores = logged.prompt_logprobs or logged.most_hit_tokens is not None
         by_token = choice.finish_reason == "stop" and not isinstance(choice.stop_reason, str)
         return Request(
             id=next(self._ids),
@@ -166,6 +168,8 @@ class _Replay:
             takes_hits=logged.takes_hits and (index > 0 or not logged.prompt_logprobs),
             most_hit_tokens=logged.most_hit_tokens if index == 0 else None,
             takes_drafts=logged.takes_drafts,
+            draw=Draw.FULL if index == 0 and scores else Draw(logged.draw),
+            needs_host=logged.needs_host,
             adapter=logged.adapter,
             cache_salt=logged.cache_salt.encode(),
             media=logged.media,

@@ -10,6 +10,7 @@ import dataclasses
 import operator
 import threading
 import time
+from collections import deque
 from collections.abc import Collection, Hashable
 from typing import Any, NamedTuple, TypeVar
 
@@ -47,13 +48,21 @@ class Worth:
         self._lock = threading.Lock()
         self._seconds: dict[int, tuple[float, int]] = {}  # by tokens of a step: of all such steps, and how many
         self._done_s = 0.0
+        self.times: dict[Hashable, deque[float]] = {}  # seconds of a turn, the last ones, by kind of step
+        self._last: Hashable = None
 
-    def done(self, num_tokens: int, dispatched_s: float) -> None:
-        """A step of so many tokens, padding too, has just ended. The device began it when the one before it ended."""
+    def done(self, num_tokens: int, dispatched_s: float, kind: Hashable = None, num_turns: int = 1) -> None:
+        """A step has just ended. The device began it when the one before it ended.
+
+        num_tokens: with padding, in each of its turns. kind: for whose last turns there are `times`.
+        """
         now_s = time.perf_counter()
+        took_s, self._done_s = (now_s - max(dispatched_s, self._done_s)) / num_turns, now_s
         seconds, count = self._seconds.get(num_tokens, (0.0, 0))
-        self._seconds[num_tokens] = seconds + now_s - max(dispatched_s, self._done_s), count + 1
-        self._done_s = now_s
+        self._seconds[num_tokens] = seconds + took_s, count + 1
+        if kind == self._last:  # else its time has some of another's
+            self.times.setdefault(kind, deque(maxlen=15)).append(took_s)
+        self._last = kind
 
     def want(self, part: Hashable, saving: Saving) -> None:
         """A step has just run that would have saved so much."""

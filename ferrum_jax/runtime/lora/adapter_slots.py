@@ -78,16 +78,13 @@ class AdapterSlots:
             why = "to which no slot can add; merge it with `ferrum-jax convert --adapter`"
             found.append(f"it adapts {first}{others}, {f'and adapter_targets does not name {group}' if group else why}")
         if adapter.head is not None:
+            num_bytes = adapter.head.size * jax.tree.leaves(self.staged)[0].dtype.itemsize  # on all devices
             found.append(
                 f"its whole head was trained (modules_to_save), {adapter.head.shape[0]} x {adapter.head.shape[1]}: "
-                f"beside the base's it would take {self._whole_head_bytes(adapter.head):,} bytes a slot, and these "
+                f"beside the base's it would take {num_bytes:,} bytes a slot, and these "
                 f"slots, of rank {self.rank}, cannot hold it; merge it with `ferrum-jax convert --adapter`"
             )
         return found
-
-    def _whole_head_bytes(self, head: np.ndarray) -> int:
-        """A head's bytes in the dtype of the slots, on all devices."""
-        return head.size * jax.tree.leaves(self.staged)[0].dtype.itemsize
 
     @property
     def head(self) -> LowRankSlots | None:

@@ -9,6 +9,7 @@ again from the host's tokens continues with the same draws. `record_words` is it
 """
 
 from ferrum_jax.runtime.sampling.draw import Sampled, drawn, reported, sample
+from ferrum_jax.runtime.sampling.edits import are_stops
 from ferrum_jax.runtime.sampling.logprobs import (
     RESULT_WORDS,
     SCORE_WORDS,
@@ -35,6 +36,7 @@ __all__ = [
     "TokenLogprobs",
     "all_results",
     "append_tokens",
+    "are_stops",
     "draw_of",
     "drawn",
     "finite_or_marked",

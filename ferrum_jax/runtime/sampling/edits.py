@@ -60,6 +60,12 @@ def mask_stops(
     return logits.at[_rows(logits), ids].set(-jnp.inf, mode="drop")
 
 
+def are_stops(token_ids: jax.Array, slots: jax.Array, row_slots: jax.Array) -> jax.Array:
+    """[R] bool: the token [R] is one of its row's stop ids."""
+    is_id = jnp.arange(STOP_ROOM) < read_words(slots, row_slots, NUM_STOP_IDS, 1)
+    return jnp.any(is_id & (read_words(slots, row_slots, STOP_IDS, STOP_ROOM) == token_ids[:, None]), axis=1)
+
+
 def penalise(
     logits: jax.Array,  # [R, V] f32
     slots: jax.Array,
