@@ -327,6 +327,7 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "devices", ids_of(self.devices))
+        object.__setattr__(self, "compilation_cache_dir", self.compilation_cache_dir or None)  # '' is not this folder
         object.__setattr__(self, "speculative_config", speculative_of(self.speculative_config))
         check_settings(self)
         if self.max_num_seqs is not None:

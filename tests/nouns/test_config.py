@@ -110,3 +110,7 @@ def test_a_value_alone_is_required_of_a_kind():
     assert require("n", 4, whole(1)) == 4
     with pytest.raises(ValueError, match="n is 0; it must be a whole number, 1 or more"):
         require("n", 0, whole(1))
+
+
+def test_an_empty_name_of_a_folder_keeps_no_executables():
+    assert EngineConfig(compilation_cache_dir="").compilation_cache_dir is None
