@@ -7,6 +7,7 @@ import pathlib
 import re
 import subprocess
 import sys
+import tomllib
 
 import pytest
 
@@ -14,79 +15,14 @@ from ferrum_jax.runtime.compile.environment import TRACED
 from tests.support import ROOT
 
 PACKAGES = ("ferrum_jax", "pallas_kernels", "checkpoints")
-HEAVY = (
-    "ray",
-    "pyarrow",
-    "fsspec",
-    "matplotlib",
-    "PIL",
-    "av",
-    "soundfile",
-    "soxr",
-    "llguidance",
-    "jax",
-    "flax",
-    "orbax",
-    "tensorstore",
-    "safetensors",
-    "huggingface_hub",
-    "tokenizers",
-    "jinja2",
-    "rich",
-)
+_READ = tomllib.loads((ROOT / "tests/house/layers.toml").read_text())
+HEAVY, RANKS, MAY_USE = _READ["heavy"], _READ["ranks"], _READ["may_use"]
 SHOWS = (
     "ferrum_jax.batch.job",
     "ferrum_jax.planning.offline.simulate_cache",
 )  # what they write on the terminal is rich's
 
 LAZY = ("ferrum_jax", "checkpoints")  # packages that import what they name on its first use
-# The lowest first: a package, or a file of the root, imports only from ranks below its own.
-RANKS = (
-    "io",
-    "checkpoints pallas_kernels",
-    "inputs",
-    "config sampling_params",
-    "core models",
-    "openai",
-    "text runtime",
-    "tasks planning",
-    "engine batch",
-    "llm",
-    "async_llm",
-    "serve integrations",
-    "cli",
-    "__main__",
-)
-# Libraries beyond the standard one that light rooms, and those in them, use; the others may use what they like.
-MAY_USE = {
-    "ferrum_jax.io": ("fsspec",),
-    "ferrum_jax.inputs": ("numpy",),
-    "ferrum_jax.core": ("numpy", "rich"),
-    "pallas_kernels": ("jax", "numpy"),
-    "checkpoints": ("jax", "numpy", "orbax", "tensorstore", "safetensors", "huggingface_hub"),
-    "ferrum_jax.core.scheduler": ("numpy",),
-    "ferrum_jax.core.kv_cache": ("numpy",),
-    "ferrum_jax.core.drafts": ("numpy",),
-    "ferrum_jax.text": ("tokenizers", "jinja2", "numpy"),
-    "ferrum_jax.openai": ("numpy",),
-    "ferrum_jax.inputs.images": ("numpy", "PIL", "av"),
-    "ferrum_jax.inputs.audio": ("numpy", "av"),
-    "ferrum_jax.tasks.transcription": ("numpy",),
-    "ferrum_jax.io.sandbox": (),
-    "ferrum_jax.text.structured": ("llguidance", "numpy"),
-    "ferrum_jax.text.structured.forms": (),
-    "ferrum_jax.text.structured.reading": (),
-    "ferrum_jax.serve.link": ("numpy",),
-    "ferrum_jax.serve.http": ("starlette", "prometheus_client"),
-    "ferrum_jax.serve.app": ("starlette", "uvicorn"),
-    "ferrum_jax.batch": ("rich", "numpy", "pyarrow", "ray"),
-    "ferrum_jax.batch.deadline": ("numpy",),
-    "ferrum_jax.batch.input": ("numpy", "pyarrow"),
-    "ferrum_jax.batch.journal": ("numpy",),
-    "ferrum_jax.batch.report": ("rich",),
-    "ferrum_jax.runtime.pools": ("jax", "numpy"),
-    "ferrum_jax.runtime.sampling": ("jax", "numpy"),
-}
 
 
 @functools.cache
