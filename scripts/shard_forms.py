@@ -209,12 +209,11 @@ def _make_step(layout: Layout, bucket: Bucket) -> Callable[..., Any]:
     """Both halves of a step: weights, kv, slots, prompts, hidden, packed inputs to kv, slots, prompts, hidden, rows."""
     forward = make_forward(layout.graph, tuple(layout.targets), bucket, layout.pools, layout.options)
     sample, head = make_sample(layout.head, bucket.num_rows, layout.options), layout.head
-    words, num_words = _forward_words(layout, bucket), layout.pools.masks.shape[1]
-    num_groups = len(layout.options.spec.kv_groups)
+    words, num_groups = _forward_words(layout, bucket), len(layout.options.spec.kv_groups)
 
     def step(weights: Any, kv: Any, slots: Any, prompts: Any, hidden: Any, blob: Any) -> Any:
         kv, hidden = forward(weights, kv, slots, hidden, unpack_forward(blob[:words], bucket, num_groups))
-        masks = jnp.full((1, num_words), sampling.ALL, jnp.int32)  # no row has one of its own
+        masks = jnp.full((1, layout.pools.masks.shape[1]), sampling.ALL, jnp.int32)  # no row has one of its own
         slots, prompts, rows, _ = sample(head.pick(weights), slots, prompts, masks, hidden, blob[words:])
         return kv, slots, prompts, hidden, rows
 
