@@ -18,23 +18,6 @@ if TYPE_CHECKING:
     from checkpoints.fingerprints import fingerprint
     from checkpoints.rules import CLASSES, Expansion, Rule, TensorSlice
 
-__all__ = [
-    "CLASSES",
-    "Adapter",
-    "CastError",
-    "Checkpoint",
-    "ConvertSummary",
-    "Expansion",
-    "Rule",
-    "TensorSlice",
-    "convert",
-    "fingerprint",
-    "open_checkpoint",
-    "read_adapter",
-    "stored_forms",
-    "to_huggingface",
-]
-
 _NAMES = {
     "adapters.lora": ("Adapter",),
     "checkpoint": ("Checkpoint", "open_checkpoint", "read_adapter", "stored_forms"),

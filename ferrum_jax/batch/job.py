@@ -47,20 +47,6 @@ from ferrum_jax.io.paths import is_hub_id
 from ferrum_jax.sampling_params import PACE
 
 EXIT_OK, EXIT_ROWS_FAILED, EXIT_TOO_MANY_ERRORS = 0, 1, 3
-__all__ = [
-    "EXIT_INTERRUPTED",
-    "EXIT_OK",
-    "EXIT_PREEMPTED",
-    "EXIT_ROWS_FAILED",
-    "EXIT_TOO_MANY_ERRORS",
-    "BatchLLM",
-    "JobOptions",
-    "JobSettings",
-    "JobStart",
-    "run_batch",
-]
-
-
 _MAX_NAMED, _MAX_REPORTED = 5, 20  # rows that failed
 _GOES_ON = "killed, or still at work"  # what the record of a run says until it has ended
 

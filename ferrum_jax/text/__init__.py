@@ -3,5 +3,3 @@
 from ferrum_jax.text.chat import ChatTemplate, require_chat_template
 from ferrum_jax.text.stream import TextStream
 from ferrum_jax.text.tokenizer import Tokenizer, require_tokenizer
-
-__all__ = ["ChatTemplate", "TextStream", "Tokenizer", "require_chat_template", "require_tokenizer"]

@@ -8,8 +8,6 @@ from pallas_kernels.causal_conv import xla
 from pallas_kernels.shapes import check_shapes
 from pallas_kernels.state_rows import StateRows
 
-__all__ = ["causal_conv"]
-
 
 def causal_conv(
     x: jax.Array,

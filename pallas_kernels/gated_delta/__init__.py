@@ -12,8 +12,6 @@ from pallas_kernels.row_recurrence.tpu_support import check_states
 from pallas_kernels.shapes import check_counts, check_shapes
 from pallas_kernels.state_rows import StateRows
 
-__all__ = ["gated_delta"]
-
 IN_XLA = RowRecurrence(one_token=one_token, one_tile=one_tile)
 ON_TPU = RowRecurrence(one_token=one_token, one_tile=one_tile, heads=one_row, heads_tile=one_tile_on_tpu)
 

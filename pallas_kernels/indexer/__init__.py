@@ -15,8 +15,6 @@ from pallas_kernels.ragged import static
 from pallas_kernels.ragged_batch import RaggedBatch, write_places
 from pallas_kernels.shapes import check_counts, check_shapes
 
-__all__ = ["IndexerSchedule", "choose_keys", "make_indexer_schedule"]
-
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -9,8 +9,6 @@ from pallas_kernels.kv_write import xla
 from pallas_kernels.kv_write.runs import find_runs
 from pallas_kernels.shapes import check_shapes
 
-__all__ = ["kv_write"]
-
 
 def kv_write(
     pool: KVPool,

@@ -30,20 +30,6 @@ from pallas_kernels.paged_attention.tpu.schedule import TpuSchedule
 from pallas_kernels.ragged_batch import RaggedBatch
 from pallas_kernels.shapes import check_counts, check_positive, check_shapes
 
-__all__ = [
-    "AttentionConfig",
-    "GpuConfig",
-    "GpuSchedule",
-    "LatentConfig",
-    "LatentSchedule",
-    "RaggedBatch",
-    "Schedule",
-    "TpuConfig",
-    "TpuSchedule",
-    "make_schedule",
-    "paged_attention",
-]
-
 
 def make_schedule(
     batch: RaggedBatch,

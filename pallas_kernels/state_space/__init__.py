@@ -12,8 +12,6 @@ from pallas_kernels.state_space.math import one_tile, one_token
 from pallas_kernels.state_space.space_tile import one_row
 from pallas_kernels.state_space.space_tile import one_tile as one_tile_on_tpu
 
-__all__ = ["state_space"]
-
 IN_XLA = RowRecurrence(one_token=one_token, one_tile=one_tile)
 ON_TPU = RowRecurrence(one_token=one_token, one_tile=one_tile, heads=one_row, heads_tile=one_tile_on_tpu)
 

@@ -196,16 +196,15 @@ def harmless_tensors(spec: ModelSpec) -> tuple[str, ...]:
     return (*tensors.harmless_tensors(spec), *behind, *copies_in_layers(spec))
 
 
+family = functools.partial(Family, weight_rules=weight_rules, harmless=harmless_tensors)
 FAMILIES = {
-    "DeepseekV2ForCausalLM": Family(
+    "DeepseekV2ForCausalLM": family(
         read=_v2,
         defaults={"max_position_embeddings": 2048, "n_routed_experts": 64},
-        weight_rules=weight_rules,
-        harmless=harmless_tensors,
         models="DeepSeek-V2, V2-Lite",
         notes=LATENT,
     ),
-    "DeepseekV3ForCausalLM": Family(
+    "DeepseekV3ForCausalLM": family(
         read=_v3,
         defaults={
             "max_position_embeddings": 4096,
@@ -214,13 +213,11 @@ FAMILIES = {
             "topk_group": 4,
             "routed_scaling_factor": 2.5,
         },
-        weight_rules=weight_rules,
-        harmless=harmless_tensors,
         mtp=MtpLayers(),
         models="DeepSeek-V3, V3.1, R1, Kimi-K2",
         notes=f"{LATENT}; {ONE_TOKEN}",
     ),
-    "DeepseekV32ForCausalLM": Family(
+    "DeepseekV32ForCausalLM": family(
         read=_v32,
         defaults={
             "max_position_embeddings": 163840,
@@ -228,8 +225,6 @@ FAMILIES = {
             "topk_group": 4,
             "routed_scaling_factor": 2.5,
         },
-        weight_rules=weight_rules,
-        harmless=harmless_tensors,
         models="DeepSeek-V3.2",
         notes=f"{CHOSEN}; {ONE_TOKEN}",
     ),

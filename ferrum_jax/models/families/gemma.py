@@ -18,7 +18,7 @@ from ferrum_jax.models.families.config_reader import ConfigReader
 from ferrum_jax.models.families.family import Family
 from ferrum_jax.models.families.plain import attention_from, every_nth_full, mlp_from, norm_from, spec_from, windows_of
 from ferrum_jax.models.families.rope_reader import ropes_by_kind
-from ferrum_jax.models.families.text_part import IMAGES, in_language_model, seeing, text_part_from
+from ferrum_jax.models.families.text_part import IMAGES, in_language_model, text_part_from, with_towers
 from ferrum_jax.models.spec import AttentionSpec, ModelSpec, QkNorm, RopeSpec
 
 # Keys of these families that no released model's result depends on: `hidden_activation` is what is read, and the other
@@ -108,7 +108,7 @@ FAMILIES = {
         models="Gemma 2",
     ),
     "Gemma3ForCausalLM": GEMMA3,
-    "Gemma3ForConditionalGeneration": seeing(
+    "Gemma3ForConditionalGeneration": with_towers(
         GEMMA3,
         _whole,
         siglip.tower_rules,

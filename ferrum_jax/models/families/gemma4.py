@@ -19,7 +19,7 @@ from ferrum_jax.models.families.bounds import check_number, shown
 from ferrum_jax.models.families.config_reader import ConfigReader
 from ferrum_jax.models.families.family import Family
 from ferrum_jax.models.families.rope_reader import mapping, ropes_by_kind
-from ferrum_jax.models.families.text_part import seeing, text_part_from
+from ferrum_jax.models.families.text_part import text_part_from, with_towers
 from ferrum_jax.models.spec import AttentionSpec, ExpertsSpec, LayerInputSpec, MlpSpec, ModelSpec, QkNorm
 
 _ROPES = {"full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6}}
@@ -229,7 +229,7 @@ _TEXT = Family(
 )
 FAMILIES = {
     "Gemma4ForCausalLM": _TEXT,
-    "Gemma4ForConditionalGeneration": seeing(
+    "Gemma4ForConditionalGeneration": with_towers(
         _TEXT,
         _whole,
         gemma4_vision.tower_rules,

@@ -80,7 +80,7 @@ FAMILIES = {
         models="GLM-4.5 to 4.7, GLM-4.5-Air",
         notes=ONE_TOKEN,
     ),
-    "Glm4MoeLiteForCausalLM": Family(
+    "Glm4MoeLiteForCausalLM": deepseek.family(
         read=_lite,
         defaults={
             "max_position_embeddings": 202752,
@@ -93,8 +93,6 @@ FAMILIES = {
             "moe_intermediate_size": 1536,
             "routed_scaling_factor": 1.8,
         },
-        weight_rules=deepseek.weight_rules,
-        harmless=deepseek.harmless_tensors,
         mtp=MtpLayers(),
         models="GLM-4.7-Flash",
         notes=deepseek.LATENT,

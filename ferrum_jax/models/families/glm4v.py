@@ -18,13 +18,13 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from checkpoints.rules import Rule, TensorSlice
+from checkpoints.rules import Rule
 from ferrum_jax.models.families import glm4, tensors
 from ferrum_jax.models.families.config_reader import ConfigReader, axial_tower_readers
 from ferrum_jax.models.families.family import Family
 from ferrum_jax.models.families.pixtral import EPS, GatedTowerLayer, through_layers
 from ferrum_jax.models.families.qwen3_vl import with_sections
-from ferrum_jax.models.families.text_part import seeing, text_part_from
+from ferrum_jax.models.families.text_part import text_part_from, with_towers
 from ferrum_jax.models.families.vision_tower import PREFIX, ImagePatches, PatchProjection, rotation_by_halves
 from ferrum_jax.models.layers.embedding import Embedding
 from ferrum_jax.models.layers.linear import Linear
@@ -183,13 +183,8 @@ def tower_rules(spec: VisionSpec) -> tuple[Rule, ...]:
         *tensors.named_rules(_TOWER, PREFIX, of_convolution),
         *tensors.named_rules(source, target, inside, layers, weight),
         *(
-            Rule(
-                source=f"{source}attn.qkv.weight",
-                target=f"{target}{part}.weight",
-                layers=layers,
-                part=TensorSlice(start=index * D, stop=(index + 1) * D),
-            )
-            for index, part in enumerate("qkv")
+            Rule(source=f"{source}attn.qkv.weight", target=f"{target}{name}.weight", layers=layers, part=part)
+            for name, part in tensors.in_turn(dict.fromkeys("qkv", D)).items()
         ),
     )
 
@@ -197,7 +192,7 @@ def tower_rules(spec: VisionSpec) -> tuple[Rule, ...]:
 def _over(text: Family, *, models: str, **defaults: object) -> Family:
     """The family whose text model this is, with the defaults of its part's config class."""
     part = dataclasses.replace(text, defaults=defaults, mtp=None)
-    return seeing(
+    return with_towers(
         part,
         functools.partial(_spec, part),
         tower_rules,

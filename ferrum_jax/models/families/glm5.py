@@ -12,7 +12,7 @@ import dataclasses
 from ferrum_jax.models.families import deepseek
 from ferrum_jax.models.families.bounds import shown
 from ferrum_jax.models.families.config_reader import ConfigReader
-from ferrum_jax.models.families.family import ONE_TOKEN, Family
+from ferrum_jax.models.families.family import ONE_TOKEN
 from ferrum_jax.models.families.plain import spec_from
 from ferrum_jax.models.spec import AttentionSpec, ModelSpec
 
@@ -55,7 +55,7 @@ def sharing(attention: AttentionSpec, layers: tuple[int, ...]) -> tuple[tuple[tu
 
 
 FAMILIES = {
-    "GlmMoeDsaForCausalLM": Family(
+    "GlmMoeDsaForCausalLM": deepseek.family(
         read=_spec,
         defaults={
             "max_position_embeddings": 202752,
@@ -66,8 +66,6 @@ FAMILIES = {
             "index_n_heads": 32,
             "routed_scaling_factor": 2.5,
         },
-        weight_rules=deepseek.weight_rules,
-        harmless=deepseek.harmless_tensors,
         models="GLM-5",
         notes=f"{deepseek.CHOSEN}; {ONE_TOKEN}",
     )

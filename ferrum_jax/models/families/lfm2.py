@@ -5,7 +5,7 @@ Source: the model card of LFM2 (Liquid AI, 2025); keys as in Hugging Face's Lfm2
 
 from __future__ import annotations
 
-from checkpoints.rules import Rule, TensorSlice
+from checkpoints.rules import Rule
 from ferrum_jax.models.families import tensors
 from ferrum_jax.models.families.config_reader import ConfigReader
 from ferrum_jax.models.families.family import Family
@@ -58,7 +58,7 @@ def _rules(spec: ModelSpec) -> tuple[Rule, ...]:
     renamed = {"embed.weight": "model.embed_tokens.weight", "norm.weight": "model.embedding_norm.weight"}
     frame = tensors.frame_rules(spec, {"attention_norm": "operator_norm", "mlp_norm": "ffn_norm"})
     mlp = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
-    parts = {name: TensorSlice(start=i * size, stop=(i + 1) * size) for i, name in enumerate("bcv")}
+    parts = tensors.in_turn(dict.fromkeys("bcv", size))
 
     def of_mlp(name: str) -> str:
         for theirs, ours in mlp.items():

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from checkpoints.rules import Rule, TensorSlice
+from checkpoints.rules import Rule
 from ferrum_jax.models.families import tensors
 from ferrum_jax.models.families.bounds import shown
 from ferrum_jax.models.families.config_reader import ConfigReader
@@ -59,21 +59,15 @@ def mamba2_rules(spec: ModelSpec, source: str, target: str = "attention") -> tup
         return ()
     assert isinstance(own, Mamba2Spec)
     size, whole = own.output_size, 2 * own.group_size
-    parts = [("in_proj.weight", f"{name}.weight", part) for name, part in _projections(size, whole).items()]
-    for name, ours in {"weight": "", **({"bias": "_bias"} if own.conv_bias else {})}.items():
-        parts += [(f"conv1d.{name}", f"conv_heads{ours}", TensorSlice(stop=size))]
-        parts += [(f"conv1d.{name}", f"conv_whole{ours}", TensorSlice(start=size))]
+    # rows of the one projection: gate, inputs, what writes and what reads, and steps
+    rows = tensors.in_turn({"z_heads": size, "v_heads": size, "bc_whole": whole, "s_heads": own.num_heads})
+    parts = [("in_proj.weight", f"{name}.weight", part) for name, part in rows.items()]
+    convolved = tensors.in_turn({"conv_heads": size, "conv_whole": whole})
+    for theirs, ours in {"weight": "", **({"bias": "_bias"} if own.conv_bias else {})}.items():
+        parts += [(f"conv1d.{theirs}", f"{name}{ours}", part) for name, part in convolved.items()]
     alone = {"A_log": "a_log", "dt_bias": "dt_bias", "D": "skip", "out_proj.weight": "o.weight"}
     alone |= {"norm.weight": "heads_norm.weight"} if own.norm else {}
     return (
         *(rule for a, b, part in parts for rule in tensors.per_layer(f"{source}.{a}", f"{target}.{b}", layers, part)),
         *tensors.named_rules(f"model.layers.{{i}}.{source}.", f"layers.{{i}}.{target}.", alone, layers),
     )
-
-
-def _projections(size: int, whole: int) -> dict[str, TensorSlice]:
-    """Rows of the one projection: gate, inputs, what writes and what reads, and steps."""
-    ends = {"z_heads": size, "v_heads": 2 * size, "bc_whole": 2 * size + whole}
-    starts = (0, *ends.values())
-    cuts = zip((*ends, "s_heads"), starts, (*ends.values(), None), strict=True)
-    return {name: TensorSlice(start=start, stop=stop) for name, start, stop in cuts}

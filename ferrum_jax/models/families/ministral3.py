@@ -15,7 +15,7 @@ from ferrum_jax.models.families.config_reader import ConfigReader, window_within
 from ferrum_jax.models.families.family import Family
 from ferrum_jax.models.families.plain import all_windowed, attention_from, spec_from
 from ferrum_jax.models.families.rope_reader import mapping, rope_from
-from ferrum_jax.models.families.text_part import IMAGES, in_language_model, seeing, text_part_from
+from ferrum_jax.models.families.text_part import IMAGES, in_language_model, text_part_from, with_towers
 from ferrum_jax.models.spec import ModelSpec, RopeSpec, Temperature
 
 # Keys of Mistral3ForConditionalGeneration that concern images alone; those that its tower needs are read for it.
@@ -77,7 +77,7 @@ _TEXTS = {"mistral": mistral.FAMILIES["MistralForCausalLM"], "ministral3": _MINI
 _EITHER = dataclasses.replace(_MINISTRAL3, read=_text, defaults={})
 FAMILIES = {
     "Ministral3ForCausalLM": _MINISTRAL3,
-    "Mistral3ForConditionalGeneration": seeing(
+    "Mistral3ForConditionalGeneration": with_towers(
         _EITHER,
         lambda reader: pixtral.with_tower(text_part_from(reader, OF_IMAGES, _EITHER, may_tie=True), reader.config),
         pixtral.tower_rules,

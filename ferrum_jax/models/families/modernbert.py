@@ -18,6 +18,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from checkpoints.rules import Rule, TensorSlice
+from ferrum_jax.models.families import tensors
 from ferrum_jax.models.families.bert import ACTIVATIONS
 from ferrum_jax.models.families.config_reader import ConfigReader, cache_groups, stored_dtype
 from ferrum_jax.models.families.encoder_spec import EncoderSpec
@@ -161,13 +162,9 @@ def _rules(spec: ModernBertSpec) -> tuple[Rule, ...]:
     outside = {"embeddings.tok_embeddings": "words", "embeddings.norm": "norm", "final_norm": "final_norm"}
     return (
         *(Rule(source=f"{spec.prefix}{theirs}.weight", target=f"{ours}.weight") for theirs, ours in outside.items()),
-        *(
-            of_layers("attn.Wqkv", ours, TensorSlice(start=i * D, stop=(i + 1) * D))
-            for i, ours in enumerate(("q", "k", "v"))
-        ),
+        *(of_layers("attn.Wqkv", ours, part) for ours, part in tensors.in_turn(dict.fromkeys("qkv", D)).items()),
         of_layers("attn.Wo", "o"),
-        of_layers("mlp.Wi", "gate", TensorSlice(stop=F)),
-        of_layers("mlp.Wi", "up", TensorSlice(start=F)),
+        *(of_layers("mlp.Wi", ours, part) for ours, part in tensors.halves(F).items()),
         of_layers("mlp.Wo", "down"),
         of_layers("mlp_norm", "mlp_norm"),
         *((of_layers("attn_norm", "attention_norm", first=1),) if layers[1:] else ()),

@@ -16,7 +16,7 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from checkpoints.rules import Rule, TensorSlice
+from checkpoints.rules import Rule
 from ferrum_jax.models.families import tensors
 from ferrum_jax.models.families.bounds import shown
 from ferrum_jax.models.families.config_reader import ConfigReader, window_within
@@ -58,8 +58,8 @@ def _rules(spec: ModelSpec) -> tuple[Rule, ...]:
     every = tuple(range(spec.num_hidden_layers))
     own = spec.attention
     q = own.num_attention_heads * own.head_dim
-    k = q + own.num_key_value_heads * own.head_dim
-    parts = {"q": TensorSlice(stop=q), "k": TensorSlice(start=q, stop=k), "v": TensorSlice(start=k)}
+    kv = own.num_key_value_heads * own.head_dim
+    parts = tensors.in_turn({"q": q, "k": kv, "v": kv})
     return (
         *tensors.frame_rules(spec),
         *tensors.parts_per_layer("self_attn.qkv_proj.weight", "attention.{part}.weight", every, parts),

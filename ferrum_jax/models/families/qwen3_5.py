@@ -11,21 +11,19 @@ Qwen3NextConfig, Qwen3_5TextConfig and Qwen3_5MoeTextConfig.
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Mapping
 from typing import Any
 
-from checkpoints.rules import Rule, TensorSlice
+from checkpoints.rules import Rule
 from ferrum_jax.models.families import tensors
 from ferrum_jax.models.families.config_reader import ConfigReader
 from ferrum_jax.models.families.family import IN_KERNELS, ONE_TOKEN, Family, with_unserved
 from ferrum_jax.models.families.mtp import MtpLayers, rules_above
 from ferrum_jax.models.families.plain import attention_from, experts_from, hybrid_groups, mlp_from, norm_from, spec_from
 from ferrum_jax.models.families.qwen import experts_of
-from ferrum_jax.models.families.qwen3_vl import with_sections, with_tower
+from ferrum_jax.models.families.qwen3_vl import over, with_sections, with_tower
 from ferrum_jax.models.families.rope_reader import mapping
-from ferrum_jax.models.families.text_part import seeing, text_part_from
-from ferrum_jax.models.families.vision_tower import tower_rules
+from ferrum_jax.models.families.text_part import text_part_from
 from ferrum_jax.models.spec import GatedDeltaSpec, ModelSpec, QkNorm
 
 # What Gated DeltaNets of all projections have, ours by the checkpoint's name.
@@ -43,7 +41,6 @@ _NEXT_DEFAULTS = {
     "moe_intermediate_size": 512,
     "norm_topk_prob": True,
 }
-_TOWER = "model.visual."
 _SECTIONS = ("mrope_section", "mrope_interleaved")
 _OF_IMAGES = (
     *("vision_config", "image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id"),
@@ -134,11 +131,7 @@ def _rules(spec: ModelSpec) -> tuple[Rule, ...]:
     own, layers = spec.recurrence, spec.state_layers
     assert isinstance(own, GatedDeltaSpec)
     keys = own.num_key_heads * own.key_head_dim
-    parts = {
-        "q": TensorSlice(stop=keys),
-        "k": TensorSlice(start=keys, stop=2 * keys),
-        "v": TensorSlice(start=2 * keys),
-    }
+    parts = tensors.in_turn({"q": keys, "k": keys, "v": own.output_size})
     alone = {f"in_proj_{part}.weight": f"{part}_heads.weight" for part in "zba"}
     rules = (
         *tensors.joined(tensors.weight_rules(spec), spec),
@@ -149,11 +142,9 @@ def _rules(spec: ModelSpec) -> tuple[Rule, ...]:
 
 
 def _seeing(text: Family) -> Family:
-    return seeing(
+    return over(
         text,
-        functools.partial(_whole, text),
-        functools.partial(tower_rules, source=_TOWER),
-        of_tower=(_TOWER + "*",),
+        _whole,
         models=text.models.removesuffix(", text saved alone"),
         notes=f"[with images and videos](../guides/images.md); {text.notes}",
     )

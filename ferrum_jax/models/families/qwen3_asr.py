@@ -25,7 +25,7 @@ from ferrum_jax.io.ints import ceil_div
 from ferrum_jax.models.families import qwen, tensors
 from ferrum_jax.models.families.config_reader import ConfigReader, part_reader
 from ferrum_jax.models.families.family import Family
-from ferrum_jax.models.families.text_part import beside_a_tower, text_part_from
+from ferrum_jax.models.families.text_part import text_part_from, with_towers
 from ferrum_jax.models.families.whisper import PREFIX
 from ferrum_jax.models.layers.bidirectional_layer import BidirectionalLayer, heads_first, in_real_tiles
 from ferrum_jax.models.layers.linear import Linear
@@ -183,11 +183,6 @@ def _sound_spec(config: object, width: int) -> SoundSpec:
     return spec
 
 
-def _weight_rules(spec: ModelSpec) -> tuple[Rule, ...]:
-    text = tuple(rule.renamed(beside_a_tower) for rule in tensors.weight_rules(spec))
-    return text if spec.sound is None else (*text, *_encoder_rules(spec.sound))
-
-
 def _encoder_rules(sound: SoundSpec) -> tuple[Rule, ...]:
     both, layers = tensors.WEIGHT_AND_BIAS, tuple(range(sound.num_layers))
     inside = {
@@ -207,19 +202,18 @@ def _encoder_rules(sound: SoundSpec) -> tuple[Rule, ...]:
     )
 
 
-def _harmless(spec: ModelSpec) -> tuple[str, ...]:
-    tower = () if spec.sound is not None else (f"{_TOWER}*", f"{_PROJECTOR}*")
-    names = (*map(beside_a_tower, tensors.harmless_tensors(spec)), *tower)
-    return (*names, *map(in_thinker, names))
-
-
+_WHOLE = with_towers(
+    _TEXT,
+    _spec,
+    sound_rules=_encoder_rules,
+    of_sounds=(f"{_TOWER}*", f"{_PROJECTOR}*"),
+    models="Qwen3-ASR 0.6B and 1.7B",
+    notes="[with sounds](../guides/sounds.md)",
+)
 FAMILIES = {
-    "Qwen3ASRForConditionalGeneration": Family(
-        read=_spec,
+    "Qwen3ASRForConditionalGeneration": dataclasses.replace(
+        _WHOLE,
         respell=_respelled,
-        weight_rules=_weight_rules,
-        harmless=_harmless,
-        models="Qwen3-ASR 0.6B and 1.7B",
-        notes="[with sounds](../guides/sounds.md)",
+        harmless=lambda spec: (*_WHOLE.harmless(spec), *map(in_thinker, _WHOLE.harmless(spec))),
     )
 }

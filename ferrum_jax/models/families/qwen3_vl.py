@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ferrum_jax.models.families import qwen, tensors
 from ferrum_jax.models.families.bounds import shown
 from ferrum_jax.models.families.config_reader import ConfigReader, axial_tower_readers
 from ferrum_jax.models.families.family import Family
-from ferrum_jax.models.families.text_part import seeing, text_part_from
+from ferrum_jax.models.families.text_part import text_part_from, with_towers
 from ferrum_jax.models.families.vision_tower import tower_rules
 from ferrum_jax.models.spec import AttentionSpec, ModelSpec, VisionSpec
 
@@ -114,11 +114,11 @@ def _layers(config: Mapping[str, Any], reader: ConfigReader, default: Sequence[i
     return list(layers)
 
 
-def over(text: Family, *, models: str, notes: str) -> Family:
-    """The family whose text model this is."""
-    return seeing(
+def over(text: Family, read: Callable[[Family, ConfigReader], ModelSpec] = _spec, *, models: str, notes: str) -> Family:
+    """The family whose text model this is. read: the spec of the whole."""
+    return with_towers(
         text,
-        functools.partial(_spec, text),
+        functools.partial(read, text),
         functools.partial(tower_rules, source=_TOWER),
         of_tower=(_TOWER + "*",),
         models=models,

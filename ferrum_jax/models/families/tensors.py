@@ -6,6 +6,7 @@ Where a family's checkpoints only call things differently, `weight_rules` takes 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -93,8 +94,14 @@ def fused_mlp_rules(spec: ModelSpec) -> tuple[Rule, ...]:
 
 def halves(width: int, *, axis: int = 0, transposed: bool = False) -> dict[str, TensorSlice]:
     """Gate and up, of this width, which stand one behind the other along an axis of one tensor."""
-    gate = TensorSlice(axis=axis, stop=width, transposed=transposed)
-    return {"gate": gate, "up": TensorSlice(axis=axis, start=width, transposed=transposed)}
+    return in_turn({"gate": width, "up": width}, axis=axis, transposed=transposed)
+
+
+def in_turn(widths: Mapping[str, int], *, axis: int = 0, transposed: bool = False) -> dict[str, TensorSlice]:
+    """Parameters of these widths, which stand one behind the other along an axis of one tensor, the last to its end."""
+    starts = (0, *itertools.accumulate(widths.values()))
+    cuts = zip(widths, starts, (*starts[1:-1], None), strict=False)
+    return {name: TensorSlice(axis=axis, start=a, stop=b, transposed=transposed) for name, a, b in cuts}
 
 
 def stacked_expert_rules(

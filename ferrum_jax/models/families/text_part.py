@@ -6,7 +6,6 @@ own, and what concerns images alone is left.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterable
 
 from checkpoints.rules import Rule
@@ -54,33 +53,31 @@ def text_part_from(reader: ConfigReader, of_images: Iterable[str], text: Family,
 
 def text_part_of(text: Family, of_images: Iterable[str], *, models: str, notes: str) -> Family:
     """The architecture that sees images, served by its text part alone."""
-    return dataclasses.replace(
+    return with_towers(
         text,
-        read=lambda reader: text_part_from(reader, of_images, text),
-        defaults={},
-        respell=dict,
-        weight_rules=lambda spec: tuple(rule.renamed(in_language_model) for rule in text.weight_rules(spec)),
-        harmless=lambda spec: (*_IN_ALL, *map(in_language_model, text.harmless(spec))),
+        lambda reader: text_part_from(reader, of_images, text),
+        of_tower=_IN_ALL,
+        rename=in_language_model,
         models=models,
         notes=notes,
     )
 
 
-def seeing(
+def with_towers(
     text: Family,
     read: Callable[[ConfigReader], ModelSpec],
-    tower_rules: Callable[[VisionSpec], tuple[Rule, ...]],
+    tower_rules: Callable[[VisionSpec], tuple[Rule, ...]] = lambda spec: (),
     *,
-    of_tower: tuple[str, ...],
-    sound_rules: Callable[[SoundSpec], tuple[Rule, ...]] | None = None,
+    of_tower: tuple[str, ...] = (),
+    sound_rules: Callable[[SoundSpec], tuple[Rule, ...]] = lambda spec: (),
     of_sounds: tuple[str, ...] = (),
     beside_tower: tuple[str, ...] = (),
     rename: Callable[[str], str] = beside_a_tower,
     models: str,
     notes: str,
 ) -> Family:
-    """The architecture that sees images by a tower, if its spec has one, and may hear by another. read: the spec of
-    the whole.
+    """The architecture that sees images by a tower, if its spec has one, and hears by another. read: the spec of the
+    whole.
 
     of_tower, of_sounds: patterns of the towers' tensors, which a model that is served without them leaves over.
     beside_tower: what those that have a tower leave over. rename: from a name in the text model.
@@ -88,7 +85,7 @@ def seeing(
 
     def rules(spec: ModelSpec) -> tuple[Rule, ...]:
         seen = () if spec.vision is None else tower_rules(spec.vision)
-        heard = () if spec.sound is None or sound_rules is None else sound_rules(spec.sound)
+        heard = () if spec.sound is None else sound_rules(spec.sound)
         return (*(rule.renamed(rename) for rule in text.weight_rules(spec)), *seen, *heard)
 
     def harmless(spec: ModelSpec) -> tuple[str, ...]:

@@ -16,8 +16,7 @@ import jax.numpy as jnp
 from checkpoints.rules import Rule
 from ferrum_jax.models.families import llama, tensors
 from ferrum_jax.models.families.config_reader import ConfigReader, part_reader
-from ferrum_jax.models.families.family import Family
-from ferrum_jax.models.families.text_part import in_language_model, text_part_from
+from ferrum_jax.models.families.text_part import in_language_model, text_part_from, with_towers
 from ferrum_jax.models.families.whisper import PREFIX, WhisperEncoder, encoder_rules
 from ferrum_jax.models.layers.linear import Linear
 from ferrum_jax.models.layers.segment_attention import map_tiles, num_real_tiles
@@ -25,9 +24,8 @@ from ferrum_jax.models.spec import ModelSpec, SoundSpec
 
 _TOWER, _PROJECTOR = "audio_tower.", "multi_modal_projector."
 _OF_SOUNDS = ("audio_config", "audio_token_id", "hidden_size", "vocab_size")
-_LLAMA = llama.FAMILIES["LlamaForCausalLM"]
 _TEXT = dataclasses.replace(
-    _LLAMA,
+    llama.FAMILIES["LlamaForCausalLM"],
     defaults={
         "vocab_size": 131072,
         "hidden_size": 3072,
@@ -102,25 +100,19 @@ def _sound_spec(config: object, width: int) -> SoundSpec:
     return spec
 
 
-def _weight_rules(spec: ModelSpec) -> tuple[Rule, ...]:
-    text = tuple(rule.renamed(in_language_model) for rule in _LLAMA.weight_rules(spec))
-    if spec.sound is None:
-        return text
+def _sound_rules(sound: SoundSpec) -> tuple[Rule, ...]:
     names = {"linear_1": "up", "linear_2": "down"}
     projector = tensors.named_rules(_PROJECTOR, PREFIX, names, parts=tensors.WEIGHT)
-    return (*text, *encoder_rules(spec.sound, _TOWER), *projector)
-
-
-def _harmless(spec: ModelSpec) -> tuple[str, ...]:
-    tower = () if spec.sound is not None else (f"{_TOWER}*", f"{_PROJECTOR}*")
-    return (*map(in_language_model, _LLAMA.harmless(spec)), *tower)
+    return (*encoder_rules(sound, _TOWER), *projector)
 
 
 FAMILIES = {
-    "VoxtralForConditionalGeneration": Family(
-        read=_spec,
-        weight_rules=_weight_rules,
-        harmless=_harmless,
+    "VoxtralForConditionalGeneration": with_towers(
+        _TEXT,
+        _spec,
+        sound_rules=_sound_rules,
+        of_sounds=(f"{_TOWER}*", f"{_PROJECTOR}*"),
+        rename=in_language_model,
         models="Voxtral Mini and Small",
         notes="[with sounds](../guides/sounds.md#sounds-in-prompts), where the folder has a tokenizer.json",
     )

@@ -11,27 +11,3 @@ from ferrum_jax.models.spec.positions import RopeSpec, Temperature
 from ferrum_jax.models.spec.recurrence import GatedDeltaSpec, KimiDeltaSpec, Mamba2Spec, RecurrenceSpec, ShortConvSpec
 from ferrum_jax.models.spec.sound import SoundSpec
 from ferrum_jax.models.spec.vision import VisionSpec
-
-__all__ = [
-    "AttentionSpec",
-    "CacheGroup",
-    "ExpertsSpec",
-    "GatedDeltaSpec",
-    "IndexerSpec",
-    "Kept",
-    "KimiDeltaSpec",
-    "LatentSpec",
-    "LayerInputSpec",
-    "Mamba2Spec",
-    "MlpSpec",
-    "ModelSpec",
-    "NormSpec",
-    "QkNorm",
-    "RecurrenceSpec",
-    "RopeSpec",
-    "ShortConvSpec",
-    "SoundSpec",
-    "StreamsSpec",
-    "Temperature",
-    "VisionSpec",
-]

@@ -24,30 +24,3 @@ from ferrum_jax.runtime.sampling.logprobs import (
 from ferrum_jax.runtime.sampling.masks import ALL, write_masks
 from ferrum_jax.runtime.sampling.record_words import RECORD_WORDS, STOP_ROOM, draw_of, slot_record
 from ferrum_jax.runtime.sampling.slots import append_tokens, read_adapters, read_tokens, write_slot
-
-__all__ = [
-    "ALL",
-    "RECORD_WORDS",
-    "RESULT_WORDS",
-    "SCORE_WORDS",
-    "STOP_ROOM",
-    "ByRow",
-    "Sampled",
-    "TokenLogprobs",
-    "all_results",
-    "append_tokens",
-    "are_stops",
-    "draw_of",
-    "drawn",
-    "finite_or_marked",
-    "named_results",
-    "read_adapters",
-    "read_tokens",
-    "reported",
-    "row_results",
-    "sample",
-    "slot_record",
-    "unpack",
-    "write_masks",
-    "write_slot",
-]
