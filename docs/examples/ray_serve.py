@@ -1,6 +1,6 @@
 """Serves a model with several engines behind one address, on a Ray cluster.
 
-    pip install -e '.[server,ray]' 'ray[serve]'
+    pip install -e '.[server,ray-serve]'
     python docs/examples/ray_serve.py DIR 2
     curl http://127.0.0.1:8000/v1/models
 
