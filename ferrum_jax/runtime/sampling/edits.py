@@ -62,7 +62,7 @@ def mask_stops(
 
 def are_stops(token_ids: jax.Array, slots: jax.Array, row_slots: jax.Array) -> jax.Array:
     """[R] bool: the token [R] is one of its row's stop ids."""
-    is_id = jnp.arange(STOP_ROOM) < read_words(slots, row_slots, NUM_STOP_IDS, 1)
+    is_id = jnp.arange(STOP_ROOM)[None] < read_words(slots, row_slots, NUM_STOP_IDS, 1)
     return jnp.any(is_id & (read_words(slots, row_slots, STOP_IDS, STOP_ROOM) == token_ids[:, None]), axis=1)
 
 
