@@ -6,10 +6,11 @@ again from time to time, for a moment may have been a bad one.
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from collections.abc import Sequence
 
-from ferrum_jax.core.plan import HORIZONS
+from ferrum_jax.core.plan import HORIZONS, MAX_HORIZON, Draw
 from ferrum_jax.runtime.buckets import Ladder, LaunchBucket
 from ferrum_jax.runtime.compile.worth import Saving
 from ferrum_jax.runtime.programs import HORIZON_S, Executables
@@ -36,11 +37,13 @@ class Horizons:
         if self._num_looks % _ANEW == 0:
             self._worth.times.clear()
         found = []
-        for launch in sorted(each for each in ladder.launches if each.horizon > 1):
-            rows, draw = launch.forward.num_rows, int(launch.draw)
-            if launch.forward not in ladder.missing:
+        for bucket, draw in itertools.product(ladder.for_steps(adapted=False, imaged=False), (Draw.GREEDY, Draw.PLAIN)):
+            launch, rows = LaunchBucket(forward=bucket, draw=draw, horizon=MAX_HORIZON), bucket.num_tokens
+            # a mixed bucket with fewer tokens than rows has steps of decodes too, which do not go on
+            if bucket not in ladder.missing and (launch in ladder.launches or rows < bucket.num_rows):
                 is_meant = alone is not None and draw == alone[1] and rows >= alone[0]
-                found.append((rows, draw, self._best(launch, is_wanted=is_meant)))
+                best = self._best(launch, is_wanted=is_meant) if bucket.decode_only else 1
+                found.append((rows, int(draw), best))
                 alone = None if is_meant else alone
         return tuple(found) if any(horizon > 1 for _, _, horizon in found) else ()
 

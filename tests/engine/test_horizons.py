@@ -6,7 +6,7 @@ from collections import deque
 import pytest
 
 from ferrum_jax import SamplingParams
-from ferrum_jax.core.plan import Draw
+from ferrum_jax.core.plan import HORIZONS, Draw
 from ferrum_jax.core.scheduler.request_log import read_request_log
 from ferrum_jax.engine.startup.build_engine import build_engine
 from ferrum_jax.planning.offline.replay import replay
@@ -131,3 +131,22 @@ def looked(times: dict[int, float], num_looks: int = 60) -> list[int]:
 def test_each_horizon_is_tried_now_and_then_and_the_fastest_one_is_taken(times, best):
     found = looked(times, 270)
     assert {*found[:8]} == times.keys() == {*found[250:]} and {*found[8:250]} == {best}
+
+
+@pytest.mark.parametrize("is_there", [lambda rows: True, lambda rows: rows in (16, 500)], ids=["all", "first"])
+def test_steps_of_decodes_in_a_mixed_bucket_do_not_go_on(is_there):
+    ladder = make_ladder(max_num_seqs=500, **(LIMITS | {"max_num_batched_tokens": 512}))
+    missing = frozenset(bucket for bucket in ladder.buckets if bucket.decode_only and not is_there(bucket.num_rows))
+    ladder = dataclasses.replace(ladder, missing=missing, has_launches=True, goes_on=True)
+    executables = Executables(forwards=Prepared({}), samples=Prepared({}), others=Prepared({}))
+    for launch in ladder.launches:
+        executables.launches.put(launch, DeferredExecutable.made(None))
+        for each in HORIZONS:
+            executables.worth.times[launch.forward, launch.draw, each] = deque([2e-3 / each] * 9)
+    told, kinds = Horizons(executables).look(ladder, None), set()
+    for rows in range(1, 501):
+        bucket = ladder.find(num_tokens=rows, num_rows=rows, longest=1)
+        horizon = next(each for most, draw, each in told if draw == Draw.PLAIN and most >= rows)
+        assert (horizon > 1) == bucket.decode_only, rows
+        kinds.add(bucket.decode_only)
+    assert kinds == {True, False}
