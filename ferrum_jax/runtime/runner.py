@@ -284,8 +284,8 @@ class Runner:
             written = pack_drafts(shards, size, beyond=self._slots.shape[0])
             self._slots = self._call(self._executables["write_drafts"], self._slots, written)
         launch, worth = self._full_ladder.launch_of(plan, bucket), self._executables.worth
+        assert horizon == 1 or launch in self._executables.launches, f"{launch} is not there, and the plan needs it"
         if launch is not None and launch not in self._executables.launches:
-            assert horizon == 1, f"{launch} is not there, and a plan needs it"
             worth.want(launch, Saving(seconds=LAUNCH_S))
             launch = None
         last, drafts = None, ()
