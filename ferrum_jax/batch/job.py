@@ -15,8 +15,6 @@ import functools
 import itertools
 import json
 import os
-import secrets
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -41,6 +39,7 @@ from ferrum_jax.batch.report.recorder import Recorder, report, run_in
 from ferrum_jax.batch.timekeeper import Timekeeper
 from ferrum_jax.batch.worker import Worker
 from ferrum_jax.batch.worker_reports import WorkerReports
+from ferrum_jax.io import system
 from ferrum_jax.io.files.json_files import parse_json
 from ferrum_jax.io.files.store import open_local, open_store, split
 from ferrum_jax.io.paths import is_hub_id
@@ -102,7 +101,7 @@ class JobSettings:
     defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     require_valid: bool = False
     others: Mapping[str, object] = dataclasses.field(default_factory=dict)
-    now: Callable[[], float] = time.time
+    now: Callable[[], float] = lambda: system.now()
 
     def recorded(self, model: str) -> dict[str, object]:
         """The settings as they stand in the job's record."""
@@ -190,7 +189,7 @@ class _Run:
     ) -> None:
         self._place, self._rows, self._job, self._options = place, rows, job, options
         self._notice, self._console = notice, console
-        self._worker = secrets.token_hex(8)
+        self._worker = system.token_hex(8)
         self._journal = Journal(place.journal, rows, self._worker)
         self._journal.refresh()
         self._tally = Tally(
@@ -291,7 +290,7 @@ class _Run:
                     leases.beat()  # raises if another worker took this one for dead and deleted its file
                     raise
             else:
-                time.sleep(self._options.poll_s)
+                system.sleep(self._options.poll_s)
 
     def report(self, page_at: str | None, source: str) -> None:
         """Writes report.json beside the output, and the report's page if `page_at` says where. source: the input."""

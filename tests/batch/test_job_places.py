@@ -20,6 +20,7 @@ from ferrum_jax.batch.job import (
     run_batch,
 )
 from ferrum_jax.batch.notice import Notice
+from ferrum_jax.io import system
 from ferrum_jax.io.files.store import LocalStore, UrlStore
 from tests.batch.fake_llm import FakeLLM
 from tests.batch.job import GOOD_INPUT, Job
@@ -207,7 +208,7 @@ def test_a_full_or_read_only_disk_is_a_clear_error_and_loses_nothing(job, expect
 
 @pytest.mark.parametrize("call", ["fsync", "link", "replace"])
 def test_a_full_disk_names_the_file_and_leaves_nothing_beside_it(job, expected, tmp_path, monkeypatch, call):
-    real, named = getattr(os, call), set[str]()
+    real, named = getattr(system, call), set[str]()
 
     def fails(left: list[int], *arguments: Any) -> Any:
         left[0] -= 1
@@ -217,7 +218,7 @@ def test_a_full_disk_names_the_file_and_leaves_nothing_beside_it(job, expected, 
 
     for calls in range(100):
         job.forget()
-        monkeypatch.setattr(os, call, functools.partial(fails, [calls]))
+        monkeypatch.setattr(system, call, functools.partial(fails, [calls]))
         try:
             is_done = job.run() == EXIT_OK
         except OSError as found:

@@ -14,7 +14,6 @@ from __future__ import annotations
 import datetime
 import functools
 import json
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -22,6 +21,7 @@ from ferrum_jax.batch.journal.journal_file import file_of, object_in
 from ferrum_jax.batch.journal.keeper import JobOptions
 from ferrum_jax.batch.journal.responses import JobLabel
 from ferrum_jax.inputs.identity import KNOWN_LATER, ModelIdentity, digest_of
+from ferrum_jax.io import system
 from ferrum_jax.io.files.store import Store
 
 FORMAT = 1  # of all files of a journal
@@ -243,7 +243,7 @@ def read_record(content: bytes, target: str) -> dict[str, Any]:
 
 def started_of(record: Mapping[str, Any] | None) -> datetime.datetime:
     """The time that chat templates see: the recorded start of the job, or now if it has not begun."""
-    return _moment(time.time() if record is None else record["created"])
+    return _moment(system.now() if record is None else record["created"])
 
 
 def _moment(seconds: float) -> datetime.datetime:

@@ -14,13 +14,11 @@ the newest file of `layouts` the one that counts.
 from __future__ import annotations
 
 import json
-import os
-import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from ferrum_jax.batch.journal.journal_file import object_in
+from ferrum_jax.io import system
 from ferrum_jax.io.files.store import Store
 
 _MAX_BYTES = 100  # of a lease
@@ -47,10 +45,10 @@ class Leases:
         layout: str,
         *,
         expiry_s: float,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] | None = None,
     ) -> None:
         self._store, self.worker, self._layout, self._folder = store, worker, layout, f"leases/{layout}"
-        self._expiry_s, self._clock = expiry_s, clock
+        self._expiry_s, self._clock = expiry_s, clock or system.monotonic
         self._num_beats = 0
         self._seen: dict[str, tuple[bytes, float]] = {}  # other workers' last heartbeat, and when it was first seen
         self._dead: set[str] = set()
@@ -95,7 +93,7 @@ class Leases:
                         "as --deadline, --within and --budget have it: stop it, start this one with the same, or name "
                         "another output"
                     )
-            time.sleep(poll_s)
+            system.sleep(poll_s)
             self.beat()
 
     def _beats(self, layout: str) -> list[tuple[str, bytes]]:
@@ -195,62 +193,41 @@ def is_idle(store: Store) -> bool:
     )
 
 
-def require_nobody(
-    store: Store, *, expiry_s: float, poll_s: float, clock: Callable[[], float] = time.monotonic
-) -> list[str]:
+def require_nobody(store: Store, *, expiry_s: float, poll_s: float) -> list[str]:
     """The workers of a job, once none of them lives any more; each has its tombstone. Waits up to `expiry_s`.
 
     Raises ValueError for one whose heartbeat moves meanwhile.
     """
-    started_s, seen = clock(), dict[str, bytes]()
+    started_s, seen = system.monotonic(), dict[str, bytes]()
     names = [name.removesuffix(".beat") for name in store.names("workers") if name.endswith(".beat")]
     while silent := [name for name in names if store.size(f"workers/{name}.dead") is None]:
         for name in silent:
             beat = store.read(f"workers/{name}.beat")
-            if beat is None or _is_gone(beat) or clock() - started_s > expiry_s:
+            if beat is None or _is_gone(beat) or system.monotonic() - started_s > expiry_s:
                 store.create(f"workers/{name}.dead", b"")
             elif seen.setdefault(name, beat) != beat:
                 raise ValueError(f"worker {name} is at work on this job; stop it before the job is begun anew")
             else:
-                time.sleep(poll_s)
+                system.sleep(poll_s)
     return names
 
 
 def _process() -> dict[str, object]:
     """This process: its number, its start, and the place in which numbers are unique, "" where the system hides it."""
-    return {"place": _PLACE, "pid": os.getpid(), "started": _start_of(os.getpid())}
-
-
-def _place() -> str:
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return f"{boot} {os.readlink('/proc/self/ns/pid')}"
-    except OSError:
-        return ""
-
-
-def _start_of(pid: object) -> str | None:
-    """When a process of this place began, in ticks since boot; None if no such process runs."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
-    except OSError:
-        return None
+    return {"place": system.process_place(), "pid": system.getpid(), "started": system.process_start(system.getpid())}
 
 
 def _is_here(beat: bytes) -> bool:
     """Whether a heartbeat comes from a process of this place, which may have ended."""
-    return bool(_PLACE) and _said(beat).get("place") == _PLACE
+    return bool(here := system.process_place()) and _said(beat).get("place") == here
 
 
 def _is_gone(beat: bytes) -> bool:
     """Whether a heartbeat comes from a process of this place that has ended."""
     found = _said(beat)
-    return _is_here(beat) and _start_of(found.get("pid")) != found.get("started")
+    return _is_here(beat) and system.process_start(found.get("pid")) != found.get("started")
 
 
 def _said(beat: bytes) -> dict[str, Any]:
     """A heartbeat's fields; none of a damaged file, whose changes alone then show that its worker lives."""
     return object_in(beat) or {}
-
-
-_PLACE = _place()

@@ -6,6 +6,7 @@ import pytest
 
 from ferrum_jax.batch.journal import leases as module
 from ferrum_jax.batch.journal.leases import LeaseLost, Leases
+from ferrum_jax.io import system
 from ferrum_jax.io.files.store import open_store
 
 
@@ -65,7 +66,7 @@ def test_a_worker_whose_journal_was_deleted_learns_of_it_and_makes_no_new_one(st
 def test_a_process_that_has_ended_on_this_machine_is_dead_at_once(store, monkeypatch):
     worker(store, "w1").acquire("0")
     assert worker(store, "w2").acquire("0") is None
-    monkeypatch.setattr(module, "_start_of", lambda pid: None)
+    monkeypatch.setattr(system, "process_start", lambda pid: None)
     assert worker(store, "w3").acquire("0") == 2
 
 
@@ -133,7 +134,7 @@ def test_one_of_another_machine_is_waited_for_until_it_moves_or_is_dead(store, m
             silent.beat()
 
     monkeypatch.setattr(module, "_is_here", lambda beat: False)
-    monkeypatch.setattr(module.time, "sleep", sleep)
+    monkeypatch.setattr(system, "sleep", sleep)
     if lives:
         with pytest.raises(ValueError, match=f"worker w1 {OTHER_INPUT}"):
             other.claim_layout(0.5)
