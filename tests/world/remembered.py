@@ -1,0 +1,46 @@
+"""Pure functions of the product and of the engine, which a process of histories computes once for equal arguments.
+
+Histories of one job differ in what happens when, so rows are read and lines written that are equal to the bit.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from ferrum_jax.batch import worker
+from ferrum_jax.batch.input import rows
+from tests.batch import fake_llm
+
+
+def _by(
+    function: Callable[..., Any], key: Callable[..., Any], fresh: Callable[[Any], Any] = lambda found: found
+) -> Any:
+    """The function, which is called once for each key. fresh: makes a result that a caller may change."""
+    known: dict[Any, Any] = {}
+
+    @functools.wraps(function)
+    def remembered(*args: Any, **how: Any) -> Any:
+        asked = key(*args, **how)
+        if asked not in known:
+            known[asked] = function(*args, **how)
+        return fresh(known[asked])
+
+    return remembered
+
+
+def _tokens(outputs: Any) -> Any:
+    return tuple((choice.token_ids, choice.text) for output in outputs for choice in output.outputs)
+
+
+def remember() -> None:
+    """From now on, in this process."""
+    rows.parse_file = _by(rows.parse_file, lambda file, seed, defaults: (file.getvalue(), seed), copy.deepcopy)
+    rows.parse_line = _by(rows.parse_line, lambda raw, *more, seed, defaults: (raw, more, seed))
+    rows.Row.over = _by(rows.Row.over, lambda row, generation: (row.id, repr(generation)))
+    worker.answered_line = _by(
+        worker.answered_line, lambda row, outputs, label: (row.id, _tokens(outputs), label.fingerprint)
+    )
+    fake_llm.answer = _by(fake_llm.answer, lambda prompt, params: (prompt, params.seed, params.n, params.max_tokens))
