@@ -93,7 +93,7 @@ class LocalStore:
     """
 
     def __init__(self, root: Path) -> None:
-        self._root = root
+        self._root, self._lasting = root, set[Path]()
 
     def create(self, name: str, content: bytes, *, lasts: bool = True) -> bool:
         path = self._path(name)
@@ -103,14 +103,14 @@ class LocalStore:
             except FileExistsError:
                 return False
         if lasts:
-            sync_folder(path.parent)
+            self._sync(path.parent)
         return True
 
     def replace(self, name: str, content: bytes, *, lasts: bool = True) -> None:
         path = self._path(name)
         write_whole(path, content, lasts=lasts)
         if lasts:
-            sync_folder(path.parent)
+            self._sync(path.parent)
 
     def read(self, name: str, start: int = 0, length: int | None = None) -> bytes | None:
         path = self._root / name
@@ -161,12 +161,25 @@ class LocalStore:
                 file.flush()
                 system.fsync(file.fileno())
             system.replace(written, path)
-        sync_folder(path.parent)
+        self._sync(path.parent)
 
     def _path(self, name: str) -> Path:
         path = Path(system.realpath(self._root / name))
         system.makedirs(path.parent, exist_ok=True)
         return path
+
+    def _sync(self, folder: Path) -> None:
+        """Makes the names in a folder durable, and at its first use those of the folders that lead to it.
+
+        Who made them may have been killed before it synced them.
+        """
+        sync_folder(folder)
+        root = Path(system.realpath(self._root))
+        if folder not in self._lasting and folder.is_relative_to(root):
+            for each in (folder, *folder.parents[: len(folder.relative_to(root).parts)]):
+                with contextlib.suppress(PermissionError):  # one above the root, which was not made here
+                    sync_folder(each.parent, of=folder)
+            self._lasting.add(folder)
 
 
 class UrlStore:

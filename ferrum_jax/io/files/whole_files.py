@@ -39,9 +39,9 @@ def beside(path: Path, content: bytes = b"", *, lasts: bool = True, mode: int | 
                 system.unlink(written)
 
 
-def sync_folder(folder: Path) -> None:
-    """Makes the names in a folder durable."""
-    with _errors_of(folder):
+def sync_folder(folder: Path, of: Path | None = None) -> None:
+    """Makes the names in a folder durable. of: what an error is to name; None names the folder."""
+    with _errors_of(of or folder):
         system.sync_folder(folder)
 
 
