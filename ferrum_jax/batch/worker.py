@@ -248,7 +248,8 @@ class Worker:
         now_s = system.monotonic()
         if self._stats is not None:
             self._sample()
-            self._look()
+            with self._own_errors():  # a store may be away
+                self._look()
         if self.is_over or self._share.breaks:
             return self._open.ask_last()
         if now_s - self._partials_s < self._options.partials_s:
