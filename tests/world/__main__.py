@@ -1,6 +1,7 @@
 """Histories of jobs, as many as time allows; faults put into the product, and how soon histories find them.
 
     python -m tests.world histories --seconds 60 --kind disk --rows 40     until a minute of CPU is used
+    python -m tests.world histories --keep                                 the counts, in docs/tables/survives.csv
     python -m tests.world replay disk 1234 40                              one history again, with all its calls
     python -m tests.world mutants [NAME ...]                               each of tests/world/mutants.toml
 
@@ -15,12 +16,13 @@ import sys
 import time
 import tomllib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from scripts.csv_tables import FOLDER, Table, as_csv
 from scripts.mutants import Mutant
-from tests.world.history import KINDS, Failed, History, Plan, expected, smallest
+from tests.world.history import FAULTS, KINDS, Failed, History, Plan, expected, smallest
 from tests.world.sometimes import missing
 
 TABLE = Path(__file__).with_name("mutants.toml")
@@ -36,7 +38,8 @@ def histories(
 ) -> dict[str, Any]:
     """Until so many seconds of CPU are used."""
     expected(num_rows)
-    met, counts, failed, began_s = Counter[str](), Counter[str](), list[str](), time.process_time()
+    met, counts, faults, failed = Counter[str](), Counter[str](), Counter[str](), list[str]()
+    began_s, took_s = time.process_time(), 1.0
     for number in itertools.count(seed):
         if (took_s := time.process_time() - began_s) > seconds:
             break
@@ -49,15 +52,16 @@ def histories(
             failed.append(f"{kind} {number} {num_rows}")
             print(f"{failed[-1]}: {error}\n    {smallest(plan)}", flush=True)
         counts[kind] += 1
+        faults.update({fault.kind for fault in plan.faults})
         counts["starts"] += history.num_starts
         met.update(history.world.met)
     total = sum(counts[kind] for kind in kinds)
     return {
         "histories": {kind: counts[kind] for kind in kinds},
         "starts": counts["starts"],
+        "with": dict(faults),
         "a_minute": round(60 * total / took_s),
         "failed": failed,
-        "seldom": {state: count for state, count in met.items() if count < 3},
         "met": dict(met),
         "missing": missing(met),
     }
@@ -90,6 +94,12 @@ def seconds_to_find(mutant: Mutant, num_rows: int) -> float | None:
         return json.loads(file.read() or b"null")
 
 
+def table_of(counts: Mapping[str, int]) -> Table:
+    """The table of docs/guides/what-survives.md. counts: histories with each kind of fault."""
+    rows = [[how.said, how.promised, f"{counts.get(kind, 0):,}"] for kind, how in FAULTS.items()]
+    return [["what", "promised", "histories"], *rows]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("histories", "replay", "mutants"))
@@ -99,6 +109,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int)
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--keep", action="store_true")
     asked = parser.parse_args()
     if asked.what == "mutants":
         chosen = [each for each in mutants() if not asked.names or each.name in asked.names]
@@ -114,7 +125,10 @@ def main() -> None:
             print("\n".join([*(history.world.log or ()), str(history.plan), f"trace {history.world.trace:08x}"]))
     else:
         kinds: Sequence[str] = [asked.kind] if asked.kind else KINDS
-        print(json.dumps(histories(kinds, asked.rows, asked.workers, asked.seconds, asked.seed)))
+        found = histories(kinds, asked.rows, asked.workers, asked.seconds, asked.seed)
+        if asked.keep:
+            (FOLDER / "survives.csv").write_text(as_csv(table_of(found["with"])))
+        print(json.dumps(found))
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ class Bucket:
     def __init__(self, world: World, *, lag_s: float = 0.0) -> None:
         self._world, self.lag_s, self.trouble, self.pace = world, lag_s, 0.0, 1.0
         self.objects: dict[str, bytes] = {}
+        self._kept: dict[tuple[int, str], list[str]] = {}  # listings that a process's client keeps
         self._listed_s: dict[str, tuple[float, bool]] = {}  # when a listing first has the object, or has it no more
 
     # -- as fsspec has it --------------------------------------------------------------------------------
@@ -26,7 +27,8 @@ class Bucket:
         return f"world://{path}"
 
     def invalidate_cache(self) -> None:
-        pass
+        for key in [key for key in self._kept if key[0] == self._world.task.process.pid]:
+            del self._kept[key]
 
     def pipe_file(self, path: str, value: bytes, mode: str = "overwrite") -> None:
         def put() -> None:
@@ -50,7 +52,10 @@ class Bucket:
                 raise FileNotFoundError(path)
             return sorted(found)
 
-        return self._ask("list", path, names)
+        key = self._world.task.process.pid, path
+        if key not in self._kept:
+            self._kept[key] = self._ask("list", path, names)
+        return self._kept[key]
 
     def find(self, path: str) -> list[str]:
         below = path.rstrip("/") + "/"

@@ -70,7 +70,7 @@ class Plan:
             seed=seed,
             kind=kind,
             num_rows=num_rows,
-            steps_s=tuple(chance.choice((0.05, 0.1, 0.1, 0.4)) for _ in range(num_workers)),
+            steps_s=tuple(chance.choice((0.05, 0.05, 0.1, 0.1, 0.4, 0.4, 1.5)) for _ in range(num_workers)),
             faults=tuple(
                 _drawn(chance, chance.choice(kinds), num_workers) for _ in range(chance.choice((1, 2, 3, 5, 8, 13)))
             ),
@@ -147,7 +147,7 @@ class History:
             expiry_s=EXPIRY_S,
             poll_s=1.0,
             share_s=2.0,
-            leaves_early=not is_healed and chance.random() < 0.2,
+            leaves_early=chance.random() < 0.2,
             open_store=self.store,
             terms=terms,
             on_progress=self._hear,
@@ -264,19 +264,31 @@ class History:
         self.codes[name] += 1
         self.world.met_with(f"a worker ended with {name}")
         if isinstance(found, BaseException):
-            is_of_layouts = isinstance(found, ValueError) and "at work on this job with another input" in str(found)
-            if not (isinstance(found, OSError) or is_of_layouts):
-                raise Failed(f"a worker raised {found!r}") from found
-            if isinstance(found, OSError) and self.healed_s is not None and process.began_s > self.healed_s:
-                raise Failed(f"a worker raised {found!r} though no fault was left") from found
+            self._require_known(found, process)
         elif found in _ENDS and (not process.options.leaves_early or self._is_whole()):
             self.has_ended = True
             if not self._is_whole():
                 raise Failed("a worker said that the output is there, and it is not")
         elif found not in (None, *_ENDS, EXIT_PREEMPTED, EXIT_INTERRUPTED):
             raise Failed(f"a worker ended with {found}")
-        if not self.has_ended or (self.healed_s is None and self.world.random.random() < 0.2):
+        deadline = process.options.terms.deadline
+        late_s = 0.0 if deadline is None else process.ended_s + EPOCH_S - deadline
+        if late_s > 4.0 + 2 * self.plan.steps_s[who] and self._is_only("kill", "disk error", "full disk"):
+            raise Failed(f"a worker ended {late_s:.1f} s after its deadline")
+        has_left = found in _ENDS and not self.has_ended  # others have the rest
+        if not (self.has_ended or has_left) or (self.healed_s is None and self.world.random.random() < 0.2):
             self.at(self.world.now_s + self.world.random.choice((0.1, 1.0, 10.0)), lambda: self._again(who))
+
+    def _require_known(self, error: BaseException, process: Process) -> None:
+        """Raises Failed for an error that no fault explains, or that does not say enough."""
+        is_of_layouts = isinstance(error, ValueError) and "at work on this job with another input" in str(error)
+        if not (isinstance(error, OSError) or is_of_layouts):
+            raise Failed(f"a worker raised {error!r}") from error
+        if isinstance(error, OSError) and self.healed_s is not None and process.began_s > self.healed_s:
+            raise Failed(f"a worker raised {error!r} though no fault was left") from error
+        if isinstance(error, OSError) and error.errno in (errno.EIO, errno.ENOSPC):
+            if not error.filename or "/." in error.filename:
+                raise Failed(f"an error names no file of the job: {error!r}") from error
 
     def _again(self, who: int) -> None:
         if self.slots[who] is None:
@@ -302,6 +314,8 @@ class History:
             machine.disk.cut()
             if had_ended and not self._is_whole():
                 raise Failed("the output is gone, of which a worker had said that it is there")
+            if self.content() is not None and not self._is_whole():
+                raise Failed("the output's name has a part of it after a power cut")
             self.require_rows(told)
 
     def require_rows(self, told: int) -> None:
@@ -327,6 +341,10 @@ class History:
         if twice and is_exact:
             raise Failed(f"{twice} rows have two lines in the journal, and no worker was taken for dead wrongly")
         self._note_journal(twice)
+
+    def _is_only(self, *kinds: str) -> bool:
+        """Whether no other faults happen."""
+        return all(fault.kind in kinds for fault in self.plan.faults)
 
     def _note_journal(self, twice: int) -> None:
         """What rare states the journal shows at the end."""
@@ -398,10 +416,13 @@ def kind_of(path: str) -> str:
 # -- faults ----------------------------------------------------------------------------------------------
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True)
 class _How:
-    """happens: takes the history, the fault, the process or None, and the path of the call. most: size."""
+    """said, promised: as users read of it. happens: takes the history, the fault, the process or None, and the path of
+    the call. most: size."""
 
+    said: str
+    promised: str
     happens: Callable[[History, Fault, Any, str], None]
     most: float = 0.0
     by_call: bool = False
@@ -438,10 +459,10 @@ def _skew(history: History, fault: Fault, process: Process | None, about: str) -
 
 def _error(number: int) -> Callable[[History, Fault, Any, str], None]:
     def happens(history: History, fault: Fault, process: Process | None, about: str) -> None:
-        if process is not None and history.world.task.process is not process:
-            process.fuse = 0, lambda what, about: happens(history, fault, process, about)
-        elif process is not None:
+        if process is not None and about:
             raise OSError(number, os.strerror(number), about)
+        if process is not None:  # it is none of its calls that a disk answers: the next one
+            process.fuse = 0, lambda what, about: happens(history, fault, process, about)
 
     return happens
 
@@ -489,19 +510,25 @@ def _signal(history: History, fault: Fault, process: Process | None, about: str)
         history.at(history.world.now_s + fault.size - 1, send)
 
 
+_GOES_ON = "the same command goes on; no finished row is run again"
+_NAMED = f"the error names the file; {_GOES_ON}"
+_TAKEN, _ONCE = "others take over; it ends with 75 and harms nothing", "a row may run twice; one line of it counts"
+_MANY = ("shared", "bucket")
 FAULTS = {
-    "kill": _How(happens=_kill, by_call=True),
-    "cut": _How(happens=_cut, by_call=True),
-    "pause": _How(happens=_pause, most=60.0, by_call=True),
-    "away": _How(happens=_away, most=60.0, kinds=("shared", "bucket")),
-    "skew": _How(happens=_skew, most=1000.0),
-    "disk error": _How(happens=_error(errno.EIO), by_call=True),
-    "full disk": _How(happens=_full, most=20.0, by_call=True),
-    "slow": _How(happens=_slow, most=20.0),
-    "trouble": _How(happens=_trouble, most=30.0, kinds=("bucket",)),
-    "lag": _How(happens=_lag, most=3.0, kinds=("bucket",)),
-    "notice": _How(happens=_notice),
-    "signal": _How(happens=_signal, most=3.0),
+    "kill": _How("a kill, at any call", _GOES_ON, _kill, by_call=True),
+    "cut": _How("a power cut, at any call", "what was written lasts, whatever else the disk keeps", _cut, by_call=True),
+    "pause": _How("a worker that sleeps longer than its leases last", _TAKEN, _pause, most=60.0, by_call=True),
+    "away": _How("a machine that does not reach the others", "others take over", _away, most=60.0, kinds=_MANY),
+    "skew": _How("clocks that differ and jump, also back", "nothing depends on them", _skew, most=1000.0),
+    "disk error": _How("a disk that fails, at any call", _NAMED, _error(errno.EIO), by_call=True),
+    "full disk": _How("a full disk, at any call", _NAMED, _full, most=20.0, by_call=True),
+    "slow": _How("a store that is up to 20 times as slow", "it takes longer", _slow, most=20.0),
+    "trouble": _How(
+        "a bucket whose calls fail, or whose answers are lost", _ONCE, _trouble, most=30.0, kinds=("bucket",)
+    ),
+    "lag": _How("a bucket whose listings come late", _ONCE, _lag, most=3.0, kinds=("bucket",)),
+    "notice": _How("a preemption notice", "rows in progress keep their tokens", _notice),
+    "signal": _How("Ctrl-C, once or twice", f"code 130; {_GOES_ON}", _signal, most=3.0),
 }
 
 

@@ -7,13 +7,14 @@ import sys
 import pytest
 
 from ferrum_jax.io import system
+from scripts.csv_tables import read
 from scripts.mutants import Mutant
 from tests.histories import seeded
 from tests.marks import few
 from tests.support import ROOT
-from tests.world.__main__ import TABLE, histories, mutants, seconds_to_find
+from tests.world.__main__ import TABLE, histories, mutants, seconds_to_find, table_of
 from tests.world.disk import Disk
-from tests.world.history import KINDS, Failed, History, Plan, expected, smallest
+from tests.world.history import FAULTS, KINDS, Failed, History, Plan, expected, smallest
 from tests.world.world import Machine, Process, World
 
 
@@ -114,6 +115,11 @@ def test_a_power_cut_keeps_what_was_synced_and_any_part_of_what_was_not(disk):
     assert after_cuts(disk, whole) == {b"new"}
     assert after_cuts(disk, unsynced_name) == {None, b"new"}
     assert after_cuts(disk, unsynced_bytes) > {b"", b"new"}
+
+
+def test_the_page_has_the_counts_of_a_run_for_every_fault():
+    counts = {kind: int(row[2].replace(",", "")) for kind, row in zip(FAULTS, read("survives")[1:], strict=True)}
+    assert read("survives") == table_of(counts) and min(counts.values()) > 1000
 
 
 @pytest.mark.parametrize("mutant", mutants(), ids=lambda mutant: mutant.name)

@@ -20,6 +20,7 @@ from typing import Any
 from ferrum_jax.io import system
 
 EPOCH_S = 1_800_000_000.0
+MOST_CALLS = 100_000  # of a history
 
 
 class Killed(BaseException):
@@ -39,7 +40,7 @@ class Machine:
 
 class Process:
     """fuse: at which of its calls of the world something happens, and what. result: what its main task returned or
-    raised. notice, options, began_s: of the job that it runs."""
+    raised. notice, options: of the job that it runs."""
 
     notice: Any = None
     options: Any = None
@@ -55,7 +56,7 @@ class Process:
         self.num_calls = 0
         self.fuse: tuple[int, Callable[[str, str], None]] | None = None
         self.result: Any = None
-        self.began_s = world.now_s
+        self.began_s = self.ended_s = world.now_s
         machine.processes.append(self)
 
     @property
@@ -80,7 +81,7 @@ class Task:
         self.wake_s = self.world.now_s
         self.process.tasks.append(self)
         self.world.tasks.append(self)
-        self.world.threads.run(self._run)
+        _thread.start_new_thread(self._run, ())
 
     def _run(self) -> None:
         self.baton.acquire()
@@ -107,33 +108,6 @@ class Task:
         while not self.has_ended and world.now_s < until_s:
             self._joined.append(world.task)
             world.block(until_s)
-
-
-class _Threads:
-    """Threads of Python that run one task after the other."""
-
-    def __init__(self) -> None:
-        self._idle: list[tuple[Any, list[Callable[[], None]]]] = []
-
-    def run(self, work: Callable[[], None]) -> None:
-        baton, box = self._idle.pop() if self._idle else self._begin()
-        box.append(work)
-        baton.release()
-
-    def _begin(self) -> tuple[Any, list[Callable[[], None]]]:
-        baton, box = _thread.allocate_lock(), list[Callable[[], None]]()
-        baton.acquire()
-        _thread.start_new_thread(self._serve, (baton, box))
-        return baton, box
-
-    def _serve(self, baton: Any, box: list[Callable[[], None]]) -> None:
-        while True:
-            baton.acquire()
-            box.pop()()
-            self._idle.append((baton, box))
-
-
-_THREADS = _Threads()
 
 
 class Event:
@@ -183,7 +157,6 @@ class World:
         self.random = random.Random(seed)
         self.now_s, self.num_calls, self.trace = 0.0, 0, 0  # trace: a digest of all calls
         self.pids = iter(range(100, 1 << 30))
-        self.threads = _THREADS
         self.tasks: list[Task] = []
         self.failures: list[BaseException] = []
         self.met: Counter[str] = Counter()
@@ -241,6 +214,7 @@ class World:
         if process.is_dead:
             raise Killed
         self.num_calls += 1
+        assert self.num_calls < MOST_CALLS, "a worker spins"
         process.num_calls += 1
         self.trace = zlib.crc32(f"{self.now_s:.6f} {process.name} {what} {about}".encode(), self.trace)
         if self.log is not None:
@@ -275,6 +249,8 @@ class World:
             except BaseException as error:
                 process.result = error
             finally:
+                process.ended_s = self.now_s
+                self.tasks[0].wake_s = self.now_s  # the director looks at it
                 process.is_dead = process.is_dead or process.result is not None
 
         Task(self, process, main, name="main").start()

@@ -198,13 +198,6 @@ class ObjectStore(MemoryFileSystem):
         self.listed.clear()
 
 
-def test_what_another_worker_writes_to_an_object_store_is_seen_at_once(tmp_path):
-    stores = [UrlStore(ObjectStore(), f"{tmp_path}/j") for _ in range(2)]
-    for number, store in enumerate(stores):
-        assert store.create(f"x/{number}", b"")
-        assert [len(other.names("x")) for other in stores] == [number + 1] * 2
-
-
 def test_a_taken_name_is_taken_in_whatever_words_the_store_says_so(tmp_path):
     words = OSError(errno.EINVAL, "At least one of the pre-conditions you specified did not hold")
     store = UrlStore(ObjectStore([None, words]), f"{tmp_path}/j")

@@ -4,7 +4,6 @@ import json
 
 import pytest
 
-from ferrum_jax.batch.journal import leases as module
 from ferrum_jax.batch.journal.leases import LeaseLost, Leases
 from ferrum_jax.io import system
 from ferrum_jax.io.files.store import open_store
@@ -104,43 +103,3 @@ def test_a_job_goes_on_with_other_rows_once_its_workers_are_gone(store):
         worker(store, "w3", layout="a").claim_layout(0.0)
     second.leave()
     worker(store, "w4", layout="a").claim_layout(0.0)
-
-
-def test_one_whose_layout_counted_and_that_comes_as_another_is_claimed_is_seen(store, monkeypatch):
-    """It has said that it is there and has not looked yet."""
-    first = worker(store, "w1", layout="a")
-    first.claim_layout(0.0)
-    first.leave()
-    second, create = worker(store, "w2", layout="b"), store.create
-
-    def meanwhile(name, content, **how):
-        worker(store, "w3", layout="a")
-        return create(name, content, **how)
-
-    monkeypatch.setattr(store, "create", meanwhile)
-    with pytest.raises(ValueError, match=f"worker w3 {OTHER_INPUT}"):
-        second.claim_layout(0.0)
-
-
-@pytest.mark.parametrize("lives", [False, True])
-def test_one_of_another_machine_is_waited_for_until_it_moves_or_is_dead(store, monkeypatch, lives):
-    clock = Clock()
-    silent, other = worker(store, "w1", layout="a"), worker(store, "w2", clock, layout="b")
-    silent.claim_layout(0.0)
-
-    def sleep(seconds: float) -> None:
-        clock.now += seconds
-        if lives and clock.now > 8:
-            silent.beat()
-
-    monkeypatch.setattr(module, "_is_here", lambda beat: False)
-    monkeypatch.setattr(system, "sleep", sleep)
-    if lives:
-        with pytest.raises(ValueError, match=f"worker w1 {OTHER_INPUT}"):
-            other.claim_layout(0.5)
-        assert 8 < clock.now < 10
-        return
-    other.claim_layout(0.5)
-    assert clock.now > 10
-    with pytest.raises(LeaseLost):
-        silent.beat()
