@@ -120,7 +120,8 @@ class Leases:
     def epochs(self) -> dict[str, list[int]]:
         """The epochs of each part that was ever taken."""
         found: dict[str, list[int]] = {}
-        for name in self._store.names(self._folder):
+        listed = self._store.names(self._folder)
+        for name in dict.fromkeys((*listed, *self._known)):  # a listing may lag behind what this worker has made
             part, _, epoch = name.rpartition(".")
             if epoch.isdecimal():  # another file is nobody's lease
                 found.setdefault(part, []).append(int(epoch))
@@ -155,7 +156,10 @@ class Leases:
     def _create(self, part: str, epoch: int, lease: Lease) -> bool:
         content = lease.worker.encode() + (b"" if lease.cut is None else b" %d" % lease.cut)
         # a lease need not survive a loss of power, because its worker does not either
-        return self._store.create(f"{self._folder}/{part}.{epoch}", content, lasts=False)
+        is_new = self._store.create(f"{self._folder}/{part}.{epoch}", content, lasts=False)
+        if is_new:
+            self._known[f"{part}.{epoch}"] = lease
+        return is_new
 
     def is_held_elsewhere(self, part: str) -> bool:
         """Whether another worker, which lives, has the part."""
