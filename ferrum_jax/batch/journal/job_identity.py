@@ -119,9 +119,7 @@ class JobIdentity:
         assert None not in (identity.weights, identity.adapter), "the weights are known once a model is loaded"
         if (record := self._read(RECORD)) is not None:  # until a row is begun others may replace it
             refuse_changes(self._target, record["settings"], self._settings)
-        self.check(identity)
-        self._store.create(_MODEL, file_of(identity.values()))
-        self.check(identity)  # another worker may have been first
+        self._record(identity)
         name = digest_of(dict(identity.environment))
         self._store.create(f"{_ENVIRONMENTS}/{name}.json", file_of(dict(identity.environment)))
         if self._options.strict_bits:
@@ -134,9 +132,17 @@ class JobIdentity:
                 "differ from those of a job that ran in only one; --strict-bits refuses such a start."
             )
 
+    def _record(self, identity: ModelIdentity) -> None:
+        """Raises JobRefused as `check` does."""
+        self.check(identity)
+        self._store.create(_MODEL, file_of(identity.values()))
+        self.check(identity)  # another worker may have been first
+
     @functools.cached_property
     def label(self) -> JobLabel:
         """The label that every line has. Asked for once a model answers."""
+        for identity, _ in self._begun:  # one that came before there was a row may have removed what was recorded
+            self._record(identity)
         fingerprint = fingerprint_of(self._settings, self._read(_MODEL))
         return JobLabel(model=self._settings["model"], created=self.created, fingerprint=fingerprint)
 
