@@ -150,16 +150,15 @@ class Leases:
         Raises LeaseLost if another worker has the part.
         """
         lease = Lease("") if cut is None else Lease(self.worker, cut)
-        if not self._create(part, epoch, lease) and self.lease(part, epoch) != lease:  # the store's answer may be lost
+        if not self._create(part, epoch, lease):
             raise LeaseLost(f"another worker took over the rows of part {part}")
 
     def _create(self, part: str, epoch: int, lease: Lease) -> bool:
         content = lease.worker.encode() + (b"" if lease.cut is None else b" %d" % lease.cut)
         # a lease need not survive a loss of power, because its worker does not either
-        is_new = self._store.create(f"{self._folder}/{part}.{epoch}", content, lasts=False)
-        if is_new:
+        if self._store.create(f"{self._folder}/{part}.{epoch}", content, lasts=False):
             self._known[f"{part}.{epoch}"] = lease
-        return is_new
+        return self.lease(part, epoch) == lease  # which may be there already: the store's answer was lost
 
     def is_held_elsewhere(self, part: str) -> bool:
         """Whether another worker, which lives, has the part."""
