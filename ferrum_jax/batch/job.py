@@ -220,20 +220,29 @@ class _Run:
             leases = Leases(self._place.journal, self._worker, self._rows.part_layout, expiry_s=self._options.expiry_s)
             self._leases = leases
             try:
-                leases.claim_layout(self._options.poll_s)
-                with Keeper(self._journal, leases, self._options) as keeper:
-                    self._work(keeper, functools.partial(self._load, make_llm))
-                    if self._journal.is_complete:
-                        self._merge(leases)
-                    elif self._time.has_stopped:
-                        self._partial = self._place.merge_partial(self._rows, self._journal, leases)
-                        self._tally.num_ok = self._journal.num_ok
-                        self._tally.num_failed = self._rows.num_bad + self._journal.num_failed
-                    keeper.check()
+                if leases.claim_layout(self._options.poll_s, self._is_over):
+                    self._share_job(leases, functools.partial(self._load, make_llm))
             finally:
                 with contextlib.suppress(OSError):  # a full disk, say; others then see that the process has ended
                     leases.leave()
         return self._conclude()
+
+    def _is_over(self) -> bool:
+        """Whether this run is to end before its turn has come."""
+        self._time.keep()
+        return self._notice.is_given
+
+    def _share_job(self, leases: Leases, make_llm: Callable[[], BatchLLM]) -> None:
+        """Runs rows, and writes what the job has if this worker is the one to do so."""
+        with Keeper(self._journal, leases, self._options) as keeper:
+            self._work(keeper, make_llm)
+            if self._journal.is_complete:
+                self._merge(leases)
+            elif self._time.has_stopped:
+                self._partial = self._place.merge_partial(self._rows, self._journal, leases)
+                self._tally.num_ok = self._journal.num_ok
+                self._tally.num_failed = self._rows.num_bad + self._journal.num_failed
+            keeper.check()
 
     def _lives(self, worker: str) -> bool:
         """Whether another worker may still be at work."""

@@ -67,23 +67,24 @@ class Leases:
         content = json.dumps({**_process(), "layout": self._layout, "beats": self._num_beats}).encode()
         self._store.replace(f"workers/{self.worker}.beat", content)
 
-    def claim_layout(self, poll_s: float) -> None:
+    def claim_layout(self, poll_s: float, is_over: Callable[[], bool] = lambda: False) -> bool:
         """Has the layout of this worker count. Raises ValueError where one with another layout is at work.
 
-        It may have been killed on another machine, so its heartbeat is waited for, up to `expiry_s`.
+        It may have been killed on another machine, so its heartbeat is waited for, up to `expiry_s`, unless is_over
+        says that this worker is to end; False then.
         """
         while True:
             newest = max((int(name) for name in self._store.names("layouts") if name.isdecimal()), default=0)
             found = self._store.read(f"layouts/{newest}") if newest else None
             counts = (found or b"").decode(errors="replace")
             if counts == self._layout:
-                return
-            self._require_nobody_with(counts, poll_s)
+                return True
+            if not self._require_nobody_with(counts, poll_s, is_over):
+                return False
             if self._store.create(f"layouts/{newest + 1}", self._layout.encode()):
-                self._require_nobody_with(counts, poll_s)  # one that came meanwhile saw its own
-                return
+                return self._require_nobody_with(counts, poll_s, is_over)  # one that came meanwhile saw its own
 
-    def _require_nobody_with(self, layout: str, poll_s: float) -> None:
+    def _require_nobody_with(self, layout: str, poll_s: float, is_over: Callable[[], bool]) -> bool:
         seen: dict[str, bytes] = {}
         while found := {name: beat for name, beat in self._beats(layout) if self.lives(name)}:
             for name, beat in found.items():
@@ -93,8 +94,11 @@ class Leases:
                         "as --deadline, --within and --budget have it: stop it, start this one with the same, or name "
                         "another output"
                     )
+            if is_over():
+                return False
             system.sleep(poll_s)
             self.beat()
+        return True
 
     def _beats(self, layout: str) -> list[tuple[str, bytes]]:
         """Workers with this layout and their last heartbeats."""
