@@ -29,11 +29,10 @@ from ferrum_jax.io.files.store import LocalStore, Store, UrlStore
 from tests.batch.fake_llm import IDENTITY, FakeLLM
 from tests.world.bucket import URL, Bucket
 from tests.world.disk import Disk
-from tests.world.remembered import remember
+from tests.world.remembered import remembering
 from tests.world.world import EPOCH_S, Machine, Process, World
 
 # before Python 3.12 a cached property has one lock for all objects, here of several processes
-remember()
 vars(JobIdentity)["label"].lock = contextlib.nullcontext()
 
 KINDS = ("disk", "shared", "bucket")  # of a machine that has all workers, of many; a store that many have
@@ -207,7 +206,7 @@ class History:
         """Raises Failed."""
         self._burnt: set[Fault] = set()
         world = self.world
-        with world.installed():
+        with world.installed(), remembering():
             for who in range(len(self.slots)):
                 self.at(world.random.choice((0.0, 0.0, world.random.uniform(0, 10))), lambda who=who: self._start(who))
             for fault in self.plan.faults:

@@ -5,9 +5,10 @@ Histories of one job differ in what happens when, so rows are read and lines wri
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from ferrum_jax.batch import worker
@@ -35,12 +36,27 @@ def _tokens(outputs: Any) -> Any:
     return tuple((choice.token_ids, choice.text) for output in outputs for choice in output.outputs)
 
 
-def remember() -> None:
-    """From now on, in this process."""
-    rows.parse_file = _by(rows.parse_file, lambda file, seed, defaults: (file.getvalue(), seed), copy.deepcopy)
-    rows.parse_line = _by(rows.parse_line, lambda raw, *more, seed, defaults: (raw, more, seed))
-    rows.Row.over = _by(rows.Row.over, lambda row, generation: (row.id, repr(generation)))
-    worker.answered_line = _by(
-        worker.answered_line, lambda row, outputs, label: (row.id, _tokens(outputs), label.fingerprint)
-    )
-    fake_llm.answer = _by(fake_llm.answer, lambda prompt, params: (prompt, params.seed, params.n, params.max_tokens))
+_REMEMBERED = (
+    (rows, "parse_file", _by(rows.parse_file, lambda file, seed, defaults: (file.getvalue(), seed), copy.deepcopy)),
+    (rows, "parse_line", _by(rows.parse_line, lambda raw, *more, seed, defaults: (raw, more, seed))),
+    (rows.Row, "over", _by(rows.Row.over, lambda row, generation: (row.id, repr(generation)))),
+    (
+        worker,
+        "answered_line",
+        _by(worker.answered_line, lambda row, found, job: (row.id, _tokens(found), job.fingerprint)),
+    ),
+    (fake_llm, "answer", _by(fake_llm.answer, lambda text, params: (text, params.seed, params.n, params.max_tokens))),
+)
+
+
+@contextlib.contextmanager
+def remembering() -> Iterator[None]:
+    """Inside, they are asked in place of the functions."""
+    before = [getattr(owner, name) for owner, name, _ in _REMEMBERED]
+    for owner, name, remembered in _REMEMBERED:
+        setattr(owner, name, remembered)
+    try:
+        yield
+    finally:
+        for (owner, name, _), function in zip(_REMEMBERED, before, strict=True):
+            setattr(owner, name, function)
