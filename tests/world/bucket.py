@@ -12,8 +12,8 @@ URL = "world://b"
 
 
 class Bucket:
-    """lag_s: how late a listing may be. trouble: the share of calls that the service refuses, or whose answer is lost,
-    of which a client repeats one half by itself."""
+    """lag_s: how late a listing may be. trouble: the share of calls that the service refuses, or whose answer is lost;
+    a client repeats some by itself."""
 
     def __init__(self, world: World, *, lag_s: float = 0.0) -> None:
         self._world, self.lag_s, self.trouble, self.pace = world, lag_s, 0.0, 1.0

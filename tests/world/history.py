@@ -114,7 +114,7 @@ class History:
         self.output = f"{URL}/out.jsonl" if plan.kind == "bucket" else "/out.jsonl"
         self.slots: list[Process | None] = [None] * len(plan.steps_s)
         self.due: list[tuple[float, int, Callable[[], None]]] = []
-        self.told = 0  # rows of which a worker was told that they are durable
+        self.told = 0  # rows that a worker was told are durable
         self.has_ended = False  # a worker said that the output is there
         self.codes: Counter[str] = Counter()
         self.num_starts = 0
@@ -452,7 +452,7 @@ def _kill(history: History, fault: Fault, process: Process | None, about: str) -
 
 
 def _cut(history: History, fault: Fault, process: Process | None, about: str) -> None:
-    """Of the machine, at once or as soon as the calling task has let go."""
+    """Power goes at once, or as soon as the calling task has let go."""
     history.at(0.0, lambda: history.lose_power(history.machine(fault.who)))
     if history.world.task.process is process:
         history.world.tasks[0].wake_s = history.world.now_s

@@ -1,4 +1,4 @@
-"""A world in one thread of time: machines, their processes and threads, all of whose turns come from one seed.
+"""A world in one thread of time: machines with processes and threads that have their turns from one seed.
 
 Each thread of a process is a thread of Python, and one of them runs at a time: whoever sleeps, waits or uses a disk
 names the moment at which it goes on, and the world wakes the thread whose moment is next. No time passes otherwise. A
