@@ -66,16 +66,17 @@ class Plan:
     @staticmethod
     def of(seed: int, kind: str, *, num_rows: int = 200, num_workers: int | None = None) -> Plan:
         chance = random.Random(f"{seed} {kind}")
-        num_workers = num_workers or chance.choice((1, 2, 3, 4, 4, 5))
+        is_slow_fleet = chance.random() < 0.25  # whose workers leave rows to each other
+        num_workers = num_workers or chance.choice((4, 5) if is_slow_fleet else (1, 2, 3, 4, 4, 5))
+        steps_s = (0.4, 1.5, 1.5) if is_slow_fleet else (0.05, 0.05, 0.1, 0.1, 0.4, 0.4, 1.5)
+        num_faults = chance.choice((0, 0, 1) if is_slow_fleet else (1, 2, 3, 5, 8, 13))
         kinds = [each for each in FAULTS if kind in FAULTS[each].kinds]
         return Plan(
             seed=seed,
             kind=kind,
             num_rows=num_rows,
-            steps_s=tuple(chance.choice((0.05, 0.05, 0.1, 0.1, 0.4, 0.4, 1.5)) for _ in range(num_workers)),
-            faults=tuple(
-                _drawn(chance, chance.choice(kinds), num_workers) for _ in range(chance.choice((1, 2, 3, 5, 8, 13)))
-            ),
+            steps_s=tuple(chance.choice(steps_s) for _ in range(num_workers)),
+            faults=tuple(_drawn(chance, chance.choice(kinds), num_workers) for _ in range(num_faults)),
         )
 
     def without(self, place: int) -> Plan:
@@ -148,7 +149,7 @@ class History:
             partials_s=chance.choice((2.0, 10.0)),
             expiry_s=EXPIRY_S,
             poll_s=1.0,
-            share_s=2.0,
+            share_s=chance.choice((0.3, 2.0)),
             leaves_early=chance.random() < 0.2,
             open_store=self.store,
             terms=terms,
