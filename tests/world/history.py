@@ -38,19 +38,23 @@ vars(JobIdentity)["label"].lock = contextlib.nullcontext()
 KINDS = ("disk", "shared", "bucket")  # of a machine that has all workers, of many; a store that many have
 INPUT, FAULTS_S, EXPIRY_S = "/in.jsonl", 40.0, 20.0
 _ENDS = (0, 1)
+_PLACES = tuple(f"{what} of the output" for what in ("write", "fsync", "replace", "sync", "put overwrite"))
+_PLACES += tuple(f"{what} of {whose}" for what in ("link", "sync", "put create") for whose in ("segments", "leases"))
+_PLACES += ("replace of merged.json", "link of job.json", "link of model.json", "unlink of segments")
 _OTHER_WEIGHTS = "another"
 OTHER = dataclasses.replace(IDENTITY, weights=_OTHER_WEIGHTS)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Fault:
-    """at: a second; with by_call, a call of the worker. size: seconds, mostly."""
+    """at: a second; with by_call, a call of the worker. size: seconds, mostly. place: the first such call, if any."""
 
     kind: str
     who: int
     at: float
     size: float = 0.0
     by_call: bool = False
+    place: str = ""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -87,7 +91,15 @@ def _drawn(chance: random.Random, kind: str, num_workers: int) -> Fault:
     how = FAULTS[kind]
     by_call = how.by_call and chance.random() < 0.7
     at = float(int(400 ** chance.random())) if by_call else FAULTS_S * chance.random() ** 2
-    return Fault(kind=kind, who=chance.randrange(num_workers), at=at, size=how.most * chance.random(), by_call=by_call)
+    place = chance.choice(_PLACES) if by_call and chance.random() < 0.3 else ""
+    return Fault(
+        kind=kind,
+        who=chance.randrange(num_workers),
+        at=at,
+        size=how.most * chance.random(),
+        by_call=by_call,
+        place=place,
+    )
 
 
 class Failed(AssertionError):
@@ -185,12 +197,18 @@ class History:
         process.options = options
         for fault in self.plan.faults:
             if fault.by_call and fault.who == who and not is_healed and fault not in self._burnt:
-                process.fuse = int(fault.at), lambda what, about, fault=fault: self._burn(fault, what, about)
+                process.fuse = (
+                    0 if fault.place else int(fault.at),
+                    lambda what, about, fault=fault: self._burn(fault, what, about),
+                )
                 break
 
     def _burn(self, fault: Fault, what: str, about: str) -> None:
-        self._burnt.add(fault)
         process = self.world.task.process
+        if fault.place and fault.place != f"{what} of {kind_of(about)}":
+            process.fuse = 0, lambda what, about: self._burn(fault, what, about)
+            return
+        self._burnt.add(fault)
         self.world.met_with(f"{fault.kind} at {what} of {kind_of(about)}")
         FAULTS[fault.kind].happens(self, fault, process, about)
 
