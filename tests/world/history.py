@@ -38,9 +38,8 @@ vars(JobIdentity)["label"].lock = contextlib.nullcontext()
 KINDS = ("disk", "shared", "bucket")  # of a machine that has all workers, of many; a store that many have
 INPUT, FAULTS_S, EXPIRY_S = "/in.jsonl", 40.0, 20.0
 _ENDS = (0, 1)
-_PLACES = tuple(f"{what} of the output" for what in ("write", "fsync", "replace", "sync", "put overwrite"))
-_PLACES += tuple(f"{what} of {whose}" for what in ("link", "sync", "put create") for whose in ("segments", "leases"))
-_PLACES += ("replace of merged.json", "link of job.json", "link of model.json", "unlink of segments")
+_PLACES = ("fsync of the output", "sync of the output", "replace of merged.json", "link of model.json")
+_PLACES += ("link of segments", "sync of segments", "put create of segments", "link of leases")
 _OTHER_WEIGHTS = "another"
 OTHER = dataclasses.replace(IDENTITY, weights=_OTHER_WEIGHTS)
 
@@ -91,7 +90,7 @@ def _drawn(chance: random.Random, kind: str, num_workers: int) -> Fault:
     how = FAULTS[kind]
     by_call = how.by_call and chance.random() < 0.7
     at = float(int(400 ** chance.random())) if by_call else FAULTS_S * chance.random() ** 2
-    place = chance.choice(_PLACES) if by_call and chance.random() < 0.3 else ""
+    place = chance.choice(_PLACES) if by_call and chance.random() < 0.5 else ""
     return Fault(
         kind=kind,
         who=chance.randrange(num_workers),
@@ -310,7 +309,8 @@ class History:
         """Raises Failed for an error that no fault explains, or that does not say enough."""
         known = ("at work on this job", *(("with other settings: weights",) if self._has_others else ()))
         is_refused = isinstance(error, ValueError) and any(each in str(error) for each in known)
-        if not (isinstance(error, OSError) or is_refused):
+        is_lost = isinstance(error, FileNotFoundError) and self.plan.kind != "bucket"  # who took it away?
+        if is_lost or not (isinstance(error, OSError) or is_refused):
             raise Failed(f"a worker raised {error!r}") from error
         if isinstance(error, OSError) and self.healed_s is not None and process.began_s > self.healed_s:
             raise Failed(f"a worker raised {error!r} though no fault was left") from error
