@@ -15,8 +15,6 @@ import functools
 import itertools
 import json
 import os
-import secrets
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -41,6 +39,7 @@ from ferrum_jax.batch.report.recorder import Recorder, report, run_in
 from ferrum_jax.batch.timekeeper import Timekeeper
 from ferrum_jax.batch.worker import Worker
 from ferrum_jax.batch.worker_reports import WorkerReports
+from ferrum_jax.io import system
 from ferrum_jax.io.files.json_files import parse_json
 from ferrum_jax.io.files.store import open_local, open_store, split
 from ferrum_jax.io.paths import is_hub_id
@@ -88,7 +87,7 @@ class JobSettings:
     defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     require_valid: bool = False
     others: Mapping[str, object] = dataclasses.field(default_factory=dict)
-    now: Callable[[], float] = time.time
+    now: Callable[[], float] = lambda: system.now()
 
     def recorded(self, model: str) -> dict[str, object]:
         """The settings as they stand in the job's record."""
@@ -176,7 +175,7 @@ class _Run:
     ) -> None:
         self._place, self._rows, self._job, self._options = place, rows, job, options
         self._notice, self._console = notice, console
-        self._worker = secrets.token_hex(8)
+        self._worker = system.token_hex(8)
         self._journal = Journal(place.journal, rows, self._worker)
         self._journal.refresh()
         self._tally = Tally(
@@ -207,20 +206,29 @@ class _Run:
             leases = Leases(self._place.journal, self._worker, self._rows.part_layout, expiry_s=self._options.expiry_s)
             self._leases = leases
             try:
-                leases.claim_layout(self._options.poll_s)
-                with Keeper(self._journal, leases, self._options) as keeper:
-                    self._work(keeper, functools.partial(self._load, make_llm))
-                    if self._journal.is_complete:
-                        self._merge(leases)
-                    elif self._time.has_stopped:
-                        self._partial = self._place.merge_partial(self._rows, self._journal, leases)
-                        self._tally.num_ok = self._journal.num_ok
-                        self._tally.num_failed = self._rows.num_bad + self._journal.num_failed
-                    keeper.check()
+                if leases.claim_layout(self._options.poll_s, self._is_over):
+                    self._share_job(leases, functools.partial(self._load, make_llm))
             finally:
                 with contextlib.suppress(OSError):  # a full disk, say; others then see that the process has ended
                     leases.leave()
         return self._conclude()
+
+    def _is_over(self) -> bool:
+        """Whether this run is to end before its turn has come."""
+        self._time.keep()
+        return self._notice.is_given
+
+    def _share_job(self, leases: Leases, make_llm: Callable[[], BatchLLM]) -> None:
+        """Runs rows, and writes what the job has if this worker is the one to do so."""
+        with Keeper(self._journal, leases, self._options) as keeper:
+            self._work(keeper, make_llm)
+            if self._journal.is_complete:
+                self._merge(leases)
+            elif self._time.has_stopped:
+                self._partial = self._place.merge_partial(self._rows, self._journal, leases)
+                self._tally.num_ok = self._journal.num_ok
+                self._tally.num_failed = self._rows.num_bad + self._journal.num_failed
+            keeper.check()
 
     def _lives(self, worker: str) -> bool:
         """Whether another worker may still be at work."""
@@ -277,7 +285,7 @@ class _Run:
                     leases.beat()  # raises if another worker took this one for dead and deleted its file
                     raise
             else:
-                time.sleep(self._options.poll_s)
+                system.sleep(self._options.poll_s)
 
     def report(self, page_at: str | None, source: str) -> None:
         """Writes report.json beside the output, and the report's page if `page_at` says where. source: the input."""

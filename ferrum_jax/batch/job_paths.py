@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import stat
 
 from ferrum_jax.batch.input.files import check_name
 from ferrum_jax.batch.report.page import OPENS_WITH
+from ferrum_jax.io import system
 from ferrum_jax.io.files.store import open_store, split
 from ferrum_jax.io.paths import NamedPath, is_url, kept_beside, require_apart, require_folder_of
 
@@ -22,15 +22,15 @@ def check_paths(source: str, target: str, page_at: str | None) -> None:
     if is_url(target):
         return
     for written in (output, *kept_beside(target, "output")):
-        place = os.path.realpath(written.path)  # of a link, where it leads
+        place = system.realpath(written.path)  # of a link, where it leads
         require_folder_of(place, written.what.removeprefix("the "))
-        what, fits = ("folder", os.path.isdir) if written.is_owned else ("file", os.path.isfile)
-        if written.is_owned and os.path.islink(written.path) and not os.path.lexists(place):
+        what, fits = ("folder", system.isdir) if written.is_owned else ("file", system.isfile)
+        if written.is_owned and system.islink(written.path) and not system.lexists(place):
             raise ValueError(
                 f"{written.path}, which is to be {written.what}, is a link to {place}, which is not there; make that "
                 "folder, or remove the link"
             )
-        if os.path.lexists(place) and not fits(place):
+        if system.lexists(place) and not fits(place):
             raise ValueError(
                 f"{written.path}, which is to be {written.what}, is not a {what}; move it away, or name another output"
             )
@@ -41,7 +41,9 @@ def _check_page(path: str) -> None:
     local = path.removeprefix("file://")
     if not is_url(local):
         require_folder_of(local, "report's page")
-        if os.path.lexists(local) and not stat.S_ISREG(os.lstat(local).st_mode):  # a link would be replaced by a file
+        if system.lexists(local) and not stat.S_ISREG(
+            system.lstat(local).st_mode
+        ):  # a link would be replaced by a file
             raise ValueError(
                 f"{path}, which is to be the report's page, is not a file; move it away, or name another place with "
                 "--report"

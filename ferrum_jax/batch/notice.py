@@ -13,10 +13,11 @@ import select
 import signal
 import socket
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
+
+from ferrum_jax.io import system
 
 EXIT_INTERRUPTED, EXIT_PREEMPTED = 130, 75  # by the user; by the system, to be started again (EX_TEMPFAIL)
 
@@ -34,7 +35,7 @@ class Notice:
 
     def __init__(self, at_end: Callable[[Any], None] = lambda llm: None) -> None:
         self.at_end = at_end
-        self._given = threading.Event()
+        self._given = system.Event()
         self.reason = ""
         self.exit_code = 0
         self.is_urgent = False  # whether the process is soon killed
@@ -69,7 +70,7 @@ def notice_of_signals(notice: Notice) -> Iterator[None]:
 
     Signals reach the main thread only, so in another thread this does nothing: its caller gives the notice.
     """
-    if threading.current_thread() is not threading.main_thread():
+    if not system.in_main_thread():
         yield
         return
 
@@ -79,12 +80,12 @@ def notice_of_signals(notice: Notice) -> Iterator[None]:
         if again or not notice.is_orderly:
             raise KeyboardInterrupt
 
-    before = {number: signal.signal(number, handle) for number in _EXIT_CODES}
+    before = {number: system.signal(number, handle) for number in _EXIT_CODES}
     try:
         yield
     finally:
         for number, handler in before.items():
-            signal.signal(number, handler)
+            system.signal(number, handler)
 
 
 @contextlib.contextmanager
@@ -98,8 +99,8 @@ def exit_in_time(notice: Notice, within_s: float = _MAX_EXIT_S) -> Iterator[None
     ears, mouth = socket.socketpair()
     mouth.setblocking(False)
     before = signal.set_wakeup_fd(mouth.fileno(), warn_on_full_buffer=False)
-    ended = threading.Event()
-    thread = threading.Thread(target=_end_late, args=(notice, ears, ended, within_s), name="exit", daemon=True)
+    ended = system.Event()
+    thread = system.Thread(target=_end_late, args=(notice, ears, ended, within_s), name="exit", daemon=True)
     thread.start()
     try:
         yield
@@ -111,7 +112,7 @@ def exit_in_time(notice: Notice, within_s: float = _MAX_EXIT_S) -> Iterator[None
             thread.join()
 
 
-def _end_late(notice: Notice, ears: socket.socket, ended: threading.Event, within_s: float) -> None:
+def _end_late(notice: Notice, ears: socket.socket, ended: system.Event, within_s: float) -> None:
     """Waits for a notice or a signal, and ends the process if it is still running `within_s` later."""
     code = 0
     with ears:
@@ -139,7 +140,7 @@ def notice_of_cloud(notice: Notice, cloud: str | None) -> Iterator[None]:
     if cloud not in ENDPOINTS:
         raise ValueError(f"no preemption notice is known for {cloud!r}; known are {', '.join(sorted(ENDPOINTS))}")
     ask = {"gce": _google_says_so, "aws": _amazon_says_so}[cloud]
-    ended = threading.Event()
+    ended = system.Event()
 
     def watch() -> None:
         while not _asked(ask, ENDPOINTS[cloud]):
@@ -147,7 +148,7 @@ def notice_of_cloud(notice: Notice, cloud: str | None) -> Iterator[None]:
                 return
         notice.give(f"preemption notice of {cloud}", EXIT_PREEMPTED)
 
-    thread = threading.Thread(target=watch, name="preemption notice", daemon=True)
+    thread = system.Thread(target=watch, name="preemption notice", daemon=True)
     thread.start()
     try:
         yield

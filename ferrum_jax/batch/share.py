@@ -38,6 +38,7 @@ class WorkShare:
         self._is_dry = False  # the engine was told that there is no further row
         self.num_given = 0  # rows that others got
         self.is_done = False  # others run all rows that are left
+        self._stays = False  # and this worker is the one that they leave them to
         self.breaks = False
         forecaster.queue = self.queue
 
@@ -85,7 +86,7 @@ class WorkShare:
         workers, num_undone = self._workers, self._num_undone()
         finishers = workers.finishers(num_undone) if workers.others else []
         if finishers[:1] == [self._forecaster.worker]:
-            self._leases.acquire(_END)
+            self._stays = self._leases.acquire(_END) is not None
         self.is_done = bool(finishers) and self._forecaster.worker not in finishers
         self.is_done = self.is_done and self._leases.is_held_elsewhere(_END)
         if self.is_done:
@@ -132,4 +133,5 @@ class WorkShare:
     @property
     def _workers(self) -> Workers:
         forecaster = self._forecaster
-        return Workers.of(forecaster.report(), forecaster.others, mean=forecaster.mean, least_s=self._least_s)
+        how = {"mean": forecaster.mean, "least_s": self._least_s, "stays": self._stays}
+        return Workers.of(forecaster.report(), forecaster.others, **how)

@@ -7,7 +7,6 @@ The worker's loop calls it; nothing here has a thread of its own.
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -19,6 +18,7 @@ from ferrum_jax.batch.journal.journal import Journal
 from ferrum_jax.batch.notice import EXIT_PREEMPTED, Notice
 from ferrum_jax.batch.report.display import Tally
 from ferrum_jax.batch.worker_reports import WorkerReports
+from ferrum_jax.io import system
 
 _LOOK_S, _MAX_TELL_S = 1.0, 10.0  # between two forecasts; between two looks at other workers
 _TELLS = 0.1  # of the time that the run has taken, or takes yet: so much between two looks at other workers
@@ -47,22 +47,20 @@ class Timekeeper:
         reports: WorkerReports,
         notice: Notice,
         say: Callable[[str], None],
-        clock: Callable[[], float] = time.monotonic,
-        now: Callable[[], float] = time.time,
     ) -> None:
-        """reports: of the job, for this worker. now: seconds since 1970. say: shows the user a line."""
+        """reports: of the job, for this worker. say: shows the user a line."""
         self._terms, self._rows, self._journal, self._notice, self._say = terms, rows, journal, notice, say
-        self._reports, self._clock, self._now = reports, clock, now
+        self._reports, self._clock = reports, system.monotonic
         self.forecaster = Forecaster(
             rows.tokens,
-            clock=clock,
+            clock=self._clock,
             worker=reports.worker,
-            end_s=None if terms.deadline is None else clock() + terms.deadline - now(),
+            end_s=None if terms.deadline is None else system.monotonic() + terms.deadline - system.now(),
             budget=terms.budget,
             price_per_hour=terms.price_per_hour,
         )
         self._said: bool | None = None  # whether it fits, as it was last said
-        self._look_s = self._told_s = clock()
+        self._look_s = self._told_s = self._clock()
         self._took_s = 0.0  # the last look at other workers
         self.num_told = 0  # how often other workers were looked at
         self.outlook: Outlook | None = None
@@ -80,7 +78,7 @@ class Timekeeper:
                 "and what is left is no time to answer a row; give a higher --budget"
             )
         if self._terms.has_end:
-            self._say(terms_phrase(self._terms, self._now(), self.forecaster.spent_elsewhere))
+            self._say(terms_phrase(self._terms, system.now(), self.forecaster.spent_elsewhere))
         self._look()
         self.keep()
 
@@ -119,7 +117,7 @@ class Timekeeper:
         self._look_s = now + max(min(_LOOK_S, self._reports.least_s), _MAX_LOOKING * (now - started_s))
         if self.outlook is not None:
             tally.left_s = self.outlook.seconds
-            tally.outlook = progress_phrase(self.outlook, self._terms, self._now())
+            tally.outlook = progress_phrase(self.outlook, self._terms, system.now())
 
     @property
     def more(self) -> str:
@@ -169,5 +167,5 @@ class Timekeeper:
         fits = self.outlook.fits
         is_sure = fits is False or self.outlook.spread <= _SURE_SPREAD  # late, it can be said but not mended
         if fits is not None and fits != self._said and is_sure:
-            self._say(verdict_phrase(self.outlook, self._terms, self._now()))
+            self._say(verdict_phrase(self.outlook, self._terms, system.now()))
             self._said = fits

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
@@ -35,6 +34,7 @@ from ferrum_jax.batch.structure_cuts import cut_off
 from ferrum_jax.batch.timekeeper import Timekeeper
 from ferrum_jax.core.outputs import NOT_FINITE_REASON, RequestOutput
 from ferrum_jax.inputs.prompt import take_apart
+from ferrum_jax.io import system
 from ferrum_jax.openai.asked import TRANSCRIBES
 from ferrum_jax.tasks.transcription.reading_ahead import READ_AHEAD, SoundsAhead
 
@@ -74,8 +74,8 @@ class Worker:
         self._open, self._sounds = EngineRows(len(rows)), SoundsAhead[int, Any]()
         self._suspects: deque[tuple[int, int]] = deque()  # rows with which the engine crashed, to be run alone
         self._num_told = self._num_crashes_in_turn = 0
-        self._source_error: Exception | None = None
-        self._partials_s = self._shown_s = time.monotonic()
+        self._own_error: Exception | None = None
+        self._partials_s = self._shown_s = system.monotonic()
         self._is_idle = False
 
     @property
@@ -112,7 +112,7 @@ class Worker:
             with self._notice.orderly(False):
                 if llm is None:
                     llm = make_llm()
-                    self._tally.started_s, self._stats = time.monotonic(), llm.stats
+                    self._tally.started_s, self._stats = system.monotonic(), llm.stats
                     self._time.forecaster.progress = functools.partial(self._progress, llm)
                     self._sample()
                     self._teach(llm)
@@ -162,8 +162,8 @@ class Worker:
         self._fail(index, BadRow(id=row.id, custom_id=row.custom_id, code="engine_crash", message=message), epoch)
 
     def _source(self, llm: BatchLLM, rows: Iterator[tuple[int, int]]) -> Iterator[RowRequest]:
-        """The engine's requests. An error in here is the job's and not the engine's."""
-        try:
+        """The engine's requests."""
+        with self._own_errors():
             for index, epoch in rows:
                 row = self._rows.read(index)
                 assert isinstance(row, Row), f"row {index} is bad and was to be run"
@@ -176,8 +176,14 @@ class Worker:
                 before = self._journal.partial(index)
                 self._time.forecaster.meter.begin(index, num_written(before))
                 yield from self._open.begin(index, row, epoch, before)
+
+    @contextlib.contextmanager
+    def _own_errors(self) -> Iterator[None]:
+        """What fails in the block, wherever the engine calls it, is the job's fault and not the engine's or a row's."""
+        try:
+            yield
         except Exception as error:
-            self._source_error = error
+            self._own_error = error
             raise
 
     def _with_windows(self, llm: BatchLLM, index: int, row: Row) -> Row:
@@ -210,7 +216,7 @@ class Worker:
                 except JobRefused:
                     raise
                 except Exception as error:
-                    if error is self._source_error:
+                    if error is self._own_error:
                         raise
                     self._crash(error)
                     return
@@ -239,10 +245,11 @@ class Worker:
 
     def _wants_partials(self) -> bool:
         """At intervals, and once more, for the last time, when the job is to end."""
-        now_s = time.monotonic()
+        now_s = system.monotonic()
         if self._stats is not None:
             self._sample()
-            self._look()
+            with self._own_errors():  # a store may be away
+                self._look()
         if self.is_over or self._share.breaks:
             return self._open.ask_last()
         if now_s - self._partials_s < self._options.partials_s:
@@ -288,7 +295,7 @@ class Worker:
             self._fail(index, cut, epoch)
         else:
             self._answer(index, row, answers, epoch)
-        if time.monotonic() - self._shown_s > _SHOW_INTERVAL_S:
+        if system.monotonic() - self._shown_s > _SHOW_INTERVAL_S:
             self._show()
 
     def _answer(self, index: int, row: Row, answers: Sequence[Any], epoch: int) -> None:
@@ -340,7 +347,7 @@ class Worker:
             self._share.look()
 
     def _show(self) -> None:
-        self._shown_s = time.monotonic()
+        self._shown_s = system.monotonic()
         self._tally.num_ok = self._journal.num_ok
         self._tally.num_failed = self._rows.num_bad + self._journal.num_failed
         if self._stats is not None:

@@ -15,6 +15,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from ferrum_jax.io import system
+
 _ALIASES = {"gcs": "gs", "s3a": "s3", "local": "file"}  # of schemes that name one store
 _OF_MODELS = (".json", ".safetensors", ".jinja", ".model")  # files that make up a model's folder
 _REPORT = ".report.json"  # of a batch job; one that an earlier start wrote is no model's
@@ -64,7 +66,7 @@ def _would_change(written: NamedPath, folder: NamedPath) -> bool:
     inside = _resolved(written.path).startswith(_resolved(folder.path).rstrip("/") + "/")
     if not inside or not folder.is_model:
         return inside and folder.is_owned
-    is_there = is_url(written.path) or os.path.exists(written.path)
+    is_there = is_url(written.path) or system.exists(written.path)
     return is_there and written.path.endswith(_OF_MODELS) and not written.path.endswith(_REPORT)
 
 
@@ -72,7 +74,7 @@ def _is_same(one: str, other: str) -> bool:
     if _resolved(one) == _resolved(other):
         return True
     try:
-        return os.path.samefile(_resolved(one), _resolved(other))  # names of one file, as hard links are
+        return system.samefile(_resolved(one), _resolved(other))  # names of one file, as hard links are
     except OSError:
         return False
 
@@ -82,23 +84,23 @@ def _resolved(path: str) -> str:
     scheme, separator, rest = path.partition("://")
     scheme = _ALIASES.get(scheme.lower(), scheme.lower())
     if not separator or scheme == "file":
-        return os.path.realpath(rest if separator else os.path.expanduser(path))
+        return system.realpath(rest if separator else os.path.expanduser(path))
     return f"{scheme}://{posixpath.normpath('/' + rest.lstrip('/'))[1:]}"
 
 
 def require_folder_of(path: str | os.PathLike[str], what: str) -> None:
     """Raises ValueError unless the folder in which `path` is to stand is there and may be written. what: its name."""
     folder = os.path.dirname(os.path.abspath(path))
-    if not os.path.isdir(folder):
+    if not system.isdir(folder):
         raise ValueError(f"{folder}, where the {what} belongs, is not a folder; make it, or name another place")
-    if not os.access(folder, os.W_OK | os.X_OK):
+    if not system.access(folder, os.W_OK | os.X_OK):
         raise ValueError(f"{folder}, where the {what} belongs, may not be written to; name another place")
 
 
 def make_folder(path: str | os.PathLike[str], what: str) -> None:
     """Makes a missing folder. Raises ValueError where that fails. what: the contents, as an error names them."""
     try:
-        os.makedirs(path, exist_ok=True)
+        system.makedirs(path, exist_ok=True)
     except OSError as error:
         raise ValueError(
             f"{os.fspath(path)}, where the {what} belongs, cannot be made ({error.strerror}); name another place"
@@ -107,7 +109,7 @@ def make_folder(path: str | os.PathLike[str], what: str) -> None:
 
 def require_free(path: str | os.PathLike[str]) -> None:
     """Raises ValueError unless `path` is not there, or an empty folder."""
-    if os.path.exists(path) and not (os.path.isdir(path) and not os.listdir(path)):
+    if system.exists(path) and not (system.isdir(path) and not system.listdir(path)):
         raise ValueError(f"{os.fspath(path)} exists and is not an empty folder; name another output or remove it first")
 
 
@@ -117,7 +119,7 @@ def is_hub_id(model: str) -> bool:
     checkpoints/NAME is always a path, as are names that begin with a dot or a slash and those with no slash or several.
     """
     is_id = _HUB_ID.fullmatch(model) is not None and "--" not in model and ".." not in model
-    return is_id and not model.startswith("checkpoints/") and not os.path.lexists(model)
+    return is_id and not model.startswith("checkpoints/") and not system.lexists(model)
 
 
 def install_command(extra: str, root: Path = _ROOT) -> str:
@@ -125,7 +127,7 @@ def install_command(extra: str, root: Path = _ROOT) -> str:
 
     root: where the packages lie, which is the checkout unless they were copied out of it.
     """
-    if (root / "pyproject.toml").is_file():
+    if system.isfile(root / "pyproject.toml"):
         return f"pip install -e {shlex.quote(f'{root}[{extra}]')}"
     return f"pip install -e '.[{extra}]' in a checkout of ferrum_jax"
 

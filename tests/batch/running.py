@@ -1,11 +1,8 @@
 """How tests run a job over the rows of a folder, and what they read of its journal."""
 
 import io
-import json
-import subprocess
-import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -41,23 +38,8 @@ def run_rows(
     )
 
 
-def row_records(output: Path) -> Iterator[tuple[bytes, bytes]]:
-    """The kind of each record of the output's journal, and the digest of its row."""
-    for path in Path(f"{output}.journal/segments").glob("[!.]*"):
-        for record in path.read_bytes().splitlines():
-            _, kind, _, digest, _ = record.split(b" ", 4)
-            yield kind, digest
-
-
 def num_lines(output: Path) -> Counter[bytes]:
-    """How many lines the journal has of each row that has ended, by the row's digest."""
-    return Counter(digest for kind, digest in row_records(output) if kind in (b"ok", b"failed"))
-
-
-def run_program(module: str, *arguments: str) -> tuple[dict[str, Any], str]:
-    """The JSON that a program of the tests prints last, and what it prints before; it ends with 0."""
-    command = [sys.executable, "-W", "error", "-m", module, *arguments]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    said, _, found = done.stdout.rstrip().rpartition("\n")
-    return json.loads(found), said
+    """How many lines the journal of an output has of each row that has ended, by the row's digest."""
+    paths = Path(f"{output}.journal/segments").glob("[!.]*")
+    records = (record.split(b" ", 4) for path in paths for record in path.read_bytes().splitlines())
+    return Counter(digest for _, kind, _, digest, _ in records if kind in (b"ok", b"failed"))

@@ -1,53 +1,47 @@
 """Killed anywhere and started again, a job has the bytes of one that was never killed, and each row has one line."""
 
+import os
+import random
+import signal
+import time
+
 import pytest
 
+from tests.batch.fake_llm import json_lines
+from tests.batch.job import Job
 from tests.batch.kill_demo import kill
-from tests.batch.running import run_program
-from tests.batch.unlike_program import NUM_ROWS
+from tests.batch.running import num_lines
 from tests.histories import seeded
+from tests.marks import few
 
 
-def run(*arguments: str) -> dict:
-    return run_program("tests.batch.crash_program", *arguments)[0]
+def start(job: Job) -> int:
+    """The id of a process that runs the job."""
+    if pid := os.fork():
+        return pid
+    code = 9
+    try:
+        code = job.run(on_step=lambda llm: time.sleep(0.005), flush_s=0.02, expiry_s=60.0)
+    finally:
+        os._exit(code)
 
 
-@pytest.mark.parametrize(
-    ("kills", "seed"), [pytest.param(20, 1, id="20"), pytest.param(1000, 2, id="1000", marks=pytest.mark.slow)]
-)
-def test_killed_at_random_moments(kills, seed):
-    found = run("random", "--kills", str(kills), "--seed", str(seeded(seed)))
-    assert found["kills"] == kills and found["partials"] > kills
-
-
-@pytest.mark.parametrize("stride", [pytest.param(12, id="some"), pytest.param(1, id="each", marks=pytest.mark.slow)])
-def test_killed_before_and_after_the_calls_that_make_a_write_durable(stride):
-    assert (
-        run("boundaries", "--stride", str(stride))["kills"] > 40 // stride
-    )  # how many calls there are depends on how many segments the time allows
-
-
-@pytest.mark.parametrize("kills", [10, pytest.param(60, marks=pytest.mark.slow)])
-def test_two_workers_that_share_a_job_and_are_killed_in_turn(kills):
-    assert run("workers", "--kills", str(kills))["kills"] >= kills
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kills", [2, pytest.param(30, marks=pytest.mark.long)])
-def test_unlike_workers_of_which_one_is_killed_as_it_takes_or_gives_rows(kills):
-    assert run("unlike", "--kills", str(kills))["kills"] == kills
-
-
-def test_a_slow_worker_hands_over_its_last_rows_with_their_tokens_and_ends():
-    """Where fast ones have room for all that are left."""
-    found, _ = run_program("tests.batch.unlike_program")
-    assert found["codes"] == [0, 0] and found["lines"] == NUM_ROWS and found["most_lines_of_a_row"] == 1
-    assert found["ended_early"] and found["partials"] > 0
-
-
-@pytest.mark.parametrize("stops", [2, pytest.param(8, marks=pytest.mark.slow)])
-def test_a_worker_that_sleeps_longer_than_its_leases_last_is_replaced_and_harmless(stops):
-    run("stopped", "--kills", str(stops))
+@pytest.mark.parametrize("kills", few([4, 60]))
+def test_real_processes_that_are_killed_in_turn(tmp_path, kills):
+    """All other kills are histories of tests/world, and pages that no kill of a process can lose."""
+    chance = random.Random(seeded(1))
+    job = Job(tmp_path, json_lines({"custom_id": str(i), "prompt": f"{i} " * 9} for i in range(100)))
+    expected, num_killed = job.whole(), 0
+    while num_killed < kills:
+        pids = [start(job), start(job)]
+        for pid in pids:
+            time.sleep(chance.uniform(0.0, 0.2))
+            os.kill(pid, signal.SIGKILL)
+            num_killed += os.waitpid(pid, 0)[1] == signal.SIGKILL
+        if chance.random() < 0.5:
+            assert {os.waitpid(start(job), 0)[1] for _ in range(2)} == {0}
+            assert job.output.read_bytes() == expected and set(num_lines(job.output).values()) == {1}
+            job.forget()
 
 
 @pytest.mark.slow

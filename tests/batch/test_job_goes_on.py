@@ -1,8 +1,5 @@
 """What a job may be started again with: its rows, its settings, its names; and what is done already stays."""
 
-import contextlib
-from pathlib import Path
-
 import pytest
 
 from ferrum_jax.batch.job import (
@@ -10,9 +7,8 @@ from ferrum_jax.batch.job import (
     EXIT_PREEMPTED,
 )
 from ferrum_jax.batch.journal.journal_file import object_in
-from ferrum_jax.io.files.store import LocalStore
 from tests.batch.fake_llm import json_lines
-from tests.batch.job import ASKING, GOOD_INPUT, ROWS, Job, at_step, shown_words
+from tests.batch.job import ASKING, GOOD_INPUT, ROWS, Job, at_step
 
 
 def test_a_job_goes_on_only_with_the_adapters_that_it_was_begun_with(tmp_path):
@@ -116,39 +112,3 @@ def test_a_job_goes_on_with_other_defaults_of_what_changes_no_answer(job, tmp_pa
     ]
     job.input.write_bytes(json_lines(undrafted))  # rows too may change it
     assert job.run() == EXIT_OK and job.output.read_bytes() == whole
-
-
-@pytest.mark.parametrize("step", [3, None])
-def test_a_worker_that_slept_while_others_began_the_job_and_went_on_joins_it(tmp_path, step):
-    (tmp_path / "alone").mkdir()
-    job, alone = Job(tmp_path), Job(tmp_path / "alone")
-    next(alone.clock)  # it begins when the second worker does
-    looked = []
-
-    class Sleepy(LocalStore):
-        def read(self, name: str, *args) -> bytes | None:
-            found = super().read(name, *args)
-            if name == "job.json":
-                looked.append(found)
-            if looked == [None, None]:  # it is about to begin the job itself
-                looked.append(b"slept")
-                assert job.run_to_step(step) == EXIT_PREEMPTED if step else job.run() == EXIT_OK
-            return found
-
-    assert job.run(open_store=lambda path: Sleepy(Path(path))) == alone.run()
-    assert job.output.read_bytes() == alone.output.read_bytes()
-
-
-def test_a_worker_taken_for_dead_while_it_merges_says_so_and_harms_nothing(job):
-    class Overtaken(LocalStore):
-        @contextlib.contextmanager
-        def writing(self, name):
-            with super().writing(name) as file:
-                yield file
-                for beat in Path(f"{job.output}.journal/workers").glob("*.beat"):
-                    beat.with_suffix(".dead").touch()
-                assert job.run() == EXIT_OK
-
-    assert job.run(open_store=lambda path: Overtaken(Path(path))) == EXIT_PREEMPTED
-    assert "another took over its rows. Finished rows are kept; the same command" in shown_words(job)
-    assert job.run() == EXIT_OK and [line["custom_id"] for line in job.lines()] == ["a", "b", "c", "d", "e"]

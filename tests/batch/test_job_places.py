@@ -1,13 +1,9 @@
 """Where a job reads and writes: what stands there already, links, full disks and stores that do not fit."""
 
-import errno
-import functools
-import itertools
 import os
 import re
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
@@ -20,7 +16,7 @@ from ferrum_jax.batch.job import (
     run_batch,
 )
 from ferrum_jax.batch.notice import Notice
-from ferrum_jax.io.files.store import LocalStore, UrlStore
+from ferrum_jax.io.files.store import UrlStore
 from tests.batch.fake_llm import FakeLLM
 from tests.batch.job import GOOD_INPUT, Job
 
@@ -146,90 +142,3 @@ def test_a_store_that_makes_a_file_twice_is_refused_before_the_model_loads(tmp_p
     target, stores = f"memory://{tmp_path}/out.jsonl", JobOptions(open_store=lambda path: UrlStore(Overwriting(), path))
     with pytest.raises(ValueError, match=r"memory://.*out.jsonl is on a store that has no conditional writes"):
         run_batch(pytest.fail, job.input, target, model="tiny", console=console, options=stores)
-
-
-class Failing(LocalStore):
-    """Fails from the `left`-th write on, with this error; a segment may be torn before it is refused."""
-
-    def __init__(self, root: Path, left: list[int], failed: set[str], error: int, torn: bool) -> None:
-        super().__init__(root)
-        self.left, self.failed, self.error, self.torn = left, failed, error, torn
-
-    def create(self, name: str, content: bytes, *, lasts: bool = True) -> bool:
-        try:
-            self._count(name)
-        except OSError:
-            if self.torn and name.startswith("segments/"):
-                super().create(name, content[: len(content) // 2])
-            raise
-        return super().create(name, content, lasts=lasts)
-
-    def replace(self, name: str, content: bytes, *, lasts: bool = True) -> None:
-        self._count(name)
-        super().replace(name, content, lasts=lasts)
-
-    def _count(self, name: str) -> None:
-        self.left[0] -= 1
-        if self.left[0] < 0:
-            self.failed.add(name.split("/")[0])
-            raise OSError(self.error, os.strerror(self.error))
-
-
-@pytest.mark.parametrize(("error", "torn"), [(errno.ENOSPC, True), (errno.ENOSPC, False), (errno.EROFS, False)])
-def test_a_full_or_read_only_disk_is_a_clear_error_and_loses_nothing(job, expected, error, torn):
-    failed: set[str] = set()
-    for writes in range(100):
-        left = [writes]
-        try:
-            if job.run(open_store=lambda path, left=left: Failing(Path(path), left, failed, error, torn)) == EXIT_OK:
-                break
-        except OSError as found:
-            assert found.errno == error
-        for file in Path(f"{job.output}.journal/workers").glob("*"):  # as if the process had ended, as it would have
-            file.unlink()
-        job.clock = itertools.count(1_000)
-        assert job.run() == EXIT_OK and job.output.read_bytes() == expected
-        job.forget()
-    places = {
-        "job.json",
-        "model.json",
-        "environments",
-        "workers",
-        "layouts",
-        "leases",
-        "segments",
-        "runs",
-        "merged.json",
-    }
-    places |= {"paces"}  # which says less than the journal: that it was not written stops nothing
-    assert failed == places | {"out.jsonl.report.json"}
-
-
-@pytest.mark.parametrize("call", ["fsync", "link", "replace"])
-def test_a_full_disk_names_the_file_and_leaves_nothing_beside_it(job, expected, tmp_path, monkeypatch, call):
-    real, named = getattr(os, call), set[str]()
-
-    def fails(left: list[int], *arguments: Any) -> Any:
-        left[0] -= 1
-        if left[0] < 0:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), *(arguments[:1] if call != "fsync" else ()))
-        return real(*arguments)
-
-    for calls in range(100):
-        job.forget()
-        monkeypatch.setattr(os, call, functools.partial(fails, [calls]))
-        try:
-            is_done = job.run() == EXIT_OK
-        except OSError as found:
-            is_done = False
-            assert found.errno == errno.ENOSPC
-            named.add(str(Path(found.filename).relative_to(tmp_path)).removeprefix("out.jsonl.").split("/")[-1])
-        monkeypatch.undo()
-        assert not list(tmp_path.rglob(".*"))
-        for file in Path(f"{job.output}.journal/workers").glob("*"):  # as if the process had ended, as it would have
-            file.unlink()
-        job.clock = itertools.count(1_000)
-        assert job.run() == EXIT_OK and job.output.read_bytes() == expected
-        if is_done:
-            break
-    assert is_done and ({"job.json", "model.json"} if call != "replace" else {"out.jsonl", "merged.json"}) <= named

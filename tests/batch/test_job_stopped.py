@@ -1,12 +1,10 @@
 """Whatever interrupts a job, each row is answered once, and the file is that of an uninterrupted one."""
 
 import concurrent.futures
-import itertools
 import os
 import re
 import signal
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -20,7 +18,6 @@ from ferrum_jax.batch.job import (
     run_batch,
 )
 from ferrum_jax.batch.notice import Notice
-from ferrum_jax.io.files.store import LocalStore
 from tests.batch.fake_llm import FakeLLM, json_lines
 from tests.batch.job import BAD_LINES, GOOD_INPUT, ROWS, Job, at_step
 
@@ -176,28 +173,6 @@ def test_an_input_that_changes_while_the_job_runs_is_an_error_and_the_rest_goes_
     with pytest.raises(OSError, match="of the input changed while the job ran; start the job again"):
         job.run(on_step=lambda llm: job.input.write_bytes(changed), width=1)
     job.input.write_bytes(GOOD_INPUT)
-    assert job.run() == EXIT_OK and job.output.read_bytes() == expected
-
-
-def test_a_second_interrupt_during_journaling_ends_with_130_and_loses_nothing(job, expected):
-    num_signals = 0
-
-    def interrupt() -> None:
-        nonlocal num_signals
-        num_signals += 1
-        signal.raise_signal(signal.SIGINT)
-
-    class Interrupted(LocalStore):
-        def create(self, name, content, *, lasts=True):
-            if name.startswith("segments/") and num_signals == 1:
-                interrupt()
-            return super().create(name, content, lasts=lasts)
-
-    assert job.run(open_store=lambda path: Interrupted(Path(path)), on_step=at_step(3, interrupt)) == EXIT_INTERRUPTED
-    assert num_signals == 2
-    kept = b"".join(path.read_bytes() for path in Path(f"{job.output}.journal/segments").iterdir())
-    assert b" ok " in kept and b" partial " in kept
-    job.clock = itertools.count(1_000)
     assert job.run() == EXIT_OK and job.output.read_bytes() == expected
 
 

@@ -274,7 +274,7 @@ def test_a_clerk_begins_once_a_full_disk_has_room(folder, monkeypatch, caplog):
 @pytest.mark.parametrize(("first_s", "pauses"), [(1.0, [1, 2, 4, 5, 5]), (9.0, [5, 5])])
 def test_pauses_grow_until_it_works(monkeypatch, first_s, pauses):
     now = 100.0
-    monkeypatch.setattr("ferrum_jax.serve.batches.pauses.time.monotonic", lambda: now)
+    monkeypatch.setattr("ferrum_jax.io.system.monotonic", lambda: now)
     found = Pauses("it", first_s=first_s, most_s=5.0)
     for _ in range(2):
         for pause in pauses:

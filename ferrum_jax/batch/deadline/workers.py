@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
+from typing import Any
 
 from ferrum_jax.batch.deadline.forecaster import WorkerReport
 
@@ -22,19 +23,21 @@ _MIN_USED = 0.5  # of its slots, by a worker that has room for more
 class Workers:
     """A worker and those others that are at work and have a throughput.
 
-    mean: tokens, read and written, of a row of the job. least_s: a part lasts as long at least.
+    mean: tokens, read and written, of a row of the job. least_s: a part lasts as long at least. stays: others leave the
+    last rows to this worker.
     """
 
     own: WorkerReport
     others: Sequence[WorkerReport]
     mean: tuple[float, float]
     least_s: float
+    stays: bool = False
 
     @staticmethod
-    def of(own: WorkerReport, others: Sequence[WorkerReport], *, mean: tuple[float, float], least_s: float) -> Workers:
-        """The workers among all workers that were ever heard of."""
+    def of(own: WorkerReport, others: Sequence[WorkerReport], **more: Any) -> Workers:
+        """The workers among all workers that were ever heard of. more: the other fields."""
         measured = [each for each in others if each.is_alive and each.throughput is not None]
-        return Workers(own=own, others=measured, mean=mean, least_s=least_s)
+        return Workers(own=own, others=measured, **more)
 
     def rate(self, worker: WorkerReport) -> float:
         """Rows a second, by those that run before its throughput is known; 0 before anything is computed."""
@@ -64,7 +67,7 @@ class Workers:
 
     def is_worthwhile(self, num_undone: int) -> bool:
         """Whether a row that this worker begins would end about as soon as the others are done with all of them."""
-        if not self.others:
+        if self.stays or not self.others:
             return True
         others_s = num_undone / max(self._rate_of_others, 1e-9) + min(each.row_s for each in self.others)
         return self.own.row_s <= others_s + self.least_s

@@ -18,13 +18,13 @@ import itertools
 import json
 import shutil
 import sys
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import PurePosixPath
 from types import MappingProxyType
 from typing import Any, BinaryIO
 
 from ferrum_jax.batch.input.lines import unreadable_line
+from ferrum_jax.io import system
 from ferrum_jax.io.paths import install_command
 from ferrum_jax.openai.json_text import JsonError, NestedTooDeeply, decoded
 
@@ -63,7 +63,7 @@ def reading_rows(file: BinaryIO, name: str) -> Iterator[BinaryIO]:
             plain = stack.enter_context(_decompressed(file, compression))
             if kind:
                 lines = _csv_lines(plain) if kind == ".csv" else _parquet_lines(plain)
-                plain = stack.enter_context(tempfile.TemporaryFile())  # type: ignore[assignment]
+                plain = stack.enter_context(system.TemporaryFile())  # type: ignore[assignment]
                 plain.writelines(lines)
         except Exception as error:  # for a damaged file each library raises what it likes
             raise ValueError(f"{name} cannot be read as {kind or 'JSON lines'}{compression}: {error}") from error
@@ -81,7 +81,7 @@ def writing_rows(file: BinaryIO, name: str, columns: Columns = ANSWERS) -> Itera
     if not compression and not kind:
         yield file
         return
-    with tempfile.TemporaryFile() as lines:
+    with system.TemporaryFile() as lines:
         yield lines  # type: ignore[misc]
         lines.seek(0)
         with _compressing(file, compression) as target:
@@ -135,7 +135,7 @@ def _decompressed(file: BinaryIO, compression: str) -> Iterator[BinaryIO]:
     if not compression:
         yield file
         return
-    with tempfile.TemporaryFile() as plain:
+    with system.TemporaryFile() as plain:
         if compression == ".gz":
             shutil.copyfileobj(gzip.GzipFile(fileobj=file), plain, _COPY_BYTES)  # type: ignore[arg-type]
         else:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -14,6 +13,7 @@ from ferrum_jax.batch.journal.journal import Journal
 from ferrum_jax.batch.journal.journal_file import file_of, object_in
 from ferrum_jax.batch.journal.leases import Leases, is_idle, require_nobody
 from ferrum_jax.batch.journal.merge import merge
+from ferrum_jax.io import system
 from ferrum_jax.io.files.store import Store, split
 from ferrum_jax.io.paths import is_url
 
@@ -150,7 +150,7 @@ class JobFolder:
                 path = self._merge_partial(rows, journal)
                 leases.give("partial", epoch + 1)
                 return path
-            time.sleep(_TURN_S)
+            system.sleep(_TURN_S)
         return None
 
     def _merge_partial(self, rows: Rows, journal: Journal) -> str | None:

@@ -14,7 +14,6 @@ from __future__ import annotations
 import datetime
 import functools
 import json
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -22,6 +21,7 @@ from ferrum_jax.batch.journal.journal_file import file_of, object_in
 from ferrum_jax.batch.journal.keeper import JobOptions
 from ferrum_jax.batch.journal.responses import JobLabel
 from ferrum_jax.inputs.identity import KNOWN_LATER, ModelIdentity, digest_of
+from ferrum_jax.io import system
 from ferrum_jax.io.files.store import Store
 
 FORMAT = 1  # of all files of a journal
@@ -119,9 +119,7 @@ class JobIdentity:
         assert None not in (identity.weights, identity.adapter), "the weights are known once a model is loaded"
         if (record := self._read(RECORD)) is not None:  # until a row is begun others may replace it
             refuse_changes(self._target, record["settings"], self._settings)
-        self.check(identity)
-        self._store.create(_MODEL, file_of(identity.values()))
-        self.check(identity)  # another worker may have been first
+        self._record(identity)
         name = digest_of(dict(identity.environment))
         self._store.create(f"{_ENVIRONMENTS}/{name}.json", file_of(dict(identity.environment)))
         if self._options.strict_bits:
@@ -134,9 +132,17 @@ class JobIdentity:
                 "differ from those of a job that ran in only one; --strict-bits refuses such a start."
             )
 
+    def _record(self, identity: ModelIdentity) -> None:
+        """Raises JobRefused as `check` does."""
+        self.check(identity)
+        self._store.create(_MODEL, file_of(identity.values()))
+        self.check(identity)  # another worker may have been first
+
     @functools.cached_property
     def label(self) -> JobLabel:
         """The label that every line has. Asked for once a model answers."""
+        for identity, _ in self._begun:  # one that came before there was a row may have removed what was recorded
+            self._record(identity)
         fingerprint = fingerprint_of(self._settings, self._read(_MODEL))
         return JobLabel(model=self._settings["model"], created=self.created, fingerprint=fingerprint)
 
@@ -243,7 +249,7 @@ def read_record(content: bytes, target: str) -> dict[str, Any]:
 
 def started_of(record: Mapping[str, Any] | None) -> datetime.datetime:
     """The time that chat templates see: the recorded start of the job, or now if it has not begun."""
-    return _moment(time.time() if record is None else record["created"])
+    return _moment(system.now() if record is None else record["created"])
 
 
 def _moment(seconds: float) -> datetime.datetime:

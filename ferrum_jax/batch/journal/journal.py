@@ -9,8 +9,6 @@ are added to the input of a running job, can leave two lines for a row; all read
 from __future__ import annotations
 
 import json
-import threading
-import time
 import zlib
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -21,6 +19,7 @@ from ferrum_jax.batch.input.rows import Rows
 from ferrum_jax.batch.journal.line_record import usage_in
 from ferrum_jax.batch.journal.partials import decode_partial
 from ferrum_jax.core.outputs import CompletionOutput
+from ferrum_jax.io import system
 from ferrum_jax.io.files.store import Store
 
 OK, FAILED, PARTIAL, CRASH = b"ok", b"failed", b"partial", b"crash"
@@ -70,7 +69,7 @@ class Journal:
         self.busy_s = 0.0  # in append and flush, of both threads; those of the other one cost the loop less
         self._pending, self._pending_records = bytearray(), list[_Record]()
         self._num_written = 0
-        self._books, self._writing = threading.Lock(), threading.Lock()
+        self._books, self._writing = system.Lock(), system.Lock()
 
     # -- what is known -----------------------------------------------------------------------------------
 
@@ -166,7 +165,7 @@ class Journal:
 
     def append(self, kind: bytes, index: int, payload: bytes, epoch: int) -> None:
         """Adds a record; it is durable after the next flush. payload: without newline."""
-        started_s = time.perf_counter()
+        started_s = system.perf_counter()
         content = b"%s %d %s %s" % (kind, epoch, self._rows.digest(index).encode(), payload)
         record = b"%08x %s\n" % (zlib.crc32(content), content)
         with self._books:
@@ -174,7 +173,7 @@ class Journal:
             end = len(self._pending)
             self._pending_records.append(_record(kind, index, epoch, end - 1, payload))
             is_full = end > _FLUSH_BYTES
-            self.busy_s += time.perf_counter() - started_s
+            self.busy_s += system.perf_counter() - started_s
         if is_full:
             self.flush()
 
@@ -186,7 +185,7 @@ class Journal:
                 self._pending, self._pending_records = bytearray(), []
             if not records:
                 return
-            started_s = time.perf_counter()
+            started_s = system.perf_counter()
             try:
                 name = self._write(content)
             except BaseException:  # a signal too: the job flushes once more before it ends
@@ -194,7 +193,7 @@ class Journal:
                 raise
             with self._books:
                 self._book_records(name, records)
-                self.busy_s += time.perf_counter() - started_s
+                self.busy_s += system.perf_counter() - started_s
 
     def _write(self, content: bytes) -> str:
         """The name of a new segment. Each try has its own, because one that was interrupted may have made its file."""

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import threading
-import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -13,6 +11,7 @@ from ferrum_jax.batch.deadline.end_terms import EndTerms
 from ferrum_jax.batch.deadline.forecaster import WorkerReport
 from ferrum_jax.batch.journal.journal import Journal
 from ferrum_jax.batch.journal.leases import Leases
+from ferrum_jax.io import system
 from ferrum_jax.io.files.store import Store, open_store
 from ferrum_jax.io.old_names import FIELDS, warn_of
 
@@ -65,9 +64,9 @@ class Keeper:
 
     def __init__(self, journal: Journal, leases: Leases, options: JobOptions) -> None:
         self.journal, self.leases, self.options = journal, leases, options
-        self._ended = threading.Event()
+        self._ended = system.Event()
         self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, name="journal", daemon=True)
+        self._thread = system.Thread(target=self._run, name="journal", daemon=True)
 
     def __enter__(self) -> Keeper:
         self._thread.start()
@@ -83,12 +82,12 @@ class Keeper:
 
     def _run(self) -> None:
         beat_s = self.options.expiry_s / 4
-        beaten_s = time.monotonic()
+        beaten_s = system.monotonic()
         try:
             while not self._ended.wait(min(self.options.flush_s, beat_s)):
-                if time.monotonic() - beaten_s >= beat_s:
+                if system.monotonic() - beaten_s >= beat_s:
                     self.leases.beat()
-                    beaten_s = time.monotonic()
+                    beaten_s = system.monotonic()
                 self.journal.flush()
         except BaseException as error:  # the loop raises it
             self._error = error

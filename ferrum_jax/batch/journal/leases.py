@@ -14,13 +14,11 @@ the newest file of `layouts` the one that counts.
 from __future__ import annotations
 
 import json
-import os
-import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from ferrum_jax.batch.journal.journal_file import object_in
+from ferrum_jax.io import system
 from ferrum_jax.io.files.store import Store
 
 _MAX_BYTES = 100  # of a lease
@@ -47,10 +45,10 @@ class Leases:
         layout: str,
         *,
         expiry_s: float,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] | None = None,
     ) -> None:
         self._store, self.worker, self._layout, self._folder = store, worker, layout, f"leases/{layout}"
-        self._expiry_s, self._clock = expiry_s, clock
+        self._expiry_s, self._clock = expiry_s, clock or system.monotonic
         self._num_beats = 0
         self._seen: dict[str, tuple[bytes, float]] = {}  # other workers' last heartbeat, and when it was first seen
         self._dead: set[str] = set()
@@ -69,23 +67,24 @@ class Leases:
         content = json.dumps({**_process(), "layout": self._layout, "beats": self._num_beats}).encode()
         self._store.replace(f"workers/{self.worker}.beat", content)
 
-    def claim_layout(self, poll_s: float) -> None:
+    def claim_layout(self, poll_s: float, is_over: Callable[[], bool] = lambda: False) -> bool:
         """Has the layout of this worker count. Raises ValueError where one with another layout is at work.
 
-        It may have been killed on another machine, so its heartbeat is waited for, up to `expiry_s`.
+        It may have been killed on another machine, so its heartbeat is waited for, up to `expiry_s`, unless is_over
+        says that this worker is to end; False then.
         """
         while True:
             newest = max((int(name) for name in self._store.names("layouts") if name.isdecimal()), default=0)
             found = self._store.read(f"layouts/{newest}") if newest else None
             counts = (found or b"").decode(errors="replace")
             if counts == self._layout:
-                return
-            self._require_nobody_with(counts, poll_s)
+                return True
+            if not self._require_nobody_with(counts, poll_s, is_over):
+                return False
             if self._store.create(f"layouts/{newest + 1}", self._layout.encode()):
-                self._require_nobody_with(counts, poll_s)  # one that came meanwhile saw its own
-                return
+                return self._require_nobody_with(counts, poll_s, is_over)  # one that came meanwhile saw its own
 
-    def _require_nobody_with(self, layout: str, poll_s: float) -> None:
+    def _require_nobody_with(self, layout: str, poll_s: float, is_over: Callable[[], bool]) -> bool:
         seen: dict[str, bytes] = {}
         while found := {name: beat for name, beat in self._beats(layout) if self.lives(name)}:
             for name, beat in found.items():
@@ -95,8 +94,11 @@ class Leases:
                         "as --deadline, --within and --budget have it: stop it, start this one with the same, or name "
                         "another output"
                     )
-            time.sleep(poll_s)
+            if is_over():
+                return False
+            system.sleep(poll_s)
             self.beat()
+        return True
 
     def _beats(self, layout: str) -> list[tuple[str, bytes]]:
         """Workers with this layout and their last heartbeats."""
@@ -122,7 +124,8 @@ class Leases:
     def epochs(self) -> dict[str, list[int]]:
         """The epochs of each part that was ever taken."""
         found: dict[str, list[int]] = {}
-        for name in self._store.names(self._folder):
+        listed = self._store.names(self._folder)
+        for name in dict.fromkeys((*listed, *self._known)):  # a listing may lag behind what this worker has made
             part, _, epoch = name.rpartition(".")
             if epoch.isdecimal():  # another file is nobody's lease
                 found.setdefault(part, []).append(int(epoch))
@@ -151,13 +154,15 @@ class Leases:
         Raises LeaseLost if another worker has the part.
         """
         lease = Lease("") if cut is None else Lease(self.worker, cut)
-        if not self._create(part, epoch, lease) and self.lease(part, epoch) != lease:  # the store's answer may be lost
+        if not self._create(part, epoch, lease):
             raise LeaseLost(f"another worker took over the rows of part {part}")
 
     def _create(self, part: str, epoch: int, lease: Lease) -> bool:
         content = lease.worker.encode() + (b"" if lease.cut is None else b" %d" % lease.cut)
         # a lease need not survive a loss of power, because its worker does not either
-        return self._store.create(f"{self._folder}/{part}.{epoch}", content, lasts=False)
+        if self._store.create(f"{self._folder}/{part}.{epoch}", content, lasts=False):
+            self._known[f"{part}.{epoch}"] = lease
+        return self.lease(part, epoch) == lease  # which may be there already: the store's answer was lost
 
     def is_held_elsewhere(self, part: str) -> bool:
         """Whether another worker, which lives, has the part."""
@@ -195,62 +200,41 @@ def is_idle(store: Store) -> bool:
     )
 
 
-def require_nobody(
-    store: Store, *, expiry_s: float, poll_s: float, clock: Callable[[], float] = time.monotonic
-) -> list[str]:
+def require_nobody(store: Store, *, expiry_s: float, poll_s: float) -> list[str]:
     """The workers of a job, once none of them lives any more; each has its tombstone. Waits up to `expiry_s`.
 
     Raises ValueError for one whose heartbeat moves meanwhile.
     """
-    started_s, seen = clock(), dict[str, bytes]()
+    started_s, seen = system.monotonic(), dict[str, bytes]()
     names = [name.removesuffix(".beat") for name in store.names("workers") if name.endswith(".beat")]
     while silent := [name for name in names if store.size(f"workers/{name}.dead") is None]:
         for name in silent:
             beat = store.read(f"workers/{name}.beat")
-            if beat is None or _is_gone(beat) or clock() - started_s > expiry_s:
+            if beat is None or _is_gone(beat) or system.monotonic() - started_s > expiry_s:
                 store.create(f"workers/{name}.dead", b"")
             elif seen.setdefault(name, beat) != beat:
                 raise ValueError(f"worker {name} is at work on this job; stop it before the job is begun anew")
             else:
-                time.sleep(poll_s)
+                system.sleep(poll_s)
     return names
 
 
 def _process() -> dict[str, object]:
     """This process: its number, its start, and the place in which numbers are unique, "" where the system hides it."""
-    return {"place": _PLACE, "pid": os.getpid(), "started": _start_of(os.getpid())}
-
-
-def _place() -> str:
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return f"{boot} {os.readlink('/proc/self/ns/pid')}"
-    except OSError:
-        return ""
-
-
-def _start_of(pid: object) -> str | None:
-    """When a process of this place began, in ticks since boot; None if no such process runs."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
-    except OSError:
-        return None
+    return {"place": system.process_place(), "pid": system.getpid(), "started": system.process_start(system.getpid())}
 
 
 def _is_here(beat: bytes) -> bool:
     """Whether a heartbeat comes from a process of this place, which may have ended."""
-    return bool(_PLACE) and _said(beat).get("place") == _PLACE
+    return bool(here := system.process_place()) and _said(beat).get("place") == here
 
 
 def _is_gone(beat: bytes) -> bool:
     """Whether a heartbeat comes from a process of this place that has ended."""
     found = _said(beat)
-    return _is_here(beat) and _start_of(found.get("pid")) != found.get("started")
+    return _is_here(beat) and system.process_start(found.get("pid")) != found.get("started")
 
 
 def _said(beat: bytes) -> dict[str, Any]:
     """A heartbeat's fields; none of a damaged file, whose changes alone then show that its worker lives."""
     return object_in(beat) or {}
-
-
-_PLACE = _place()

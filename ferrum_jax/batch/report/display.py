@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import time
 from collections.abc import Sequence
 
 from rich.console import Console
@@ -13,6 +12,7 @@ from rich.text import Text
 
 from ferrum_jax.core.outputs import EmbeddingOutput, RequestOutput, ScoreOutput
 from ferrum_jax.core.progress import PLAIN_INTERVAL_S, RatedBar, clock
+from ferrum_jax.io import system
 
 _BAR_INTERVAL_S = 0.1
 
@@ -36,7 +36,7 @@ class Tally:
     left_s: float | None = None  # expected until the end; None before it is known
     outlook: str = ""  # what is expected, in words
     cost: float | None = None  # of all workers and runs
-    started_s: float = dataclasses.field(default_factory=time.monotonic)
+    started_s: float = dataclasses.field(default_factory=lambda: system.monotonic())
 
     def count(self, outputs: Sequence[RequestOutput | EmbeddingOutput | ScoreOutput]) -> None:
         """Counts an answered row. outputs: one for each of its prompts."""
@@ -54,7 +54,7 @@ class Tally:
 
     @property
     def wall_s(self) -> float:
-        return time.monotonic() - self.started_s
+        return system.monotonic() - self.started_s
 
     @property
     def output_tokens_per_s(self) -> float:
@@ -91,7 +91,7 @@ class Display:
         self._task = self._bar.add_task(
             "rows", start=False, total=tally.num_rows, completed=tally.num_done, left="-:--:--"
         )
-        self._shown_s = time.monotonic()
+        self._shown_s = system.monotonic()
         self._has_lines = False
 
     def __enter__(self) -> Display:
@@ -105,9 +105,9 @@ class Display:
     def update(self) -> None:
         """Shows the tally, unless it was shown a moment ago."""
         interval_s = _BAR_INTERVAL_S if self._console.is_terminal else PLAIN_INTERVAL_S
-        if time.monotonic() - self._shown_s < interval_s:
+        if system.monotonic() - self._shown_s < interval_s:
             return
-        self._shown_s = time.monotonic()
+        self._shown_s = system.monotonic()
         self._show()
 
     def say(self, text: str) -> None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ferrum_jax.batch.report.display import Tally
 from ferrum_jax.core.metrics import MEDIA
+from ferrum_jax.io import system
 
 FIELDS = (
     *("wall_s", "rows", "prompt_tokens", "cached_tokens", "output_tokens", "pool_use", "padding_waste"),
@@ -65,7 +65,7 @@ class Recorder:
         tally.padding_waste = padding_waste(stats)
         return {
             "worker": worker,
-            "at": int(time.time()),
+            "at": int(system.now()),
             "ended": ended,
             "wall_s": round(tally.wall_s, 3),
             "journal_s": round(journal_s, 3),

@@ -15,7 +15,6 @@ import math
 import os
 import random
 import tempfile
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -36,6 +35,7 @@ from ferrum_jax.batch.verify.margins import Parting, parting_of
 from ferrum_jax.batch.verify.output_lines import Line, OutputLines, line_in
 from ferrum_jax.batch.verify.promise import Promise, other_model, promise_of
 from ferrum_jax.core.progress import plain_console
+from ferrum_jax.io import system
 from ferrum_jax.io.files.store import open_local, open_store, split
 
 VERDICTS = (BITS, TEXT, TIE, DIFFERENT)
@@ -204,7 +204,7 @@ class _Again:
                 return
             is_stopped = code not in (EXIT_OK, EXIT_ROWS_FAILED)
             if is_stopped:
-                self._margins_until_s = time.monotonic() + _MAX_MARGINS_S
+                self._margins_until_s = system.monotonic() + _MAX_MARGINS_S
             self._compare(source, target)
         if is_stopped:
             self._found.num_left = len(chosen) - self._found.num_answered
@@ -244,7 +244,7 @@ class _Again:
         if verdict == DIFFERENT and len(found.differing) < _MAX_SHOWN:
             row, llm = self._rows.read(index), self._llm
             assert isinstance(row, Row) and llm is not None, "the row was answered"
-            if time.monotonic() < self._margins_until_s:
+            if system.monotonic() < self._margins_until_s:
                 now = datetime.datetime.fromtimestamp(self._record.created, datetime.UTC)
                 parting = parting_of(llm, row, written, here, now)
             if compared.is_of_text and not promise.bits and parting is not None and parting.is_tie(promise.margin):

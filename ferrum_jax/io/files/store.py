@@ -10,21 +10,18 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import glob
-import os
-import random
 import shutil
 import stat
-import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, Protocol
 
+from ferrum_jax.io import system
 from ferrum_jax.io.files.whole_files import beside, sync_folder, write_whole
 from ferrum_jax.io.paths import errors_naming, is_url, open_url
 
 _MAX_TRIES, _MAX_PAUSE_S = 4, 0.5  # for a create that failed and left no file
+_OF_TEMPORARY = 8  # letters at the end of a temporary file's name
 
 
 class Store(Protocol):
@@ -74,10 +71,10 @@ def open_store(path: str) -> Store:
     """
     if not is_url(path):
         return LocalStore(Path(path))
-    system, root = open_url(path)
+    files, root = open_url(path)
     from fsspec.implementations.local import LocalFileSystem
 
-    return LocalStore(Path(root)) if isinstance(system, LocalFileSystem) else UrlStore(system, root)
+    return LocalStore(Path(root)) if isinstance(files, LocalFileSystem) else UrlStore(files, root)
 
 
 def split(path: str) -> tuple[str, str]:
@@ -96,31 +93,31 @@ class LocalStore:
     """
 
     def __init__(self, root: Path) -> None:
-        self._root = root
+        self._root, self._lasting = root, set[Path]()
 
     def create(self, name: str, content: bytes, *, lasts: bool = True) -> bool:
         path = self._path(name)
         with beside(path, content, lasts=lasts) as written:
             try:
-                os.link(written, path)
+                system.link(written, path)
             except FileExistsError:
                 return False
         if lasts:
-            sync_folder(path.parent)
+            self._sync(path.parent)
         return True
 
     def replace(self, name: str, content: bytes, *, lasts: bool = True) -> None:
         path = self._path(name)
         write_whole(path, content, lasts=lasts)
         if lasts:
-            sync_folder(path.parent)
+            self._sync(path.parent)
 
     def read(self, name: str, start: int = 0, length: int | None = None) -> bytes | None:
         path = self._root / name
         try:
-            if not stat.S_ISREG(path.stat().st_mode):  # a pipe would be waited for, and a device has no end
+            if not stat.S_ISREG(system.stat(path).st_mode):  # a pipe would be waited for, and a device has no end
                 raise IsADirectoryError(errno.EISDIR, "It is no file", str(path))
-            with open(path, "rb") as file:
+            with system.open(path, "rb") as file:
                 file.seek(start)
                 return file.read(-1 if length is None else length)
         except FileNotFoundError:
@@ -128,55 +125,70 @@ class LocalStore:
 
     def size(self, name: str) -> int | None:
         try:
-            return (self._root / name).stat().st_size
+            return system.stat(self._root / name).st_size
         except FileNotFoundError:
             return None
 
     def names(self, folder: str) -> list[str]:
         try:
-            return [name for name in os.listdir(self._root / folder) if not name.startswith(".")]
+            return [name for name in system.listdir(self._root / folder) if not name.startswith(".")]
         except FileNotFoundError:
             return []
 
     def move(self, name: str, target: str, *, mark: str) -> None:
-        os.rename(self._root / name, self._root / target)
+        system.rename(self._root / name, self._root / target)
         sync_folder(self._root)
 
     def remove(self, name: str) -> None:
         path = self._root / name
         with contextlib.suppress(FileNotFoundError):  # another process removes it too
-            if path.is_dir():
-                with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as aside:
-                    os.rename(path, Path(aside) / path.name)  # at once: what another writes there from now on stays
+            if system.isdir(path):
+                with system.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as aside:
+                    system.rename(path, Path(aside) / path.name)  # at once: what another writes there from now on stays
             else:
-                path.unlink()
+                system.unlink(path)
 
     @contextlib.contextmanager
     def writing(self, name: str) -> Iterator[BinaryIO]:
         path = self._path(name)
-        for torn in path.parent.glob(f".{glob.escape(path.name)}.????????"):  # what a killed process left
-            torn.unlink(missing_ok=True)
+        for torn in system.listdir(path.parent):  # what a killed process left
+            if torn.startswith(prefix := f".{path.name}.") and len(torn) == len(prefix) + _OF_TEMPORARY:
+                with contextlib.suppress(FileNotFoundError):
+                    system.unlink(path.parent / torn)
         with beside(path, lasts=False) as written:
-            with open(written, "wb") as file:
+            with system.open(written, "wb") as file:
                 yield file
                 file.flush()
-                os.fsync(file.fileno())
-            os.replace(written, path)
-        sync_folder(path.parent)
+                system.fsync(file.fileno())
+            system.replace(written, path)
+        self._sync(path.parent)
 
     def _path(self, name: str) -> Path:
-        path = Path(os.path.realpath(self._root / name))
-        path.parent.mkdir(parents=True, exist_ok=True)
+        path = Path(system.realpath(self._root / name))
+        system.makedirs(path.parent, exist_ok=True)
         return path
+
+    def _sync(self, folder: Path) -> None:
+        """Makes the names in a folder durable, and at its first use those of the folders that lead to it.
+
+        Who made them may have been killed before it synced them.
+        """
+        sync_folder(folder)
+        root = Path(system.realpath(self._root))
+        if folder not in self._lasting and folder.is_relative_to(root):
+            for each in (folder, *folder.parents[: len(folder.relative_to(root).parts)]):
+                with contextlib.suppress(PermissionError):  # one above the root, which was not made here
+                    sync_folder(each.parent, of=folder)
+            self._lasting.add(folder)
 
 
 class UrlStore:
     """A folder of an fsspec file system. An object is written by one put: a reader sees it whole or not at all."""
 
-    def __init__(self, system: Any, root: str, url: str | None = None) -> None:
+    def __init__(self, files: Any, root: str, url: str | None = None) -> None:
         """url: as errors name the folder; None is as the file system writes it."""
-        self._system, self._root = system, root
-        self.url = system.unstrip_protocol(root) if url is None else url if url.endswith("://") else url.rstrip("/")
+        self._system, self._root = files, root
+        self.url = files.unstrip_protocol(root) if url is None else url if url.endswith("://") else url.rstrip("/")
 
     @classmethod
     def of(cls, url: str) -> UrlStore:
@@ -192,7 +204,7 @@ class UrlStore:
 
     def copy_to(self, name: str, path: Path) -> None:
         """Copies a file to a path of this machine."""
-        path.parent.mkdir(parents=True, exist_ok=True)
+        system.makedirs(path.parent, exist_ok=True)
         with self._at(name) as source:
             self._system.get_file(source, str(path))
 
@@ -211,7 +223,7 @@ class UrlStore:
                     return False
                 if not left:
                     raise
-                time.sleep(_MAX_PAUSE_S * random.random())
+                system.sleep(_MAX_PAUSE_S * system.random())
         raise AssertionError("the last try returns or raises")
 
     def replace(self, name: str, content: bytes, *, lasts: bool = True) -> None:
@@ -258,9 +270,9 @@ class UrlStore:
 
     @contextlib.contextmanager
     def writing(self, name: str) -> Iterator[BinaryIO]:
-        with tempfile.TemporaryDirectory() as folder:
+        with system.TemporaryDirectory() as folder:
             path = Path(folder) / "content"
-            with open(path, "wb") as file:
+            with system.open(path, "wb") as file:
                 yield file
             with self._at(name) as target:
                 self._system.put_file(str(path), target)
@@ -280,12 +292,12 @@ def open_local(path: str) -> Iterator[BinaryIO]:
     Raises OSError if there is none, and ValueError for a URL that cannot be opened.
     """
     if not is_url(path):
-        with open(path, "rb") as file:
+        with system.open(path, "rb") as file:
             yield file
         return
-    system, remote = open_url(path)
-    with tempfile.TemporaryFile() as file:
-        with errors_naming(path), system.open(remote, "rb") as source:
+    files, remote = open_url(path)
+    with system.TemporaryFile() as file:
+        with errors_naming(path), files.open(remote, "rb") as source:
             shutil.copyfileobj(source, file, 1 << 20)
         file.seek(0)
         yield file  # type: ignore[misc]

@@ -5,15 +5,16 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+
+from ferrum_jax.io import system
 
 
 def write_whole(path: Path, content: bytes, *, lasts: bool = True, mode: int | None = None) -> None:
     """Puts a whole file in place of what is there: a reader sees the one or the other. lasts, mode: as `beside`."""
     with beside(path, content, lasts=lasts, mode=mode) as written:
-        os.replace(written, path)
+        system.replace(written, path)
 
 
 @contextlib.contextmanager
@@ -24,28 +25,24 @@ def beside(path: Path, content: bytes = b"", *, lasts: bool = True, mode: int | 
     for this file, or for none that is named, is an error of `path`.
     """
     with _errors_of(path):
-        handle, written = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+        handle, written = system.mkstemp(prefix=f".{path.name}.", dir=path.parent)
         try:
-            with open(handle, "wb") as file:
+            with system.open(handle, "wb") as file:
                 file.write(content)
                 file.flush()
                 if lasts:
-                    os.fsync(file.fileno())
-            os.chmod(written, 0o666 & ~_UMASK if mode is None else mode)
+                    system.fsync(file.fileno())
+            system.chmod(written, system.NEW_FILE_MODE if mode is None else mode)
             yield written
         finally:
             with contextlib.suppress(FileNotFoundError):  # it was renamed to `path`
-                os.unlink(written)
+                system.unlink(written)
 
 
-def sync_folder(folder: Path) -> None:
-    """Makes the names in a folder durable."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        with _errors_of(folder):
-            os.fsync(handle)
-    finally:
-        os.close(handle)
+def sync_folder(folder: Path, of: Path | None = None) -> None:
+    """Makes the names in a folder durable. of: what an error is to name; None names the folder."""
+    with _errors_of(of or folder):
+        system.sync_folder(folder)
 
 
 def is_of_full_disk(error: BaseException) -> bool:
@@ -63,12 +60,3 @@ def _errors_of(path: Path) -> Iterator[None]:
         if error.errno is None or not is_its:
             raise
         raise OSError(error.errno, error.strerror, str(path)) from error
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
-
-
-_UMASK = _umask()  # read once: reading it changes it for a moment

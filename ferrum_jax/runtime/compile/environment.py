@@ -40,6 +40,7 @@ TRACED = (  # the code from which a step is traced: all that the runtimes of eng
     "ferrum_jax/io/files",
     "ferrum_jax/io/ints.py",
     "ferrum_jax/io/paths.py",
+    "ferrum_jax/io/system.py",
     "ferrum_jax/models/families",
     "ferrum_jax/models/layers",
     "ferrum_jax/models/sharding",

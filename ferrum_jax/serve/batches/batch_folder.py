@@ -19,12 +19,11 @@ import hashlib
 import json
 import logging
 import re
-import secrets
 import shutil
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, BinaryIO, TypeVar
 
+from ferrum_jax.io import system
 from ferrum_jax.io.files.store import Store, open_store
 from ferrum_jax.serve.batches.stored import AskedBatch, BatchState, CancelMark, Record, StoredFile, read_record
 
@@ -52,7 +51,7 @@ class BatchFolder:
         self._files: dict[str, StoredFile] = {}  # records never change
         self._batches: dict[str, AskedBatch] = {}
         self._unread: set[str] = set()  # names of records that cannot be read
-        self._lock = threading.Lock()  # of who looks for room
+        self._lock = system.Lock()  # of who looks for room
         self._coming: dict[str, StoredFile] = {}  # by id: files that are being written, for which room is kept
 
     def path(self, name: str) -> str:
@@ -75,7 +74,7 @@ class BatchFolder:
         is_owed: it is kept however full the folder is, as answers are that have been computed. record: the other fields
         of a StoredFile. Raises FolderFull.
         """
-        found = StoredFile(**{"id": f"file-{secrets.token_hex(16)}", **record}, num_bytes=num_bytes)
+        found = StoredFile(**{"id": f"file-{system.token_hex(16)}", **record}, num_bytes=num_bytes)
         content.seek(0)
         with contextlib.nullcontext() if is_owed else self._room(found):
             with self.store.writing(_content(found.id)) as file:
@@ -131,7 +130,7 @@ class BatchFolder:
 
         asked: the fields of an AskedBatch but its id.
         """
-        found = AskedBatch(id=f"batch_{secrets.token_hex(16)}", **asked)
+        found = AskedBatch(id=f"batch_{system.token_hex(16)}", **asked)
         with self._lock:
             own = [each for each in self.batches() if each.owner == found.owner]
             if len(own) >= MOST_BATCHES:

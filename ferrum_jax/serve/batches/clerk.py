@@ -14,10 +14,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
-import secrets
-import tempfile
-import threading
-import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from typing import Any, BinaryIO
@@ -32,6 +28,7 @@ from ferrum_jax.batch.journal.leases import LeaseLost
 from ferrum_jax.batch.journal.merge import merge
 from ferrum_jax.batch.notice import EXIT_PREEMPTED, Notice
 from ferrum_jax.core.progress import plain_console
+from ferrum_jax.io import system
 from ferrum_jax.io.files.store import open_local, open_store
 from ferrum_jax.io.files.whole_files import is_of_full_disk
 from ferrum_jax.io.watched_threads import start_thread
@@ -70,7 +67,7 @@ class ClerkTimes:
     flush_s: float = 1.0
     expiry_s: float = 10.0
     pause_s: float = 10.0
-    now: Callable[[], float] = time.time
+    now: Callable[[], float] = lambda: system.now()
 
 
 class Clerk:
@@ -86,7 +83,7 @@ class Clerk:
         """llm_for: the engine for an owner's rows. rules_of: an endpoint's input."""
         self._folder, self._llm_for, self._rules_of = folder, llm_for, rules_of
         self._times = times or ClerkTimes()
-        self._ended = threading.Event()
+        self._ended = system.Event()
         self._current: _Current | None = None
         self._final: set[str] = set()  # ids of batches that have ended
         self._turns: dict[str, int] = {}  # by owner: when its last batch ended
@@ -238,12 +235,12 @@ class Clerk:
 
     def _answer(self, asked: AskedBatch, state: BatchState, notice: Notice) -> BatchState:
         """Runs the job; the state after it, which is still IN_PROGRESS where notice was given."""
-        told_s, counts = time.monotonic(), (state.num_ok, state.num_failed)
+        told_s, counts = system.monotonic(), (state.num_ok, state.num_failed)
 
         def tell(num_ok: int, num_failed: int) -> None:
             nonlocal told_s, counts
-            if (num_ok, num_failed) != counts and time.monotonic() - told_s > self._times.poll_s:
-                counts, told_s = (num_ok, num_failed), time.monotonic()
+            if (num_ok, num_failed) != counts and system.monotonic() - told_s > self._times.poll_s:
+                counts, told_s = (num_ok, num_failed), system.monotonic()
                 self._keep(asked, dataclasses.replace(state, num_ok=num_ok, num_failed=num_failed))
 
         names = self._rules_of(asked.endpoint).names
@@ -291,7 +288,7 @@ class Clerk:
         """The state of a batch whose files hold what its job has."""
         if not state.num_rows:
             return state
-        with tempfile.TemporaryFile() as answers, tempfile.TemporaryFile() as errors:
+        with system.TemporaryFile() as answers, system.TemporaryFile() as errors:
             found = self._gather(asked, answers, errors, with_expired=with_expired)
             output = self._keep_file(asked, "output", answers, found.ok_bytes)
             error = self._keep_file(asked, "error", errors, found.failed_bytes)
@@ -317,9 +314,9 @@ class Clerk:
     def _gather(self, asked: AskedBatch, answers: BinaryIO, errors: BinaryIO, *, with_expired: bool) -> Counts:
         """Parts the lines that the job's journal has, in the order of the input, whatever the model is called now."""
         place = self._job(asked)
-        with open_local(self._folder.content_path(asked.input_file)) as raw, tempfile.TemporaryFile() as lines:
+        with open_local(self._folder.content_path(asked.input_file)) as raw, system.TemporaryFile() as lines:
             rows = Rows(raw, 0)
-            journal = Journal(place.journal, rows, secrets.token_hex(8))
+            journal = Journal(place.journal, rows, system.token_hex(8))
             journal.refresh()
             merge(rows, journal, lines)
             lines.seek(0)

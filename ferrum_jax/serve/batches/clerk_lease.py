@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import secrets
-import time
 from collections.abc import Callable, Iterator
 
 from ferrum_jax.batch.journal.leases import Leases
+from ferrum_jax.io import system
 from ferrum_jax.io.files.store import open_store
 from ferrum_jax.serve.batches.batch_folder import BatchFolder
 
@@ -25,18 +24,18 @@ def lease_of(
     says whether the clerk is to end. What is given raises LeaseLost if another clerk took this one for dead.
     """
     leases: Leases | None = None
-    beaten_s = time.monotonic()
+    beaten_s = system.monotonic()
 
     def beat() -> None:
         nonlocal beaten_s
-        if leases is not None and time.monotonic() - beaten_s > BEAT_S:
+        if leases is not None and system.monotonic() - beaten_s > BEAT_S:
             leases.beat()
-            beaten_s = time.monotonic()
+            beaten_s = system.monotonic()
 
     def acquired() -> bool:
         nonlocal leases
         if leases is None:
-            leases = Leases(open_store(folder.path("clerk")), secrets.token_hex(8), "clerk", expiry_s=_EXPIRY_S)
+            leases = Leases(open_store(folder.path("clerk")), system.token_hex(8), "clerk", expiry_s=_EXPIRY_S)
         beat()
         return leases.acquire("clerk") is not None
 

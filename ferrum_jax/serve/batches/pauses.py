@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-import time
+
+from ferrum_jax.io import system
 
 _log = logging.getLogger("ferrum_jax.serve")
 
@@ -16,13 +17,13 @@ class Pauses:
         self._what, self._first_s, self._most_s = what, first_s, most_s
         self.num_begun = 0
         self._pause_s = 0.0
-        self._until_s = 0.0  # of time.monotonic()
+        self._until_s = 0.0  # of system.monotonic()
         self._said: str | None = None
 
     @property
     def is_over(self) -> bool:
         """Whether it may be tried now."""
-        return time.monotonic() >= self._until_s
+        return system.monotonic() >= self._until_s
 
     def begin(self, error: BaseException) -> None:
         """Pauses after a try that failed."""
@@ -32,7 +33,7 @@ class Pauses:
             _log.error("%s: %s; it is tried again after pauses of up to %.0f s", self._what, said, self._most_s)
             self._said = said
         self._pause_s = min(max(2 * self._pause_s, self._first_s), self._most_s)
-        self._until_s = time.monotonic() + self._pause_s
+        self._until_s = system.monotonic() + self._pause_s
 
     def end(self) -> None:
         """Pauses no more, after a try that went well."""

@@ -1,10 +1,7 @@
 """One living worker has a part of a job at a time; the dead lose theirs, and no clock but one's own counts."""
 
-import json
-
 import pytest
 
-from ferrum_jax.batch.journal import leases as module
 from ferrum_jax.batch.journal.leases import LeaseLost, Leases
 from ferrum_jax.io.files.store import open_store
 
@@ -33,10 +30,6 @@ def test_a_part_is_one_workers_until_it_leaves(store):
     assert second.acquire("0") == 2 and worker(store, "w3").acquire("0") is None
 
 
-def test_parts_of_another_layout_are_other_parts(store):
-    assert worker(store, "w1").acquire("0") == 1 and worker(store, "w2", layout="k").acquire("0") == 1
-
-
 def test_a_heartbeat_that_stands_still_is_death_and_the_dead_learn_of_it(store):
     clock = Clock()
     silent, other = worker(store, "w1"), worker(store, "w2", clock)
@@ -62,20 +55,6 @@ def test_a_worker_whose_journal_was_deleted_learns_of_it_and_makes_no_new_one(st
     assert store.names("workers") == []
 
 
-def test_a_process_that_has_ended_on_this_machine_is_dead_at_once(store, monkeypatch):
-    worker(store, "w1").acquire("0")
-    assert worker(store, "w2").acquire("0") is None
-    monkeypatch.setattr(module, "_start_of", lambda pid: None)
-    assert worker(store, "w3").acquire("0") == 2
-
-
-def test_a_process_of_another_machine_is_not_looked_for_here(store):
-    worker(store, "w1").acquire("0")
-    beat = json.loads(store.read("workers/w1.beat"))
-    store.replace("workers/w1.beat", json.dumps({**beat, "place": "elsewhere", "pid": 2**22 + 1}).encode())
-    assert worker(store, "w2").acquire("0") is None
-
-
 OTHER_INPUT = "is at work on this job with another input, or takes its rows in another order"
 
 
@@ -91,55 +70,3 @@ def test_workers_with_other_rows_never_work_at_one_time(store):
     first.leave()
     with pytest.raises(ValueError, match=f"worker w3 {OTHER_INPUT}"):
         second.claim_layout(0.0)
-
-
-def test_a_job_goes_on_with_other_rows_once_its_workers_are_gone(store):
-    first = worker(store, "w1", layout="a")
-    first.claim_layout(0.0)
-    first.leave()
-    second = worker(store, "w2", layout="b")
-    second.claim_layout(0.0)
-    with pytest.raises(ValueError, match=f"worker w2 {OTHER_INPUT}"):
-        worker(store, "w3", layout="a").claim_layout(0.0)
-    second.leave()
-    worker(store, "w4", layout="a").claim_layout(0.0)
-
-
-def test_one_whose_layout_counted_and_that_comes_as_another_is_claimed_is_seen(store, monkeypatch):
-    """It has said that it is there and has not looked yet."""
-    first = worker(store, "w1", layout="a")
-    first.claim_layout(0.0)
-    first.leave()
-    second, create = worker(store, "w2", layout="b"), store.create
-
-    def meanwhile(name, content, **how):
-        worker(store, "w3", layout="a")
-        return create(name, content, **how)
-
-    monkeypatch.setattr(store, "create", meanwhile)
-    with pytest.raises(ValueError, match=f"worker w3 {OTHER_INPUT}"):
-        second.claim_layout(0.0)
-
-
-@pytest.mark.parametrize("lives", [False, True])
-def test_one_of_another_machine_is_waited_for_until_it_moves_or_is_dead(store, monkeypatch, lives):
-    clock = Clock()
-    silent, other = worker(store, "w1", layout="a"), worker(store, "w2", clock, layout="b")
-    silent.claim_layout(0.0)
-
-    def sleep(seconds: float) -> None:
-        clock.now += seconds
-        if lives and clock.now > 8:
-            silent.beat()
-
-    monkeypatch.setattr(module, "_is_here", lambda beat: False)
-    monkeypatch.setattr(module.time, "sleep", sleep)
-    if lives:
-        with pytest.raises(ValueError, match=f"worker w1 {OTHER_INPUT}"):
-            other.claim_layout(0.5)
-        assert 8 < clock.now < 10
-        return
-    other.claim_layout(0.5)
-    assert clock.now > 10
-    with pytest.raises(LeaseLost):
-        silent.beat()

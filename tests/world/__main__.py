@@ -1,0 +1,135 @@
+"""Histories of jobs, as many as time allows; faults put into the product, and how soon histories find them.
+
+    python -m tests.world histories --seconds 60 --kind disk --rows 40     until a minute of CPU is used
+    python -m tests.world histories --keep                                 the counts, in docs/tables/survives.csv
+    python -m tests.world replay disk 1234 40                              one history again, with all its calls
+    python -m tests.world mutants [NAME ...]                               each of tests/world/mutants.toml
+
+Prints a line of JSON, and of each history that fails its seed and the smallest plan that fails as it does.
+"""
+
+import argparse
+import itertools
+import json
+import os
+import re
+import sys
+import time
+import tomllib
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from scripts.csv_tables import FOLDER, Table, as_csv
+from scripts.mutants import Mutant
+from tests.world.history import FAULTS, KINDS, Failed, History, Plan, expected, smallest
+
+TABLE = Path(__file__).with_name("mutants.toml")
+SOMETIMES = tomllib.loads(TABLE.with_name("sometimes.toml").read_text())  # a state that was never met is missing
+MOST_S = 60.0  # of CPU, in which a mutant is found
+
+
+def mutants() -> list[Mutant]:
+    return [Mutant(name=name, tests=[], **fields) for name, fields in tomllib.loads(TABLE.read_text()).items()]
+
+
+def histories(
+    kinds: Sequence[str], num_rows: int, num_workers: int | None, seconds: float, seed: int
+) -> dict[str, Any]:
+    """Until so many seconds of CPU are used."""
+    expected(num_rows)
+    met, counts, faults, failed = Counter[str](), Counter[str](), Counter[str](), list[str]()
+    began_s, took_s = time.process_time(), 1.0
+    for number in itertools.count(seed):
+        if (took_s := time.process_time() - began_s) > seconds:
+            break
+        kind = kinds[number % len(kinds)]
+        plan = Plan.of(number, kind, num_rows=num_rows, num_workers=num_workers)
+        history = History(plan)
+        try:
+            history.run()
+        except Failed as error:
+            failed.append(f"{kind} {number} {num_rows}")
+            print(f"{failed[-1]}: {error}\n    {smallest(plan)}", flush=True)
+        counts[kind] += 1
+        faults.update({fault.kind for fault in plan.faults})
+        counts["starts"] += history.num_starts
+        met.update(history.world.met)
+    total = sum(counts[kind] for kind in kinds)
+    return {
+        "histories": {kind: counts[kind] for kind in kinds},
+        "starts": counts["starts"],
+        "with": dict(faults),
+        "a_minute": round(60 * total / took_s),
+        "failed": failed,
+        "missing": [name for name, state in SOMETIMES.items() if not any(re.fullmatch(state, each) for each in met)],
+    }
+
+
+def seconds_to_find(mutant: Mutant, num_rows: int) -> float | None:
+    """CPU seconds until a history fails with this mutant, in a fork; None where none does in time."""
+    reader, writer = os.pipe()
+    expected(num_rows)
+    changes = mutant.changes()
+    if not (pid := os.fork()):
+        found: float | None = None
+        for function, code in changes:
+            function.__code__ = code
+        began_s = time.process_time()
+        for number in itertools.count():
+            if time.process_time() - began_s > MOST_S:
+                break
+            try:
+                History(Plan.of(number, KINDS[number % 3], num_rows=num_rows)).run()
+            except (Failed, AssertionError) as error:
+                found = time.process_time() - began_s
+                print(f"{mutant.name:44} {found:6.1f} s  {str(error)[:90]}", file=sys.stderr, flush=True)
+                break
+        os.write(writer, json.dumps(found).encode())
+        os._exit(0)
+    os.close(writer)
+    os.waitpid(pid, 0)
+    with open(reader, "rb") as file:
+        return json.loads(file.read() or b"null")
+
+
+def table_of(counts: Mapping[str, int]) -> Table:
+    """The table of docs/guides/what-survives.md. counts: histories with each kind of fault."""
+    rows = [[how.said, how.promised, f"{counts.get(kind, 0):,}"] for kind, how in FAULTS.items()]
+    return [["what", "promised", "histories"], *rows]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("histories", "replay", "mutants"))
+    parser.add_argument("names", nargs="*")
+    parser.add_argument("--kind", choices=KINDS)
+    parser.add_argument("--rows", type=int, default=40)
+    parser.add_argument("--workers", type=int)
+    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--keep", action="store_true")
+    asked = parser.parse_args()
+    if asked.what == "mutants":
+        chosen = [each for each in mutants() if not asked.names or each.name in asked.names]
+        found = {each.name: seconds_to_find(each, asked.rows) for each in chosen}
+        print(json.dumps({"found": sum(each is not None for each in found.values()), "of": len(found), "s": found}))
+    elif asked.what == "replay":
+        kind, seed, num_rows = asked.names
+        expected(int(num_rows))
+        history = History(Plan.of(int(seed), kind, num_rows=int(num_rows)), is_logged=True)
+        try:
+            history.run()
+        finally:
+            print("\n".join([*(history.world.log or ()), str(history.plan), f"trace {history.world.trace:08x}"]))
+    else:
+        kinds: Sequence[str] = [asked.kind] if asked.kind else KINDS
+        found = histories(kinds, asked.rows, asked.workers, asked.seconds, asked.seed)
+        if asked.keep:
+            (FOLDER / "survives.csv").write_text(as_csv(table_of(found["with"])))
+        print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()
