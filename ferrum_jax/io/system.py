@@ -4,6 +4,7 @@ They ask for these by `system.NAME` and nowhere else (tests/house/test_seams.py)
 machine in their place: one that loses power, whose disk is full, whose clocks jump, where one seed decides who goes on.
 """
 
+import functools
 import os
 from builtins import open  # noqa: UP029 - so that it is a name of this module
 from os import access, chmod, fsync, getpid, link, listdir, lstat, makedirs, rename, replace, stat, unlink
@@ -46,11 +47,6 @@ def process_start(pid: object) -> str | None:
         return None
 
 
-def process_place() -> str:
-    """The place in which numbers of processes are unique, "" where the system hides it."""
-    return _PLACE
-
-
 def sync_folder(folder: str | os.PathLike[str]) -> None:
     """Makes the names in a folder durable."""
     handle = os.open(folder, os.O_RDONLY)
@@ -66,7 +62,9 @@ def _new_file_mode() -> int:
     return 0o666 & ~mask
 
 
-def _place() -> str:
+@functools.cache
+def process_place() -> str:
+    """The place in which numbers of processes are unique, "" where the system hides it."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot} {os.readlink('/proc/self/ns/pid')}"
@@ -74,5 +72,4 @@ def _place() -> str:
         return ""
 
 
-_PLACE = _place()
 NEW_FILE_MODE = _new_file_mode()  # read once: reading it changes it for a moment

@@ -1,4 +1,7 @@
-"""The sections of the table: bodies of one path, asked of one model; and what is recorded of them in answers/."""
+"""The sections of the table: bodies of one path, asked of one model; and what is recorded of them in answers/.
+
+bodies/ has each section's, by name. Each body is one wish, so that what a door does with it is told by one row.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +13,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ferrum_jax import LLM, EngineConfig
-from tests.openai import chat_bodies, reading_bodies, text_bodies
 from tests.serve.running import serving_llm
 from tests.support import COMPILED, GOLDENS, INVARIANT
 
-Bodies = Mapping[str, Mapping[str, Any]]
+Bodies = dict[str, Mapping[str, Any]]
 Answers = Mapping[str, Mapping[str, Any]]  # of each body, by door
-ANSWERS = Path(__file__).parent / "answers"
+BODIES, ANSWERS = Path(__file__).parent / "bodies", Path(__file__).parent / "answers"
 COMPLETE, CHAT, RESPOND = "/v1/completions", "/v1/chat/completions", "/v1/responses"
 EMBED, SCORE, RANK = "/v1/embeddings", "/v1/score", "/v1/rerank"
 TOLERANCE = 1e-4  # of a log-probability or a number of a vector, as in tests/engine
@@ -57,33 +59,40 @@ class Section(NamedTuple):
         return self.path in (COMPLETE, CHAT, RESPOND)
 
 
-SECTIONS = {
-    "completions": Section(generator, COMPLETE, text_bodies.COMPLETIONS),
-    "completions_refused": Section(generator, COMPLETE, text_bodies.WRONG_COMPLETIONS),
-    "completions_ignored": Section(generator, COMPLETE, reading_bodies.IGNORED, ignores=True),
-    "chats": Section(generator, CHAT, chat_bodies.CHATS),
-    "chats_refused": Section(generator, CHAT, chat_bodies.WRONG_CHATS),
-    "chats_ignored": Section(generator, CHAT, reading_bodies.IGNORED_CHATS, ignores=True),
-    "responses": Section(generator, RESPOND, chat_bodies.RESPONSES),
-    "responses_refused": Section(generator, RESPOND, chat_bodies.WRONG_RESPONSES),
-    "responses_ignored": Section(generator, RESPOND, reading_bodies.IGNORED_RESPONSES, ignores=True),
-    "embeddings": Section(embedder, EMBED, reading_bodies.EMBEDDINGS),
-    "embeddings_refused": Section(embedder, EMBED, reading_bodies.WRONG_EMBEDDINGS),
-    "embeddings_ignored": Section(embedder, EMBED, reading_bodies.IGNORED_VECTORS, ignores=True),
-    "scores": Section(scorer, SCORE, reading_bodies.SCORES),
-    "scores_refused": Section(scorer, SCORE, reading_bodies.WRONG_SCORES),
-    "scores_ignored": Section(scorer, SCORE, reading_bodies.IGNORED_SCORES, ignores=True),
-    "scores_of_vectors": Section(embedder, SCORE, reading_bodies.SOME_SCORES),
-    "rankings": Section(scorer, RANK, reading_bodies.RANKINGS),
-    "rankings_refused": Section(scorer, RANK, reading_bodies.WRONG_RANKINGS),
-    "rankings_of_vectors": Section(embedder, RANK, reading_bodies.SOME_RANKINGS),
-    "scores_told": Section(reranker, SCORE, reading_bodies.TOLD_SCORES),
-    "rankings_told": Section(reranker, RANK, reading_bodies.TOLD_RANKINGS),
-    "embeddings_of_states": Section(generator, EMBED, reading_bodies.STATES),
-    "completions_of_an_encoder": Section(embedder, COMPLETE, {"a text": text_bodies.text()}),
-    "embeddings_of_a_scorer": Section(scorer, EMBED, {"a text": reading_bodies.vectors()}),
-    "scores_of_a_text_model": Section(generator, SCORE, {"a pair": reading_bodies.score()}),
+_ASKED = {
+    "completions": (generator, COMPLETE),
+    "completions_refused": (generator, COMPLETE),
+    "completions_ignored": (generator, COMPLETE),
+    "chats": (generator, CHAT),
+    "chats_refused": (generator, CHAT),
+    "chats_ignored": (generator, CHAT),
+    "responses": (generator, RESPOND),
+    "responses_refused": (generator, RESPOND),
+    "responses_ignored": (generator, RESPOND),
+    "embeddings": (embedder, EMBED),
+    "embeddings_refused": (embedder, EMBED),
+    "embeddings_ignored": (embedder, EMBED),
+    "scores": (scorer, SCORE),
+    "scores_refused": (scorer, SCORE),
+    "scores_ignored": (scorer, SCORE),
+    "scores_of_vectors": (embedder, SCORE),
+    "rankings": (scorer, RANK),
+    "rankings_refused": (scorer, RANK),
+    "rankings_of_vectors": (embedder, RANK),
+    "scores_told": (reranker, SCORE),
+    "rankings_told": (reranker, RANK),
+    "embeddings_of_states": (generator, EMBED),
+    "completions_of_an_encoder": (embedder, COMPLETE),
+    "embeddings_of_a_scorer": (scorer, EMBED),
+    "scores_of_a_text_model": (generator, SCORE),
 }
+SECTIONS = {
+    name: Section(*asked, json.loads((BODIES / f"{name}.json").read_text()), ignores=name.endswith("_ignored"))
+    for name, asked in _ASKED.items()
+}
+_DEEP = {"type": "function_call", "call_id": "c", "name": "go", "arguments": "[" * 100_000}
+_TOO_DEEP: dict[str, Any] = {"input": [_DEEP], "max_output_tokens": 4, "temperature": 0}
+SECTIONS["responses_refused"].bodies["arguments that are too deep"] = _TOO_DEEP  # too long for a file
 
 
 def record(name: str, found: Answers) -> None:

@@ -21,8 +21,7 @@ from ferrum_jax.serve.http.http_errors import http_error
 from ferrum_jax.serve.http.service import wire_params
 from ferrum_jax.serve.link.engine_client import RequestRefused
 from ferrum_jax.text.structured.vocabulary import require_llguidance
-from tests.openai.chat_bodies import ASKS, CALL
-from tests.openai.text_bodies import PLACES, TOOLS
+from tests.openai.asked import ASKS, CALL, PLACES, TOOLS
 from tests.serve.running import request
 
 

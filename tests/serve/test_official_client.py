@@ -12,8 +12,7 @@ import openai
 import pytest
 
 from ferrum_jax import LLM, SamplingParams
-from tests.openai.chat_bodies import ASKS
-from tests.openai.text_bodies import TOOLS
+from tests.openai.asked import ASKS, TOOLS
 from tests.serve.running import DEMO, DEMO_SIZES, serving_demo
 from tests.serve.test_client import Answer
 from tests.support import COMPILED

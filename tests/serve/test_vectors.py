@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ferrum_jax.serve.http.settings import ServerSettings
-from tests.openai.reading_bodies import TEXTS
+from tests.openai.asked import TEXTS
 from tests.openai.sections import embedder
 from tests.serve.running import running
 
