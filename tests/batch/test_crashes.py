@@ -4,6 +4,7 @@ import os
 import random
 import signal
 import time
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +12,7 @@ from tests.batch.fake_llm import json_lines
 from tests.batch.job import Job
 from tests.batch.kill_demo import kill
 from tests.batch.running import num_lines
+from tests.forked import call
 from tests.histories import seeded
 from tests.marks import few
 
@@ -29,8 +31,13 @@ def start(job: Job) -> int:
 @pytest.mark.parametrize("kills", few([4, 60]))
 def test_real_processes_that_are_killed_in_turn(tmp_path, kills):
     """All other kills are histories of tests/world, and pages that no kill of a process can lose."""
-    chance = random.Random(seeded(1))
-    job = Job(tmp_path, json_lines({"custom_id": str(i), "prompt": f"{i} " * 9} for i in range(100)))
+    call(kill_in_turn, tmp_path, kills, seeded(1))
+
+
+def kill_in_turn(folder: Path, kills: int, seed: int) -> None:
+    """In a process whose jax has no threads yet, for it forks."""
+    chance = random.Random(seed)
+    job = Job(folder, json_lines({"custom_id": str(i), "prompt": f"{i} " * 9} for i in range(100)))
     expected, num_killed = job.whole(), 0
     while num_killed < kills:
         pids = [start(job), start(job)]
