@@ -67,9 +67,9 @@ class CacheManager(Lookup, Admission, Sharing):
                 break
         return hit, None
 
-    def num_hit_tokens(self, request: Request) -> int:
-        """The tokens whose KV `admit` would find here. Changes nothing."""
-        return self.find(request).num_tokens if self.enabled and request.takes_hits else 0
+    def num_hit_tokens(self, request: Request, *, whole: bool = True) -> int:
+        """The tokens whose KV `admit` would find here; without `whole` in full blocks alone. Changes nothing."""
+        return self.find(request, whole=whole).num_tokens if self.enabled and request.takes_hits else 0
 
     def _totals(self, request: Request, hit: Hit, budget: int) -> list[int]:
         """Per group the blocks of a row that begins with the hit and computes a first chunk within the budget."""

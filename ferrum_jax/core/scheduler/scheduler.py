@@ -302,8 +302,8 @@ class Scheduler:
         """Whether the images that the request's prompt needs are on the device, or will be before this step."""
         if not request.images:
             return True
-        limit = request.hit_limit // self.caches[0].sizes.block_size * self.caches[0].sizes.block_size
-        num_hit = min(limit, *[shard.cache.num_hit_tokens(request) for shard in self._shards])
+        # a cached prompt may have no room here: then less of it is hit, of a recurrent model maybe nothing
+        num_hit = min(shard.cache.num_hit_tokens(request, whole=False) for shard in self._shards)
         return self.images.hold(request, num_hit, others_run=not all(shard.is_idle for shard in self._shards))
 
     def _place(self, request: Request) -> bool:
