@@ -84,6 +84,14 @@ async def test_a_pause_keeps_ends_or_waits_for_what_runs_and_holds_what_comes(ll
         assert not engine.is_paused and engine.thread.num_open == 0
 
 
+def held(thread) -> threading.Event:
+    """The event for which the engine's thread waits from now on, taking no command."""
+    begun, goes_on = threading.Event(), threading.Event()
+    thread.call(lambda: begun.set() or goes_on.wait(60))
+    assert begun.wait(60)
+    return goes_on
+
+
 def test_answers_in_one_piece_are_refused_when_they_are_aborted(root):
     settings = ServerSettings(names=("small",), admin_keys=(read_key("admin-key"),))
     bodies = {
@@ -92,8 +100,7 @@ def test_answers_in_one_piece_are_refused_when_they_are_aborted(root):
         "/v1/embeddings": {"input": "hi"},
     }
     with running(settings) as server, concurrent.futures.ThreadPoolExecutor(4) as pool:
-        goes_on = threading.Event()
-        server.llm.thread.call(lambda: goes_on.wait(60))  # so that all of them come before the next step
+        goes_on = held(server.llm.thread)  # so that all of them come before the next step
         asked = [pool.submit(server.ask, path, body) for path, body in bodies.items()]
         until(lambda: server.llm.thread._commands.qsize() >= 3)
         server.llm.thread.pause("abort")
@@ -108,8 +115,7 @@ def test_answers_in_one_piece_are_refused_when_they_are_aborted(root):
 @in_loop
 async def test_scores_and_vectors_of_an_aborted_request_are_an_error(llm):
     async with AsyncLLM.over(llm) as engine:
-        goes_on = threading.Event()
-        engine.thread.call(lambda: goes_on.wait(60))
+        goes_on = held(engine.thread)
         asked = [asyncio.create_task(call) for call in (engine.embed("hi"), engine.compute_logprobs([PROMPT]))]
         while engine.thread._commands.qsize() < 2:
             await asyncio.sleep(0.01)
