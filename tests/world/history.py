@@ -349,7 +349,7 @@ class History:
         if self.plan.kind == "disk":
             machine.disk.cut()
             if had_ended and not self._is_whole():
-                raise Failed("the output is gone, of which a worker had said that it is there")
+                raise Failed("a worker said that the output is there, and later it is gone")
             if self.content() is not None and not self._is_whole():
                 raise Failed("the output's name has a part of it after a power cut")
             self.require_rows(told)

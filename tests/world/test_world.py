@@ -20,7 +20,7 @@ from tests.world.history import FAULTS, KINDS, Failed, History, Plan, expected, 
 from tests.world.world import Machine, Process, World
 
 # Faults that are known and not mended. A worker that is given notice while it waits for one that died as it wrote the
-# output says that the output is there; the next run writes it.
+# output says that the output is there. Its rows are in the journal; whether the next run merges them was not looked at.
 OPEN = ["disk 10713 40"]
 
 

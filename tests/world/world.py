@@ -89,7 +89,7 @@ class Task:
             if not self.process.is_dead:
                 self._target(*self._args)
         except Killed:
-            pass
+            pass  # its process ended under it, as the history wanted
         except BaseException as error:
             self.world.failures.append(error)
         finally:
