@@ -27,6 +27,7 @@ from ferrum_jax.inputs.sizes.mesh_shape import MeshShape
 from ferrum_jax.models.families.registry import spec_of
 from ferrum_jax.models.sharding import local_bytes, make_mesh
 from ferrum_jax.runtime.buckets import Bucket, RowBucket
+from ferrum_jax.runtime.handed_back import results_of
 from ferrum_jax.runtime.layout import Layout, lay_out
 from ferrum_jax.runtime.programs import Part, programs_of
 from ferrum_jax.runtime.sample import SCORE_TILE
@@ -149,13 +150,14 @@ def _sizes(part: Part) -> tuple[int, int]:
 
 
 def _donated_bytes(layout: Layout, part: Part) -> int:
-    """Bytes on one device of what a part writes in place."""
+    """Bytes on one device of what a part writes in place: pools, and the arrays of an earlier step's results."""
     pools = layout.pools
+    if isinstance(part, str):
+        return local_bytes(pools.masks) if part == "write_masks" else 0
+    results = sum(map(local_bytes, results_of(part, pools, layout.options, layout.mesh)))
     if isinstance(part, Bucket):
-        return layout.ledger.kv_bytes + layout.ledger.states_bytes + local_bytes(pools.hidden)
-    if isinstance(part, RowBucket):
-        return sum(map(local_bytes, (pools.slots, pools.prompts)))
-    return local_bytes(pools.masks) if part == "write_masks" else 0
+        return results + layout.ledger.kv_bytes + layout.ledger.states_bytes + local_bytes(pools.hidden)
+    return results + sum(map(local_bytes, (pools.slots, pools.prompts)))
 
 
 def main(fields: dict[str, Any]) -> list[dict[str, Any]]:
