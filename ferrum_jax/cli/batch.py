@@ -29,7 +29,7 @@ from ferrum_jax.cli.model import (
     named_adapters,
 )
 from ferrum_jax.cli.model_names import model_names
-from ferrum_jax.cli.parsers import PrintAndExit, new_command
+from ferrum_jax.cli.parsers import PrintAndExit, add_flags, new_command, number_of
 from ferrum_jax.config import EngineConfig
 from ferrum_jax.io.paths import require_free
 from ferrum_jax.openai.schemas import row_schema
@@ -53,34 +53,28 @@ def add(commands: Any) -> None:
         common="max_errors new_run plan report schema max_tokens",
     )
     _add_files(batch)
-    batch.add_argument(
-        "--served-model-name",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="another name by which rows may ask for this model; may be repeated, and answers carry the first. Its "
-        "path, its base name and its hub id are names too; a row that asks for another model becomes an error line",
-    )
+    names = {
+        "--served-model-name NAME": "another name by which rows may ask for this model; may be repeated, and answers "
+        "carry the first. Its path, its base name and its hub id are names too; a row that asks for another model "
+        "becomes an error line",
+    }
+    add_flags(batch, names, action="append", default=[])
     add_adapters(batch, "a row names it as its model, or with the field adapter")
     batch.add_argument(
-        "--max-errors", type=_count, metavar="N", help="stop, with exit code 3, once more than N rows have failed"
+        "--max-errors",
+        type=number_of(0, "a whole number, 0 or more"),
+        metavar="N",
+        help="stop, with exit code 3, once more than N rows have failed",
     )
-    batch.add_argument(
-        "--require-valid",
-        action="store_true",
-        help="a row with structured output that max_tokens or a stop cuts off becomes an error line",
-    )
-    batch.add_argument(
-        "--new-run",
-        action="store_true",
-        help="begin anew; an earlier output and journal are moved to old-1.NAME and so on, never deleted. Leave it "
-        "out of the starts that are to continue the job",
-    )
-    batch.add_argument(
-        "--strict-bits",
-        action="store_true",
-        help="refuse to continue with another mesh, jaxlib or instruction set, because bits may differ",
-    )
+    switches = {
+        "--require-valid": "a row with structured output that max_tokens or a stop cuts off becomes an error line",
+        "--new-run": "begin anew; an earlier output and journal are moved to old-1.NAME and so on, never deleted. "
+        "Leave it out of the starts that are to continue the job",
+        "--strict-bits": "refuse to continue with another mesh, jaxlib or instruction set, because bits may differ",
+        "--plan": "print rows, tokens, shared prefixes, executables, memory, expected time and cost; run and write "
+        "nothing",
+    }
+    add_flags(batch, switches)
     _add_shown(batch)
     _add_leaving(batch)
     add_end(batch)
@@ -91,55 +85,39 @@ def add(commands: Any) -> None:
 
 def _add_shown(batch: argparse.ArgumentParser) -> None:
     batch.add_argument(
-        "--plan",
-        action="store_true",
-        help="print rows, tokens, shared prefixes, executables, memory, expected time and cost; run and write nothing",
-    )
-    batch.add_argument(
         "--schema",
         action=PrintAndExit,
         const=lambda: json.dumps(row_schema(), indent=1, ensure_ascii=False),
         help="print the JSON schema (2020-12) of a row of the input, and end",
     )
-    batch.add_argument(
-        "--report",
-        metavar="FILE.html",
-        help="write a page with plots over time, to a path or URL; OUTPUT.report.json is written anyway",
-    )
+    page = "write a page with plots over time, to a path or URL; OUTPUT.report.json is written anyway"
+    add_flags(batch, {"--report FILE.html": page})
 
 
 def _add_files(batch: argparse.ArgumentParser) -> None:
-    batch.add_argument(
-        "--input",
-        required=True,
-        metavar="FILE",
-        help="file or its URL, one request a line, in the OpenAI batch form or the short form; "
+    files = {
+        "--input FILE": "file or its URL, one request a line, in the OpenAI batch form or the short form; "
         ".jsonl, .csv, .parquet, also .gz and .zst; or a folder of sounds, one request for each",
-    )
-    batch.add_argument(
-        "--output",
-        required=True,
-        metavar="FILE",
-        help="file or its URL, of the same kinds, written when all rows are answered, in the order of the input; "
-        "FILE.journal holds what is done until then",
-    )
+        "--output FILE": "file or its URL, of the same kinds, written when all rows are answered, in the order of the "
+        "input; FILE.journal holds what is done until then",
+    }
+    add_flags(batch, files, required=True)
 
 
 def _add_leaving(batch: argparse.ArgumentParser) -> None:
     """Flags for what happens when a worker stops or has died."""
     batch.add_argument(
         "--lease-expiry",
-        type=_seconds,
+        type=number_of(1.0, "a number of seconds, 1 or more"),
         default=60.0,
         metavar="S",
         help="how long a worker of the same job may be silent before others take its rows (default: 60)",
     )
-    batch.add_argument(
-        "--leave-early",
-        action="store_true",
-        help="end, with the code of a job that is done, once other workers run all rows that are left: this machine "
-        "may stop then, and one of them writes the output",
-    )
+    early = {
+        "--leave-early": "end, with the code of a job that is done, once other workers run all rows that are left: "
+        "this machine may stop then, and one of them writes the output",
+    }
+    add_flags(batch, early)
     batch.add_argument(
         "--preemption-notice",
         choices=sorted(ENDPOINTS),
@@ -228,19 +206,3 @@ def _run_job(
 def _save_prefixes(folder: Path | None, llm: Any) -> None:
     if folder is not None and llm.stats()["entries"]:
         llm.save_prefix_cache(folder)
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number, 0 or more")
-    return int(text)
-
-
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = 0.0
-    if not 1.0 <= seconds < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds, 1 or more")
-    return seconds

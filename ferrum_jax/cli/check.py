@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ferrum_jax.cli.flags import given_fields
-from ferrum_jax.cli.parsers import new_command
+from ferrum_jax.cli.parsers import add_flags, new_command
 from ferrum_jax.config import EngineConfig
 from ferrum_jax.io.paths import make_folder, require_folder_of
 
@@ -24,12 +24,11 @@ def add(commands: Any) -> None:
         "",
         examples=("--model checkpoints/demo", "--full --output report"),
     )
-    check.add_argument("--full", action="store_true", help="all cases, prompts, KV dtypes and meshes; no limit of time")
-    check.add_argument(
-        "--tune",
-        action="store_true",
-        help="also time tiles of the model's decode attention on a TPU; keep the best",
-    )
+    switches = {
+        "--full": "all cases, prompts, KV dtypes and meshes; no limit of time",
+        "--tune": "also time tiles of the model's decode attention on a TPU; keep the best",
+    }
+    add_flags(check, switches)
     check.add_argument("--mesh", default="tp=1", metavar="MESH", help="with --tune: devices by axis (default: tp=1)")
     check.add_argument(
         "--seconds",

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 
 from ferrum_jax.batch.deadline.end_terms import EndTerms, deadline_of, money_of, span_of
+from ferrum_jax.cli.parsers import add_flags
 
 
 def add_end(batch: argparse.ArgumentParser) -> None:
@@ -16,24 +17,20 @@ def add_end(batch: argparse.ArgumentParser) -> None:
         "Set by --deadline, --within, --budget, --price-per-hour; see --help-all.",
     )
     until = group.add_mutually_exclusive_group()
-    until.add_argument(
-        "--deadline",
-        metavar="TIME",
-        help="stop in order by then, with exit code 75 if rows are left: 06:00 is the next one in the machine's time "
-        "zone; 2026-11-28T06:00, and with a zone 2026-11-28T06:00+01:00. Rows run by priority, then in the input's "
-        "order",
-    )
-    until.add_argument("--within", metavar="TIME", help="stop in order so long after the start: 2h, 90m, 1h30m")
-    group.add_argument(
-        "--budget",
-        metavar="MONEY",
-        help="stop in order before all workers and starts of the job have cost more; needs --price-per-hour",
-    )
-    group.add_argument(
+    times = {
+        "--deadline TIME": "stop in order by then, with exit code 75 if rows are left: 06:00 is the next one in the "
+        "machine's time zone; 2026-11-28T06:00, and with a zone 2026-11-28T06:00+01:00. Rows run by priority, then in "
+        "the input's order",
+        "--within TIME": "stop in order so long after the start: 2h, 90m, 1h30m",
+    }
+    add_flags(until, times)
+    costs = {
+        "--budget MONEY": "stop in order before all workers and starts of the job have cost more; needs "
         "--price-per-hour",
-        metavar="MONEY",
-        help="what an hour of this machine costs: plan and progress then show costs, in the same currency",
-    )
+        "--price-per-hour MONEY": "what an hour of this machine costs: plan and progress then show costs, in the same "
+        "currency",
+    }
+    add_flags(group, costs)
 
 
 def end_terms(args: argparse.Namespace, now: Callable[[], float] = time.time) -> EndTerms:

@@ -83,7 +83,7 @@ def add_sampling_flags(parser: argparse.ArgumentParser, *, title: str = "samplin
             group.add_argument(flag, dest=name, action="append", help=f"{_help(said, note)}; may be repeated", **how)
     group.add_argument(
         "--structured-outputs",
-        type=_json_object,
+        type=json_object,
         default=argparse.SUPPRESS,
         metavar="JSON",
         help='hold the text to a form: {"json": SCHEMA}, {"regex": TEXT}, {"choice": [TEXT, ...]} or {"grammar": TEXT}',
@@ -138,7 +138,8 @@ def given_fields(args: argparse.Namespace, kind: type) -> dict[str, Any]:
     return {field.name: getattr(args, field.name) for field in dataclasses.fields(kind) if field.name in args}
 
 
-def _json_object(text: str) -> dict[str, Any]:
+def json_object(text: str) -> dict[str, Any]:
+    """The object of a JSON text. Raises ArgumentTypeError for anything else."""
     try:
         found = json.loads(text)
     except ValueError as error:

@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from ferrum_jax.cli.flags import add_engine_flags, engine_config
+from ferrum_jax.cli.parsers import add_flags
 from ferrum_jax.config import MANY_ROWS, EngineConfig
 from ferrum_jax.engine.startup.accelerators import Chips
 from ferrum_jax.inputs.sizes.speculative import SpeculativeConfig
@@ -24,10 +25,11 @@ def add_model(parser: argparse.ArgumentParser, *, needed: bool = True) -> None:
     add_source(parser, "Hugging Face folder or Orbax checkpoint, its URL, or a model of the hub as ORG/NAME", needed)
     parser.add_argument("--tokenizer", metavar="DIR", help="folder whose tokenizer to use instead of the model's own")
     parser.add_argument("--profile", type=Path, metavar="DIR", help="write a profile of the run")
-    parser.add_argument(
-        "--bundle", metavar="DIR", help="executables that `ferrum-jax compile` made: a folder or its URL"
-    )
-    parser.add_argument("--require-bundle", action="store_true", help="refuse to compile what the bundle lacks")
+    of_bundle = {
+        "--bundle DIR": "executables that `ferrum-jax compile` made: a folder or its URL",
+        "--require-bundle": "refuse to compile what the bundle lacks",
+    }
+    add_flags(parser, of_bundle)
     parser.set_defaults(load_prefix_cache=None, runs_here=True)
     add_hosts(parser)
     add_engine_flags(parser)
@@ -48,19 +50,15 @@ def add_revision(parser: argparse.ArgumentParser) -> None:
 
 def add_hosts(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("several hosts, each with this same command")
-    group.add_argument(
-        "--coordinator",
-        metavar="HOST:PORT",
-        help="address of process 0, which alone reads and writes; auto in a TPU slice, where jax finds the processes",
-    )
-    group.add_argument(
-        "--coordinator-secret-file",
-        metavar="FILE",
-        help="file with the secret that all processes share; needed unless all are on one host; "
-        "without it FERRUM_JAX_COORDINATOR_SECRET is read",
-    )
-    group.add_argument("--num-processes", type=int, metavar="INT", help="number of processes")
-    group.add_argument("--process-id", type=int, metavar="INT", help="number of this process, from 0")
+    flags = {
+        "--coordinator HOST:PORT": "address of process 0, which alone reads and writes; auto in a TPU slice, where jax "
+        "finds the processes",
+        "--coordinator-secret-file FILE": "file with the secret that all processes share; needed unless all are on one "
+        "host; without it FERRUM_JAX_COORDINATOR_SECRET is read",
+        "--num-processes INT": "number of processes",
+        "--process-id INT": "number of this process, from 0",
+    }
+    add_flags(group, flags)
 
 
 def add_load(parser: argparse.ArgumentParser) -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import math
 import re
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 from functools import partial
 from typing import Any
@@ -92,6 +93,33 @@ def new_command(
     command.add_argument("--traceback", action="store_true", help="show where an error comes from")
     command.set_defaults(run=run)
     return command
+
+
+def add_flags(group: argparse._ActionsContainer, flags: Mapping[str, str], **how: Any) -> None:
+    """Adds flags with these texts as their help: "--name" is a switch, and "--name VALUE" takes a value.
+
+    INT is read as a whole number. how: what else argparse is told of each.
+    """
+    for flag, text in flags.items():
+        name, _, metavar = flag.partition(" ")
+        kind = {"type": int} if metavar == "INT" else {}
+        value = {"metavar": metavar, **kind} if metavar else {"action": "store_true"}
+        group.add_argument(name, help=text, **value, **how)
+
+
+def number_of(least: float, wanted: str) -> Callable[[str], Any]:
+    """The reader of a flag's number, which is `least` or more, and whole if that is. wanted: such a one, in words."""
+
+    def read(text: str) -> float:
+        try:
+            value = type(least)(text)
+        except ValueError:
+            value = -1
+        if not least <= value < math.inf:
+            raise argparse.ArgumentTypeError(f"{text!r} is not {wanted}")
+        return value
+
+    return read
 
 
 def _is_shown(action: argparse.Action, common: frozenset[str] | None) -> bool:

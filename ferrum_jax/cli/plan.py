@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ferrum_jax.cli.compile import add_target, order_of, without_device
 from ferrum_jax.cli.flags import add_engine_flags
-from ferrum_jax.cli.parsers import new_command
+from ferrum_jax.cli.parsers import add_flags, new_command
 
 if TYPE_CHECKING:
     from ferrum_jax.planning.meshes.choices import MeshFit
@@ -32,16 +32,13 @@ def add(commands: Any) -> None:
         common="tokens_in tokens_out compile kv_dtype json",
     )
     add_target(plan)
-    plan.add_argument(
-        "--tokens-in", type=int, metavar="INT", help="prompt of a request (default: 1024 where the model has room)"
-    )
-    plan.add_argument("--tokens-out", type=int, metavar="INT", help="its output (default: 256 where it has room)")
-    plan.add_argument(
-        "--compile",
-        action="store_true",
-        help="compile the largest steps of the mesh, which takes minutes, and count what they need",
-    )
-    plan.add_argument("--json", action="store_true", help="print one JSON object")
+    flags = {
+        "--tokens-in INT": "prompt of a request (default: 1024 where the model has room)",
+        "--tokens-out INT": "its output (default: 256 where it has room)",
+        "--compile": "compile the largest steps of the mesh, which takes minutes, and count what they need",
+        "--json": "print one JSON object",
+    }
+    add_flags(plan, flags)
     plan.add_argument(
         "--plot", type=Path, metavar="FILE.png", help="draw memory and speed of each mesh (needs matplotlib)"
     )

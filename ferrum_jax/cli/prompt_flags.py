@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 import functools
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from ferrum_jax.cli.flags import json_object
+from ferrum_jax.cli.parsers import add_flags
 from ferrum_jax.inputs.prompt import Prompt
 from ferrum_jax.inputs.sizes.engine_sizes import Reach
 from ferrum_jax.sampling_params import SamplingParams
@@ -21,21 +22,16 @@ if TYPE_CHECKING:
 
 def add_prompts(parser: argparse.ArgumentParser) -> None:
     """The ways to give prompts beside arguments of their own."""
-    parser.add_argument(
-        "--prompt-file",
-        action="append",
-        default=[],
-        metavar="FILE",
-        help="file that holds a prompt; - is standard input",
-    )
-    parser.add_argument(
-        "--token-ids", action="append", default=[], metavar="IDS", help="a prompt as token ids, such as '1 2 3'"
-    )
+    repeated = {
+        "--prompt-file FILE": "file that holds a prompt; - is standard input",
+        "--token-ids IDS": "a prompt as token ids, such as '1 2 3'",
+    }
+    add_flags(parser, repeated, action="append", default=[])
     parser.add_argument("--chat", action="store_true", help="prompts are user messages for the chat template")
     parser.add_argument("--system", metavar="TEXT", help="system message before each prompt, with --chat")
     parser.add_argument(
         "--chat-template-kwargs",
-        type=_json_object,
+        type=json_object,
         metavar="JSON",
         help="variables of the chat template, such as '{\"enable_thinking\": false}', with --chat",
     )
@@ -67,16 +63,6 @@ def read_prompts(args: argparse.Namespace) -> list[Prompt]:
     system = [] if args.system is None else [{"role": "system", "content": args.system}]
     chats = [[*system, {"role": "user", "content": text}] for text in texts]
     return [{"messages": messages, **options} if options else messages for messages in chats]
-
-
-def _json_object(text: str) -> dict[str, Any]:
-    try:
-        found = json.loads(text)
-    except ValueError:
-        found = None
-    if not isinstance(found, dict):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a JSON object, as in '{{\"enable_thinking\": false}}'")
-    return found
 
 
 def reach_of(prompts: Sequence[Prompt], params: SamplingParams) -> Measure:

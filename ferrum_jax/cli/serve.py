@@ -16,7 +16,7 @@ from ferrum_jax.batch.notice import EXIT_PREEMPTED
 from ferrum_jax.cli import model
 from ferrum_jax.cli.flags import given_fields
 from ferrum_jax.cli.model_names import model_names
-from ferrum_jax.cli.parsers import new_command
+from ferrum_jax.cli.parsers import add_flags, new_command
 from ferrum_jax.io.files.store import open_store
 from ferrum_jax.io.paths import install_command
 
@@ -53,53 +53,37 @@ def _add_address(serve: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--port", type=int, default=8000, metavar="INT", help="port (default: 8000; 0 takes a free one)")
     group.add_argument("--root-path", default="", metavar="PATH", help="path that a proxy puts before all others")
-    group.add_argument("--ssl-keyfile", metavar="FILE", help="key of the certificate; with it HTTPS is served")
-    group.add_argument("--ssl-certfile", metavar="FILE", help="certificate")
-    group.add_argument(
-        "--cors-origin",
-        action="append",
-        default=[],
-        metavar="ORIGIN",
-        help="origin whose pages may ask, as in https://example.org, or *; may be repeated",
-    )
-    group.add_argument(
-        "--served-model-name",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="name by which requests may ask for the model; may be repeated, and answers carry the first",
-    )
+    of_certificate = {
+        "--ssl-keyfile FILE": "key of the certificate; with it HTTPS is served",
+        "--ssl-certfile FILE": "certificate",
+    }
+    repeated = {
+        "--cors-origin ORIGIN": "origin whose pages may ask, as in https://example.org, or *; may be repeated",
+        "--served-model-name NAME": "name by which requests may ask for the model; may be repeated, and answers carry "
+        "the first",
+    }
+    folders = {
+        "--adapter-root DIR": "folder below which /v1/load_lora_adapter may load adapters, with an admin key where "
+        "there are keys; without it the server loads none",
+        "--weights-root DIR": "folder below which /update_weights may read weights, with an admin key; without it the "
+        "server reads none",
+        "--batches DIR|URL": "folder or bucket that keeps files and batches, which go on after a restart; without it "
+        "none are taken",
+    }
+    add_flags(group, of_certificate)
+    add_flags(group, repeated, action="append", default=[])
     model.add_adapters(group, "requests name it as their model")
-    group.add_argument(
-        "--adapter-root",
-        metavar="DIR",
-        help="folder below which /v1/load_lora_adapter may load adapters, with an admin key where there are keys; "
-        "without it the server loads none",
-    )
-    group.add_argument(
-        "--weights-root",
-        metavar="DIR",
-        help="folder below which /update_weights may read weights, with an admin key; without it the server reads none",
-    )
-    group.add_argument(
-        "--batches",
-        metavar="DIR|URL",
-        help="folder or bucket that keeps files and batches, which go on after a restart; without it none are taken",
-    )
+    add_flags(group, folders)
 
 
 def _add_keys(serve: argparse.ArgumentParser) -> None:
     group = serve.add_argument_group("who may ask")
-    group.add_argument(
-        "--api-key-file",
-        metavar="FILE",
-        help="keys, one a line: KEY [NAME [CACHE]]; two keys share no cached prefix unless they have one CACHE",
-    )
-    group.add_argument(
-        "--admin-key-file",
-        metavar="FILE",
-        help="keys with which metrics and the page may be read, and adapters loaded",
-    )
+    files = {
+        "--api-key-file FILE": "keys, one a line: KEY [NAME [CACHE]]; two keys share no cached prefix unless they have "
+        "one CACHE",
+        "--admin-key-file FILE": "keys with which metrics and the page may be read, and adapters loaded",
+    }
+    add_flags(group, files)
 
 
 def _add_limits(serve: argparse.ArgumentParser) -> None:
@@ -116,28 +100,14 @@ def _add_limits(serve: argparse.ArgumentParser) -> None:
     }
     for name, (default, text) in counts.items():
         group.add_argument(name, type=int, default=default, metavar="INT", help=f"{text} (default: {default})")
-    group.add_argument(
-        "--timeout-s", type=float, metavar="S", help="end requests after this time; a request's own `timeout` wins"
-    )
-    group.add_argument(
-        "--watchdog-s",
-        type=float,
-        default=30.0,
-        metavar="S",
-        help="/health fails when a step takes longer (default: 30)",
-    )
-    group.add_argument(
-        "--drain-s",
-        type=float,
-        default=30.0,
-        metavar="S",
-        help="time for running requests to end after SIGTERM (default: 30)",
-    )
-    group.add_argument(
-        "--ignore-unknown-fields",
-        action="store_true",
-        help="take requests with fields that are unknown or not supported, and name these in a header Warning",
-    )
+    times = {
+        "--watchdog-s S": "/health fails when a step takes longer (default: 30)",
+        "--drain-s S": "time for running requests to end after SIGTERM (default: 30)",
+    }
+    unknown = "take requests with fields that are unknown or not supported, and name these in a header Warning"
+    add_flags(group, {"--timeout-s S": "end requests after this time; a request's own `timeout` wins"}, type=float)
+    add_flags(group, times, type=float, default=30.0)
+    add_flags(group, {"--ignore-unknown-fields": unknown})
 
 
 def _run(args: argparse.Namespace) -> int:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from ferrum_jax.cli.job_llm import take_loading, verifying_llm
 from ferrum_jax.cli.model import adapters_of, add_adapters, add_model, job_config
-from ferrum_jax.cli.parsers import new_command
+from ferrum_jax.cli.parsers import new_command, number_of
 
 if TYPE_CHECKING:
     from ferrum_jax.batch.job import JobStart
@@ -51,7 +51,7 @@ def add(commands: Any) -> None:
     )
     verify.add_argument(
         "--margin",
-        type=_margin,
+        type=number_of(0.0, "a number, 0 or more"),
         metavar="X",
         help="where equal bits are not promised: numbers and ties that differ by at most this count as rounding "
         "(default: 0.001 in float32, 0.125 in bfloat16, 0.5 with a smaller KV dtype)",
@@ -105,18 +105,4 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _count(text: str) -> int | str:
-    if text == _ALL:
-        return text
-    if not text.isdecimal() or not int(text):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0, or all")
-    return int(text)
-
-
-def _margin(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0.0 <= value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number, 0 or more")
-    return value
+    return text if text == _ALL else number_of(1, "a whole number above 0, or all")(text)
