@@ -14,7 +14,7 @@ import time
 import pytest
 
 from ferrum_jax.runtime.runner import Runner
-from ferrum_jax.serve.app import guarded_protocol
+from ferrum_jax.serve.app import uvicorn_server
 from ferrum_jax.serve.http.api_keys import read_keys
 from ferrum_jax.serve.http.settings import ServerSettings
 from ferrum_jax.serve.link import engine_client
@@ -178,7 +178,7 @@ def test_who_sends_a_large_body_reads_why_it_is_refused(path, headers, status):
 
 
 def test_headers_that_never_end_are_given_up(monkeypatch):
-    monkeypatch.setattr(guarded_protocol, "HEADERS_S", 0.2)
+    monkeypatch.setattr(uvicorn_server, "HEADERS_S", 0.2)
     with running() as server:
         for content in (b"", b"POST / HT", b"GET /health HTTP/1.1\r\nHost: x\r\n"):
             with server.connect() as connection:
