@@ -185,8 +185,7 @@ def write_requests(shape: str, output: pathlib.Path) -> None:
 
 def write_page(output: pathlib.Path, check_code: int) -> dict[str, Any] | None:
     """Writes check.json and check.html with the benches so far, and returns what the check says of the devices."""
-    from ferrum_jax.cli.device_check.check_page import page
-    from ferrum_jax.cli.device_check.report import Report
+    from ferrum_jax.cli.device_check.report import Report, page
 
     file, bench = output / "check.json", output / "bench.jsonl"
     if file.is_file():

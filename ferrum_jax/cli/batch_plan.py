@@ -32,7 +32,7 @@ def show_plan(args: argparse.Namespace, config: EngineConfig, terms: EndTerms, k
     from ferrum_jax.batch.reach import as_logged, reach_of
     from ferrum_jax.engine.startup.open import Opening
     from ferrum_jax.io.files.store import open_local, open_store
-    from ferrum_jax.planning.offline.padding import expected_padding
+    from ferrum_jax.planning.offline.replay import expected_padding
 
     journal = open_store(f"{args.output}.journal")
     commit = begun_with(journal, args.model, args.revision)

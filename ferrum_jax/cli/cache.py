@@ -130,7 +130,7 @@ def _simulate(args: argparse.Namespace) -> int:
 
 
 def _clear(args: argparse.Namespace) -> int:
-    from ferrum_jax.runtime.compile.clear import clear
+    from ferrum_jax.runtime.compile.executable_store import clear
 
     named: str | None = args.compilation_cache_dir
     if named == "":  # elsewhere it means that nothing is kept, and a shell's unset variable gives it too

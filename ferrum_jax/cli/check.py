@@ -66,7 +66,7 @@ def add(commands: Any) -> None:
 
 
 def _run(args: argparse.Namespace) -> int:
-    from ferrum_jax.cli.device_check.check_page import page
+    from ferrum_jax.cli.device_check.report import page
     from ferrum_jax.cli.device_check.run_check import CheckOptions, check_device
     from ferrum_jax.core.progress import plain_console, status
 

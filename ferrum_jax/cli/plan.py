@@ -92,7 +92,7 @@ def _draw(args: argparse.Namespace, order: BundleOrder, meshes: list[MeshFit]) -
     """The picture of the meshes, where one is asked for. Raises ValueError where there is no mesh to choose."""
     if args.plot is None:
         return
-    from ferrum_jax.planning.meshes.mesh_plot import draw_meshes
+    from ferrum_jax.planning.meshes.choices import draw_meshes
 
     if not meshes:
         raise ValueError(f"--plot draws the meshes of a target, and {order.target} has no choice of them; leave it out")

@@ -19,7 +19,7 @@ from ferrum_jax.core.plan import StepPlan
 from ferrum_jax.core.request import Request
 from ferrum_jax.core.request_options import NO_OPTIONS, RequestOptions
 from ferrum_jax.core.scheduler.drafting import StepCosts
-from ferrum_jax.core.scheduler.request_log import RequestLogWriter
+from ferrum_jax.core.scheduler.request_log import LearntText, PlanLimit, RequestLogWriter, ToldCosts
 from ferrum_jax.core.scheduler.scheduler import Scheduler, StepsInFlight
 from ferrum_jax.engine.adapters import HeldSlots
 from ferrum_jax.engine.constraints import Constraints
@@ -27,7 +27,6 @@ from ferrum_jax.engine.drawn_tokens import DrawnTokens
 from ferrum_jax.engine.measured_steps import MeasuredSteps
 from ferrum_jax.engine.not_ready import NotReady
 from ferrum_jax.engine.open_submissions import OpenSubmissions
-from ferrum_jax.engine.plan_events import PlanEvents
 from ferrum_jax.engine.scoring import Observed, start_scoring
 from ferrum_jax.engine.submission import Choice, InputProcessor, Submission
 from ferrum_jax.runtime.dispatched import InFlight
@@ -339,3 +338,43 @@ class Engine:
         """The last delta of a choice."""
         self._drawn.forget(choice)
         return self._submissions.finish(choice)
+
+
+class PlanEvents:
+    """Events that plans of one engine follow beside requests: each before a step, decided by process 0 and recorded.
+
+    So equal events give equal plans: on the hosts of the engine, and when a request log is replayed. arrival: steps
+    before the event.
+    """
+
+    def __init__(self, scheduler: Scheduler, request_log: RequestLogWriter | None) -> None:
+        self._scheduler, self._log = scheduler, request_log
+        self._told: tuple[int | None, Sequence[tuple[int, int, int]]] = (None, ())
+
+    def limit(self, tokens: int | None, horizons: Sequence[tuple[int, int, int]], arrival: int) -> None:
+        """Plans follow the largest executable that is there, and launches that go on, from the next step on."""
+        if self._told == (tokens, horizons):
+            return
+        self._told = tokens, horizons
+        self._scheduler.limit(tokens, horizons)
+        if self._log is not None:
+            self._log.event(PlanLimit(arrival=arrival, token_limit=tokens, horizons=horizons))
+
+    def take_costs(self, costs: Sequence[StepCosts], arrival: int) -> None:
+        """Drafted tokens are computed as pays by these costs, from the next step on."""
+        if self._scheduler.drafting is None:
+            return
+        self._scheduler.drafting.costs = costs
+        if self._log is not None:
+            self._log.event(ToldCosts(arrival=arrival, costs=[(c.num_rows, c.bare, c.sizes) for c in costs]))
+
+    def learn(self, token_ids: Sequence[int], num_prompt_tokens: int, cache_salt: str, arrival: int) -> None:
+        """Tokens may be drafted from a text that ended elsewhere, from the next step on."""
+        if self._scheduler.drafting is None:
+            return
+        self._scheduler.drafting.source.learn(token_ids, num_prompt_tokens, cache_salt.encode())
+        if self._log is not None:
+            learnt = list(token_ids)
+            self._log.event(
+                LearntText(arrival=arrival, learnt=learnt, num_prompt_tokens=num_prompt_tokens, cache_salt=cache_salt)
+            )

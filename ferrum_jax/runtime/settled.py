@@ -23,9 +23,8 @@ from ferrum_jax.models.sharding.shards import expert_shards_of, shards_of
 from ferrum_jax.models.sharding.undivided import refusals as mesh_refusals
 from ferrum_jax.models.spec import Kept, ModelSpec
 from ferrum_jax.runtime.buckets import Ladder, choose_table_width, make_ladder, most_places
-from ferrum_jax.runtime.media_encoders.tower_refusals import tower_refusals
 from ferrum_jax.runtime.pools.pools import layer_pool_shape
-from ferrum_jax.runtime.refusals import Buckets, Limits
+from ferrum_jax.runtime.refusals import Buckets, Limits, tower_refusals
 from ferrum_jax.runtime.step_options import StepOptions
 from pallas_kernels.kv_pool import KV_DTYPES, TPU_HEAD_DIMS, KVPool
 from pallas_kernels.paged_attention.support import LATENT_LANES, default_implementation, has_gpu_heads, has_tpu_heads

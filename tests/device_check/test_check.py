@@ -15,13 +15,12 @@ from rich.console import Console
 import ferrum_jax
 from ferrum_jax.__main__ import main
 from ferrum_jax.cli.device_check import timing
-from ferrum_jax.cli.device_check.check_page import page
 from ferrum_jax.cli.device_check.engine_check import EngineOrder, check_engine, compare
 from ferrum_jax.cli.device_check.estimates import beside_estimates, with_estimates
 from ferrum_jax.cli.device_check.kernels import _shares
 from ferrum_jax.cli.device_check.machine import Machine, look, misfits, why_no_chip
 from ferrum_jax.cli.device_check.op_problems import OPS, problems
-from ferrum_jax.cli.device_check.report import Report, scrubbed
+from ferrum_jax.cli.device_check.report import Report, page, scrubbed
 from ferrum_jax.cli.device_check.run_check import CheckOptions, check_device, verdicts
 from ferrum_jax.cli.device_check.timing import measure
 from ferrum_jax.cli.device_check.tune import tuned

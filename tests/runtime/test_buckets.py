@@ -14,8 +14,7 @@ from ferrum_jax.core.plan import ShardPlan, StepPlan
 from ferrum_jax.core.scheduler.request_log import LoggedChoice, LoggedRequest, Segment
 from ferrum_jax.inputs.sizes.engine_sizes import EngineSizes, Reach
 from ferrum_jax.io.ints import ceil_div
-from ferrum_jax.planning.offline.padding import padding_of
-from ferrum_jax.planning.offline.replay import replay
+from ferrum_jax.planning.offline.replay import padding_of, replay
 from ferrum_jax.runtime.buckets import FIRST_TOKENS, RowBucket, choose_table_width, make_ladder, most_places
 
 fixed = settings(max_examples=60)

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ferrum_jax.cli.device_check.estimates import beside_estimates, said_of_ceilings
+from ferrum_jax.io.pages.html_page import document, escaped, table
 
 _ROOT = Path(__file__).parents[3]
 # from the root, from home or of a store, but no page of the web; a slash within words, as in tokens/s, begins none
@@ -271,3 +272,19 @@ def scrubbed(value: Any) -> Any:
     value = _PATH.sub("...", value)
     host = socket.gethostname()
     return re.sub(rf"\b{re.escape(host)}\b", "...", value) if len(host) >= _MIN_NAME else value
+
+
+def page(report: Report) -> str:
+    """The report as one HTML page that needs nothing beside it, for a bug report. All texts are escaped."""
+    values = report.as_json()
+    devices = values["machine"]["devices"]
+    name = f"{devices['count']} x {devices['kind']}" if devices else "no device"
+    wrong = [(text,) for text in (*scrubbed(report.all_problems), *values["notes"])]
+    note = INTERPRETED if any(line.get("is_interpreted") for line in report.kernels) else ""
+    return document(
+        "ferrum-jax check",
+        f"<h1>{escaped(name)}</h1><p>ferrum-jax check, {report.seconds:.0f} s: {escaped(report.state)}</p>",
+        f"<h2>Wrong, or not done</h2>{table((), wrong)}" if wrong else "",
+        *(f"<h2>{escaped(title)}</h2>{table(head if any(head) else (), rows)}" for title, head, rows in tables(values)),
+        f"<p>{note}</p>",
+    )

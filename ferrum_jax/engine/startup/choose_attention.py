@@ -21,7 +21,7 @@ from ferrum_jax.engine.startup.check_attention import AttentionOrder, Rehearsal,
 from ferrum_jax.inputs.sizes.tiles import tiles_text
 from ferrum_jax.io.child import first_line, run_child
 from ferrum_jax.models.spec import ModelSpec
-from ferrum_jax.runtime.compile.reports import keep_report
+from ferrum_jax.runtime.compile.refused_kernel import keep_report
 from ferrum_jax.runtime.compile.verdicts import START, Verdict, VerdictKey, VerdictStore
 from ferrum_jax.runtime.settled import lacks_kernels
 from pallas_kernels.target import Target

@@ -20,11 +20,13 @@ from ferrum_jax.engine.startup.load import Loaded, adapter_reader
 from ferrum_jax.engine.startup.new_weights import NewWeights, copies_for
 from ferrum_jax.engine.startup.open import Opening
 from ferrum_jax.engine.startup.sleep import LEVELS, TAGS, is_dropped, put_to_sleep, tags_to_wake, woken
-from ferrum_jax.engine.stats import snapshot
 from ferrum_jax.inputs.identity import ModelIdentity
 from ferrum_jax.io.error_text import quoted
 from ferrum_jax.runtime.distributed.processes import current, refuse_several_processes
+from ferrum_jax.runtime.encoder_runner import EncoderRunner
 from ferrum_jax.runtime.layout import Layout
+from ferrum_jax.runtime.pools.budget import Ledger
+from ferrum_jax.runtime.runner import Runner
 from ferrum_jax.sampling_params import SamplingParams
 from ferrum_jax.tasks.task import Answer, MakeTask
 from ferrum_jax.tasks.task_maker import TaskMaker
@@ -246,3 +248,30 @@ class OpenModel:
             return self.calls.run(tasks, wants_partials=wants_partials)
         room = self.opened.model.max_requests
         return self.calls.run(tasks, room=lambda: min(room, most_running()), wants_partials=wants_partials)
+
+
+def snapshot(runner: Runner | EncoderRunner, ledger: Ledger) -> dict[str, Any]:
+    """A runner's counts and its model's memory, JSON-ready.
+
+    Counts are of all data shards; bytes of weights and of what is in the pools are those of one device.
+    """
+    return {
+        "steps": runner.num_steps,
+        "computed_tokens": runner.num_tokens,
+        "padded_tokens": runner.num_padded_tokens,
+        "executables": runner.num_executables,
+        "executables_loaded": runner.num_loaded,
+        "executables_missing": runner.num_missing,
+        "executables_compiled": runner.compiled,
+        **dataclasses.asdict(runner.transfers),
+        "weights_bytes": ledger.weights_bytes,
+        "kv_bytes": ledger.kv_bytes,
+        "kv_repeated_bytes": ledger.repeated_bytes,
+        "kv_padded_bytes": ledger.padded_bytes,
+        "prompts_bytes": ledger.prompts_bytes,
+        "host_cache_bytes": ledger.host_bytes,
+        "states_bytes": ledger.states_bytes,
+        "num_shards": ledger.num_shards,
+        "num_blocks": ledger.num_shards * ledger.num_blocks,
+        "group_blocks": [ledger.num_shards * group.num_blocks for group in ledger.groups],
+    }

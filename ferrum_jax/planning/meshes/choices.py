@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from ferrum_jax.inputs.sizes.mesh_shape import MeshShape
@@ -15,6 +16,8 @@ from ferrum_jax.planning.meshes.forecast import Lengths
 from ferrum_jax.planning.meshes.on_paper import Subject
 from ferrum_jax.runtime.placing.fit import TooSmall
 from ferrum_jax.runtime.pools.budget import RESERVED_BYTES
+
+_GIB = 2**30
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -96,3 +99,25 @@ def on_mesh(subject: Subject, shape: MeshShape, devices: Sequence[Any], lengths:
         forecast=found,
         why_bounded=model.layout.why_bounded,
     )
+
+
+def draw_meshes(path: Path, meshes: Sequence[MeshFit], title: str) -> None:
+    """Writes the picture, in the format of the file's ending. A mesh that cannot run has no bar of its speed."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 1.9 + 0.34 * len(meshes)), layout="constrained")
+    memory, speed = figure.subplots(1, 2, sharey=True)
+    names, left = [mesh.mesh for mesh in meshes], [0.0] * len(meshes)
+    for part in ("weights", "kv", "other"):
+        sizes = [(getattr(mesh, f"{part}_bytes") or 0) / _GIB for mesh in meshes]
+        memory.barh(names, sizes, left=left, label=part)
+        left = [before + size for before, size in zip(left, sizes, strict=True)]
+    memory.axvline(max(mesh.memory_bytes for mesh in meshes) / _GIB, color="red", label="what a device has")
+    memory.invert_yaxis()
+    memory.set_xlabel("GiB of a device")
+    memory.legend()
+    speed.barh(names, [max(mesh.rate, 0.0) for mesh in meshes])
+    unit = next((mesh.forecast.unit for mesh in meshes if mesh.forecast is not None), "output tokens/s")
+    speed.set_xlabel(f"{unit} at most")
+    figure.suptitle(title)
+    figure.savefig(path)

@@ -13,7 +13,7 @@ import dataclasses
 from array import array
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -25,6 +25,10 @@ from ferrum_jax.core.request import Request
 from ferrum_jax.core.scheduler.drafting import StepCosts, drafting_of
 from ferrum_jax.core.scheduler.request_log import LoggedChoice, LoggedRequest, PlanEvent, PlanLimit, Segment, ToldCosts
 from ferrum_jax.core.scheduler.scheduler import Scheduler, StepsInFlight
+
+if TYPE_CHECKING:
+    from ferrum_jax.runtime.buckets import Ladder
+    from ferrum_jax.runtime.layout import Layout
 
 _COUNTERS = ("lookups", "hit_tokens", "missed_tokens", "resumed_tokens", "evictions", "refusals", "preemptions")
 _TOTALS = (*_COUNTERS, "images_encoded", "image_hits", "image_evictions", "steps", "too_large")
@@ -261,3 +265,20 @@ def _uses(segment: Segment) -> Iterator[tuple[bytes, bool]]:
             extend_keys(keys, root, ids, len(ids) // size, size, request.media)
             limit = (len(request.prompt_token_ids) - 1) // size
             yield from ((key, index < limit) for index, key in enumerate(keys))
+
+
+def expected_padding(requests: Sequence[LoggedRequest], layout: Layout) -> float:
+    """The share of all token slots that is padding when an engine of this layout runs the requests; 0 to 1."""
+    sizes = dataclasses.replace(
+        layout.sizes(layout.settled.config), max_cached_prompts=0, max_snapshots=None, num_host_blocks=0
+    )
+    plans: list[StepPlan] = []
+    replay([Segment(sizes=sizes, requests=list(requests))], layout.ledger.num_blocks, on_plan=plans.append)
+    return padding_of(plans, layout.ladder)
+
+
+def padding_of(plans: Sequence[StepPlan], ladder: Ladder) -> float:
+    """The share of the steps' token slots, on all shards, that holds no token; 0 to 1."""
+    slots = sum(len(plan.shards) * ladder.bucket_of(plan).num_tokens for plan in plans)
+    real = sum(plan.num_tokens for plan in plans)
+    return 1 - real / slots if slots else 0.0

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import importlib.metadata
 import re
+import tempfile
 import traceback
 from typing import Any
 
 import jax
-
-from ferrum_jax.runtime.compile.reports import keep_report
 
 _KERNELS = ("paged_attention_decode", "prefill_attention", "kv_write_scales", "kv_write")
 _OF_A_KERNEL = re.compile("|".join(("mosaic", "pallas", "tpu_custom_call", *_KERNELS)), re.IGNORECASE)
@@ -54,3 +53,11 @@ def _compiler(platform: str) -> str:
         except importlib.metadata.PackageNotFoundError:
             continue
     return ""
+
+
+def keep_report(text: str) -> str:
+    """The path of a new file with the text, among the system's temporary ones; only its owner may read it."""
+    number, path = tempfile.mkstemp(prefix="ferrum_jax_", suffix=".txt")
+    with open(number, "w", encoding="utf-8") as file:
+        file.write(text)
+    return path

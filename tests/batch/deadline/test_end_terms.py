@@ -10,7 +10,7 @@ import pytest
 from ferrum_jax.batch.deadline.end_terms import EndTerms, deadline_of, money_of, of_day, said, span_of
 from ferrum_jax.batch.deadline.forecaster import Outlook
 from ferrum_jax.batch.deadline.phrases import progress_phrase, terms_phrase, verdict_phrase
-from ferrum_jax.cli.end_flags import add_end, end_terms
+from ferrum_jax.cli.batch import add_end, end_terms
 
 EAST = datetime.timezone(datetime.timedelta(hours=5, minutes=30), "EAST")
 NOON = datetime.datetime(2026, 11, 27, 12, 0, tzinfo=EAST).timestamp()
