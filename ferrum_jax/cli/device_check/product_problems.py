@@ -79,88 +79,55 @@ def experts_of_kernels(target: Target | None, platform: str, full: bool) -> Iter
     cases = expert_cases.GPU_CASES if kernel == "mosaic_gpu" else expert_cases.TPU_CASES
     tiny = [pair for pair in cases if full or platform != "cpu"]
     for case, form in (*real, *tiny):
-        yield _packed(case, form, kernel, target, platform, is_real=(case, form) in real)
+        yield _experts(case, form, kernel, target, platform, is_real=(case, form) in real)
     if kernel == "mosaic_tpu" and (full or platform != "cpu"):
         for dense in expert_cases.DENSE_TPU_CASES[: 1 if platform == "cpu" else None]:
-            yield _dense(dense, target, platform, is_real=dense.name == "dense_real")
+            yield _experts(dense, None, kernel, target, platform, is_real=dense.name == "dense_real")
 
 
-def _dense(case: expert_cases.Case, target: Target | None, platform: str, *, is_real: bool) -> Problem:
-    chip = target or Target.named(INTERPRETED_AS)
-    arguments = functools.cache(functools.partial(expert_cases.make_arguments, case))
-
-    def begin(implementation: str) -> Callable[[], Any]:
-        *tokens, experts = arguments()
-        if implementation != "xla":
-            experts = dataclasses.replace(experts, kernels=chip)
-        return _begun(case, implementation, platform, *tokens, experts)
-
-    def oracle() -> np.ndarray:
-        *tokens, experts = arguments()
-        x, ids, weights, gate, up, down = map(np.asarray, (*tokens, experts.gate, experts.up, experts.down))
-        return expert_oracle.expert_mlp(x, ids, weights, gate, up, down)
-
-    experts = arguments()[-1]
-    stacks = jax.tree.leaves((experts.gate, experts.up, experts.down))
-    pairs = case.num_tokens * case.num_experts_per_token
-    return Problem(
-        op="grouped_matmul",
-        shape=DENSE,
-        name=f"experts {case.name}",
-        implementations=("xla", "mosaic_tpu"),
-        begin=begin,
-        oracle=oracle,
-        **_common(platform),
-        num_bytes=sum(stack.nbytes for stack in stacks) if is_real else None,
-        flops=6 * pairs * case.width * case.hidden if is_real else None,
-    )
-
-
-def _begun(case: expert_cases.Case, implementation: str, platform: str, *given: Any) -> Callable[[], Any]:
-    """A call of the experts; on the CPU the TPU's kernel is interpreted."""
-    run: Any = functools.partial(expert_mlp, implementation=implementation)
-    if implementation != "xla" and platform == "cpu":
-        from pallas_kernels.grouped_matmul import mosaic_tpu
-
-        how = {"num_experts": case.num_experts, "activation": swiglu, "interpret": interpreter()}
-        run = functools.partial(mosaic_tpu.expert_mlp, **how)
-    compiled = jax.jit(run, compiler_options=options_of(platform))
-    return lambda: compiled(*given)
-
-
-def _packed(
+def _experts(
     case: expert_cases.Case,
-    form: product_cases.Case,
+    form: product_cases.Case | None,
     kernel: str | None,
     target: Target | None,
     platform: str,
     *,
     is_real: bool,
 ) -> Problem:
+    """form: of the codes; None for dense experts."""
     chip = target or Target.named(INTERPRETED_AS)
-    arguments = functools.cache(functools.partial(expert_cases.make_packed_arguments, case, form))
+    make: Any = expert_cases.make_arguments if form is None else expert_cases.make_packed_arguments
+    arguments = functools.cache(functools.partial(make, case, *(() if form is None else (form,))))
 
     def begin(implementation: str) -> Callable[[], Any]:
         *tokens, experts = arguments()
         if implementation != "xla":
             parts: dict[str, Any] = {part: getattr(experts, part) for part in ("gate", "up", "down")}
-            named = {part: dataclasses.replace(weight, kernels=chip) for part, weight in parts.items()}
-            experts = dataclasses.replace(experts, **named)
-        return _begun(case, implementation, platform, *tokens, experts)
+            named = {part: dataclasses.replace(weight, kernels=chip) for part, weight in parts.items() if form}
+            experts = dataclasses.replace(experts, **(named or {"kernels": chip}))
+        run: Any = functools.partial(expert_mlp, implementation=implementation)
+        if implementation != "xla" and platform == "cpu":  # the TPU's kernel is interpreted
+            from pallas_kernels.grouped_matmul import mosaic_tpu
+
+            how = {"num_experts": case.num_experts, "activation": swiglu, "interpret": interpreter()}
+            run = functools.partial(mosaic_tpu.expert_mlp, **how)
+        compiled = jax.jit(run, compiler_options=options_of(platform))
+        return lambda: compiled(*tokens, experts)
 
     def oracle() -> np.ndarray:
-        x, ids, weights, experts = arguments()
-        stacks: tuple[Any, ...] = (experts.gate, experts.up, experts.down)
-        return expert_oracle.packed_expert_mlp(np.asarray(x), np.asarray(ids), np.asarray(weights), *stacks)
+        tokens: Any = map(np.asarray, arguments()[:-1])
+        if form is None:
+            return expert_oracle.expert_mlp(*tokens, *map(np.asarray, stacks))
+        return expert_oracle.packed_expert_mlp(*tokens, *stacks)
 
     x, *_, experts = arguments()
     stacks: tuple[Any, ...] = (experts.gate, experts.up, experts.down)
-    is_refused = kernel is None or any(refusals(stack, x.dtype, chip) for stack in stacks)
+    is_refused = kernel is None or (form and any(refusals(stack, x.dtype, chip) for stack in stacks))
     num_bytes = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(stacks))
     pairs = case.num_tokens * case.num_experts_per_token
     return Problem(
         op="grouped_matmul",
-        shape=_class_of(form),
+        shape=DENSE if form is None else _class_of(form),
         name=f"experts {case.name}",
         implementations=("xla",) if is_refused or kernel is None else ("xla", kernel),
         begin=begin,
