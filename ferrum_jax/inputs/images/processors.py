@@ -42,11 +42,12 @@ class ResizedImages:
     resample: int
 
     kind: ClassVar[str]
+    side_field: ClassVar[str] = "merge_size"  # the field that says the patches of a square's side
 
     @property
     def side(self) -> int:
         """Patches of a square's side."""
-        raise NotImplementedError
+        return getattr(self, self.side_field)
 
     @property
     def temporal(self) -> int:
@@ -99,24 +100,13 @@ class QwenImages(ResizedImages):
     kind: ClassVar[str] = "qwen"
 
     @property
-    def side(self) -> int:
-        return self.merge_size
-
-    @property
     def temporal(self) -> int:
         return self.temporal_patch_size
 
     def size(self, height: int, width: int) -> tuple[int, int]:
         check_aspect("image", height, width)
         unit = self.patch_size * self.merge_size
-        rounded = round(height / unit) * unit, round(width / unit) * unit
-        if rounded[0] * rounded[1] > self.max_pixels:
-            shrink = math.sqrt(height * width / self.max_pixels)
-            return tuple(max(unit, math.floor(side / shrink / unit) * unit) for side in (height, width))  # type: ignore[return-value]
-        if rounded[0] * rounded[1] < self.min_pixels:
-            grow = math.sqrt(self.min_pixels / (height * width))
-            return tuple(math.ceil(side * grow / unit) * unit for side in (height, width))  # type: ignore[return-value]
-        return rounded
+        return _rounded(height, width, unit, self.min_pixels, self.max_pixels)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -193,10 +183,7 @@ class Gemma4Images(ResizedImages):
     max_tokens: int
 
     kind: ClassVar[str] = "gemma4"
-
-    @property
-    def side(self) -> int:
-        return self.pooling
+    side_field: ClassVar[str] = "pooling"
 
     def size(self, height: int, width: int) -> tuple[int, int]:
         unit = self.patch_size * self.pooling
@@ -221,10 +208,6 @@ class PixtralImages(ResizedImages):
     longest_edge: int
 
     kind: ClassVar[str] = "pixtral"
-
-    @property
-    def side(self) -> int:
-        return self.merge_size
 
     def size(self, height: int, width: int) -> tuple[int, int]:
         unit, shrink = self.patch_size * self.merge_size, max(height / self.longest_edge, width / self.longest_edge)
@@ -258,6 +241,25 @@ def grown(height: int, width: int, unit: int) -> tuple[int, int]:
     """Height and width, of the same shape, with no side shorter than a unit."""
     scale = max(1, unit / height, unit / width)
     return int(height * scale), int(width * scale)
+
+
+def _rounded(
+    height: int, width: int, unit: int, least: float, most: float, frames: tuple[int, int] = (1, 1)
+) -> tuple[int, int]:
+    """Sides as multiples of a unit, so that all frames have between `least` and `most` pixels.
+
+    frames: their number, and how many a group has, which the number is rounded to.
+    """
+    count, each = frames
+    rows, columns = round(height / unit) * unit, round(width / unit) * unit
+    pixels = round(count / each) * each * rows * columns
+    if pixels > most:
+        shrink = math.sqrt(count * height * width / most)
+        rows, columns = (max(unit, math.floor(side / shrink / unit) * unit) for side in (height, width))
+    elif pixels < least:
+        grow = math.sqrt(least / (count * height * width))
+        rows, columns = (math.ceil(side * grow / unit) * unit for side in (height, width))
+    return rows, columns
 
 
 def squares(pixels: np.ndarray, patch: int, merge: int) -> np.ndarray:
@@ -314,15 +316,7 @@ class QwenVideos:
             raise MediaRefused(f"the video has {count} frame{'s' * (count != 1)}; this model takes {frames} or more")
         height, width = grown(height, width, unit)
         check_aspect("video", height, width)
-        rows, columns = round(height / unit) * unit, round(width / unit) * unit
-        pixels, most = round(count / frames) * frames * rows * columns, self._max_pixels(count, unit)
-        if pixels > most:
-            shrink = math.sqrt(count * height * width / most)
-            rows, columns = (max(unit, math.floor(side / shrink / unit) * unit) for side in (height, width))
-        elif pixels < self.min_pixels:
-            grow = math.sqrt(self.min_pixels / (count * height * width))
-            rows, columns = (math.ceil(side * grow / unit) * unit for side in (height, width))
-        return rows, columns
+        return _rounded(height, width, unit, self.min_pixels, self._max_pixels(count, unit), (count, frames))
 
     def _max_pixels(self, count: int, unit: int) -> int:
         if self.tokens_of_frame is None:
