@@ -11,7 +11,6 @@ import hashlib
 import os
 import threading
 from collections.abc import Callable
-from typing import Protocol
 
 import jax
 import numpy as np
@@ -24,7 +23,7 @@ from ferrum_jax.engine.startup.model_source import ModelSource
 from ferrum_jax.models.families import registry
 from ferrum_jax.runtime.block_copies import BlockCopies
 from ferrum_jax.runtime.compile.executable_store import ExecutableCache, ExecutableStore
-from ferrum_jax.runtime.layout import Layout, ModelLayout
+from ferrum_jax.runtime.layout import Layout
 from ferrum_jax.runtime.placing.weights import read_beside, replace_weights
 from ferrum_jax.runtime.pools.budget import Ledger
 from ferrum_jax.runtime.programs import Executables, compile_all
@@ -32,39 +31,6 @@ from ferrum_jax.tasks.classifier import Classifier
 from ferrum_jax.tasks.logit_scorer import LogitScorer, TokenLogits, ids_of, score_of_tokens
 from ferrum_jax.tasks.scorer import Scorer
 from ferrum_jax.tasks.texts import Texts
-
-
-class Ready(Protocol):
-    """A model that is ready: weights and executables, from which engines are made. Who asks need not know its kind."""
-
-    @property
-    def layout(self) -> ModelLayout: ...
-
-    @property
-    def weights(self) -> tuple[jax.Array, ...]: ...
-
-    @property
-    def fingerprint(self) -> Fingerprint: ...
-
-    @property
-    def cache_fingerprint(self) -> bytes: ...
-
-    @property
-    def weights_version(self) -> int: ...
-
-    @property
-    def max_text_tokens(self) -> int: ...
-
-    @property
-    def max_requests(self) -> int:
-        """How many requests are taken from a source at once, so that a million of them do not fill memory."""
-        ...
-
-    def scorer(self, texts: Texts) -> Scorer | None: ...
-
-    def classifier(self, texts: Texts) -> Classifier | None: ...
-
-    def with_weights(self, copies: Copies) -> Ready: ...
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -106,7 +72,10 @@ class Loaded:
 
     @property
     def max_requests(self) -> int:
-        """Two for each row of all shards."""
+        """How many requests are taken from a source at once, so that a million of them do not fill memory.
+
+        Two for each row of all shards.
+        """
         return 2 * self.layout.max_num_seqs * self.layout.num_shards
 
     def scorer(self, texts: Texts) -> Scorer | None:

@@ -26,8 +26,8 @@ from ferrum_jax.engine.core import EngineCore
 from ferrum_jax.engine.startup.build_engine import build_engine
 from ferrum_jax.engine.startup.chosen import Chosen, choose
 from ferrum_jax.engine.startup.fit_or_shrink import Start
-from ferrum_jax.engine.startup.load import Ready
-from ferrum_jax.engine.startup.load_encoder import build_encoder_engine, load_encoder
+from ferrum_jax.engine.startup.load import Loaded
+from ferrum_jax.engine.startup.load_encoder import LoadedEncoder, build_encoder_engine, load_encoder
 from ferrum_jax.engine.startup.load_request import LoadRequest
 from ferrum_jax.engine.startup.model_source import ModelSource
 from ferrum_jax.inputs.audio.prompt_sounds import PromptSounds
@@ -60,6 +60,8 @@ from ferrum_jax.text.chat import ChatTemplate
 from ferrum_jax.text.prompts import PromptEncoder
 from ferrum_jax.text.structured.reading.message_stream import MessageForms
 from ferrum_jax.text.tokenizer import Tokenizer, require_tokenizer
+
+Ready = Loaded | LoadedEncoder  # weights and executables, from which engines are made; who asks need not know its kind
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
