@@ -25,6 +25,21 @@ class RaggedBatch:
     seen_ends: jax.Array | None = None  # [T] int32
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StepShape:
+    """The static sizes of a step, its flat tokens and those of a block, and what tokens see: see `make_schedule`."""
+
+    num_tokens: int
+    block_size: int
+    window: int | None = None
+    chunked: bool = False
+    causal: bool = True
+
+    def oldest_seen(self, positions: jax.Array) -> jax.Array:
+        """See the function of this name."""
+        return oldest_seen(positions, window=self.window, chunked=self.chunked)
+
+
 def oldest_seen(positions: jax.Array, *, window: int | None, chunked: bool) -> jax.Array:
     """The oldest position that the query at each position sees, of the shape of `positions`."""
     if window is None:

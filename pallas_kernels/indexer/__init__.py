@@ -52,7 +52,8 @@ def make_indexer_schedule(
         )
     if attention is None and batch.block_tables.shape[1] * block_size > top_k:
         raise ValueError(f"contexts may be longer than {top_k} keys, and there is no schedule to choose some of them")
-    if attention is not None and (attention.window is not None or not attention.causal or batch.seen_ends is not None):
+    step = None if attention is None else attention.step
+    if step is not None and (step.window is not None or not step.causal or batch.seen_ends is not None):
         raise ValueError("an indexer chooses from all keys before a query; there is no window, and nothing beyond it")
     blocks, offsets = write_places(batch, num_tokens=num_tokens, block_size=block_size)
     return IndexerSchedule(

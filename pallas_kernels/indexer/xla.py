@@ -43,9 +43,9 @@ def choose(
     local: int = 0,
 ) -> ChosenKeys:
     """See the package's choose_keys."""
-    least = math.lcm(schedule.block_size, group)
+    least = math.lcm(schedule.step.block_size, group)
     tile = _TILE // least * least or least
-    reach = schedule.block_tables.shape[1] * schedule.block_size
+    reach = schedule.block_tables.shape[1] * schedule.step.block_size
     counted = min(_TILES_COUNTED, -(-reach // tile)) * tile
     width = -(-reach // counted) * counted // group
     S = 1 if weights is not None else q.shape[1]
@@ -60,7 +60,7 @@ def choose(
                 scores = _score(q, weights, pool, schedule, queries, i, scores, _Sizes(tile, group, local))
                 end = queries.high[i] // group + 1
                 best, scores = _best(scores, end, top_k // group, tile // group, counted // group)
-                table, C = schedule.block_tables[queries.tiles.runs[i]], schedule.block_size
+                table, C = schedule.block_tables[queries.tiles.runs[i]], schedule.step.block_size
                 at = (jnp.maximum(best, 0)[..., None] * group + jnp.arange(group)[None, None]).reshape(-1, S, top_k)
                 is_there = jnp.repeat(best >= 0, group, axis=1).reshape(at.shape)
                 is_there &= at <= _positions(queries, i)[:, None, None]
@@ -92,7 +92,7 @@ def _score(
 ) -> jax.Array:
     """The buffer with the scores of tile i, 0 for what a query does not see."""
     tile, group, local = sizes
-    tiles, C, positions = queries.tiles, schedule.block_size, _positions(queries, i)
+    tiles, C, positions = queries.tiles, schedule.step.block_size, _positions(queries, i)
     heads = tiles.load(q, i).astype(jnp.float32)  # [Q, J, I]
     weighed = None if weights is None else tiles.load(weights, i).astype(jnp.float32)  # [Q, J]
     table, (P, _, _, width) = schedule.block_tables[tiles.runs[i]], pool.index_keys.shape

@@ -27,7 +27,7 @@ from pallas_kernels.paged_attention.tpu.config import TpuConfig
 from pallas_kernels.paged_attention.tpu.latent.config import LatentConfig
 from pallas_kernels.paged_attention.tpu.latent.schedule import LatentSchedule, make_latent_schedule
 from pallas_kernels.paged_attention.tpu.schedule import TpuSchedule
-from pallas_kernels.ragged_batch import RaggedBatch
+from pallas_kernels.ragged_batch import RaggedBatch, StepShape
 from pallas_kernels.shapes import check_counts, check_positive, check_shapes
 
 
@@ -75,8 +75,8 @@ def make_schedule(
     kind, make = makers[implementation]
     if not isinstance(config, kind):
         raise ValueError(f"config is a {type(config).__name__}; {implementation!r} takes a {kind.__name__}")
-    shape: dict[str, Any] = {"window": window, "causal": causal} | ({"chunked": True} if chunked else {})
-    return make(batch, num_tokens=num_tokens, block_size=block_size, config=config, **shape)
+    sizes = {"num_tokens": num_tokens, "block_size": block_size}
+    return make(batch, StepShape(**sizes, window=window, chunked=chunked, causal=causal), config)
 
 
 def paged_attention(
@@ -105,12 +105,12 @@ def paged_attention(
     check_positive(scale=scale)
     check_positive(", or None for none", soft_cap=soft_cap)
     widths = {"Q": pool.key_dim, "H": pool.head_dim, "V": pool.v_head_dim}
-    sizes = check_shapes(("T N Q", q), ("T K H", k), ("T K V", v), T=schedule.num_tokens, **widths)
+    sizes = check_shapes(("T N Q", q), ("T K H", k), ("T K V", v), T=schedule.step.num_tokens, **widths)
     if sizes["N"] % sizes["K"]:
         raise ValueError(f"q has {sizes['N']} heads and k {sizes['K']}; N must be a multiple of K")
-    if pool.block_size != schedule.block_size:
+    if pool.block_size != schedule.step.block_size:
         raise ValueError(
-            f"the schedule is for blocks of {schedule.block_size} tokens; the pool's have {pool.block_size}"
+            f"the schedule is for blocks of {schedule.step.block_size} tokens; the pool's have {pool.block_size}"
         )
     check_pool(pool, sizes["K"], implementation)
     logits = Logits(scale=scale, soft_cap=soft_cap, sinks=sinks)

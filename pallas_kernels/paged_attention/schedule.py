@@ -8,15 +8,13 @@ ranges, which are data, so padding costs no iteration; where tiles are computed 
 from __future__ import annotations
 
 import dataclasses
-import functools
-from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 
 from pallas_kernels.kv_pool import KVPool
 from pallas_kernels.ragged import Tiles, cut, static
-from pallas_kernels.ragged_batch import RaggedBatch, oldest_seen, write_places
+from pallas_kernels.ragged_batch import RaggedBatch, StepShape, write_places
 from pallas_kernels.shapes import check_counts
 
 _TILE_KV = 64  # on the CPU a tile of 64 x 8 heads x 128 x f32 is 256 KB of K, which the second read finds in L2
@@ -116,12 +114,8 @@ class Schedule:
     write_offsets: jax.Array  # [T] int32
     passes: tuple[QueryTiles, ...]  # one after the other
     seen_ends: jax.Array | None  # [T] int32, see RaggedBatch
-    num_tokens: int = static()
-    block_size: int = static()
+    step: StepShape = dataclasses.field(metadata={"static": True})
     tile_kv: int = static()
-    window: int | None = static()
-    chunked: bool = static()
-    causal: bool = static()
     keeps_dtype: bool = static()  # see AttentionConfig
     invariant: bool = static()  # all rows are tiled alike, for bits that do not depend on a step's other tokens
 
@@ -133,45 +127,30 @@ class Schedule:
         return jnp.asarray(True) if self.invariant else queries.high[i] >= top_k
 
 
-def make_schedule(
-    batch: RaggedBatch,
-    *,
-    num_tokens: int,
-    block_size: int,
-    config: AttentionConfig,
-    window: int | None = None,
-    chunked: bool = False,
-    causal: bool = True,
-) -> Schedule:
-    """Where a step of `num_tokens` flat tokens writes, its query tiles, and the KV tiles that each visits.
+def make_schedule(batch: RaggedBatch, step: StepShape, config: AttentionConfig) -> Schedule:
+    """Where a step writes, its query tiles, and the KV tiles that each visits.
 
     See the package's make_schedule. Raises ValueError where the tiles do not fit the step or the blocks.
     """
-    if config.tile_kv % block_size:
-        raise ValueError(f"tile_kv is {config.tile_kv}; it must be a multiple of block_size, {block_size}")
+    if config.tile_kv % step.block_size:
+        raise ValueError(f"tile_kv is {config.tile_kv}; it must be a multiple of block_size, {step.block_size}")
     if config.decode_tile_q is None:
         parts = [(batch.counts, config.tile_q, config.together)]
     else:
         parts = [(jnp.where(batch.counts == 1, 1, 0), config.decode_tile_q, config.decode_together)]
         if config.has_prefill:
             parts.append((jnp.where(batch.counts == 1, 0, batch.counts), config.tile_q, config.together))
-    oldest = functools.partial(oldest_seen, window=window, chunked=chunked)
-    write_blocks, write_offsets = write_places(batch, num_tokens=num_tokens, block_size=block_size)
+    write_blocks, write_offsets = write_places(batch, num_tokens=step.num_tokens, block_size=step.block_size)
     return Schedule(
         block_tables=batch.block_tables,
         write_blocks=write_blocks,
         write_offsets=write_offsets,
         passes=tuple(
-            _tile_queries(batch, counts, tile, together, num_tokens, config.tile_kv, oldest, causal)
-            for counts, tile, together in parts
+            _tile_queries(batch, counts, tile, together, step, config.tile_kv) for counts, tile, together in parts
         ),
         seen_ends=batch.seen_ends,
-        num_tokens=num_tokens,
-        block_size=block_size,
+        step=step,
         tile_kv=config.tile_kv,
-        window=window,
-        chunked=chunked,
-        causal=causal,
         keeps_dtype=config.keeps_dtype,
         invariant=config.decode_tile_q is None,
     )
@@ -182,16 +161,14 @@ def _tile_queries(
     counts: jax.Array,
     tile_q: int,
     together: int,
-    num_tokens: int,
+    step: StepShape,
     tile_kv: int,
-    oldest: Callable[[jax.Array], jax.Array],
-    causal: bool,
 ) -> QueryTiles:
     """Cuts `counts` queries of each row into tiles of tile_q, rows in order."""
-    tiles = cut(counts, batch.query_offsets, tile=tile_q, num_items=num_tokens)
+    tiles = cut(counts, batch.query_offsets, tile=tile_q, num_items=step.num_tokens)
     low = batch.starts[tiles.runs] + tiles.done
     high = low + tiles.end_lanes - tiles.first_lanes - 1
-    if not causal:
+    if not step.causal:
         high = (batch.starts + batch.counts)[tiles.runs] - 1
     if batch.seen_ends is not None:
         high = jnp.maximum(high, _last_seen(tiles, batch.seen_ends))
@@ -199,7 +176,7 @@ def _tile_queries(
         tiles=tiles,
         low=low,
         high=high,
-        first_kv=oldest(low) // tile_kv,
+        first_kv=step.oldest_seen(low) // tile_kv,
         end_kv=high // tile_kv + 1,
         together=together,
     )

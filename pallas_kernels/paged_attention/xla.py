@@ -19,7 +19,6 @@ from pallas_kernels.chosen_keys import HIDDEN, MAX_PIECE, ChosenKeys
 from pallas_kernels.kv_pool import KVPool, from_bits
 from pallas_kernels.logits import Logits
 from pallas_kernels.paged_attention.schedule import QueryTiles, Schedule
-from pallas_kernels.ragged_batch import oldest_seen
 
 _PIECE_KEYS = 2048  # that a tile's queries read at once: with 576 values of float32, 4.7 MB
 _MAX_VECTOR_DOTS = 4  # up to here XLA:CPU reads K and V faster once per query than once in a thin matrix product
@@ -245,13 +244,12 @@ def _load_kv(
     at = j * tile_kv + jnp.arange(tile_kv)
     readable = at <= tile.high
     visible = readable[None]
-    if schedule.causal:
+    if schedule.step.causal:
         visible = at[None] <= tile.last[:, None]
-    if schedule.window is not None:
-        shape = {"window": schedule.window, "chunked": schedule.chunked}
-        visible &= at[None] >= oldest_seen(tile.positions[:, None], **shape)
-        readable &= at >= oldest_seen(tile.low, **shape)
-    if schedule.causal:
+    if schedule.step.window is not None:
+        visible &= at[None] >= schedule.step.oldest_seen(tile.positions[:, None])
+        readable &= at >= schedule.step.oldest_seen(tile.low)
+    if schedule.step.causal:
         visible = jnp.repeat(visible, tile.queries.shape[1] // len(tile.positions), axis=0)
     return k, jnp.where(readable[:, None], v, jnp.zeros((), v.dtype)), visible[None]
 

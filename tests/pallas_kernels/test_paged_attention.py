@@ -205,7 +205,7 @@ def test_what_does_not_fit_is_an_error_that_names_it() -> None:
     with pytest.raises(ValueError, match="axis T"):
         paged_attention(a.q[:5], a.k[:5], a.v[:5], a.pool, schedule, scale=1.0)
     with pytest.raises(ValueError, match="blocks of 32 tokens; the pool's have 16"):
-        other = dataclasses.replace(schedule, block_size=32)
+        other = dataclasses.replace(schedule, step=dataclasses.replace(schedule.step, block_size=32))
         paged_attention(a.q, a.k, a.v, a.pool, other, scale=1.0)
 
 

@@ -1,7 +1,5 @@
 """The query tiles of the TPU prefill kernel and the memory they take."""
 
-import functools
-
 import jax
 import numpy as np
 import pytest
@@ -9,6 +7,7 @@ import pytest
 from pallas_kernels.paged_attention import RaggedBatch
 from pallas_kernels.paged_attention.tpu.prefill.config import PrefillConfig, PrefillShape
 from pallas_kernels.paged_attention.tpu.prefill.schedule import Tile, make_prefill_schedule
+from pallas_kernels.ragged_batch import StepShape
 from tests.fast_compile import FAST_COMPILE
 
 _SMALL = PrefillConfig(tile_q=16, chunk_q=16, part_q=16, tile_kv=128, step_kv=128)
@@ -22,8 +21,8 @@ def _batch(rows: list[tuple[int, int]]) -> RaggedBatch:
 
 def test_tiles_cover_each_query_once_and_see_no_more_than_they_may() -> None:
     rows = [(7, 1), (200, 70), (0, 1), (0, 0), (3, 2), (130, 30), (0, 0)]
-    make = functools.partial(make_prefill_schedule, num_tokens=120, block_size=16, config=_SMALL, window=50)
-    schedule = jax.jit(make, compiler_options=FAST_COMPILE)(_batch(rows))
+    step = StepShape(num_tokens=120, block_size=16, window=50)
+    schedule = jax.jit(lambda b: make_prefill_schedule(b, step, _SMALL), compiler_options=FAST_COMPILE)(_batch(rows))
     tiles, offsets = np.asarray(schedule.tiles), np.cumsum([0] + [count for _, count in rows])
     seen = []
     for t in range(int(schedule.num_tiles[0])):

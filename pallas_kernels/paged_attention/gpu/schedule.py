@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 from pallas_kernels.paged_attention.gpu.config import Form, GpuConfig
 from pallas_kernels.ragged import static
-from pallas_kernels.ragged_batch import RaggedBatch, oldest_seen, rows_of_tokens, write_places
+from pallas_kernels.ragged_batch import RaggedBatch, StepShape, rows_of_tokens, write_places
 
 
 class Field(enum.IntEnum):
@@ -60,32 +60,17 @@ class GpuSchedule:
     decode: WorkItems
     prefill: WorkItems | None
     config: GpuConfig = dataclasses.field(metadata={"static": True})
-    num_tokens: int = static()
-    block_size: int = static()
-    window: int | None = static()
-    chunked: bool = static()
-    causal: bool = static()
+    step: StepShape = dataclasses.field(metadata={"static": True})
 
 
-def make_schedule(
-    batch: RaggedBatch,
-    *,
-    num_tokens: int,
-    block_size: int,
-    config: GpuConfig,
-    window: int | None = None,
-    chunked: bool = False,
-    causal: bool = True,
-) -> GpuSchedule:
+def make_schedule(batch: RaggedBatch, step: StepShape, config: GpuConfig) -> GpuSchedule:
     """See the package's make_schedule."""
-    max_tokens = batch.block_tables.shape[1] * block_size
     is_decode = batch.counts == 1
     parts = [(jnp.where(is_decode, 1, 0), config.decode)]
     if config.prefill is not None:
         parts.append((jnp.where(is_decode, 0, batch.counts), config.prefill))
-    sizes = (num_tokens, max_tokens, window, chunked, causal)
-    works = [_make_work(batch, counts, form, *sizes) for counts, form in parts]
-    write_blocks, write_offsets = write_places(batch, num_tokens=num_tokens, block_size=block_size)
+    works = [_make_work(batch, counts, form, step) for counts, form in parts]
+    write_blocks, write_offsets = write_places(batch, num_tokens=step.num_tokens, block_size=step.block_size)
     return GpuSchedule(
         block_tables=jnp.maximum(batch.block_tables, 0),  # a copy, for kernels refuse parts of other arrays
         write_blocks=write_blocks,
@@ -93,11 +78,7 @@ def make_schedule(
         decode=works[0],
         prefill=works[1] if len(works) > 1 else None,
         config=config,
-        num_tokens=num_tokens,
-        block_size=block_size,
-        window=window,
-        chunked=chunked,
-        causal=causal,
+        step=step,
     )
 
 
@@ -105,13 +86,11 @@ def _make_work(
     batch: RaggedBatch,
     counts: jax.Array,  # [R] int32, queries of each row that this kernel serves
     form: Form,
-    num_tokens: int,
-    max_tokens: int,
-    window: int | None,
-    chunked: bool,
-    causal: bool,
+    step: StepShape,
 ) -> WorkItems:
     R, tile, is_decode = len(counts), form.tile_q, form.split is not None
+    num_tokens, causal = step.num_tokens, step.causal
+    limits = batch.block_tables.shape[1] * step.block_size, step.window
     num_tiles = -(-counts // tile)
     tile_ends = jnp.cumsum(num_tiles)
     capacity = R if is_decode else num_tokens // tile + R
@@ -130,7 +109,7 @@ def _make_work(
         last_seen = jnp.maximum(positions, ends - 1).astype(jnp.int32)
         high = jnp.maximum(high, ends.max(axis=1) - 1)
     # what the first query sees, and what all do
-    oldest, within = (oldest_seen(position, window=window, chunked=chunked) for position in (low, last))
+    oldest, within = map(step.oldest_seen, (low, last))
     first_kv, end_kv = oldest // form.tile_kv, high // form.tile_kv + 1
     full = jnp.stack([-(-within // form.tile_kv), ((low if causal else high) + 1) // form.tile_kv])
     per_tile = jnp.stack([rows, jnp.arange(capacity), jnp.zeros_like(low), low, high, oldest, first_kv, end_kv, *full])
@@ -142,8 +121,8 @@ def _make_work(
         items, num_items = per_tile, tile_ends[-1]
         num_splits = jnp.zeros_like(counts)
     else:
-        items, num_items, num_splits = _split(per_tile, is_used, form, max_tokens, window)
-        max_splits = _max_splits(form.split, max_tokens, window)
+        items, num_items, num_splits = _split(per_tile, is_used, form, *limits)
+        max_splits = _max_splits(form.split, *limits)
     return WorkItems(
         num_items=num_items.astype(jnp.int32).reshape(1),
         items=items,

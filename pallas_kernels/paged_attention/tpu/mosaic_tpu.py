@@ -76,8 +76,8 @@ def _decode(
             config=schedule.config.decode,
             scale=logits.scale,
             soft_cap=logits.soft_cap,
-            window=schedule.window,
-            chunked=schedule.chunked,
+            window=schedule.step.window,
+            chunked=schedule.step.chunked,
             interpret=interpret,
         ),
     )

@@ -11,8 +11,7 @@ from pallas_kernels.kv_write.runs import Runs, find_runs
 from pallas_kernels.paged_attention.tpu.config import TpuConfig
 from pallas_kernels.paged_attention.tpu.decode.schedule import DecodeSchedule, decode_schedule
 from pallas_kernels.paged_attention.tpu.prefill.schedule import PrefillSchedule, make_prefill_schedule
-from pallas_kernels.ragged import static
-from pallas_kernels.ragged_batch import RaggedBatch, is_real, write_places
+from pallas_kernels.ragged_batch import RaggedBatch, StepShape, is_real, write_places
 
 
 @jax.tree_util.register_dataclass
@@ -37,28 +36,16 @@ class TpuSchedule:
     decode: DecodeSchedule
     mixed: MixedSchedule | None
     scale_runs: Runs | None  # where scales of all tokens are written, of an int8 pool
-    num_tokens: int = static()
-    block_size: int = static()
+    step: StepShape = dataclasses.field(metadata={"static": True})
     config: TpuConfig = dataclasses.field(metadata={"static": True})
-    window: int | None = static()
-    chunked: bool = static()
-    causal: bool = static()
 
 
-def make_schedule(
-    batch: RaggedBatch,
-    *,
-    num_tokens: int,
-    block_size: int,
-    config: TpuConfig,
-    window: int | None = None,
-    chunked: bool = False,
-    causal: bool = True,
-) -> TpuSchedule:
+def make_schedule(batch: RaggedBatch, step: StepShape, config: TpuConfig) -> TpuSchedule:
     """See the package's make_schedule."""
+    num_tokens, block_size = step.num_tokens, step.block_size
     if config.shape.block_size != block_size:
         raise ValueError(f"block_size is {block_size}; the config was chosen for {config.shape.block_size}")
-    mixed = scale_runs = None
+    mixed, scale_runs, of_decode = None, None, step
     if config.shape.pool_dtype == jnp.int8:
         scale_runs = find_runs(*write_places(batch, num_tokens=num_tokens, block_size=block_size))
     if config.prefill is not None:
@@ -70,33 +57,9 @@ def make_schedule(
             singles=jnp.where(batch.counts == 1, batch.query_offsets, num_tokens),
             is_served=is_real(several, num_tokens=num_tokens),
             runs=find_runs(blocks, offsets),
-            tiles=make_prefill_schedule(
-                several,
-                num_tokens=num_tokens,
-                block_size=block_size,
-                config=config.prefill,
-                window=window,
-                chunked=chunked,
-                causal=causal,
-            ),
+            tiles=make_prefill_schedule(several, step, config.prefill),
         )
         batch = dataclasses.replace(batch, query_offsets=jnp.arange(len(batch.counts), dtype=jnp.int32))
-    decode = decode_schedule(
-        batch,
-        num_tokens=num_tokens if mixed is None else len(batch.counts),
-        block_size=block_size,
-        config=config.decode,
-        window=window,
-        chunked=chunked,
-    )
-    return TpuSchedule(
-        decode=decode,
-        mixed=mixed,
-        scale_runs=scale_runs,
-        num_tokens=num_tokens,
-        block_size=block_size,
-        config=config,
-        window=window,
-        chunked=chunked,
-        causal=causal,
-    )
+        of_decode = dataclasses.replace(step, num_tokens=len(batch.counts))
+    decode = decode_schedule(batch, of_decode, config.decode)
+    return TpuSchedule(decode=decode, mixed=mixed, scale_runs=scale_runs, step=step, config=config)

@@ -61,7 +61,7 @@ def attend(
         rows=min(C, form.tile_kv // form.consumers),
         scale=common.scale,
         soft_cap=common.soft_cap,
-        window=schedule.window,
+        window=schedule.step.window,
         ops=common.ops,
     )
     inputs = [

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from pallas_kernels.paged_attention.tpu.decode.config import DecodeConfig
 from pallas_kernels.paged_attention.tpu.decode.records import LOOK_BACK, LOW_BITS
-from pallas_kernels.ragged_batch import RaggedBatch, oldest_seen
+from pallas_kernels.ragged_batch import RaggedBatch, StepShape
 from pallas_kernels.table_lines import LINE, in_lines, row_lines
 
 
@@ -32,24 +32,16 @@ class DecodeSchedule:
 
 
 def decode_schedule(
-    batch: RaggedBatch,
-    *,
-    num_tokens: int,
-    block_size: int,
-    config: DecodeConfig,
-    window: int | None,
-    chunked: bool = False,
-    owners: jax.Array | None = None,
+    batch: RaggedBatch, step: StepShape, config: DecodeConfig, owners: jax.Array | None = None
 ) -> DecodeSchedule:
     """The items of all rows that have one query. An idle item fetches nothing and its result is dropped.
 
-    window, chunked: as in the package's make_schedule. owners: [R] int32, the row whose block table each row reads;
-    None: each row reads its own table.
+    owners: [R] int32, the row whose block table each row reads; None: each row reads its own table.
     """
     R, M = len(batch.counts), batch.block_tables.shape[1]
-    C, S, tile = block_size, config.items, config.tile_kv
+    C, S, tile = step.block_size, config.items, config.tile_kv
     shape, decodes = config.records(C), batch.counts == 1
-    oldest = oldest_seen(batch.starts, window=window, chunked=chunked)
+    oldest = step.oldest_seen(batch.starts)
     first = oldest // tile
     counts = jnp.where(decodes, batch.starts // tile + 1 - first, 0)  # [R] items
     ends = jnp.cumsum(counts)
@@ -71,8 +63,8 @@ def decode_schedule(
     if shape.is_resident:
         places = (LOOK_BACK + num_steps) * shape.words + words
     is_first = jnp.where(is_live, done == 0, True).astype(jnp.int32)
-    bits, marks = (LOW_BITS, is_first * (1 + low)) if chunked else (1, is_first)  # see Stream.low_bits
-    tokens = (jnp.where(is_live, batch.query_offsets[rows], num_tokens) << bits) + marks
+    bits, marks = (LOW_BITS, is_first * (1 + low)) if step.chunked else (1, is_first)  # see Stream.low_bits
+    tokens = (jnp.where(is_live, batch.query_offsets[rows], step.num_tokens) << bits) + marks
     of_items = [field.reshape(-1, S) for field in (at, places, tokens, lines)[: 3 if shape.is_resident else 4]]
     fetches = 2 * jnp.sum(blocks.reshape(-1, S), axis=1) + jnp.max(is_partial.reshape(-1, S).astype(jnp.int32), axis=1)
     records = jnp.concatenate([fetches[:, None], *of_items], axis=1).astype(jnp.int32)

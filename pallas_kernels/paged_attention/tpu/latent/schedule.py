@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from pallas_kernels.paged_attention.tpu.decode.schedule import DecodeSchedule, decode_schedule
 from pallas_kernels.paged_attention.tpu.latent.config import LatentConfig
 from pallas_kernels.ragged import static
-from pallas_kernels.ragged_batch import RaggedBatch, is_real, write_places
+from pallas_kernels.ragged_batch import RaggedBatch, StepShape, is_real, write_places
 
 
 @jax.tree_util.register_dataclass
@@ -39,60 +39,46 @@ class LatentSchedule:
 
     decode: DecodeSchedule
     several: SeveralQueries | None
-    num_tokens: int = static()
-    block_size: int = static()
+    step: StepShape = dataclasses.field(metadata={"static": True})
     config: LatentConfig = dataclasses.field(metadata={"static": True})
-    window: int | None = static()
-    causal: bool = static()
     num_items: int = static()  # of the largest step, idle ones too
     max_tiles: int = static()  # of a row
 
 
-def make_latent_schedule(
-    batch: RaggedBatch,
-    *,
-    num_tokens: int,
-    block_size: int,
-    config: LatentConfig,
-    window: int | None,
-    causal: bool,
-    chunked: bool = False,
-) -> LatentSchedule:
+def make_latent_schedule(batch: RaggedBatch, step: StepShape, config: LatentConfig) -> LatentSchedule:
     """See the package's make_schedule. Raises ValueError for a window and for what is not causal."""
-    if window is not None or chunked or not causal:
+    if step.window is not None or not step.causal:
         raise ValueError(
-            f"window is {window} and causal {causal}; the latents' kernel for TPUs attends to all before a token: "
-            "take implementation 'xla'"
+            f"window is {step.window} and causal {step.causal}; the latents' kernel for TPUs attends to all before a "
+            "token: take implementation 'xla'"
         )
+    block_size = step.block_size
     if config.block_size != block_size:
         raise ValueError(f"block_size is {block_size}; the config was chosen for {config.block_size}")
     num_rows, max_blocks = batch.block_tables.shape
-    several, num_decoded = None, num_tokens
+    several, of_decode = None, step
     if config.several is not None:
         is_single = batch.counts == 1
-        several = _several_queries(batch, num_tokens, block_size, config.several)
+        several = _several_queries(batch, step, config.several)
         places = jnp.cumsum(is_single, dtype=jnp.int32) - 1
         counts = is_single.astype(jnp.int32)
-        batch, num_decoded = dataclasses.replace(batch, counts=counts, query_offsets=places), num_rows
-    decode = decode_schedule(batch, num_tokens=num_decoded, block_size=block_size, config=config.decode, window=None)
+        batch = dataclasses.replace(batch, counts=counts, query_offsets=places)
+        of_decode = dataclasses.replace(step, num_tokens=num_rows)
     return LatentSchedule(
-        decode=decode,
+        decode=decode_schedule(batch, of_decode, config.decode),
         several=several,
-        num_tokens=num_tokens,
-        block_size=block_size,
+        step=step,
         config=config,
-        window=window,
-        causal=causal,
         num_items=config.decode.num_steps(num_rows, max_blocks * block_size) * config.decode.items,
         max_tiles=-(-max_blocks * block_size // config.decode.tile_kv),
     )
 
 
-def _several_queries(batch: RaggedBatch, num_tokens: int, block_size: int, config: LatentConfig) -> SeveralQueries:
-    R, tile_q = len(batch.counts), config.tile_q
+def _several_queries(batch: RaggedBatch, step: StepShape, config: LatentConfig) -> SeveralQueries:
+    R, tile_q, num_tokens = len(batch.counts), config.tile_q, step.num_tokens
     is_several = batch.counts > 1
     rows = dataclasses.replace(batch, counts=jnp.where(is_several, batch.counts, 0))
-    blocks, offsets = write_places(rows, num_tokens=num_tokens, block_size=block_size)
+    blocks, offsets = write_places(rows, num_tokens=num_tokens, block_size=step.block_size)
     singles = jnp.sort(jnp.where(batch.counts == 1, batch.query_offsets, num_tokens))
     num_of_row = -(-rows.counts // tile_q)
     ends = jnp.cumsum(num_of_row, dtype=jnp.int32)
@@ -118,10 +104,8 @@ def _several_queries(batch: RaggedBatch, num_tokens: int, block_size: int, confi
         tiles=jnp.stack(fields, axis=1).reshape(-1).astype(jnp.int32),
         items=decode_schedule(
             jax.tree.map(lambda x: x if x.ndim > 1 else x[:-1], tiles),
-            num_tokens=len(i) - 1,
-            block_size=block_size,
-            config=config.decode,
-            window=None,
+            dataclasses.replace(step, num_tokens=len(i) - 1),
+            config.decode,
             owners=owner[:-1],
         ),
     )

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from pallas_kernels.paged_attention.tpu.prefill.config import ALIGNMENT, LANES, PrefillConfig
 from pallas_kernels.ragged import static
-from pallas_kernels.ragged_batch import RaggedBatch, oldest_seen
+from pallas_kernels.ragged_batch import RaggedBatch, StepShape
 from pallas_kernels.table_lines import LINE, in_lines, num_lines, row_lines
 
 _FIELDS = (
@@ -41,9 +41,7 @@ class PrefillSchedule:
     ends: jax.Array | None  # [tokens, 128] int32, lanes alike: what RaggedBatch.seen_ends has
     row_lines: int = static()
     config: PrefillConfig = dataclasses.field(metadata={"static": True})
-    window: int | None = static()
-    chunked: bool = static()
-    causal: bool = static()
+    step: StepShape = dataclasses.field(metadata={"static": True})
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -76,22 +74,9 @@ class Tile:
         return self.position + self.end_lane - 1
 
 
-def make_prefill_schedule(
-    batch: RaggedBatch,
-    *,
-    num_tokens: int,
-    block_size: int,
-    config: PrefillConfig,
-    window: int | None = None,
-    chunked: bool = False,
-    causal: bool = True,
-) -> PrefillSchedule:
-    """The query tiles of all rows, rows in order.
-
-    window: a token at position p sees p - window + 1 .. p. chunked: p - p % window .. p instead. causal:
-    False lets every query see the row's whole context, starts + counts.
-    """
-    (R, M), counts, tile_q = batch.block_tables.shape, batch.counts, config.tile_q
+def make_prefill_schedule(batch: RaggedBatch, step: StepShape, config: PrefillConfig) -> PrefillSchedule:
+    """The query tiles of all rows, rows in order."""
+    (R, M), counts, tile_q, num_tokens = batch.block_tables.shape, batch.counts, config.tile_q, step.num_tokens
     padded = -(-max(num_tokens, tile_q) // ALIGNMENT) * ALIGNMENT
     aligned = batch.query_offsets // ALIGNMENT * ALIGNMENT
     num_of_row = jnp.where(counts > 0, -(-(batch.query_offsets - aligned + counts) // tile_q), 0)  # [R]
@@ -105,11 +90,11 @@ def make_prefill_schedule(
     position = batch.starts[row] + first_token - batch.query_offsets[row]
     lanes = first - first_token, end - first_token
     seen_ends = None if batch.seen_ends is None else jnp.pad(batch.seen_ends, (0, padded - num_tokens))
-    if not causal:
+    if not step.causal:
         end_position, sees_ahead = (batch.starts + counts)[row], jnp.zeros_like(row)
     else:
         end_position, sees_ahead = _furthest_seen(seen_ends, first_token, lanes, position, tile_q)
-    oldest = oldest_seen(position + lanes[0], window=window, chunked=chunked)
+    oldest = step.oldest_seen(position + lanes[0])
     fields = {
         "row": row,
         "first_token": first_token,
@@ -121,7 +106,7 @@ def make_prefill_schedule(
         "end_kv": -(-end_position // config.tile_kv),
         "sees_ahead": sees_ahead,
     }
-    blocks = config.tile_kv // block_size
+    blocks = config.tile_kv // step.block_size
     tables, first = in_lines(batch.block_tables, blocks), row[0] * row_lines(M) + fields["first_kv"][0] * blocks // LINE
     first_lines = tables[first + jnp.arange(num_lines(blocks))].reshape(-1)
     return PrefillSchedule(
@@ -132,9 +117,7 @@ def make_prefill_schedule(
         ends=None if seen_ends is None else jnp.broadcast_to(seen_ends[:, None], (padded, LANES)),
         row_lines=row_lines(M),
         config=config,
-        window=window,
-        chunked=chunked,
-        causal=causal,
+        step=step,
     )
 
 
