@@ -31,6 +31,7 @@ from ferrum_jax.runtime.compile.verdicts import entry_of
 from pallas_kernels.target import Target
 from pallas_kernels.tolerance import difference
 from tests.batch.fake_llm import output_of
+from tests.rows import rows_beside
 from tests.support import COMPILED, GOLDENS, ROOT
 
 CPU = {"platform": "cpu", "kind": "cpu", "generation": None, "count": 1, "compiler": "cpu", "asked_for": None}
@@ -43,20 +44,9 @@ V6E = CPU | {
     "memory_used_bytes": 0,
 }
 MACHINE = {"chips": [], "packages": {"jax": "0.10.2"}, "driver": None, "python": "3.11.1", "devices": V6E}
-KERNEL = {
-    "op": "paged_attention",
-    "case": "llama_8b_decode_c16",
-    "implementation": "mosaic_tpu",
-    "dtype": "bfloat16/bfloat16",
-    "shape": "decode N=32 K=8 H=128 C=16",
-    "device_kind": "TPU v6 lite",
-    "error": 0.3,
-    "tolerance": 0.02,
-    "median_s": 4e-4,
+KERNEL = rows_beside(__file__)["kernel"] | {
     "num_bytes": 5 * 10**8,
     "flops": 2 * 10**9,
-    "speed": 2.0,
-    "problem": None,
 }
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from tests.rows import rows_beside
 from tests.support import GOLDENS
 
 PLACE = "<|vision_start|><|image_pad|><|vision_end|>"
@@ -15,15 +16,7 @@ TEMPLATE = (
     "{% for part in message.content %}{% if part.type == 'image' %}" + PLACE + "{% else %}{{ part.text }}{% endif %}"
     "{% endfor %}{% endif %}{% if add_generation_prompt %} t5{% endif %}{% endfor %}"
 )
-PROCESSOR = {
-    "image_processor_type": "Qwen2VLImageProcessorFast",
-    "patch_size": 4,
-    "temporal_patch_size": 2,
-    "merge_size": 2,
-    "size": {"shortest_edge": 64, "longest_edge": 2048},
-    "image_mean": [0.5, 0.5, 0.5],
-    "image_std": [0.5, 0.5, 0.5],
-}
+PROCESSOR = rows_beside(__file__)["processor"]
 GEMMA3_PROCESSOR = {
     "image_processor_type": "Gemma3ImageProcessor",
     "size": {"height": 48, "width": 48},

@@ -22,6 +22,7 @@ from ferrum_jax.engine.startup.build_engine import build_engine
 from ferrum_jax.runtime.runner import Runner
 from ferrum_jax.runtime.sampling import RESULT_WORDS
 from ferrum_jax.text.prompts import EncodedPrompt
+from tests.rows import rows_beside
 from tests.support import GOLDENS, SMALL, answers, finish, fresh_engine, raising, run, small_llm
 
 VOCABULARY = 310
@@ -58,19 +59,11 @@ def held_bytes() -> int:
 
 # -- refused -----------------------------------------------------------------------------------------------
 
-REFUSED = {
-    "empty": ([], {}, r"the prompt is empty \(0 tokens\)"),
-    "empty text": ("", {}, r"the prompt is empty \(0 tokens\)"),
+REFUSED = rows_beside(__file__)["refused"] | {
     "too long": (PROMPT * 50, {"max_tokens": 7}, r"250 tokens and max_tokens is 7.*max_model_len, 256"),
     "too long without a limit": (PROMPT * 52, {"max_tokens": None}, r"260 tokens.*max_model_len, 256"),
     "id beyond the vocabulary": ([5, VOCABULARY], {}, r"the prompt holds token id 310.*0 to 309"),
-    "negative id": ([5, -1], {}, r"the prompt holds token id -1"),
-    "no id": ([5, "a"], {}, r"the prompt holds 'a', which is not a token id"),
-    "fraction": ([5, 1.0], {}, r"the prompt holds 1\.0, which is not a token id"),
-    "truth": ([5, True], {}, r"the prompt holds True, which is not a token id"),
-    "nothing": (None, {}, r"the prompt is None; it must be"),
     "bytes": (b"abc", {}, r"the prompt is b'abc'; it must be"),
-    "number": (7, {}, r"the prompt is 7; it must be"),
     "bias beyond the vocabulary": (PROMPT, {"logit_bias": {VOCABULARY: 1.0}}, r"logit_bias holds token id 310"),
     "stop beyond the vocabulary": (PROMPT, {"stop_token_ids": [VOCABULARY]}, r"stop_token_ids holds token id 310"),
 }

@@ -5,22 +5,9 @@ import pytest
 from ferrum_jax.cli.compile import without_device
 from ferrum_jax.runtime.compile.topology import slice_of, target_devices, with_platform
 from tests.forked import call
+from tests.rows import rows_beside
 
-SLICES = {
-    "v6e-1": ("v6e:1x1", 1),
-    "v6e-8": ("v6e:2x4", 8),
-    "v6e-16": ("v6e:4x4", 16),
-    "v5litepod-16": ("v5e:4x4", 16),
-    "v5e-4": ("v5e:2x2", 4),
-    "v5litepod-128": ("v5e:8x16", 128),
-    "v5p-8": ("v5p:2x2x1", 4),
-    "v5p-128": ("v5p:4x4x4", 64),
-    "v4-8": ("v4:2x2x1", 4),
-    "v4-16": ("v4:2x2x2", 8),
-    "tpu7x-2": ("TPU7x:1x1x1", 2),
-    "tpu7x-8": ("TPU7x:2x2x1", 8),
-    "tpu7x-32": ("TPU7x:2x2x4", 32),
-}
+SLICES = rows_beside(__file__)["slices"]
 
 
 @pytest.mark.parametrize("name", SLICES)

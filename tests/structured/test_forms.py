@@ -18,6 +18,7 @@ from ferrum_jax.text.structured.vocabulary import Vocabulary
 from ferrum_jax.text.tokenizer import Tokenizer, require_tokenizer
 from scripts import csv_tables
 from tests.histories import seeded
+from tests.rows import rows_beside
 from tests.structured.form_samples import DEMANDED, SAMPLES, TEMPLATES, TOOLS
 from tests.structured.vocabularies import END, allowed, demo_tokenizer, demo_vocabulary, drawn, fed
 
@@ -173,21 +174,7 @@ def test_a_text_without_quotes_has_no_line_that_would_end_it(name, more, allowed
     assert ([json.loads(call.arguments) for call in calls] == [{"city": f"Oslo{more}"}]) == allowed
 
 
-NESTED = {
-    "type": "object",
-    "properties": {
-        "kind": {"enum": ["a", "b,c", 3, None, {"x": [True]}]},
-        "tree": {"$ref": "#/$defs/tree"},
-        "many": {"type": "array", "items": {"type": ["integer", "null"], "maximum": 9}, "minItems": 2, "maxItems": 3},
-        "either": {"anyOf": [{"type": "boolean"}, {"type": "object", "additionalProperties": {"type": "number"}}]},
-        "free": {},
-    },
-    "required": ["kind", "many"],
-    "additionalProperties": False,
-    "$defs": {
-        "tree": {"type": "object", "properties": {"next": {"$ref": "#/$defs/tree"}}, "additionalProperties": False}
-    },
-}
+NESTED = rows_beside(__file__)["nested"]
 
 
 @pytest.mark.parametrize("name", ["gemma4", "functiongemma"])

@@ -16,6 +16,7 @@ from ferrum_jax.text.structured.matcher import STUCK, Matcher, all_forced, fill_
 from ferrum_jax.text.structured.vocabulary import Vocabulary
 from ferrum_jax.text.tokenizer import Tokenizer
 from tests.histories import seeded
+from tests.rows import rows_beside
 from tests.structured.vocabularies import END, allowed, demo_tokenizer, demo_vocabulary, drawn
 
 SCHEMA = {
@@ -142,23 +143,7 @@ def test_limits_are_counts_that_end_a_compile_or_a_row(monkeypatch):
     assert errors[0] == errors[1] and "state" in errors[0].lower()
 
 
-@pytest.mark.parametrize(
-    ("values", "match"),
-    [
-        ({}, "asks for nothing; give exactly one of json, regex"),
-        ({"regex": "a", "choice": ["b"]}, "has regex and choice; give exactly one"),
-        ({"choice": []}, "at least one text"),
-        ({"choice": ["a", ""]}, r"choice\[1\] is ''"),
-        ({"regex": ""}, "regex is ''; it must be a text that is not empty"),
-        ({"guided_json": {}}, r"unknown keys \['guided_json'\]"),
-        ({"regex": "a", "whitespace_pattern": " "}, "has whitespace_pattern beside regex"),
-        ({"json_object": True, "whitespace_pattern": "x*"}, "whitespace_pattern is 'x\\*'; it must be made of spaces"),
-        ({"json_object": True, "whitespace_pattern": "\\s?"}, "it must be made of spaces"),
-        ({"grammar": 'start: %json {"items": {"not": {}}}'}, "#/items/not: not cannot be enforced"),
-        ({"grammar": "start: %json {"}, "has a %json that is no JSON"),
-        ({"json_object": True, "disable_any_whitespace": 1}, "disable_any_whitespace is 1; it must be true or false"),
-    ],
-)
+@pytest.mark.parametrize(("values", "match"), rows_beside(__file__)["wishes that are none are refused"])
 def test_wishes_that_are_none_are_refused(values, match):
     with pytest.raises(ValueError, match=match):
         StructuredOutputsParams.from_dict(values)

@@ -18,20 +18,11 @@ from ferrum_jax.text.structured.reading.message_stream import MessageForms
 from ferrum_jax.text.structured.reading.reasoning_parser import ReasoningParser
 from ferrum_jax.text.structured.reading.tool_parser import ToolParser
 from tests.histories import seeded
+from tests.rows import rows_beside
 from tests.structured.form_samples import DEMANDED
 from tests.structured.vocabularies import demo_tokenizer, demo_vocabulary, drawn, fed
 
-PARAMETERS = {
-    "type": "object",
-    "properties": {
-        "city": {"enum": ["Köln", "New York"]},
-        "days": {"type": "integer", "minimum": 1, "maximum": 9},
-        "note": {"type": "string"},
-        "deep": {"type": "boolean"},
-    },
-    "required": ["city", "days"],
-    "additionalProperties": False,
-}
+PARAMETERS = rows_beside(__file__)["parameters"]
 TOOLS = [
     {"type": "function", "function": {"name": "weather", "parameters": PARAMETERS}},
     {"type": "function", "function": {"name": "stop"}},

@@ -13,6 +13,7 @@ from checkpoints.folder import COMPANIONS
 from ferrum_jax.openai.contents import messages_of
 from ferrum_jax.text import ChatTemplate, Tokenizer, require_chat_template
 from ferrum_jax.text.prompts import PromptEncoder
+from tests.rows import rows_beside
 from tests.text.samples import folder
 
 CHATML = """{%- for message in messages %}
@@ -266,16 +267,7 @@ def test_calls_that_a_template_never_writes_are_refused():
         prompts.render_chat([*TURNS, {"role": "assistant", "content": "a", "tool_calls": [_call("{}")]}])
 
 
-IN_PARTS = {
-    "texts": ("{% for m in messages %}{{ m.content }}{% endfor %}", "first\nsecond"),
-    "both": ("{% for m in messages %}{% if m.content is string %}{{ m.content }}{% else %}{% for p in m.content %}"
-             "{{ p.text }}{% endfor %}{% endif %}{% endfor %}", "firstsecond"),
-    "parts": ("{% for m in messages %}{% for p in m['content'] if p['type'] == 'text' %}<{{ p['text'] }}>{% endfor %}"
-              "{% endfor %}", "<first><second>"),
-    "parts that are selected": ("{% for m in messages %}{{ m.content | selectattr('type', 'equalto', 'text') | "
-                                "map(attribute='text') | join('+') }}{% endfor %}", "first+second"),
-    "JSON": ("{% for m in messages %}{{ m.content | tojson }}{% endfor %}", '"first\\nsecond"'),
-}  # fmt: skip
+IN_PARTS = rows_beside(__file__)["in parts"]
 
 
 @pytest.mark.parametrize("role", ["user", "system", "assistant", "developer"])

@@ -15,6 +15,7 @@ from ferrum_jax.inputs.images.decoding import Stopped
 from ferrum_jax.inputs.images.films import VideoSources
 from scripts.goldens.video_folder import film
 from tests.marks import few
+from tests.rows import rows_beside
 from tests.support import raising
 from tests.vision.film_files import KINDS, TURNED, UPRIGHT, film_file, head_first, steps
 
@@ -77,21 +78,7 @@ def test_frames_may_be_arrays_pictures_and_lists_of_these():
         np.testing.assert_array_equal(SOURCES.frames(found, np.array([1, 3]), (48, 64), 3), FRAMES[[1, 3]])
 
 
-@pytest.mark.parametrize(
-    ("name", "said"),
-    [
-        ("empty", "the video is empty"),
-        ("text", "not a file of a kind that is read here"),
-        ("picture", "not a file of a kind that is read here"),
-        ("playlist", "not a file of a kind that is read here"),
-        ("concat", "not a file of a kind that is read here"),
-        ("head alone", "the video is damaged"),
-        ("no head", "the video is damaged"),
-        ("half", "its header has 30 frames, and it has"),
-        ("lying", "its header has 30 frames, and it has|cannot be decoded"),
-        ("noise", "the video"),
-    ],
-)
+@pytest.mark.parametrize(("name", "said"), rows_beside(__file__)["a file that is none or is damaged is refused"])
 def test_a_file_that_is_none_or_is_damaged_is_refused(mp4, name, said):
     inside = mp4.index(b"mdat") + 4
     files = {

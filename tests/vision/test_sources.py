@@ -22,7 +22,10 @@ from ferrum_jax.inputs.images.sources import ImageSources
 from ferrum_jax.inputs.media import fetching
 from ferrum_jax.inputs.media.fetching import is_public
 from scripts.goldens.pictures import picture
+from tests.rows import rows_beside
 from tests.vision.hostile import saved
+
+ROWS = rows_beside(__file__)
 
 PIXELS = picture(5, 7, 0)
 FILE = saved(Image.fromarray(PIXELS), "PNG")
@@ -372,20 +375,7 @@ def test_a_redirect_is_followed_where_the_first_url_could_have_gone(server):
     assert [path for _, path in seen] == ["/go?/b.png", "/b.png"]
 
 
-@pytest.mark.parametrize(
-    ("target", "said"),
-    [
-        ("http://other.test/a.png", "the image's URL is of other.test; allowed are pictures.test"),
-        ("http://127.0.0.1/a.png", "the image's URL is of 127.0.0.1; allowed are"),
-        ("file:///etc/passwd", "its scheme is 'file'"),
-        ("data:image/png;base64,AAAA", "its scheme is 'data'"),
-        ("/go?/go?/go?/go?/go", "leads to more than 3 others"),
-        ("//other.test/a.png", "the image's URL is of other.test; allowed are"),
-        ("http://pictures.test@other.test/", "and no user or password"),
-        ("http://[/a", "is elsewhere, at a URL that is malformed: Invalid IPv6 URL"),
-        ("http://pictures.test:0x50/", "malformed: Port could not be cast"),
-    ],
-)
+@pytest.mark.parametrize(("target", "said"), ROWS["a redirect to where the first url could not go is refused"])
 def test_a_redirect_to_where_the_first_url_could_not_go_is_refused(server, target, said):
     port, _, _ = server
     with pytest.raises(ValueError, match=said):
@@ -440,17 +430,7 @@ def test_the_connection_goes_to_the_address_that_was_checked(monkeypatch):
 @pytest.mark.parametrize(
     ("url", "said"),
     [
-        ("http://other.test/a.png", "the image's URL is of other.test; allowed are pictures.test, or name the host"),
-        ("http://pictures.test:81/a.png", "is of pictures.test:81; allowed"),
-        ("http://pictures.test.other.test/", "is of pictures.test.other.test; allowed"),
-        ("http://pictures.test@other.test/", "malformed: it must name a host, and no user"),
-        ("http://other.test\\@pictures.test/", "malformed: it must be at most"),
-        ("http://pictures.test/a b", "malformed: it must be at most"),
-        ("http://pictures.test/\r\nHost: x", "malformed: it must be at most"),
-        ("http://pictures.test:99999/", "malformed"),
-        ("http://[::1/", "malformed"),
-        ("http:///a.png", "malformed: it must name a host"),
-        ("http://píctures.test/", "malformed: it must be at most"),
+        *ROWS["a url of another host or of none is refused before a name is resolved"],
         ("http://pictures.test/" + "a" * 9000, "malformed: it must be at most 8192"),
     ],
 )
