@@ -13,6 +13,8 @@ from tests.rows import rows_beside
 from tests.speculation.told import KINDS, check_same, drafted_engine, run_drafted
 from tests.support import INVARIANT, answers, requests_of, run, small_llm, told
 
+ROWS = rows_beside(__file__)
+
 PROMPTS = [[3, 4, 5, 6] * 8, [7] * 20, [9], [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 1, 2, 3], [5, 6, 7] * 6]
 TEXTS = ["The sea is ", '{"name": "', "Once upon a time"]
 GREEDY = SamplingParams(max_tokens=40, temperature=0.0, ignore_eos=True, logprobs=2)
@@ -39,7 +41,7 @@ def test_elsewhere_tokens_are_those_without_drafts(family):
         assert [output.token_ids for output in drafted] == [output.token_ids for output in plain]
 
 
-ASKED = rows_beside(__file__)["asked"] | {
+ASKED = ROWS["asked"] | {
     "allowed": {"allowed_token_ids": list(range(30, 120)), "logprobs": 3},
     "bias": {"logit_bias": {40: 5.0, 41: 5.0, 42: -100.0}},
 }
@@ -56,12 +58,7 @@ def test_what_a_request_asks_for_is_the_same_with_drafts(what):
         assert told(drafted) == told(plain), kind
 
 
-SCHEMA = {
-    "type": "object",
-    "properties": {"name": {"type": "string", "maxLength": 12}, "old": {"type": "boolean"}},
-    "required": ["name", "old"],
-    "additionalProperties": False,
-}
+SCHEMA = ROWS["schema"]
 
 
 @pytest.mark.parametrize("more", few([{}, {"logprobs": 1}, {"bad_words": ["true"], "logprobs": None}]), ids=str)

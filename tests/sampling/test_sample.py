@@ -60,13 +60,8 @@ def test_a_row_with_nan_logits_has_no_token_and_others_keep_their_bits(sampling)
 @pytest.mark.parametrize(
     "wishes",
     [
+        *rows_beside(__file__)["edits agree with the oracle and other rows keep their bits"],
         {"logit_bias": BIAS},
-        {"min_tokens": 4},
-        {"repetition_penalty": 1.7},
-        {"repetition_penalty": 0.4},
-        {"presence_penalty": 2.0},
-        {"frequency_penalty": 0.9},
-        {"frequency_penalty": -2.0, "presence_penalty": -1.0},
         {"logit_bias": BIAS, "min_tokens": 4, **PENALTIES},
     ],
     ids=lambda wishes: "+".join(wishes),

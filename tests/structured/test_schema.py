@@ -122,17 +122,7 @@ def test_a_schema_that_is_nested_too_deep_is_refused():
         StructuredOutputsParams(json=schema)
 
 
-@pytest.mark.parametrize(
-    ("schema", "match"),
-    [
-        ({"properties": {"a": {"pattern": "("}}}, "at #/properties/a: regex parse error"),
-        ({"items": {"pattern": "(?=a)"}}, "at #/items: .*look-around"),
-        ({"properties": {"x": {"$ref": "#/nope"}}}, "at #/properties/x: Pointer '/nope' does not exist"),
-        ({"type": "integer", "minimum": 5, "maximum": 3}, "Unsatisfiable schema: minimum"),
-        ({"$ref": "#"}, "cannot be met by any text"),
-        (False, "Unsatisfiable"),
-    ],
-)
+@pytest.mark.parametrize(("schema", "match"), ROWS["what does not compile says where"])
 def test_what_does_not_compile_says_where(schema, match):
     fault = grammar(schema).fault()
     assert fault is not None
