@@ -25,78 +25,16 @@ import numpy as np
 
 from scripts.goldens.pictures import picture, sampled
 
-QWEN2 = {"image_processor_type": "Qwen2VLImageProcessor"}
-QWEN3 = {
-    "image_processor_type": "Qwen2VLImageProcessorFast",
-    "size": {"longest_edge": 16777216, "shortest_edge": 65536},
-    "patch_size": 16,
-    "temporal_patch_size": 2,
-    "merge_size": 2,
-    "image_mean": [0.5, 0.5, 0.5],
-    "image_std": [0.5, 0.5, 0.5],
-    "processor_class": "Qwen3VLProcessor",
-}
+_READ = json.loads((Path(__file__).parent / "goldens" / "image_processors.json").read_text())
+QWEN2, QWEN3, GEMMA, GEMMA4, GLM, PIXTRAL = (
+    _READ["settings"][name] for name in ("qwen2", "qwen3", "gemma", "gemma4", "glm", "pixtral")
+)
+# of each: sizes of images, and a text with their placeholders
+QWEN_PROMPTS, GEMMA_PROMPTS, GEMMA4_PROMPTS, GLM_PROMPTS, PIXTRAL_PROMPTS = (
+    _READ["prompts"][name] for name in ("qwen", "gemma", "gemma4", "glm", "pixtral")
+)
 SMALL = {**QWEN3, "size": {"longest_edge": 128 * 128, "shortest_edge": 64 * 64}}
-GEMMA = {
-    "do_convert_rgb": None,
-    "do_normalize": True,
-    "do_pan_and_scan": None,
-    "do_rescale": True,
-    "do_resize": True,
-    "image_mean": [0.5, 0.5, 0.5],
-    "image_processor_type": "Gemma3ImageProcessor",
-    "image_seq_length": 256,
-    "image_std": [0.5, 0.5, 0.5],
-    "pan_and_scan_max_num_crops": None,
-    "pan_and_scan_min_crop_size": None,
-    "pan_and_scan_min_ratio_to_activate": None,
-    "processor_class": "Gemma3Processor",
-    "resample": 2,
-    "rescale_factor": 0.00392156862745098,
-    "size": {"height": 896, "width": 896},
-}
-GEMMA4 = {
-    "do_convert_rgb": True,
-    "do_normalize": False,
-    "do_rescale": True,
-    "do_resize": True,
-    "image_mean": [0.0, 0.0, 0.0],
-    "image_processor_type": "Gemma4ImageProcessor",
-    "image_seq_length": 280,
-    "image_std": [1.0, 1.0, 1.0],
-    "max_soft_tokens": 70,
-    "patch_size": 16,
-    "pooling_kernel_size": 3,
-    "resample": 3,
-    "rescale_factor": 1 / 255,
-}
-GLM = {
-    "image_processor_type": "Glm4vImageProcessor",
-    "size": {"shortest_edge": 12544, "longest_edge": 9633792},
-    "do_rescale": True,
-    "patch_size": 14,
-    "temporal_patch_size": 2,
-    "merge_size": 2,
-    "image_mean": [0.48145466, 0.4578275, 0.40821073],
-    "image_std": [0.26862954, 0.26130258, 0.27577711],
-    "processor_class": "Glm4vProcessor",
-}
 SMALL_GLM = {**GLM, "size": {"shortest_edge": 64 * 64, "longest_edge": 128 * 128}}
-PIXTRAL = {
-    "do_convert_rgb": True,
-    "do_normalize": True,
-    "do_pad": True,
-    "do_rescale": True,
-    "do_resize": True,
-    "image_mean": [0.48145466, 0.4578275, 0.40821073],
-    "image_processor_type": "PixtralImageProcessorFast",
-    "image_std": [0.26862954, 0.26130258, 0.27577711],
-    "patch_size": {"height": 16, "width": 16},
-    "processor_class": "PixtralProcessor",
-    "resample": 3,
-    "rescale_factor": 1 / 255,
-    "size": {"longest_edge": 1540},
-}
 PATCH = 16  # of its tower, which merges 2 x 2
 NARROW = {**PIXTRAL, "size": {"longest_edge": 160}}
 SCANNED = {**GEMMA, "do_pan_and_scan": True, "size": {"height": 112, "width": 112}, "image_seq_length": 4}
@@ -127,33 +65,6 @@ CASES: dict[str, tuple[dict[str, Any], tuple[int, int]]] = {
     "pixtral_long": (NARROW, (13, 1000)),
     "pixtral_equal": (NARROW, (96, 64)),
 }
-QWEN_PROMPTS = [
-    ([(64, 64)], "<|im_start|>user\n<|vision_start|><|image_pad|><|vision_end|>What is it?<|im_end|>\n"),
-    (
-        [(96, 64), (64, 160), (80, 112)],
-        "a <|vision_start|><|image_pad|><|vision_end|>\n\n<|vision_start|><|image_pad|><|vision_end|>b"
-        "<|vision_start|><|image_pad|><|vision_end|>",
-    ),
-]
-GEMMA_PROMPTS = [
-    ([(50, 50)], "<start_of_turn>user\n<start_of_image>What is it?<end_of_turn>\n"),
-    ([(50, 50), (300, 801)], "one\n<start_of_image>\ntwo\n\n<start_of_image>"),
-]
-GEMMA4_PROMPTS = [
-    ([(50, 90)], "<|image|>What is it?\n"),
-    ([(50, 50), (300, 801)], "one\n<|image|>\ntwo\n\n<|image|>"),
-]
-GLM_PROMPTS = [
-    ([(50, 90)], "<|begin_of_image|><|image|><|end_of_image|>What is it?\n"),
-    (
-        [(50, 50), (300, 801)],
-        "one\n<|begin_of_image|><|image|><|end_of_image|>\ntwo\n\n<|begin_of_image|><|image|><|end_of_image|>",
-    ),
-]
-PIXTRAL_PROMPTS = [
-    ([(50, 90)], "[INST][IMG]What is it?[/INST]"),
-    ([(50, 50), (300, 801), (30, 20)], "[INST]one\n[IMG][IMG]\ntwo\n\n[IMG][/INST]"),
-]
 SPECIAL = (
     *("<pad>", "<bos>", "<eos>", "<start_of_turn>", "<end_of_turn>", "<start_of_image>", "<end_of_image>"),
     *("<image_soft_token>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>"),

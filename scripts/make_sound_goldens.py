@@ -21,57 +21,11 @@ from typing import Any
 import numpy as np
 
 from scripts.goldens.pictures import sampled
-from scripts.goldens.sounds import WHISPER, sound, wav
+from scripts.goldens.sounds import PROCESSORS, WHISPER, sound, wav
 
+OMNI, QWEN, GEMMA4 = (PROCESSORS[name] for name in ("omni", "qwen", "gemma4"))
 SMALL = {**WHISPER, "feature_size": 80}
 VOXTRAL = {**WHISPER, "processor_class": "VoxtralProcessor"}
-OMNI = {
-    **WHISPER,
-    "chunk_length": 300,
-    "n_samples": 4800000,
-    "nb_max_frames": 30000,
-    "dither": 0.0,
-    "processor_class": "Qwen3OmniMoeProcessor",
-    "return_attention_mask": True,
-    "image_processor_type": "Qwen2VLImageProcessor",
-    "patch_size": 16,
-    "temporal_patch_size": 2,
-    "merge_size": 2,
-    "min_pixels": 3136,
-    "max_pixels": 12845056,
-}
-QWEN = {
-    **{name: WHISPER[name] for name in ("chunk_length", "hop_length", "n_fft", "padding_side", "padding_value")},
-    "dither": 0.0,
-    "feature_extractor_type": "Qwen3ASRFeatureExtractor",
-    "feature_size": 128,
-    "min_length": 8000,
-    "n_window": 50,
-    "processor_class": "Qwen3ASRProcessor",
-    "return_attention_mask": True,
-    "sampling_rate": 16000,
-}
-GEMMA4 = {
-    "dither": 0.0,
-    "feature_extractor_type": "Gemma4AudioFeatureExtractor",
-    "feature_size": 128,
-    "fft_length": 512,
-    "fft_overdrive": False,
-    "frame_length": 320,
-    "hop_length": 160,
-    "input_scale_factor": 1.0,
-    "max_frequency": 8000.0,
-    "mel_floor": 0.001,
-    "min_frequency": 0.0,
-    "padding_side": "right",
-    "padding_value": 0.0,
-    "per_bin_mean": None,
-    "per_bin_stddev": None,
-    "preemphasis": 0.0,
-    "preemphasis_htk_flavor": True,
-    "return_attention_mask": True,
-    "sampling_rate": 16000,
-}
 CASES = {
     **{f"whisper_{seconds}": (WHISPER, seconds) for seconds in (1, 7, 30)},
     **{f"whisper_small_{seconds}": (SMALL, seconds) for seconds in (1, 7)},

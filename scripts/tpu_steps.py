@@ -1,9 +1,10 @@
-"""The decode steps of published models whose time is estimated, each for a slice that is not here: one more is an entry
-more."""
+"""The decode steps of published models whose time is estimated, each for a slice that is not here: tpu_steps.toml."""
 
 from __future__ import annotations
 
 import dataclasses
+import tomllib
+from pathlib import Path
 from typing import Any
 
 from ferrum_jax.config import EngineConfig
@@ -55,44 +56,12 @@ class Step:
         return self.rows * MeshShape.parse(self.mesh).dp
 
 
-STEPS = (
-    Step(name="llama_8b_v6e_1", model="Llama-3-8B", target="v6e-1"),
-    Step(name="llama_8b_v6e_4", model="Llama-3-8B", target="v6e-4", mesh="tp=4"),
-    Step(
-        name="llama_70b_v6e_8",
-        model="Llama-3-70B",
-        target="v6e-8",
-        mesh="tp=8",
-        rows=128,
-        published=(2495, "Llama-70B"),
-    ),
-    Step(
-        name="qwen3_8b_v6e_4",
-        model="Qwen3-8B",
-        target="v6e-4",
-        mesh="tp=4",
-        rows=128,
-        published=(7572, "sglang-jax"),
-    ),
-    Step(
-        name="qwen3_32b_fp8_tpu7x_1",
-        model="Qwen3-32B",
-        target="tpu7x-2",
-        mesh="tp=2",
-        rows=128,
-        blocks=True,
-        published=(6557, "tpu-inference"),
-    ),
-    Step(name="qwen3_30b_v6e_4", model="Qwen3-30B-A3B", target="v6e-4", mesh="tp=4"),
-    Step(
-        name="deepseek_v3_v6e_64",
-        model="DeepSeek-V3",
-        target="v6e-64",
-        mesh="dp=4,tp=16",
-        layers=(4, 5),
-        blocks=True,
-    ),
-)
+def _read(fields: dict[str, Any]) -> Step:
+    given: dict[str, Any] = {name: tuple(x) if isinstance(x, list) else x for name, x in fields.items()}
+    return Step(**given)
+
+
+STEPS = tuple(map(_read, tomllib.loads(Path(__file__).with_suffix(".toml").read_text())["step"]))
 
 
 def shortened(spec: ModelSpec, layers: int) -> ModelSpec:

@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import struct
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-WHISPER = {
-    "chunk_length": 30,
-    "feature_extractor_type": "WhisperFeatureExtractor",
-    "feature_size": 128,
-    "hop_length": 160,
-    "n_fft": 400,
-    "n_samples": 480000,
-    "nb_max_frames": 3000,
-    "padding_side": "right",
-    "padding_value": 0.0,
-    "processor_class": "WhisperProcessor",
-    "return_attention_mask": False,
-    "sampling_rate": 16000,
-}
+# What files of published processors say.
+PROCESSORS: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_name("sound_processors.json").read_text())
+WHISPER = PROCESSORS["whisper"]
 
 
 def sound(seconds: float, seed: int, rate: int = 16_000) -> np.ndarray:

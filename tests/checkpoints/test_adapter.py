@@ -12,6 +12,7 @@ from checkpoints.adapters.lora import WEIGHTS
 from checkpoints.adapters.peft_config import AdapterConfig
 from checkpoints.placement import weight_shapes
 from ferrum_jax.models.families import registry
+from tests.rows import rows_beside
 from tests.support import GOLDENS
 
 ADAPTERS = GOLDENS / "adapters"
@@ -120,21 +121,8 @@ def test_all_that_does_not_fit_is_said_at_once(changed):
 @pytest.mark.parametrize(
     ("config", "expected"),
     [
-        ({"use_dora": True}, r"use_dora is True: merge it with PEFT"),
-        ({"modules_to_save": ["lm_head"]}, "modules_to_save names lm_head, and .* has no lm_head.weight"),
-        ({"modules_to_save": ["embed_tokens"]}, r"modules_to_save is \['embed_tokens'\].*merge it"),
-        ({"peft_type": "IA3"}, r"peft_type is 'IA3'"),
-        ({"bias": "some"}, r"bias is 'some'; it must be one of \('none', 'all', 'lora_only'\)"),
-        ({"init_lora_weights": "pissa"}, r"changes the base"),
-        ({"r": 0}, r"r is 0; it must be a whole number above 0"),
-        ({"r": 4.5}, r"r is 4.5; it must be a whole number above 0"),
-        ({"lora_alpha": 1e300}, r"lora_alpha is 1e\+300; it must be a number above 0"),
+        *rows_beside(__file__)["what is no plain lora is refused by name"],
         ({"lora_alpha": 10**400}, r"lora_alpha is a whole number of 1,329 bits; it must be a number above 0"),
-        ({"rank_pattern": ["q_proj"]}, r"rank_pattern is \['q_proj'\]; it must be an object"),
-        ({"alpha_pattern": {"(": 4}}, r"alpha_pattern names '\(': it is no regular expression: missing \)"),
-        ({"rank_pattern": {"(?i)q": 4}}, r"rank_pattern names '\(\?i\)q': '\(\?i' is not supported"),
-        ({"modules_to_save": 3}, r"modules_to_save is 3; it must be a list of names"),
-        ({"rank_pattern": {"q_proj": 3}}, r"q_proj has rank 4, and adapter_config.json says 3"),
     ],
 )
 def test_what_is_no_plain_lora_is_refused_by_name(changed, config, expected):

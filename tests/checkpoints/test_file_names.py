@@ -16,23 +16,9 @@ from checkpoints.file_names import name_inside
 from checkpoints.orbax_folder import DESCRIPTION, read_description
 from checkpoints.remote import RemoteFolder
 from tests.checkpoints.folders import HARMLESS, RULES, parameters, targets, tensors, write_sharded, write_single
+from tests.rows import rows_beside
 
-OUTSIDE = [
-    "",
-    "/etc/x",
-    "../x",
-    "a/../../x",
-    "a//x",
-    "./x",
-    "a/.",
-    "..",
-    "a\\..\\x",
-    "C:/x",
-    "c:x",
-    "a\0",
-    "a\nb",
-    "\x85",
-]
+OUTSIDE = rows_beside(__file__)["outside"]
 
 
 @pytest.mark.parametrize("name", [*OUTSIDE, None, 3, "x" * 2000], ids=repr)

@@ -11,6 +11,7 @@ import pytest
 
 from checkpoints import open_checkpoint, orbax_folder, writer
 from tests.checkpoints.folders import CONFIG, parameters, targets, tensors, write_single
+from tests.rows import rows_beside
 from tests.support import ROOT
 
 
@@ -149,20 +150,7 @@ def test_damage_inside_a_file_that_orbax_sees_is_an_error_that_names_the_folder(
         load(tmp_path / "bad", targets())
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"format": 3}, "checkpoint format 3, this one reads 1 and 2"),
-        ({"dtype": None}, "lacks `dtype`"),
-        ({"parameters": None}, "lacks `parameters`"),
-        ({"files": None}, "lacks `files`"),
-        ({"groups": None}, "lacks `groups`"),
-        ({"parameters": {"a": {"shape": [1]}}}, r"no shape or no known dtype of \['a'\]; convert"),
-        ({"parameters": {"a": {"dtype": "float32"}}}, "no shape or no known dtype"),
-        ({"parameters": {"a": {"shape": [1], "dtype": "float2"}}}, "no shape or no known dtype"),
-        ({"parameters": {"a": []}}, "no shape or no known dtype"),
-    ],
-)
+@pytest.mark.parametrize(("change", "message"), rows_beside(__file__)["a description of another kind is refused"])
 def test_a_description_of_another_kind_is_refused(saved, tmp_path, change, message):
     shutil.copytree(saved[0], tmp_path / "bad")
     file = tmp_path / "bad" / "ferrum_jax.json"

@@ -6,19 +6,16 @@ import numpy as np
 import pytest
 
 from checkpoints.rules import Rule, StoredTensor, TensorSlice, as_stored, expand, match
+from tests.rows import rows_beside
+
+ROWS = rows_beside(__file__)
 
 RULES = (
     Rule(source="embed.weight", target="embedding.weight"),
     Rule(source="layers.{i}.q.weight", target="layers.{i}.q.weight", layers=(0, 2)),
     Rule(source="layers.{i}.experts.{e}.up", target="layers.{i}.up", layers=(2,), experts=2),
 )
-SOURCES = {
-    "embed.weight": (7, 3),
-    "layers.0.q.weight": (4, 3),
-    "layers.2.q.weight": (4, 3),
-    "layers.2.experts.0.up": (5, 3),
-    "layers.2.experts.1.up": (5, 3),
-}
+SOURCES = ROWS["sources"]
 TARGETS = {
     "embedding.weight": (7, 3),
     "layers.0.q.weight": (4, 3),
@@ -76,17 +73,7 @@ def test_two_rules_for_one_tensor_or_one_parameter_are_refused():
         expand((Rule(source="x", target="a"), Rule(source="y", target="a"), Rule(source="x", target="b")))
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"source": "layers.{i}.q", "target": "q"},
-        {"source": "q", "target": "layers.{i}.q", "layers": (0,)},
-        {"source": "layers.{i}.q", "target": "layers.{i}.q"},
-        {"source": "experts.{e}", "target": "experts"},
-        {"source": "experts", "target": "experts", "experts": 2},
-        {"source": "experts.{e}", "target": "experts.{e}", "experts": 2},
-    ],
-)
+@pytest.mark.parametrize("wrong", ROWS["placeholders that do not fit layers and experts are refused"])
 def test_placeholders_that_do_not_fit_layers_and_experts_are_refused(wrong):
     with pytest.raises(ValueError, match="belongs in both names"):
         Rule(**wrong)

@@ -7,6 +7,7 @@ import pytest
 
 from checkpoints.folder import companion_files, copy_companions
 from checkpoints.sentence import SentenceLayout, read_sentence_layout
+from tests.rows import rows_beside
 from tests.support import GOLDENS
 
 FOLDER = GOLDENS / "encoders" / "bert"
@@ -35,16 +36,7 @@ def test_newer_files_name_the_pooling(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("file", "values", "message"),
-    [
-        (
-            "1_Pooling/config.json",
-            {"pooling_mode_max_tokens": True},
-            r"the pooling \['mean', 'pooling_mode_max",
-        ),
-        ("1_Pooling/config.json", {"pooling_mode_mean_tokens": False}, r"asks for the pooling \[\]"),
-        ("1_Pooling/config.json", {"pooling_mode_mean_tokens": False, "pooling_mode": "splade"}, "splade"),
-    ],
+    ("file", "values", "message"), rows_beside(__file__)["a pooling that is not supported is refused"]
 )
 def test_a_pooling_that_is_not_supported_is_refused(tmp_path, file, values, message):
     with pytest.raises(ValueError, match=message):

@@ -32,6 +32,7 @@ from ferrum_jax.runtime.pools.budget import GroupBlocks, Ledger
 from ferrum_jax.sampling_params import SamplingParams
 from tests.batch.fake_llm import FakeLLM, answer
 from tests.forked import run
+from tests.rows import rows_beside
 from tests.support import GOLDENS, ROOT, raising
 
 
@@ -401,52 +402,7 @@ def test_batch_exits_1_when_a_row_failed_and_130_when_it_was_interrupted(llms, t
 
 
 @pytest.mark.parametrize(
-    ("command", "message"),
-    [
-        ("generate --model m", "there is no prompt; give PROMPT"),
-        ("generate --model missing p", "missing has no config.json"),
-        ("generate --model m p --temperature -1", "temperature is -1.0; it must be 0 (greedy) or more"),
-        ("generate --model m p --top-p 0", "top_p is 0.0"),
-        ("generate --model m p --logit-bias 5=1 --logit-bias 5=2", "given twice for a token: [5, 5]"),
-        ("generate --model m p --dtype int4", "dtype is 'int4'; it must be one of"),
-        ("generate --model m p --logprobs 1", "add --json"),
-        ("generate --model m p --system s", "--system needs --chat"),
-        ("generate --model m --chat --token-ids 1", "--chat takes text"),
-        ("generate --model m --token-ids 1,x", "--token-ids holds 'x'"),
-        ("generate --model m --prompt-file no-such-file", "error: no-such-file: No such file"),
-        ("batch --model m --input no-such-file --output {tmp}/o", "error: no-such-file: No such file"),
-        ("batch --model m --input {tmp}/in --output {tmp}", "is not a file"),
-        ("batch --model m --input {tmp}/in --output {tmp}/no/o", "no, where the output belongs, is not a folder"),
-        ("batch --model m --input {tmp}/in --output o --report {tmp}/no/r", "no, where the report's page belongs, is"),
-        ("batch --model m --input {tmp}/in --output o --save-prefixes-at-notice {tmp}", "is not an empty folder"),
-        ("generate --model m p --load-prefix-cache {tmp}/in", "in is not a folder; name one that `ferrum-jax cache"),
-        ("generate --model m p --profile {tmp}/in", "in: File exists"),
-        ("cache save {tmp} --model m --prompt p", "is not an empty folder"),
-        ("cache simulate --request-log {tmp}/in --plot {tmp}/no/r.png", "no, where the plot belongs, is not a folder"),
-        ("batch --model m --input {tmp}/in --output {tmp}/in", "--input and --output are both"),
-        ("batch {io} --report {tmp}/x/../in", "--input and --report are both"),
-        ("batch {io} --report {tmp}/o", "--output and --report are both"),
-        ("batch {io} --request-log {tmp}/in", "--input and --request-log are both"),
-        ("batch {io} --request-log file://{tmp}/linked", "--input and --request-log are"),
-        ("batch {io} --report {tmp}/o.report.json", "the report of --output are"),
-        ("batch --model m --input {tmp}/in --output gs://b/o --report gs://b//o.journal/job.json", "the journal of"),
-        ("batch --model gs://b/m --input {tmp}/in --output o --report gs://b/m/config.json", "belongs to --model"),
-        ("batch {io} --model {tmp}/m --request-log {tmp}/m/config.json", "belongs to --model"),
-        ("batch {io} --bundle {tmp}/b --report {tmp}/b/r", "belongs to --bundle"),
-        ("embed --model m --input {tmp}/in --output {tmp}/in", "--input and --output are both"),
-        ("embed {io} --request-log {tmp}/o", "--output and --request-log are both"),
-        (
-            "generate --model m --prompt-file {tmp}/in --request-log {tmp}/in",
-            "--prompt-file and --request-log are both",
-        ),
-        ("cache simulate --request-log {tmp}/in --plot {tmp}/in", "--request-log and --plot are both"),
-        (
-            "cache save {tmp}/d --model m --prompt p --request-log {tmp}/d/t",
-            "--request-log is {tmp}/d/t, which belongs to DIR",
-        ),
-        ("convert --orbax {tmp}/m --to-hf {tmp}/m", "--orbax and --to-hf are both"),
-        ("compile --model {tmp}/m --target cpu --out {tmp}/m", "--model and --out are both"),
-    ],
+    ("command", "message"), rows_beside(__file__)["wrong input is one line on stderr and exit code 2"]
 )
 def test_wrong_input_is_one_line_on_stderr_and_exit_code_2(llms, capsys, tmp_path, command, message):
     write_rows(tmp_path / "in", {"custom_id": "a", "prompt": "x"})

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from ferrum_jax.__main__ import main
+from tests.rows import rows_beside
 from tests.support import COMPILED, GOLDENS
 
 # those of `SMALL`, whose executables are there already; an encoder's are those of tests/embeddings/test_embed.py
@@ -16,20 +17,7 @@ TOKENS = list(range(5, 45)) * 2  # long enough for tables of the whole width
 NO_POOLS = "is an encoder, and has none of the pools that would be planned"
 GENERATES_NOTHING = "BertModel is an encoder and generates nothing; ask it for vectors: LLM.embed, `ferrum-jax embed`"
 
-COMMANDS = {
-    "generate": "generate --model {model} --token-ids 5,6,7 --max-tokens 3 {engine}",
-    "batch": "batch --model {model} --input {tmp}/rows.jsonl --output {tmp}/out.jsonl --no-invariant {engine}",
-    "batch of vectors": "batch --model {model} --input {tmp}/vectors.jsonl --output {tmp}/out.jsonl "
-    "--no-invariant {engine}",
-    "batch --plan": "batch --plan --model {model} --input {tmp}/vectors.jsonl --output {tmp}/out.jsonl {engine}",
-    "embed": "embed --model {model} --input {tmp}/texts.jsonl --output {tmp}/out.jsonl {engine}",
-    "cache save": "cache save {tmp}/kept --token-ids {tokens} --model {model} {engine}",
-    "cache load": "cache load {tmp}/kept --model {model} {engine}",
-    "convert": "convert --hf {model} --out {tmp}/converted",
-    "bench": "bench --model {model} --workload single {engine}",
-    "plan": "plan --model {model} --target cpu --tokens-in 8 {sizes}",
-    "compile": "compile --model {model} --target cpu --out {tmp}/bundle --processes 1 {engine}",
-}
+COMMANDS = rows_beside(__file__)["commands"]
 KINDS = ("generating", "recurrent", "generating, of vectors", "encoder")
 # what an encoder refuses, with the exit code; the other kinds of model do all
 REFUSED = {

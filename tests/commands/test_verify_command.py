@@ -9,6 +9,7 @@ import pytest
 
 from ferrum_jax.__main__ import main
 from tests.commands.test_every_command import ENGINE
+from tests.rows import rows_beside
 from tests.support import COMPILED, GOLDENS
 
 SIZES = "--max-num-seqs 4 --max-num-batched-tokens 16 --num-blocks 80"  # of ENGINE
@@ -128,17 +129,7 @@ def test_rows_chosen_with_the_same_seed_are_the_same(job, capsys):
 
 
 @pytest.mark.parametrize(
-    ("flags", "sentence"),
-    [
-        ("--report {job}/none.json", "none.json is not there, and without the job's report it is not known what"),
-        ("--report {job}/out.jsonl", "is no report: it holds no JSON object; name the job's own with --report"),
-        ("--input {job}/none.jsonl", "none.jsonl: No such file or directory"),
-        ("--model {job}", "is not a checkpoint"),
-        ("--seed 5", "--seed is 5, and the job was run with 0, which its rows are answered again with; leave it out"),
-        ("--max-model-len 128", "--max-model-len is 128, and the job was run with 256"),
-        ("--dtype bfloat16", "--dtype is 'bfloat16', and the job was run with 'float32'"),
-        ("--tool-form hermes", "--tool-form is 'hermes', and the job was run with None"),
-    ],
+    ("flags", "sentence"), rows_beside(__file__)["what is missing or another is named with code 2"]
 )
 def test_what_is_missing_or_another_is_named_with_code_2(job, capsys, flags, sentence):
     code, shown, said = verify(job, capsys, flags.format(job=job))

@@ -6,6 +6,7 @@ import time
 import pytest
 
 from ferrum_jax.io.sandbox.in_child import ChildBounds, NoAnswer, in_child
+from tests.rows import rows_beside
 
 BOUNDS = ChildBounds(seconds=20, memory_bytes=256 << 20, answer_bytes=1 << 20)
 
@@ -26,16 +27,7 @@ def test_a_refusal_keeps_its_words():
 
 
 @pytest.mark.parametrize(
-    ("name", "changed", "why"),
-    [
-        ("break_down", {}, "KeyError: 'no such stream'"),
-        ("crash", {}, "its process was ended by SIGSEGV"),
-        ("leave", {}, "its process ended with exit code 3"),
-        ("hang", {"seconds": 0.5}, "it took more than 0.5 s"),
-        ("sleep", {"seconds": 0.5}, "it took more than 0.5 s"),
-        ("hoard", {}, "it took more than 256 MiB of memory"),
-        ("say_much", {}, "its answer is more than 1 MiB"),
-    ],
+    ("name", "changed", "why"), rows_beside(__file__)["a child that gives no answer leaves a reason"]
 )
 def test_a_child_that_gives_no_answer_leaves_a_reason(name, changed, why):
     with pytest.raises(NoAnswer) as raised:

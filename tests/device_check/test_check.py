@@ -30,7 +30,10 @@ from ferrum_jax.runtime.compile.verdicts import entry_of
 from pallas_kernels.target import Target
 from pallas_kernels.tolerance import difference
 from tests.batch.fake_llm import output_of
+from tests.rows import rows_beside
 from tests.support import COMPILED, GOLDENS, ROOT
+
+ROWS = rows_beside(__file__)
 
 CPU = {"platform": "cpu", "kind": "cpu", "generation": None, "count": 1, "compiler": "cpu", "asked_for": None}
 V6E = CPU | {
@@ -42,20 +45,9 @@ V6E = CPU | {
     "memory_used_bytes": 0,
 }
 MACHINE = {"chips": [], "packages": {"jax": "0.10.2"}, "driver": None, "python": "3.11.1", "devices": V6E}
-KERNEL = {
-    "op": "paged_attention",
-    "case": "llama_8b_decode_c16",
-    "implementation": "mosaic_tpu",
-    "dtype": "bfloat16/bfloat16",
-    "shape": "decode N=32 K=8 H=128 C=16",
-    "device_kind": "TPU v6 lite",
-    "error": 0.3,
-    "tolerance": 0.02,
-    "median_s": 4e-4,
+KERNEL = ROWS["kernel"] | {
     "num_bytes": 5 * 10**8,
     "flops": 2 * 10**9,
-    "speed": 2.0,
-    "problem": None,
 }
 
 
@@ -88,12 +80,7 @@ def test_the_whole_check_runs_without_a_chip_and_finds_all_right(tmp_path, capsy
     assert "all is right" in capsys.readouterr().out
 
 
-FAULTS = {
-    "off_head": "where",
-    "compile": "Mosaic failed to compile TPU kernel",
-    "abort": "its process was ended by SIGABRT",
-    "hang": "it said nothing for 45 s and was ended",
-}
+FAULTS = ROWS["faults"]
 
 
 @pytest.mark.slow
@@ -232,14 +219,7 @@ def test_a_page_escapes_all_and_tells_no_path_and_no_machine():
     assert scrubbed({"a": [str(ROOT), 1.5, None]}) == {"a": ["...", 1.5, None]}
 
 
-@pytest.mark.parametrize(
-    ("text", "told"),
-    [
-        ("/data/alice/secret is not a folder", "... is not a folder"),
-        ("'~/models/x': gs://bucket/x, (/tmp/log.txt).", "'...': ..., (...)."),
-        ("2 tokens/s in bfloat16/int8; see https://github.com/jax-ml/jax#tpu", None),
-    ],
-)
+@pytest.mark.parametrize(("text", "told"), ROWS["a report tells no path anywhere"])
 def test_a_report_tells_no_path_anywhere(text, told):
     assert scrubbed(text) == (text if told is None else told)
 

@@ -7,7 +7,10 @@ from pathlib import Path
 
 import numpy as np
 
+from tests.rows import rows_beside
 from tests.support import GOLDENS
+
+ROWS = rows_beside(__file__)
 
 PLACE = "<|vision_start|><|image_pad|><|vision_end|>"
 TEMPLATE = (
@@ -15,31 +18,9 @@ TEMPLATE = (
     "{% for part in message.content %}{% if part.type == 'image' %}" + PLACE + "{% else %}{{ part.text }}{% endif %}"
     "{% endfor %}{% endif %}{% if add_generation_prompt %} t5{% endif %}{% endfor %}"
 )
-PROCESSOR = {
-    "image_processor_type": "Qwen2VLImageProcessorFast",
-    "patch_size": 4,
-    "temporal_patch_size": 2,
-    "merge_size": 2,
-    "size": {"shortest_edge": 64, "longest_edge": 2048},
-    "image_mean": [0.5, 0.5, 0.5],
-    "image_std": [0.5, 0.5, 0.5],
-}
-GEMMA3_PROCESSOR = {
-    "image_processor_type": "Gemma3ImageProcessor",
-    "size": {"height": 48, "width": 48},
-    "image_seq_length": 16,
-    "image_mean": [0.5, 0.5, 0.5],
-    "image_std": [0.5, 0.5, 0.5],
-    "do_pan_and_scan": None,
-}
-MISTRAL3_PROCESSOR = {
-    "image_processor_type": "PixtralImageProcessorFast",
-    "processor_class": "PixtralProcessor",
-    "do_pad": True,
-    "patch_size": {"height": 4, "width": 4},
-    "size": {"longest_edge": 48},
-    "resample": 3,
-}
+PROCESSOR = ROWS["processor"]
+GEMMA3_PROCESSOR = ROWS["gemma3 processor"]
+MISTRAL3_PROCESSOR = ROWS["mistral3 processor"]
 _QWEN = {"tokenizer_config.json": {"chat_template": TEMPLATE}, "preprocessor_config.json": PROCESSOR}
 _GEMMA3 = {"tokenizer_config.json": {"chat_template": TEMPLATE.replace(PLACE, "<start_of_image>")}}
 _MERGED = {"patch_size": 4, "spatial_merge_size": 2, "processor_class": "PixtralProcessor"}

@@ -6,6 +6,7 @@ import pytest
 
 from ferrum_jax.config import EngineConfig
 from ferrum_jax.tasks.calls.fields import ELSEWHERE, engine_fields, with_fields
+from tests.rows import rows_beside
 
 
 def test_fields_of_the_config_are_taken_as_they_are():
@@ -15,23 +16,7 @@ def test_fields_of_the_config_are_taken_as_they_are():
     assert with_fields(None, {}) is None
 
 
-@pytest.mark.parametrize(
-    ("given", "fields"),
-    [
-        ({"tensor_parallel_size": 4}, {"mesh": "tp=4"}),
-        ({"tensor_parallel_size": 4, "data_parallel_size": 2}, {"mesh": "dp=2,tp=4"}),
-        ({"enable_return_routed_experts": True}, {"return_routed_experts": True}),
-        ({"data_parallel_size": 2}, {"mesh": "dp=2,tp=1"}),
-        ({"speculative_config": {"method": "ngram"}}, {"speculative_config": {"method": "ngram"}}),
-        ({"kv_cache_dtype": "fp8"}, {"kv_dtype": "fp8_e4m3"}),
-        ({"num_gpu_blocks_override": 9, "kv_cache_memory_bytes": None}, {"num_blocks": 9, "kv_memory_bytes": None}),
-        (
-            {"seed": None, "max_num_seqs": None, "compilation_cache_dir": None},
-            {"max_num_seqs": None, "compilation_cache_dir": None},
-        ),
-        ({"trust_remote_code": False, "enforce_eager": False, "quantization": None, "swap_space": 0.0}, {}),
-    ],
-)
+@pytest.mark.parametrize(("given", "fields"), rows_beside(__file__)["vllms names become fields"])
 def test_vllms_names_become_fields(given, fields):
     assert engine_fields(given) == fields
     with_fields(None, fields)

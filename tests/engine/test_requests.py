@@ -22,7 +22,10 @@ from ferrum_jax.engine.startup.build_engine import build_engine
 from ferrum_jax.runtime.runner import Runner
 from ferrum_jax.runtime.sampling import RESULT_WORDS
 from ferrum_jax.text.prompts import EncodedPrompt
+from tests.rows import rows_beside
 from tests.support import GOLDENS, SMALL, answers, finish, fresh_engine, raising, run, small_llm
+
+ROWS = rows_beside(__file__)
 
 VOCABULARY = 310
 END = 0  # one of the model's end tokens
@@ -58,19 +61,11 @@ def held_bytes() -> int:
 
 # -- refused -----------------------------------------------------------------------------------------------
 
-REFUSED = {
-    "empty": ([], {}, r"the prompt is empty \(0 tokens\)"),
-    "empty text": ("", {}, r"the prompt is empty \(0 tokens\)"),
+REFUSED = ROWS["refused"] | {
     "too long": (PROMPT * 50, {"max_tokens": 7}, r"250 tokens and max_tokens is 7.*max_model_len, 256"),
     "too long without a limit": (PROMPT * 52, {"max_tokens": None}, r"260 tokens.*max_model_len, 256"),
     "id beyond the vocabulary": ([5, VOCABULARY], {}, r"the prompt holds token id 310.*0 to 309"),
-    "negative id": ([5, -1], {}, r"the prompt holds token id -1"),
-    "no id": ([5, "a"], {}, r"the prompt holds 'a', which is not a token id"),
-    "fraction": ([5, 1.0], {}, r"the prompt holds 1\.0, which is not a token id"),
-    "truth": ([5, True], {}, r"the prompt holds True, which is not a token id"),
-    "nothing": (None, {}, r"the prompt is None; it must be"),
     "bytes": (b"abc", {}, r"the prompt is b'abc'; it must be"),
-    "number": (7, {}, r"the prompt is 7; it must be"),
     "bias beyond the vocabulary": (PROMPT, {"logit_bias": {VOCABULARY: 1.0}}, r"logit_bias holds token id 310"),
     "stop beyond the vocabulary": (PROMPT, {"stop_token_ids": [VOCABULARY]}, r"stop_token_ids holds token id 310"),
 }
@@ -359,16 +354,7 @@ def test_a_chat_goes_on_in_its_last_message_if_it_is_asked_to(llm):
     assert output.prompt_token_ids == tuple(llm.tokenizer.encode(text, add_special_tokens=False))
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"use_tqmd": False}, "LLM.chat has no argument use_tqmd (did you mean use_tqdm?); it has messages, sampling_"),
-        ({"enable_thinking": False}, "what the chat template reads goes into chat_template_kwargs"),
-        ({"max_tokens": 5}, "LLM.chat has no argument max_tokens"),
-        ({"progress": True, "use_tqdm": False}, "progress is True and use_tqdm, its name in vLLM, is False"),
-        ({"chat_template_kwargs": {"colour": 1}}, "the chat template reads no colour"),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "message"), ROWS["a misspelt argument of a chat is no variable of its template"])
 def test_a_misspelt_argument_of_a_chat_is_no_variable_of_its_template(llm, arguments, message):
     with pytest.raises((TypeError, ValueError), match=re.escape(message)):
         llm.chat([{"role": "user", "content": "x"}], GREEDY, **arguments)

@@ -9,8 +9,11 @@ from ferrum_jax.core.request_options import RequestOptions
 from ferrum_jax.inputs.params.structured_outputs import StructuredOutputsParams
 from tests.golden_table import TABLE, marked
 from tests.marks import few
+from tests.rows import rows_beside
 from tests.speculation.told import KINDS, check_same, drafted_engine, run_drafted
 from tests.support import INVARIANT, answers, requests_of, run, small_llm, told
+
+ROWS = rows_beside(__file__)
 
 PROMPTS = [[3, 4, 5, 6] * 8, [7] * 20, [9], [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 1, 2, 3], [5, 6, 7] * 6]
 TEXTS = ["The sea is ", '{"name": "', "Once upon a time"]
@@ -38,19 +41,9 @@ def test_elsewhere_tokens_are_those_without_drafts(family):
         assert [output.token_ids for output in drafted] == [output.token_ids for output in plain]
 
 
-ASKED = {
-    "penalties": {"repetition_penalty": 1.3, "presence_penalty": 0.5, "frequency_penalty": 0.5},
-    "filters": {"top_k": 5, "top_p": 0.8, "min_p": 0.05},
-    "choices": {"n": 3, "seed": None},
-    "stop": {"stop": ["e", "th"], "min_tokens": 4},
-    "stop strings at the end": {"stop": ["the "], "include_stop_str_in_output": True},
-    "end tokens": {"ignore_eos": False, "stop_token_ids": [3, 30, 65, 101], "min_tokens": 3},
-    "bad words": {"bad_words": ["the", "a"], "min_tokens": 6},
+ASKED = ROWS["asked"] | {
     "allowed": {"allowed_token_ids": list(range(30, 120)), "logprobs": 3},
     "bias": {"logit_bias": {40: 5.0, 41: 5.0, 42: -100.0}},
-    "prompt": {"prompt_logprobs": 2},
-    "one token": {"max_tokens": 1},
-    "two tokens": {"max_tokens": 2},
 }
 
 
@@ -65,12 +58,7 @@ def test_what_a_request_asks_for_is_the_same_with_drafts(what):
         assert told(drafted) == told(plain), kind
 
 
-SCHEMA = {
-    "type": "object",
-    "properties": {"name": {"type": "string", "maxLength": 12}, "old": {"type": "boolean"}},
-    "required": ["name", "old"],
-    "additionalProperties": False,
-}
+SCHEMA = ROWS["schema"]
 
 
 @pytest.mark.parametrize("more", few([{}, {"logprobs": 1}, {"bad_words": ["true"], "logprobs": None}]), ids=str)

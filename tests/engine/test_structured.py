@@ -18,18 +18,10 @@ from ferrum_jax.openai.answers import assistant_message
 from ferrum_jax.sampling_params import SamplingParams
 from ferrum_jax.serve.engine_side import facts_of
 from ferrum_jax.text.structured.reading.message_stream import MessageForms
+from tests.rows import rows_beside
 from tests.support import GOLDENS, INVARIANT, answers, finish, fresh_engine, peek, run, small_llm, step
 
-PERSON = {
-    "type": "object",
-    "properties": {
-        "name": {"type": "string", "maxLength": 6},
-        "age": {"type": "integer", "minimum": 0, "maximum": 130},
-        "tags": {"type": "array", "items": {"enum": ["a", "b", None]}, "maxItems": 3},
-    },
-    "required": ["name", "age", "tags"],
-    "additionalProperties": False,
-}
+PERSON = rows_beside(__file__)["person"]
 TIGHT = {"disable_any_whitespace": True}
 HOT = SamplingParams(temperature=1.5, max_tokens=90, seed=11)
 TOOLS = [{"type": "function", "function": {"name": "go", "parameters": {"type": "object", "properties": {}}}}]

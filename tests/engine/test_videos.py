@@ -13,6 +13,7 @@ from ferrum_jax.text.tokenizer import Tokenizer
 from scripts.goldens import video_folder
 from scripts.goldens.video_folder import FIRST_SPECIAL, SHOWN, film, films_of, images_of
 from tests.marks import few
+from tests.rows import rows_beside
 from tests.support import GOLDENS, SMALL, small_llm
 from tests.vision.test_video_processors import golden
 
@@ -119,20 +120,14 @@ def test_a_chat_has_videos_and_images_in_their_places(tmp_path_factory):
 @pytest.mark.parametrize(
     ("given", "said"),
     [
+        *rows_beside(__file__)["what is no video or has no place is refused by its number"],
         (
             {"prompt": "VIDEO", "videos": [b"GIF89"]},
             "video 0: the video is not a file of a kind that is read here: MP4",
         ),
-        ({"prompt": "VIDEO", "videos": ["/etc/passwd"]}, "video 0: the video's URL is '/etc/passwd'"),
-        ({"prompt": "VIDEO", "videos": ["data:image/gif;base64,AA=="]}, "video 0: .*write data:video/mp4;base64"),
-        ({"prompt": "VIDEO", "videos": [3]}, "video 0: the video is a int; it must be bytes"),
-        ({"prompt": "VIDEO", "videos": [{"frames": [], "fps": 2}]}, "video 0: the video has 0 frames"),
-        ({"prompt": "VIDEO", "videos": [{"frames": 3}]}, "video 0: the video is a int"),
-        ({"prompt": "VIDEO", "videos": [{"fps": 3}]}, "video 0: the video has the fields"),
         ({"prompt": "VIDEO", "videos": [{"frames": film(4, 9, 9, 0), "fps": 0}]}, "video 0: the video's fps is 0"),
         ({"prompt": "VIDEO", "videos": [film(1, 9, 9, 0)]}, "video 0: the video has 1 frame; this model takes 2"),
         ({"prompt": "VIDEO", "videos": film(4, 9, 9, 0)}, "videos is a ndarray; it must be a list of videos"),
-        ({"prompt": "VIDEO", "videos": []}, None),
         ({"prompt": "a", "videos": [film(4, 9, 9, 0)]}, r"0 placeholders <\|video_pad\|> and 1 video"),
         (
             {

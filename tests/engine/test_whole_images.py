@@ -9,6 +9,7 @@ from ferrum_jax import LLM, SamplingParams
 from ferrum_jax.core.request_options import RequestOptions
 from tests.engine import golden_media as media
 from tests.engine.image_folder import GEMMA3_PROCESSOR, picture, write_folder
+from tests.rows import rows_beside
 from tests.support import GOLDENS, SMALL, small_llm
 
 TOKENS, PATCHES = 16, 144
@@ -83,17 +84,7 @@ def test_a_hit_may_end_inside_an_image_whose_last_tokens_see_what_was_cached():
     assert found.num_cached_tokens == inside and found.token_ids == wanted.token_ids
 
 
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        (
-            {"max_num_batched_tokens": 18},
-            "max_num_batched_tokens is 18, and a step must hold the 16 tokens .* raise it to 19",
-        ),
-        ({"max_image_patches": 143}, "max_image_patches is 143, and an image of this model has 144 patches"),
-        ({"max_image_tokens": 15}, "max_image_tokens is 15, and an image of this model has 16 tokens"),
-    ],
-)
+@pytest.mark.parametrize(("change", "said"), rows_beside(__file__)["sizes that hold no image are refused at the start"])
 def test_sizes_that_hold_no_image_are_refused_at_the_start(change, said):
     with pytest.raises(ValueError, match=said):
         LLM(str(GOLDENS / media.GEMMA3), dataclasses.replace(CONFIG, **change))

@@ -5,22 +5,11 @@ import pytest
 from ferrum_jax.cli.compile import without_device
 from ferrum_jax.runtime.compile.topology import slice_of, target_devices, with_platform
 from tests.forked import call
+from tests.rows import rows_beside
 
-SLICES = {
-    "v6e-1": ("v6e:1x1", 1),
-    "v6e-8": ("v6e:2x4", 8),
-    "v6e-16": ("v6e:4x4", 16),
-    "v5litepod-16": ("v5e:4x4", 16),
-    "v5e-4": ("v5e:2x2", 4),
-    "v5litepod-128": ("v5e:8x16", 128),
-    "v5p-8": ("v5p:2x2x1", 4),
-    "v5p-128": ("v5p:4x4x4", 64),
-    "v4-8": ("v4:2x2x1", 4),
-    "v4-16": ("v4:2x2x2", 8),
-    "tpu7x-2": ("TPU7x:1x1x1", 2),
-    "tpu7x-8": ("TPU7x:2x2x1", 8),
-    "tpu7x-32": ("TPU7x:2x2x4", 32),
-}
+ROWS = rows_beside(__file__)
+
+SLICES = ROWS["slices"]
 
 
 @pytest.mark.parametrize("name", SLICES)
@@ -33,10 +22,7 @@ def test_a_slice_has_the_shape_that_the_cloud_gives_it(name):
 @pytest.mark.parametrize(
     ("name", "whole"),
     [
-        ("v6e:8x8", "tpu:v6e:8x8"),
-        ("tpu7x:2x2x1", "tpu:TPU7x:2x2x1"),
-        ("h100", "gpu:h100"),
-        ("h200:8", "gpu:h200:8"),
+        *ROWS["the platform may be left out of a shape or a gpu"],
         *((name, name) for name in ("tpu:v6e:2x2", "gpu:h100:2", "v6e-8", "v6e", "cpu", "x9:2x2")),
     ],
 )
@@ -44,17 +30,7 @@ def test_the_platform_may_be_left_out_of_a_shape_or_a_gpu(name, whole):
     assert with_platform(name) == whole
 
 
-@pytest.mark.parametrize(
-    ("name", "says"),
-    [
-        ("v6e-2", "by their chips: v6e-1, v6e-4, v6e-8"),
-        ("v5p-4", "by their cores: v5p-8, v5p-16"),
-        ("v5p-9", "such as tpu:v5p:2x2x4"),
-        ("v6e-", "target is 'v6e-'"),
-        ("tpu7x", "by their cores: tpu7x-2, tpu7x-8"),
-        ("v7-8", "it must be GENERATION:SHAPE of TPUs, v4-N, v5litepod-N, v5p-N, v6e-N, tpu7x-N"),
-    ],
-)
+@pytest.mark.parametrize(("name", "says"), ROWS["a name that is none is refused with those that there are"])
 def test_a_name_that_is_none_is_refused_with_those_that_there_are(name, says):
     with pytest.raises(ValueError, match=says):
         target_devices(name)

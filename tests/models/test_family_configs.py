@@ -21,6 +21,7 @@ from ferrum_jax.models.spec import CacheGroup, Kept, RopeSpec
 from ferrum_jax.runtime.settled import settle
 from scripts.published import PUBLISHED, config_of
 from tests.models.tiny import TINY, TINY_NEXT
+from tests.rows import rows_beside
 
 GEMMA2_2B = config_of("Gemma-2-2B")
 GEMMA2_27B = config_of("Gemma-2-27B")
@@ -51,21 +52,10 @@ def test_layer_types_say_which_layers_have_a_window():
     assert [group.layers for group in spec.cache_groups] == [tuple(range(1, 28, 2)), tuple(range(0, 28, 2))]
 
 
-@pytest.mark.parametrize(
-    ("groups", "message"),
-    [
-        ([("full", (0, 2), None)], r"cache_groups hold layers \[0, 2\]; they must hold each of 2 once at most"),
-        ([("full", (0, 1), None), ("window", (1,), 7)], r"hold layers \[0, 1, 1\]; they must hold each of 2 once"),
-        ([("full", (0, 1), 7)], "a cache group of kind 'full' has window 7"),
-        ([("window", (0, 1), None)], "a cache group of kind 'window' has window None"),
-        ([("window", (0, 1), 0)], "a cache group of kind 'window' has window 0"),
-        ([("state", (0,), None), ("full", (1,), None)], "'state' must come once at most, last, and not alone"),
-        ([("state", (0, 1), None)], "'state' must come once at most, last, and not alone"),
-    ],
-)
+@pytest.mark.parametrize(("groups", "message"), rows_beside(__file__)["cache groups that cannot be are refused"])
 def test_cache_groups_that_cannot_be_are_refused(groups, message):
     with pytest.raises(ValueError, match=message):
-        made = tuple(CacheGroup(kind=kind, layers=layers, window=window) for kind, layers, window in groups)
+        made = tuple(CacheGroup(kind=kind, layers=tuple(layers), window=window) for kind, layers, window in groups)
         dataclasses.replace(spec_of(TINY), cache_groups=made)
 
 

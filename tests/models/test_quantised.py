@@ -12,6 +12,7 @@ from ferrum_jax.models.families.registry import abstract_model, bind, spec_of, u
 from ferrum_jax.models.layers.attention import ForwardContext
 from scripts.published import config_of
 from tests.models.test_goldens import parameters_of
+from tests.rows import rows_beside
 from tests.support import GOLDENS
 
 DEEPSEEK_V3 = config_of("DeepSeek-V3")
@@ -54,20 +55,7 @@ def test_logits_and_greedy_tokens_are_those_of_the_decoded_weights(name: str):
 
 @pytest.mark.parametrize(
     ("weights", "others", "message"),
-    [
-        (
-            {"group_size": 24},
-            {},
-            r"layers\.0\.attention\.q\.weight: 64 inputs are no multiple of 24, which share a scale",
-        ),
-        (
-            {},
-            {"targets": ["model.layers.9.mlp.up_proj"]},
-            r"layers that the model does not have: \['model\.layers\.9\.",
-        ),
-        ({}, {"ignore": ["re:.*"]}, "it names no layer of this model"),
-        ({"num_bits": 3}, {}, "3 bits of type int, which is not supported"),
-    ],
+    rows_beside(__file__)["a config that does not fit the model is refused before a weight is read"],
 )
 def test_a_config_that_does_not_fit_the_model_is_refused_before_a_weight_is_read(weights, others, message):
     config = json.loads((FOLDER / "w4a16" / "config.json").read_text())

@@ -19,6 +19,7 @@ from ferrum_jax.models.layers.embedding import Embedding
 from ferrum_jax.models.spec import AttentionSpec, ExpertsSpec, KimiDeltaSpec, Mamba2Spec, MlpSpec, RopeSpec
 from scripts.published import FAST, PUBLISHED
 from tests.models.tiny import TINY
+from tests.rows import rows_beside
 
 # whatever the dtype
 _FLOAT32 = (
@@ -88,20 +89,7 @@ def test_an_unknown_key_is_an_error_that_names_it(architecture: str):
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "named"),
-    [
-        ("quantization_config", {"quant_method": "awq", "bits": 4, "version": "gemv"}, "awq of 4 bits with version"),
-        (
-            "quantization_config",
-            {"quant_method": "compressed-tensors", "config_groups": {}},
-            "compressed-tensors with no config_groups",
-        ),
-        ("quantization_config", {"quant_method": "mxfp4"}, "mxfp4"),
-        ("quantization_config", {"quant_algo": "NVFP4"}, "NVFP4"),
-        ("quantization_config", {"load_in_8bit": True}, "a format that it does not name"),
-        ("compression_config", {"quant_method": "sparseml"}, "sparseml"),
-        ("quantization_config", "odd", "a format that it does not name"),
-    ],
+    ("key", "value", "named"), rows_beside(__file__)["quantised weights are refused by their format"]
 )
 def test_quantised_weights_are_refused_by_their_format(key, value, named):
     with pytest.raises(ValueError, match=f"{key} of config.json says {named}.*, which is not supported yet") as error:

@@ -11,19 +11,14 @@ from checkpoints import open_checkpoint
 from ferrum_jax.models.families.registry import spec_of
 from tests.golden_table import GOLDENS
 from tests.models.test_goldens import load, parameters_of
+from tests.rows import rows_beside
 
 HY4_SAVED = {
     r"\.hc_(attn|mlp)_layer\.hc_pre\.": r".hc_pre.hc_\1_layer.",
     r"model\.hc_head\.": "model.hc_pre.hc_head.",
     r"(mlp|shared_experts)\.gate_proj": r"\1.linear_gate",
 }
-HY4_INTERNAL = {
-    r"\.hc_attn_layer\.hc_pre\.hc_": ".attn_hc.",
-    r"\.hc_mlp_layer\.hc_pre\.hc_": ".ffn_hc.",
-    r"hc_head\.hc_head_": "hc_head.hc_",
-    r"self_attn\.linear_gate": "self_attn.gate_proj",
-    "learnable_sink_param": "sinks",
-}
+HY4_INTERNAL = rows_beside(__file__)["hy4 internal"]
 MINIMAX_INTERNAL = {
     r"block_sparse_moe\.e_score": "mlp.gate.e_score",
     "block_sparse_moe": "mlp",

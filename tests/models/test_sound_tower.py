@@ -13,6 +13,7 @@ from scripts.goldens.weights import make
 from tests.marks import slow
 from tests.models.sound_goldens import GEMMA, HEARING, QWEN, VOXTRAL, clips_of, encoded, load
 from tests.models.test_goldens import assert_close, parameters_of
+from tests.rows import rows_beside
 
 
 # Frames of a call; tiles and windows of padding are not computed.
@@ -114,17 +115,7 @@ def test_what_windows_cannot_be_is_refused_by_its_key(of_audio, said):
         registry.spec_of(config | {"audio_config": config["audio_config"] | of_audio})
 
 
-@pytest.mark.parametrize(
-    ("of_audio", "said"),
-    [
-        ({"n_window": 100}, "n_window is 100; of this architecture it must be 50"),
-        ({"n_window_infer": 150}, "n_window_infer is 150; it must be a multiple of 100"),
-        ({"output_dim": 40}, "output_dim is 40, and the text's hidden_size is 48"),
-        ({"encoder_attention_heads": 7}, "encoder_attention_heads 7; heads must divide it"),
-        ({"d_model": 2, "encoder_attention_heads": 1}, "d_model is 2; it must be even, 4 or more"),
-        ({"taps": 3}, "taps"),
-    ],
-)
+@pytest.mark.parametrize(("of_audio", "said"), rows_beside(__file__)["what an encoder cannot be is refused by its key"])
 def test_what_an_encoder_cannot_be_is_refused_by_its_key(of_audio, said):
     with pytest.raises(ValueError, match=said):
         registry.spec_of(_config(audio_config=_config()["audio_config"] | of_audio))

@@ -14,21 +14,11 @@ from checkpoints.formats import scheme_of, without_forms
 from ferrum_jax.engine.startup.model_source import ModelSource
 from ferrum_jax.models.families.registry import abstract_model, spec_of, unbind
 from tests.models.test_goldens import GOLDENS, load, parameters_of
+from tests.rows import rows_beside
 
 
 @pytest.mark.parametrize(
-    ("golden", "architecture"),
-    [
-        ("gemma3_long_window", "Gemma3ForConditionalGeneration"),
-        ("gemma4", "Gemma4ForConditionalGeneration"),
-        ("gemma4_moe", "Gemma4ForConditionalGeneration"),
-        ("llama4", "Llama4ForConditionalGeneration"),
-        ("mistral_full", "Mistral3ForConditionalGeneration"),
-        ("ministral3", "Mistral3ForConditionalGeneration"),
-        ("deepseek_v3", "KimiK25ForConditionalGeneration"),
-        ("qwen3_5", "Qwen3_5ForConditionalGeneration"),
-        ("qwen3_5_moe", "Qwen3_5MoeForConditionalGeneration"),
-    ],
+    ("golden", "architecture"), rows_beside(__file__)["the text part of a model that sees images is the text model"]
 )
 def test_the_text_part_of_a_model_that_sees_images_is_the_text_model(golden, architecture, tmp_path):
     config = json.loads((GOLDENS / golden / "config.json").read_text())

@@ -11,21 +11,13 @@ import pytest
 from ferrum_jax.config import EngineConfig
 from ferrum_jax.io.error_text import Elsewhere
 from ferrum_jax.io.error_text.known_fields import NAMES, TRUTH, Fields, Known, number, one_of, require, whole
+from tests.rows import rows_beside
+
+ROWS = rows_beside(__file__)
 
 REFUSED = [
-    ("max_num_seqs", "16", "a whole number"),
-    ("max_num_batched_tokens", 2048.0, "a whole number"),
-    ("block_size", True, "a whole number or None"),
-    ("max_model_len", 4096.0, "a whole number or None"),
-    ("enable_prefix_caching", 1, "true or false"),
-    ("mesh", 4, "a text"),
-    ("mesh", "tp=0", "must name numbers of devices"),
-    ("dtype", "int4", "must be one of"),
+    *ROWS["refused"],
     ("seed", 2**64, "64 bits"),
-    ("seed", None, "a whole number"),
-    ("num_blocks", 0, "at least 1"),
-    ("block_size", 24, "a power of two"),
-    ("host_cache_bytes", -1, "0 (none) or more"),
 ]
 
 
@@ -79,15 +71,8 @@ def test_each_field_has_its_value_or_default_and_no_effect_is_left_out():
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"size": 0}, "size is 0; it must be a whole number, 1 or more"),
-        ({}, "size is None; it must be a whole number, 1 or more"),
-        ({"size": True}, "size is True; it must be a whole number, 1 or more"),
+        *ROWS["a value of another kind and a key that is not here are refused"],
         ({"rate": float("nan")}, "rate is nan; it must be a number, 0 or more"),
-        ({"is_fast": 1}, "is_fast is 1; it must be true or false"),
-        ({"kind": "c"}, "kind is 'c'; it must be one of ('a', 'b', None)"),
-        ({"names": ["a", 2]}, "names is ['a', 2]; it must be a list of names"),
-        ({"pad": 0}, "pad is 0, a setting that is not here: leave it out"),
-        ({"odd": [1]}, "odd is [1], a setting that is not here: "),
     ],
 )
 def test_a_value_of_another_kind_and_a_key_that_is_not_here_are_refused(given, said):

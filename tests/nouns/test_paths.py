@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from ferrum_jax.io.paths import NamedPath, install_command, is_url, open_url, require_apart, require_plot
+from tests.rows import rows_beside
 from tests.support import ROOT
 
 
@@ -27,19 +28,7 @@ def refused(read: str, written: str, **more: bool) -> bool:
     return False
 
 
-@pytest.mark.parametrize(
-    ("one", "other"),
-    [
-        ("gs://b/x", "gs://b/x"),
-        ("gs://b/x", "gcs://b//y/../x"),
-        ("GS://b/x", "gs://b/./x"),
-        ("memory://x", "memory:///x"),
-        ("s3://b/x", "s3a://b/x"),
-        ("{tmp}/x", "file://{tmp}/x"),
-        ("{tmp}/x", "{tmp}/folder/../x"),
-        ("{tmp}/link/y", "{tmp}/folder/y"),
-    ],
-)
+@pytest.mark.parametrize(("one", "other"), rows_beside(__file__)["one place in two spellings is refused"])
 def test_one_place_in_two_spellings_is_refused(tmp_path, one, other):
     (tmp_path / "folder").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "folder")

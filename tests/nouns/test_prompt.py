@@ -4,6 +4,9 @@ import pytest
 
 from ferrum_jax.inputs.prompt import MediaSpan, single, take_apart
 from ferrum_jax.openai.contents import messages_of
+from tests.rows import rows_beside
+
+ROWS = rows_beside(__file__)
 
 SPAN = MediaSpan(kind="image", digest=b"cat", start=1, length=2)
 MESSAGES = [{"role": "user", "content": "hi"}]
@@ -21,13 +24,8 @@ def test_content_stands_alone_or_under_its_name(content):
 @pytest.mark.parametrize(
     ("prompt", "message"),
     [
-        ({"prompt": "a", "salt": "b"}, r"unknown fields \['salt'\]; known are prompt, .*cache_salt"),
-        ({"cache_salt": "b"}, "the prompt has no content"),
+        *ROWS["what is not understood is refused by name"],
         ({"prompt": "a", "messages": MESSAGES}, "the prompt has prompt and messages; give exactly one"),
-        ({"prompt": [1]}, r"prompt is \[1\]; text goes into prompt"),
-        ({"prompt_token_ids": "a"}, "prompt_token_ids is 'a'; text goes into prompt"),
-        ({"prompt": "a", "cache_salt": ""}, "cache_salt is ''; it must be a string that is not empty"),
-        ({"prompt": "a", "cache_salt": 5}, "cache_salt is 5"),
         ({"prompt": "a", "media": [b"cat"]}, r"media is \[b'cat'\]; it must be a list of MediaSpan"),
     ],
 )
@@ -36,16 +34,7 @@ def test_what_is_not_understood_is_refused_by_name(prompt, message):
         take_apart(prompt)
 
 
-@pytest.mark.parametrize(
-    ("field", "value", "message"),
-    [
-        ("kind", "", "kind is ''"),
-        ("digest", "cat", "digest is 'cat'; it must be bytes"),
-        ("start", -1, "start is -1; it must be a whole number, 0 or more"),
-        ("length", 0, "length is 0; it must be a whole number, 1 or more"),
-        ("length", True, "length is True"),
-    ],
-)
+@pytest.mark.parametrize(("field", "value", "message"), ROWS["a span that means nothing is refused"])
 def test_a_span_that_means_nothing_is_refused(field, value, message):
     fields = {"kind": "image", "digest": b"cat", "start": 1, "length": 2} | {field: value}
     with pytest.raises(ValueError, match=message):

@@ -8,31 +8,16 @@ import pytest
 
 from ferrum_jax.core.params_codec import params_to_json
 from ferrum_jax.sampling_params import MAX_LOGIT_BIAS, MAX_STOP_IDS, SamplingParams
+from tests.rows import rows_beside
+
+ROWS = rows_beside(__file__)
 
 TOO_MANY = MAX_LOGIT_BIAS + 1
-REFUSED = {
-    "n": [0, 4097, 1.5, True],
-    "max_tokens": [0, 2.5],
-    "min_tokens": [-1],
+REFUSED = ROWS["refused"] | {
     "temperature": [-0.1, math.nan, math.inf, 10**400, "hot", None],
-    "top_k": [-2, 1.5],
-    "top_p": [0, 0.0, 1.01, math.nan],
-    "min_p": [-0.1, 1.1],
-    "repetition_penalty": [0.0],
-    "presence_penalty": [2.1],
-    "frequency_penalty": [-2.1],
     "seed": [2**64, -(2**63) - 1, 1.5],
-    "logprobs": [21, -1],
-    "prompt_logprobs": [21],
     "prompt_logprob_token_ids": [[], 5, [5, [6]], [[5.5]], [[1], list(range(129))], [[1] * 128] * (1 << 16)],
-    "prompt_logprob_start": [3, -1],
-    "truncate_prompt_tokens": [0, -2],
-    "detokenize": [0],
-    "echo": ["yes"],
-    "speculative": [1],
-    "stop": ["", [3], 3],
     "stop_token_ids": [["a"], 5, range(MAX_STOP_IDS + 1)],
-    "ignore_eos": [1],
     "logit_bias": [{5: 100.5}, {5: math.nan}, {5: math.inf}, {"5": 1.0}, [5, 1.0], dict.fromkeys(range(TOO_MANY), 1.0)],
 }
 
@@ -44,21 +29,11 @@ def test_a_bad_value_is_refused_by_its_name(field):
             SamplingParams(**{field: value})
 
 
-ACCEPTED = {
-    "n": [4096],
-    "max_tokens": [None],
-    "temperature": [0, 1e300],
+ACCEPTED = ROWS["accepted"] | {
     "top_k": [-1, 10**30],
-    "top_p": [1e-300, 1],
-    "min_p": [1],
     "seed": [2**64 - 1, -(2**63)],
-    "logprobs": [0, 20],
-    "stop": [["a", "b"]],
     "stop_token_ids": [range(MAX_STOP_IDS)],
     "logit_bias": [dict.fromkeys(range(MAX_LOGIT_BIAS), -100), {5: -math.inf}],
-    "truncate_prompt_tokens": [-1],
-    "detokenize": [False],
-    "speculative": [False],
 }
 
 

@@ -8,6 +8,9 @@ import pytest
 
 from ferrum_jax.config import EngineConfig
 from ferrum_jax.inputs.sizes.speculative import METHODS, SPECULATIVE_ELSEWHERE, SpeculativeConfig, speculative_of
+from tests.rows import rows_beside
+
+ROWS = rows_beside(__file__)
 
 OF_NGRAM = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 3, "prompt_lookup_min": 1}
 OF_SUFFIX = {
@@ -59,18 +62,10 @@ def test_each_method_has_defaults_of_its_own_keys_alone():
     assert found["mtp"] == {"method": "mtp", "num_speculative_tokens": 1}
 
 
-@pytest.mark.parametrize(
-    ("given", "found"),
-    [
-        ({"prompt_lookup_max": 1}, (1, 1)),
-        ({"prompt_lookup_min": 9}, (9, 9)),
-        ({"prompt_lookup_max": 3}, (2, 3)),
-        ({"prompt_lookup_min": 4, "prompt_lookup_max": 4}, (4, 4)),
-    ],
-)
+@pytest.mark.parametrize(("given", "found"), ROWS["one end of the lookup moves the default of the other"])
 def test_one_end_of_the_lookup_moves_the_default_of_the_other(given, found):
     config = SpeculativeConfig(method="ngram", **given)
-    assert (config.prompt_lookup_min, config.prompt_lookup_max) == found
+    assert [config.prompt_lookup_min, config.prompt_lookup_max] == found
 
 
 @pytest.mark.parametrize(("depth", "most"), [(8, 8), (24, 24), (100, 64)])
@@ -102,22 +97,12 @@ def test_a_key_of_vllms_that_is_not_here_says_what_to_do_unless_it_asks_for_noth
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"method": "ngram", "num_speculative_tokens": 0}, "num_speculative_tokens is 0; it must be a whole number"),
-        ({"method": "ngram", "num_speculative_tokens": 65}, "is 65; it must be a whole number from 1 to 64"),
-        ({"method": "ngram", "num_speculative_tokens": True}, "num_speculative_tokens is True; it must be a whole"),
-        ({"method": "ngram", "num_speculative_tokens": 2.0}, "num_speculative_tokens is 2.0"),
-        ({"method": "ngram", "prompt_lookup_min": 0}, "prompt_lookup_min is 0; it must be a whole number from 1 to 64"),
+        *ROWS["what cannot be meant is refused by its key"],
         ({**OF_NGRAM, "prompt_lookup_min": 4}, "prompt_lookup_min is 4, more than prompt_lookup_max, 3"),
         ({**OF_SUFFIX, "suffix_decoding_min_token_prob": 1.1}, "is 1.1; it must be a number from 0 to 1"),
         ({**OF_SUFFIX, "suffix_decoding_max_spec_factor": math.inf}, "is inf; it must be a number from 0 to 1000000"),
         ({**OF_SUFFIX, "suffix_decoding_max_cached_requests": -1}, "is -1; it must be a whole number, 0 or more"),
         ({**OF_SUFFIX, "prompt_lookup_max": 3}, "prompt_lookup_max is 3, which only the method ngram reads"),
-        ({"method": "mtp", "num_speculative_tokens": 2}, "is 2, and a checkpoint's head predicts one token more"),
-        ({"method": "mtp", "suffix_decoding_max_tree_depth": 3}, "only the method suffix reads, and method is 'mtp'"),
-        ({"method": "trigram"}, r"method is 'trigram'; it must be one of \('ngram', 'suffix', 'mtp'\)"),
-        ({"num_speculative_tokens": 3}, "method is missing; it must be one of"),
-        ({"method": "ngram", "num_speculativ_tokens": 3}, r"no num_speculativ_tokens \(did you mean num_spec"),
-        ({"methd": "ngram"}, r"no methd \(did you mean method\?\); known are method, num_speculative_tokens, prompt_"),
     ],
 )
 def test_what_cannot_be_meant_is_refused_by_its_key(given, message):
@@ -128,10 +113,7 @@ def test_what_cannot_be_meant_is_refused_by_its_key(given, message):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (5, "speculative_config is 5; it must be an object with a method"),
-        ("[1]", r"speculative_config is '\[1\]'; it must be an object with a method"),
-        ("ngram", "speculative_config is 'ngram'; it must be JSON, such as"),
-        ('{"method": "ngram", "method": "mtp"}', "it must be JSON, .*: a key is given twice"),
+        *ROWS["what is no object is refused"],
         ("[" * 100_000, r"\(100,000 characters\); it must be JSON"),
     ],
 )

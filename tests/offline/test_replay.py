@@ -21,6 +21,7 @@ from ferrum_jax.inputs.sizes.engine_sizes import EngineSizes
 from ferrum_jax.io.paths import install_command
 from ferrum_jax.planning.offline.replay import replay, reuse_distances
 from ferrum_jax.planning.offline.simulate_cache import outcome_table
+from tests.rows import rows_beside
 
 SIZES = EngineSizes(
     block_size=4, block_bytes=[2048], group_blocks=[16], max_num_seqs=2, max_num_batched_tokens=16, max_model_len=64
@@ -227,14 +228,7 @@ def test_nothing_is_appended_to_a_file_that_is_no_request_log(tmp_path, text):
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("", "holds no request that ended"),
-        ("nonsense\n", "line 1 is not a line of a request log"),
-        ('{"ferrum_jax_request_log": 8}\n', "request log: its format is 8, this version reads 3 to 7"),
-        ('{"custom_id": "a", "prompt": "b"}\n', "line 1 is not a line of a request log"),
-        ("[1]\n", "line 1 is not a line of a request log"),
-    ],
+    ("text", "message"), rows_beside(__file__)["what is no request log is refused by file and line"]
 )
 def test_what_is_no_request_log_is_refused_by_file_and_line(tmp_path, capsys, text, message):
     path = tmp_path / "in.jsonl"

@@ -4,58 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from tests.rows import rows_beside
+
 BySection = Mapping[str, Sequence[str]]
 
-ANSWERED_ELSEWHERE: Mapping[str, BySection] = {
-    "only streams have their options": {
-        "completions": ("what streams say of their use", "use in every chunk"),
-        "completions_refused": ("stream = yes", "stream_options = {'include_usage': True}"),
-        "chats": ("what streams say of their use", "use in every chunk"),
-        "responses_refused": ("stream = 1",),
-    },
-    "no stream has log-probabilities of the prompt": {
-        "completions": (
-            "log-probabilities of the prompt",
-            "log-probabilities of tokens that are named",
-            "log-probabilities of tokens that are named one by one",
-            "an echo with log-probabilities",
-            "an echo alone with log-probabilities",
-            "several lists that come back",
-        ),
-        "chats": ("log-probabilities of the prompt", "log-probabilities of tokens that are named"),
-    },
-    "every log-probability of a prompt is too much for HTTP": {"completions": ("every log-probability of the prompt",)},
+ANSWERED_ELSEWHERE: Mapping[str, BySection] = rows_beside(__file__)["answered elsewhere"] | {
     "a row has no id, no timeout and no server of its own": {
         "completions": ("when it is to run", "a name of its own", "labels of a server"),
         "completions_refused": ("service_tier = 5",),
         "chats": ("when it is to run",),
         "chats_refused": ("service_tier = flex",),
         **dict.fromkeys(("embeddings", "scores", "rankings"), ("urgent",)),
-    },
-    "a server has limits": {
-        "completions_refused": ("n = 9", "more choices than are made", "more prompts than are taken"),
-    },
-    "a call draws a token at least": {"completions": ("an echo alone",)},
-    "AsyncLLM says so in its output where a structure does not compile": {
-        "completions_refused": ("structured_outputs = {'regex': '('}", "a pattern that is none for several"),
-    },
-    "a call is given texts themselves": {"scores": ("texts in objects",)},
-    "a call takes what Python can read": {
-        "completions_refused": ("logit_bias = {'05': 1, '5': 1}", "prompt = 5"),
-        "chats_refused": (
-            "messages = []",
-            "messages = [{'role': 'assistant', 'content': '', 'reasoning': 5}]",
-            "messages = [{'role': 'user', 'content': 'x', 'more': 1}]",
-            "tools = [{'type': 'function', 'function': {'name': 'a b'}}]",
-            "tools = [{'type': 'function', 'function': {'name': 'go', 'parameters': {'type'",
-        ),
-        "embeddings_refused": (
-            "input = []",
-            "normalize = 1",
-            "prompt_name = {}",
-            "truncate = yes",
-        ),
-        "scores_refused": ("text_1 = ", "text_2 = ", "text_2 = []", "truncate = yes"),
     },
 }
 

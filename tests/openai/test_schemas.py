@@ -12,6 +12,7 @@ from ferrum_jax import __main__ as cli
 from ferrum_jax.openai.body_fields import BODIES, ROW_BODIES, fields_of
 from ferrum_jax.openai.schemas import body_schema, row_schema
 from tests.openai.sections import SECTIONS, recorded
+from tests.rows import rows_beside
 
 # Why a row is refused that has the right shape: what it has does not fit together, or not the model or the job.
 NOT_OF_SHAPE = re.compile(
@@ -48,19 +49,7 @@ def test_the_schema_takes_answered_rows_and_refuses_other_shapes():
     assert not wrong, "\n".join(wrong)
 
 
-@pytest.mark.parametrize(
-    ("row", "is_taken"),
-    [
-        ({"custom_id": "a", "prompt_token_ids": [1, 2]}, True),
-        ({"custom_id": "a", "prompt_token_ids": [1], "prompt": "x"}, False),
-        ({"custom_id": "a", "prompt": "x", "messages": [{"role": "user", "content": "x"}]}, False),
-        ({"custom_id": "", "prompt": "x"}, False),
-        ({"prompt": "x"}, False),
-        ({"custom_id": "a"}, False),
-        ({"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": {"prompt": "x"}}, False),
-        ({"custom_id": "a", "method": "GET", "url": "/v1/completions", "body": {"prompt": "x"}}, False),
-    ],
-)
+@pytest.mark.parametrize(("row", "is_taken"), rows_beside(__file__)["a row has one of two forms"])
 def test_a_row_has_one_of_two_forms(row, is_taken):
     assert jsonschema.Draft202012Validator(plain(row_schema())).is_valid(row) is is_taken
 

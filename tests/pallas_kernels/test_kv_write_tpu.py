@@ -14,6 +14,7 @@ from pallas_kernels.kv_write.cases import make_pool
 from pallas_kernels.kv_write.runs import find_runs
 from tests.fast_compile import FAST_COMPILE
 from tests.pallas_kernels.tpu_interpreter import INTERPRET
+from tests.rows import rows_beside
 
 _write = jax.jit(functools.partial(mosaic_tpu.kv_write, interpret=INTERPRET), compiler_options=FAST_COMPILE)
 _find_runs = jax.jit(find_runs, compiler_options=FAST_COMPILE)
@@ -40,16 +41,7 @@ def _expected(pool: KVPool, k: np.ndarray, v: np.ndarray, places: np.ndarray) ->
 
 @pytest.mark.parametrize(
     ("kv_dtype", "num_kv_heads", "head_dim", "block_size"),
-    [
-        ("bfloat16", 2, 128, 16),
-        ("float32", 1, 96, 16),
-        ("bfloat16", 2, 160, 16),
-        ("int8", 2, 80, 16),
-        ("fp8_e4m3", 4, 112, 32),
-        ("fp8_e4m3", 4, 64, 32),
-        ("int8", 2, 128, 16),
-        ("int8", 1, 64, 256),
-    ],
+    rows_beside(__file__)["tokens are written where they belong and all else keeps its bits"],
 )
 def test_tokens_are_written_where_they_belong_and_all_else_keeps_its_bits(
     kv_dtype: str, num_kv_heads: int, head_dim: int, block_size: int

@@ -15,6 +15,7 @@ from pallas_kernels.target import Target
 from pallas_kernels.tolerance import TOLERANCE
 from tests.fast_compile import FAST_COMPILE, UNOPTIMISED
 from tests.marks import few, slow
+from tests.rows import rows_beside
 
 CASES = (
     cases.TINY_CASES
@@ -45,27 +46,7 @@ def _run(case: cases.Case, arguments: cases.Arguments, together: int = 1) -> np.
     return np.asarray(_attend((a.q, a.k, a.v, a.pool, a.batch, a.sinks), case=case, together=together)[0])
 
 
-FAST = [
-    "decode_gqa",
-    "decode_h96_window_sinks",
-    "decode_int8",
-    "decode_fp8_e4m3_window",
-    "decode_chunked",
-    "decode_h512",
-    "decode_latent",
-    "mixed_gqa",
-    "mixed_h192_soft_cap",
-    "mixed_h80",
-    "mixed_int8",
-    "mixed_fp8_e5m2",
-    "mixed_narrow_values_window_sinks",
-    "mixed_latent",
-    "prefill_long",
-    "encoder",
-    "invariant",
-    "invariant_chunked",
-    "spans_f32",
-]
+FAST = rows_beside(__file__)["fast"]
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,9 @@ from tests.fast_compile import FAST_COMPILE
 from tests.marks import few
 from tests.pallas_kernels.alone import alone_of
 from tests.pallas_kernels.gpu_interpreter import fetches, interpreted
+from tests.rows import rows_beside
 
+ROWS = rows_beside(__file__)
 H200 = Target.named("gpu:h200")
 
 
@@ -77,34 +79,11 @@ CASES = [*ATTENTION, *LATENTS]
 BY_NAME = {case.name: case for case in CASES}
 QUICK = ("decode_gqa", "two_rows", "many_heads")
 # Each feature in one of them at least.
-SLOW = (
-    "decode_big_blocks",
-    "decode_h96_window_sinks",
-    "decode_mqa_padding",
-    "decode_mha_h64",
-    "decode_h192_soft_cap",
-    "decode_fp8_e4m3_window",
-    "mixed_h96_window_sinks",
-    "mixed_int8_h64_window",
-    "mixed_h256_scale",
-    "mixed_fp8_e5m2",
-    "encoder",
-    "prefill_long",
-    "prefill_of_several_stages",
-    "prefill_of_one_query_a_tile",
-    "spans_f32",
-    "spans_window_h256",
-    "mixed_chunked_f32",
+SLOW = [
+    *ROWS["slow"],
     *(case.name for case in (*paged.WIDE_HEAD_CASES, *LATENTS)),
-)
-QUICK_SCHEDULES = (
-    "decode_gqa",
-    "prefill_of_one_query_a_tile",
-    "mixed_h96_window_sinks",
-    "encoder_chunks",
-    "spans_f32",
-    "mixed_chunked_f32",
-)
+]
+QUICK_SCHEDULES = ROWS["quick schedules"]
 
 
 def _config(case: paged.Case, arguments: paged.Arguments, programs: int = 1, split: int | None = None) -> GpuConfig:

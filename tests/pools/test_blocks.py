@@ -8,15 +8,10 @@ import pytest
 
 from ferrum_jax.runtime.pools.blocks import gather_blocks, scatter_blocks
 from pallas_kernels.kv_pool import KV_DTYPES, KVPool, pool_shape
+from tests.rows import rows_beside
 
 P, C, K = 6, 8, 2
-FORMS = (
-    ("xla", 16, "fp8_e4m3"),
-    ("xla", 16, "int8"),
-    ("mosaic_tpu", 64, "bfloat16"),
-    ("mosaic_tpu", 96, "int8"),
-    ("mosaic_tpu", 160, "bfloat16"),
-)
+FORMS = rows_beside(__file__)["forms"]
 gather = jax.jit(gather_blocks, static_argnames="head_copies")
 scatter = jax.jit(scatter_blocks, static_argnames="head_copies")
 

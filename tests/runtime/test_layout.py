@@ -19,6 +19,7 @@ from pallas_kernels.paged_attention.support import refusals
 from pallas_kernels.target import Target
 from scripts.published import PUBLISHED
 from scripts.slices_page import Described
+from tests.rows import rows_beside
 
 CPU = Described("cpu", "cpu", 0)
 V6E = Described("tpu", "TPU v6 lite", 0)
@@ -132,14 +133,7 @@ def room_for(most, monkeypatch):
 
 @pytest.mark.parametrize(
     ("most", "config", "tokens", "rows", "why"),
-    [
-        (8192, {}, 16, 256, r"^$"),
-        (4096, {}, 32, 256, "^KV blocks have 32 tokens: 'mosaic_tpu' has no room for smaller ones with 256 rows of up"),
-        (400, {}, 256, 200, "^200 rows run at once, on KV blocks of 256 tokens: .* no room for more of up to 512"),
-        (400, {"max_num_seqs": 200}, 256, 200, "^KV blocks have 256 tokens"),
-        (400, {"block_size": 64}, 64, 48, "^48 rows run at once, on KV blocks of 64 tokens"),
-        (3, {}, 256, 1, "^1 rows"),
-    ],
+    rows_beside(__file__)["blocks grow and only then rows are fewer where attention has no room"],
 )
 def test_blocks_grow_and_only_then_rows_are_fewer_where_attention_has_no_room(
     monkeypatch, most, config, tokens, rows, why

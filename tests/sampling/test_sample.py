@@ -18,6 +18,7 @@ from ferrum_jax.runtime.sampling.slots import read_parameters
 from ferrum_jax.sampling_params import SamplingParams
 from pallas_kernels.tolerance import TOLERANCE
 from tests.oracles import sampling as oracle
+from tests.rows import rows_beside
 from tests.sampling.rows import ROWS, Row, V, compiled_step, pool_of, random_logits, run, step
 
 NOISE_ROWS = 4000
@@ -59,13 +60,8 @@ def test_a_row_with_nan_logits_has_no_token_and_others_keep_their_bits(sampling)
 @pytest.mark.parametrize(
     "wishes",
     [
+        *rows_beside(__file__)["edits agree with the oracle and other rows keep their bits"],
         {"logit_bias": BIAS},
-        {"min_tokens": 4},
-        {"repetition_penalty": 1.7},
-        {"repetition_penalty": 0.4},
-        {"presence_penalty": 2.0},
-        {"frequency_penalty": 0.9},
-        {"frequency_penalty": -2.0, "presence_penalty": -1.0},
         {"logit_bias": BIAS, "min_tokens": 4, **PENALTIES},
     ],
     ids=lambda wishes: "+".join(wishes),
@@ -116,17 +112,8 @@ def test_min_tokens_lets_the_stop_ids_through_once_enough_tokens_are_there():
 
 
 FILTERS = [
-    {"top_k": 1},
-    {"top_k": 7},
-    {"top_k": 1000},
-    {"top_p": 0.3},
-    {"top_p": 1e-9},
-    {"min_p": 0.05},
-    {"min_p": 1.0},
-    {"top_k": 12, "top_p": 0.8},
-    {"top_k": 30, "top_p": 0.95, "min_p": 0.02, "temperature": 1.6},
+    *rows_beside(__file__)["filters"],
     {"top_k": 30, "top_p": 0.9, "min_p": 0.01, "temperature": 0.4, "logit_bias": BIAS, **PENALTIES},
-    {"temperature": 5.0},
 ]
 
 

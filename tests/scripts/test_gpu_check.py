@@ -11,6 +11,7 @@ import pytest
 
 from scripts import gpu_check
 from scripts.gpu_check import Part
+from tests.rows import rows_beside
 from tests.support import ROOT, is_running, written_by
 
 VLLM = """
@@ -106,16 +107,7 @@ def test_a_part_that_is_cut_ends_with_all_that_it_started(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("shape", "devices", "says"),
-    [
-        ("llama-3-8b", {"platform": "gpu", "memory_bytes": 105e9}, None),
-        ("llama-3-8b", {"platform": "gpu", "memory_bytes": 18e9}, "it needs a GPU of 40 GB"),
-        ("llama-3-8b", None, "did not say how much memory"),
-        ("qwen3-0.6b", None, None),
-        ("qwen3-0.6b", {"platform": "cpu"}, "the check found no GPU"),
-        ("demo", {"platform": "cpu"}, "the check found no GPU"),
-        ("demo", {"platform": "gpu", "memory_bytes": 18e9}, None),
-    ],
+    ("shape", "devices", "says"), rows_beside(__file__)["a shape runs where the check found room for it"]
 )
 def test_a_shape_runs_where_the_check_found_room_for_it(shape, devices, says):
     found = gpu_check.why_not(Part(name=shape, command=(), about={"shape": shape}), devices)

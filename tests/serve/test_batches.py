@@ -17,6 +17,7 @@ import pytest
 from ferrum_jax.io.files.store import LocalStore
 from ferrum_jax.serve.http.api_keys import read_keys
 from ferrum_jax.serve.http.settings import ServerSettings
+from tests.rows import rows_beside
 from tests.serve.batch_input import CHAT, begin, ended, lines_of, rows
 from tests.serve.running import request, running
 from tests.serve.test_under_load import until
@@ -110,13 +111,8 @@ def line(**more: object) -> bytes:
 @pytest.mark.parametrize(
     ("more", "code", "says"),
     [
-        ({"method": "GET"}, "invalid_method", "method is 'GET'; it must be 'POST'"),
-        ({"method": None}, "invalid_method", "method is None"),
-        ({"method": "GET", "url": "/v1/completions"}, "invalid_method", "method is 'GET'"),
+        *rows_beside(__file__)["a line for another method or url fails the batch before a row runs"],
         ({"url": "/v1/completions"}, "mismatched_url", f"url is '/v1/completions', and the batch is of {CHAT}"),
-        ({"url": "/v1/none", "body": {}}, "mismatched_url", "url is '/v1/none'"),
-        ({"url": None}, "mismatched_url", "url is None"),
-        ({"custom_id": "row-0", "body": {}}, "duplicate_custom_id", "already that of line 1"),
     ],
 )
 def test_a_line_for_another_method_or_url_fails_the_batch_before_a_row_runs(client, more, code, says):

@@ -12,24 +12,11 @@ from ferrum_jax.serve.app.application import answered
 from ferrum_jax.serve.app.openapi import description
 from ferrum_jax.serve.http.settings import ServerSettings
 from tests.openai.sections import SECTIONS, recorded
+from tests.rows import rows_beside
 from tests.serve.running import running
 
 # What OpenAPI 3.1 demands of the objects that are used here.
-_OPERATION = {
-    "type": "object",
-    "required": ["operationId", "summary", "responses"],
-    "properties": {
-        "responses": {
-            "type": "object",
-            "minProperties": 1,
-            "propertyNames": {"pattern": "^([1-5][0-9][0-9]|default)$"},
-            "additionalProperties": {"type": "object", "required": ["description"]},
-        },
-        "requestBody": {"type": "object", "required": ["content"]},
-        "parameters": {"type": "array", "items": {"required": ["name", "in", "required", "schema"]}},
-    },
-    "additionalProperties": {},
-}
+_OPERATION = rows_beside(__file__)["operation"]
 OPENAPI = {
     "type": "object",
     "required": ["openapi", "info", "paths"],

@@ -11,6 +11,7 @@ import pytest
 from ferrum_jax.serve.http.settings import ServerSettings
 from ferrum_jax.tasks.transcription.forms import as_text, as_verbose_json
 from scripts.goldens.sounds import wav
+from tests.rows import rows_beside
 from tests.serve.running import running
 from tests.transcribing.heard import RATE, whisper_llm
 
@@ -134,19 +135,7 @@ def ask(server, body: bytes, path: str = PATH, kind: str = f"multipart/form-data
 @pytest.mark.parametrize(
     ("fields", "param", "said"),
     [
-        ({"language": "ru"}, "language", "this model has de, en, fr"),
-        ({"response_format": "doc"}, "response_format", "must be one of 'json'"),
-        ({"response_format": "verbose_json", "timestamp_granularities": ["word"]}, "timestamp_granularities", "'word'"),
-        ({"timestamp_granularities": ["segment"]}, "timestamp_granularities", "set that to 'verbose_json'"),
-        ({"temperature": "warm"}, "temperature", "must be a number"),
-        ({"temperature": "-1"}, "temperature", "0 (greedy) or more"),
-        ({"stream": "maybe"}, "stream", "true or false"),
-        ({"stream": "true", "response_format": "srt"}, "response_format", "beside stream"),
-        ({"chunking_strategy": "auto"}, "chunking_strategy", "windows of 30 s"),
-        ({"include": ["logprobs"]}, "include", "verbose_json"),
-        ({"lang": "en"}, "lang", "not known"),
-        ({"model": "gpt-5"}, "model", "this server has 'whisper'"),
-        ({"file": []}, "file", "must be a file of the form"),
+        *rows_beside(__file__)["a form that asks for something else is refused by its field"],
         ({"file": b"no sound"}, None, "the sound is not a file of a kind"),
         ({"file": b""}, None, "the sound is empty"),
     ],

@@ -20,6 +20,7 @@ from ferrum_jax.models.sharding import axes_of, make_mesh, partition
 from ferrum_jax.models.sharding.undivided import refusals
 from scripts.published import FAST, config_of
 from tests.models.test_registry import published
+from tests.rows import rows_beside
 from tests.support import GOLDENS, ROOT
 
 LLAMA3_8B = config_of("Llama-3-8B")
@@ -136,16 +137,7 @@ def test_experts_that_do_not_divide_among_devices_are_refused():
 
 @pytest.mark.parametrize(
     ("golden", "tp", "reason"),
-    [
-        (
-            "w4a16",
-            4,
-            "layers.0.attention.o.weight in groups of 32 cannot be spread over tp, 4",
-        ),
-        ("fp8_blocks", 4, "layers.0.attention.o.weight in groups of 32 cannot be spread over tp, 4"),
-        ("w8a8", 4, None),
-        ("w4a16_experts", 2, None),
-    ],
+    rows_beside(__file__)["a mesh that parts a group of inputs is refused with those that do not"],
 )
 def test_a_mesh_that_parts_a_group_of_inputs_is_refused_with_those_that_do_not(golden, tp, reason):
     checkpoint = open_checkpoint(GOLDENS / "quantised" / golden)

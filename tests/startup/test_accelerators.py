@@ -10,6 +10,7 @@ import pytest
 from ferrum_jax import __main__ as cli
 from ferrum_jax.engine.startup import accelerators
 from ferrum_jax.engine.startup.accelerators import idle_packages
+from tests.rows import rows_beside
 from tests.support import ROOT
 
 NETWORK = {"sys/bus/pci/devices/0/vendor": "0x1ae0\n", "sys/bus/pci/devices/0/class": "0x020000\n"}
@@ -37,19 +38,7 @@ def test_packages_are_idle_where_no_chip_can_be_seen(tmp_path, installed):
     assert idle_packages(tmp_path / "nothing") == ["libtpu", "jax-cuda13-plugin"]
 
 
-@pytest.mark.parametrize(
-    "chip",
-    [
-        {"dev/nvidia0": ""},
-        {"dev/nvidiactl": ""},
-        {"dev/dxg": ""},
-        {"dev/accel0": ""},
-        {"dev/vfio/0": ""},
-        {"proc/driver/nvidia/version": ""},
-        {"sys/bus/pci/devices/2/vendor": "0x10de\n", "sys/bus/pci/devices/2/class": "0x030200\n"},
-        {"sys/bus/pci/devices/2/vendor": "0x1ae0\n", "sys/bus/pci/devices/2/class": "0x120000\n"},
-    ],
-)
+@pytest.mark.parametrize("chip", rows_beside(__file__)["wherever there may be a chip jax is left alone"])
 def test_wherever_there_may_be_a_chip_jax_is_left_alone(tmp_path, installed, chip):
     assert idle_packages(host(tmp_path, NETWORK, DISPLAY, chip)) == []
 

@@ -32,6 +32,7 @@ from ferrum_jax.models.sharding import make_mesh
 from ferrum_jax.runtime.compile.verdicts import Verdict, VerdictKey, VerdictStore, entry_of, together
 from scripts.shapes import random_source
 from tests.models.tiny import TINY
+from tests.rows import rows_beside
 from tests.support import COMPILED, ROOT, is_running, raising
 
 CONFIG = EngineConfig(
@@ -127,17 +128,7 @@ def test_on_the_cpu_nothing_is_checked(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("platform", "verdict", "bundled", "expected"),
-    [
-        ("tpu", {}, False, "mosaic_tpu"),
-        ("tpu", {"speed": 0.5}, False, "xla"),
-        ("tpu", {"speed": 0.5}, True, "mosaic_tpu"),
-        ("tpu", {"problem": "it crashed"}, True, "xla"),
-        ("gpu", {"speed": 1.5}, False, "mosaic_gpu"),
-        ("gpu", {"speed": 0.9}, False, "xla"),
-        ("gpu", {}, False, "mosaic_gpu"),
-        ("gpu", None, False, None),
-    ],
+    ("platform", "verdict", "bundled", "expected"), rows_beside(__file__)["an engine follows a verdict that is kept"]
 )
 def test_an_engine_follows_a_verdict_that_is_kept(platform, verdict, bundled, expected, tmp_path, monkeypatch):
     """Right and slower is no reason to leave what a bundle was compiled for."""

@@ -16,6 +16,7 @@ from ferrum_jax.models.sharding import make_mesh
 from ferrum_jax.runtime.compile.verdicts import Verdict, VerdictKey, VerdictStore
 from ferrum_jax.runtime.settled import settle
 from scripts.published import config_of
+from tests.rows import rows_beside
 
 LLAMA3_8B = config_of("Llama-3-8B")
 QWEN3_30B_A3B = config_of("Qwen3-30B-A3B")
@@ -57,15 +58,7 @@ def test_a_form_that_was_found_right_and_faster_is_multiplied_by_the_kernel(tmp_
 
 
 @pytest.mark.parametrize(
-    ("changes", "says"),
-    [
-        (
-            {"problem": "it differs"},
-            "is not right on this chip for quantized_matmul bfloat16 int4 group=128: it differs",
-        ),
-        ({"speed": 0.5}, "'mosaic_tpu' is 0.5 times as fast as it"),
-        ({"speed": None}, "'mosaic_tpu' was not timed"),
-    ],
+    ("changes", "says"), rows_beside(__file__)["a kernel that is wrong slower or not timed is left"]
 )
 def test_a_kernel_that_is_wrong_slower_or_not_timed_is_left(tmp_path, changes, says):
     keep(tmp_path, entries_of(SPEC), **changes)

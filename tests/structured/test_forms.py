@@ -18,8 +18,11 @@ from ferrum_jax.text.structured.vocabulary import Vocabulary
 from ferrum_jax.text.tokenizer import Tokenizer, require_tokenizer
 from scripts import csv_tables
 from tests.histories import seeded
+from tests.rows import rows_beside
 from tests.structured.form_samples import DEMANDED, SAMPLES, TEMPLATES, TOOLS
 from tests.structured.vocabularies import END, allowed, demo_tokenizer, demo_vocabulary, drawn, fed
+
+ROWS = rows_beside(__file__)
 
 KNOWN = tools_of(TOOLS)
 
@@ -124,13 +127,7 @@ def vocabulary_with(specials, folder):
     return tokenizer, Vocabulary(tokenizer, vocab_size=tokenizer.vocab_size, end_ids=frozenset({END}))
 
 
-SPECIALS = {
-    "gemma4": ["<|tool_call>", "<tool_call|>", '<|"|>'],
-    "kimi_k2": ["<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", "<|tool_call_begin|>",
-                "<|tool_call_end|>", "<|tool_call_argument_begin|>"],
-    "glm": ["<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"],
-    "command": ["<|START_ACTION|>", "<|END_ACTION|>"],
-}  # fmt: skip
+SPECIALS = ROWS["specials"]
 
 
 def accepts(vocabulary, tokenizer, name, text):
@@ -156,11 +153,7 @@ def test_marks_that_are_special_tokens_stand_in_grammars_by_their_ids(name, tmp_
     assert accepts(vocabulary, tokenizer, name, DEMANDED[name])
 
 
-LINES = {
-    "qwen3_coder": "<tool_call>\n<function=weather>\n<parameter=city>\nOslo{}\n</parameter>\n</function>\n</tool_call>",
-    "seed_oss": "<seed:tool_call>\n<function=weather>\n<parameter=city>Oslo{}</parameter>\n</function>\n"
-    "</seed:tool_call>",
-}
+LINES = ROWS["lines"]
 
 
 @pytest.mark.parametrize("name", LINES)
@@ -173,21 +166,7 @@ def test_a_text_without_quotes_has_no_line_that_would_end_it(name, more, allowed
     assert ([json.loads(call.arguments) for call in calls] == [{"city": f"Oslo{more}"}]) == allowed
 
 
-NESTED = {
-    "type": "object",
-    "properties": {
-        "kind": {"enum": ["a", "b,c", 3, None, {"x": [True]}]},
-        "tree": {"$ref": "#/$defs/tree"},
-        "many": {"type": "array", "items": {"type": ["integer", "null"], "maximum": 9}, "minItems": 2, "maxItems": 3},
-        "either": {"anyOf": [{"type": "boolean"}, {"type": "object", "additionalProperties": {"type": "number"}}]},
-        "free": {},
-    },
-    "required": ["kind", "many"],
-    "additionalProperties": False,
-    "$defs": {
-        "tree": {"type": "object", "properties": {"next": {"$ref": "#/$defs/tree"}}, "additionalProperties": False}
-    },
-}
+NESTED = ROWS["nested"]
 
 
 @pytest.mark.parametrize("name", ["gemma4", "functiongemma"])
@@ -205,14 +184,7 @@ def test_nested_arguments_between_quotes_are_valid(name):
     assert count >= 4
 
 
-@pytest.mark.parametrize(
-    ("schema", "match"),
-    [
-        ({"type": "string", "pattern": "a+"}, "has pattern, and this model writes texts without quotes"),
-        ({"type": "array", "prefixItems": []}, "the tool f have prefixItems, which a call in this model's form cannot"),
-        ({"type": "object", "required": ["b"], "properties": {}}, r"the tool f requires \['b'\]"),
-    ],
-)
+@pytest.mark.parametrize(("schema", "match"), ROWS["what texts between quotes cannot be held to is refused"])
 def test_what_texts_between_quotes_cannot_be_held_to_is_refused(schema, match):
     tool = {
         "type": "function",

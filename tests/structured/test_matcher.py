@@ -16,14 +16,12 @@ from ferrum_jax.text.structured.matcher import STUCK, Matcher, all_forced, fill_
 from ferrum_jax.text.structured.vocabulary import Vocabulary
 from ferrum_jax.text.tokenizer import Tokenizer
 from tests.histories import seeded
+from tests.rows import rows_beside
 from tests.structured.vocabularies import END, allowed, demo_tokenizer, demo_vocabulary, drawn
 
-SCHEMA = {
-    "type": "object",
-    "properties": {"name": {"type": "string", "maxLength": 6}, "tags": {"type": "array", "maxItems": 3}},
-    "required": ["name", "tags"],
-    "additionalProperties": False,
-}
+ROWS = rows_beside(__file__)
+
+SCHEMA = ROWS["schema"]
 ASKED = [
     StructuredOutputsParams(json=SCHEMA),
     StructuredOutputsParams(json_object=True),
@@ -142,23 +140,7 @@ def test_limits_are_counts_that_end_a_compile_or_a_row(monkeypatch):
     assert errors[0] == errors[1] and "state" in errors[0].lower()
 
 
-@pytest.mark.parametrize(
-    ("values", "match"),
-    [
-        ({}, "asks for nothing; give exactly one of json, regex"),
-        ({"regex": "a", "choice": ["b"]}, "has regex and choice; give exactly one"),
-        ({"choice": []}, "at least one text"),
-        ({"choice": ["a", ""]}, r"choice\[1\] is ''"),
-        ({"regex": ""}, "regex is ''; it must be a text that is not empty"),
-        ({"guided_json": {}}, r"unknown keys \['guided_json'\]"),
-        ({"regex": "a", "whitespace_pattern": " "}, "has whitespace_pattern beside regex"),
-        ({"json_object": True, "whitespace_pattern": "x*"}, "whitespace_pattern is 'x\\*'; it must be made of spaces"),
-        ({"json_object": True, "whitespace_pattern": "\\s?"}, "it must be made of spaces"),
-        ({"grammar": 'start: %json {"items": {"not": {}}}'}, "#/items/not: not cannot be enforced"),
-        ({"grammar": "start: %json {"}, "has a %json that is no JSON"),
-        ({"json_object": True, "disable_any_whitespace": 1}, "disable_any_whitespace is 1; it must be true or false"),
-    ],
-)
+@pytest.mark.parametrize(("values", "match"), ROWS["wishes that are none are refused"])
 def test_wishes_that_are_none_are_refused(values, match):
     with pytest.raises(ValueError, match=match):
         StructuredOutputsParams.from_dict(values)
@@ -253,18 +235,7 @@ def with_added_tokens(request) -> Vocabulary:
     return Vocabulary(tokenizer, vocab_size=tokenizer.vocab_size, end_ids=frozenset({END}))
 
 
-@pytest.mark.parametrize(
-    "asked",
-    [
-        {"choice": ["<think>yes</think>", "<think>yes</thin>"]},
-        {"choice": ["a<b>", "b<b>", "<TABLE>"]},
-        {"regex": "<think>[a-z]{1,4}</think>[ab]"},
-        {"regex": "(<b>[a-c]</b> ?){3}"},
-        {"json": {"const": {"<b>": ["<think>", "<TABLE>", "[a]"]}}, "disable_any_whitespace": True},
-        {"grammar": 'start: "<think>" /[ab]{2}/ "</think><TABLE>[a]"'},
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("asked", ROWS["the text of an added token is spelled by others"], ids=str)
 def test_the_text_of_an_added_token_is_spelled_by_others(asked, with_added_tokens):
     grammar, mask = Grammars(with_added_tokens).get(StructuredOutputsParams(**asked)), with_added_tokens.blank_masks(1)
     assert grammar.fault() is None

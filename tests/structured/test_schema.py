@@ -15,85 +15,21 @@ from ferrum_jax.inputs.params.tools import Tool, ToolsAsked
 from ferrum_jax.text.structured.compiled_schema import compiled_schema
 from ferrum_jax.text.structured.grammars import Grammars
 from tests.histories import seeded
+from tests.rows import rows_beside
 from tests.structured.vocabularies import demo_tokenizer, demo_vocabulary, drawn
 
-TREE = {
-    "$ref": "#/$defs/node",
-    "$defs": {
-        "node": {
-            "type": "object",
-            "properties": {"v": {"type": "integer", "minimum": 0, "maximum": 9}, "c": {"$ref": "#/$defs/leaf"}},
-            "required": ["v"],
-            "additionalProperties": False,
-        },
-        "leaf": {"type": "array", "items": {"$ref": "#/$defs/node"}, "maxItems": 1},
-    },
-}
+ROWS = rows_beside(__file__)
+
+TREE = ROWS["tree"]
 # schema, an instance, and one that must not come
 CASES = [
-    ({"type": "null"}, None, 1),
-    ({"type": "boolean"}, True, "true"),
-    ({"type": ["integer", "null"]}, None, "x"),
-    ({"enum": ["a", "ü", 3, None]}, "ü", "b"),
-    ({"const": {"a": [1, "é"]}}, {"a": [1, "é"]}, {"a": [1, "e"]}),
-    ({"type": "integer", "minimum": -5, "maximum": 12}, 7, 13),
-    ({"type": "integer", "exclusiveMinimum": 3, "exclusiveMaximum": 5}, 4, 5),
-    ({"type": "number", "minimum": 1.5, "maximum": 3}, 2.25, 3.5),
-    ({"type": "integer", "multipleOf": 7, "minimum": 0, "maximum": 99}, 49, 50),
-    ({"type": "string", "minLength": 2, "maxLength": 4}, "abc", "abcde"),
-    ({"type": "string", "pattern": "^[a-c]{2,3}$"}, "abc", "abd"),
-    ({"type": "string", "pattern": "x", "maxLength": 5}, "axb", "ab"),
-    ({"type": "string", "format": "date"}, "2024-02-29", "2024-02-30"),
-    ({"type": "string", "format": "uuid"}, "6ba7b810-9dad-11d1-80b4-00c04fd430c8", "6ba7b810"),
-    ({"type": "string", "format": "ipv4"}, "127.0.0.1", "256.0.0.1"),
-    ({"type": "array", "items": {"type": "boolean"}, "minItems": 1, "maxItems": 3}, [True], []),
-    ({"type": "array", "prefixItems": [{"type": "null"}], "items": False, "minItems": 1}, [None], [None, None]),
-    ({"type": "object", "properties": {"a": {"type": "null"}}, "required": ["a"], "additionalProperties": False},
-     {"a": None}, {"a": None, "b": 1}),
-    ({"type": "object", "patternProperties": {"^k[0-9]$": {"type": "null"}}, "additionalProperties": False,
-      "maxProperties": 2}, {"k1": None}, {"k": None}),
-    ({"type": "object", "additionalProperties": {"type": "null"}, "minProperties": 1, "maxProperties": 2},
-     {"a": None}, {}),
-    ({"anyOf": [{"type": "null"}, {"type": "integer", "minimum": 1, "maximum": 3}]}, 2, 4),
-    ({"oneOf": [{"type": "null"}, {"type": "boolean"}]}, False, 0),
-    ({"allOf": [{"type": "integer", "minimum": 3}, {"maximum": 5}]}, 5, 6),
+    *ROWS["cases"],
     (TREE, {"v": 1, "c": [{"v": 2}]}, {"v": 1, "c": [{"v": 22}]}),
-]  # fmt: skip
+]
 
 
 # of each keyword that is enforced: a schema, and instances that break it alone
-BROKEN = {
-    "type": ({"type": ["string", "null"]}, [1, True, [], {}]),
-    "enum": ({"enum": ["a", 1, None]}, ["b", 2, False, "a "]),
-    "const": ({"const": [1, "é"]}, [[1, "e"], [1], [1, "é", 1]]),
-    "properties": ({"type": "object", "properties": {"a": {"type": "integer"}}}, [{"a": "1"}, {"a": None}]),
-    "required": ({"type": "object", "properties": {"a": {}}, "required": ["a"]}, [{}, {"b": 1}]),
-    "additionalProperties": ({"type": "object", "properties": {"a": {}}, "additionalProperties": {"type": "null"}},
-                             [{"b": 1}, {"a": 1, "c": ""}]),
-    "patternProperties": ({"type": "object", "patternProperties": {"^k": {"type": "null"}}}, [{"k": 1}, {"kk": ""}]),
-    "minProperties": ({"type": "object", "minProperties": 1}, [{}]),
-    "maxProperties": ({"type": "object", "additionalProperties": {"type": "null"}, "maxProperties": 1},
-                      [{"a": None, "b": None}]),
-    "items": ({"type": "array", "items": {"type": "integer"}}, [[1, "2"], [None]]),
-    "prefixItems": ({"type": "array", "prefixItems": [{"type": "null"}]}, [[1], ["", None]]),
-    "additionalItems": ({"type": "array", "items": [{"type": "null"}], "additionalItems": {"type": "integer"}},
-                        [[None, "x"], [None, 1, None]]),
-    "minItems": ({"type": "array", "minItems": 2}, [[], [1]]),
-    "maxItems": ({"type": "array", "maxItems": 2}, [[1, 2, 3]]),
-    "minLength": ({"type": "string", "minLength": 2}, ["", "é", "😀"]),
-    "maxLength": ({"type": "string", "maxLength": 2}, ["abc", "ééé", "😀😀😀"]),
-    "pattern": ({"type": "string", "pattern": "^a+[0-9]$"}, ["a", "1", "aa12", "ba1"]),
-    "format": ({"type": "string", "format": "date"}, ["2024-13-01", "24-01-01", "2023-02-30", ""]),
-    "minimum": ({"type": "integer", "minimum": -3}, [-4, -100]),
-    "maximum": ({"type": "number", "maximum": 2.5}, [2.6, 3, 100]),
-    "exclusiveMinimum": ({"type": "integer", "exclusiveMinimum": 3}, [3, 0, -3]),
-    "exclusiveMaximum": ({"type": "number", "exclusiveMaximum": 1.5}, [1.5, 2]),
-    "multipleOf": ({"type": "integer", "multipleOf": 6}, [5, 13, -4]),
-    "allOf": ({"allOf": [{"type": "integer", "minimum": 3}, {"maximum": 5}]}, [2, 6, "4"]),
-    "anyOf": ({"anyOf": [{"type": "null"}, {"type": "integer", "minimum": 3}]}, [2, "", True]),
-    "oneOf": ({"oneOf": [{"type": "null"}, {"type": "boolean"}]}, [0, "null"]),
-    "$ref": ({"$ref": "#/$defs/a", "$defs": {"a": {"type": "array", "items": {"$ref": "#/$defs/a"}}}}, [1, [[], [1]]]),
-}  # fmt: skip
+BROKEN = ROWS["broken"]
 
 
 def grammar(schema, **more):
@@ -140,28 +76,7 @@ def test_a_name_written_with_an_escape_does_not_pass_for_another():
 @pytest.mark.parametrize(
     ("schema", "match"),
     [
-        ({"type": "array", "items": {"uniqueItems": True}}, "#/items/uniqueItems: uniqueItems cannot be enforced"),
-        ({"properties": {"a/b": {"not": {}}}}, "#/properties/a~1b/not"),
-        ({"properties": {"a": {"nullable": True}}}, '#/properties/a/nullable.*give "null" as one of the types'),
-        ({"anyOf": [True, {"minlength": 3}]}, "#/anyOf/1/minlength: minlength is no keyword, and minLength is one"),
-        ({"x-guidance": {"lenient": True}}, "x-guidance cannot be enforced"),
-        ({"$defs": {"a": {"if": {}, "then": {}}}}, "#/\\$defs/a/if: .*#/\\$defs/a/then"),
-        ({"properties": {"a": {"$ref": "#/parts/b"}}, "parts": {"b": {"not": {}}}}, "#/parts/b/not: not cannot be"),
-        ({"$ref": "other#b", "parts": {"$anchor": "b", "not": {}}}, "at #/parts/not: not cannot be enforced"),
-        ({"additonalProperties": False}, "additonalProperties is no keyword, and additionalProperties is one"),
-        ({"type:": "string"}, "#/type:: type: is no keyword, and type is one"),
-        ({"ref": "#/$defs/a"}, "#/ref: ref is no keyword, and \\$ref is one"),
-        ({"item": {}}, "#/item: item is no keyword, and items is one"),
-        ({"contains": {}}, "#/contains: contains cannot be enforced: leave it out"),
-        ({"format": "uri-template"}, "#/format: the format uri-template cannot be enforced: use a pattern; .*uuid"),
-        ({"format": "datetime"}, "#/format: 'datetime' is no format, and date-time is one; say that"),
-        ({"required": True}, "#/required: it must be a list, not True"),
-        ({"type": "widget"}, "#/type: 'widget' is no type; types are null, boolean"),
-        ({"enum": ["\u0001"]}, "#/enum: it holds a control character"),
-        ({"type": "object", "minProperties": 2}, "#/minProperties: a name could come twice"),
-        ({"properties": {"a": 5}}, "at #/properties/a: a schema is an object, true or false, not 5"),
-        ({"required": "a"}, "#/required: it must be a list"),
-        ("{", "structured_outputs.json is not JSON: Expecting property name"),
+        *ROWS["what no grammar enforces is refused with its place"],
         (f'"{"x" * MOST_BYTES}"', f"has 262,146 bytes; at most {MOST_BYTES:,} are allowed"),
         ({"const": {1, 2}}, "cannot be written as JSON"),
         (int, "is the class int, which has no model_json_schema"),
@@ -173,20 +88,7 @@ def test_what_no_grammar_enforces_is_refused_with_its_place(schema, match):
 
 
 @pytest.mark.parametrize(
-    ("schema", "ignored"),
-    [
-        ({"readonly": True, "links": [], "name": "x", "self": {"vendor": "a"}}, ["readonly", "links", "name", "self"]),
-        ({"properties": {"a/b": {"javaType": "B", "type": "null"}}}, ["properties/a~1b/javaType"]),
-        ({"type": "string", "format": "color"}, ["format, 'color'"]),
-        ({"type": "integer", "format": "int32"}, ["format, 'int32'"]),
-        ({"x-order": 1, "xml": {}, "externalDocs": {}, "readOnly": True, "deprecated": True, "example": 1}, []),
-        ({"$dynamicAnchor": "a", "contentSchema": {"not": {}}, "contentMediaType": "application/json"}, []),
-        ({"then": {"const": 1}}, []),
-        ({"if": {"const": 1}}, []),
-        ({"maxContains": 1, "uniqueItems": False, "dependencies": {}, "propertyNames": True}, []),
-        ({"properties": {"not": {}, "then": {}, "uniqueItems": {}}}, []),
-        ({"const": {"not": {}, "foo": 1}}, []),
-    ],
+    ("schema", "ignored"), ROWS["words that are no assertions are taken and the unknown give a warning"]
 )
 def test_words_that_are_no_assertions_are_taken_and_the_unknown_give_a_warning(schema, ignored, caplog):
     asked = StructuredOutputsParams(json=schema)
@@ -206,21 +108,8 @@ def test_many_unknown_words_are_counted_and_those_of_tools_and_grammars_named():
 
 
 @pytest.mark.parametrize(
-    ("schema", "good", "bad"),
-    [
-        ({"type": "array", "maxItems": 2.0}, [1, 2], [1, 2, 3]),
-        ({"type": "string", "minLength": 1.0, "maxLength": 2.0}, "a", ""),
-        ({"$schema": "http://json-schema.org/draft-04/schema#", "const": 1}, 1, 2),
-        ({"$schema": "https://example.com/own", "type": "null"}, None, 1),
-        ({"$schema": "http://json-schema.org/draft-04/schema#", "id": "http://e/x", "$ref": "http://e/x#/definitions/a",
-          "definitions": {"a": {"type": "null"}}}, None, 1),
-        ({"$ref": "#n", "definitions": {"a": {"$id": "#n", "type": "null"}}}, None, 1),
-        ({"properties": {"a": {"$ref": "#/parts/a"}}, "type": "object", "parts": {"a": {"type": "null"}}},
-         {"a": None}, {"a": 1}),
-        ({"type": "string", "then": {"const": "a"}, "$dynamicAnchor": "x", "uniqueItems": False}, "b", 1),
-    ],
-    ids=lambda value: None,
-)  # fmt: skip
+    ("schema", "good", "bad"), ROWS["what other writers of schemas mean is enforced"], ids=lambda value: None
+)
 def test_what_other_writers_of_schemas_mean_is_enforced(schema, good, bad):
     assert accepts(schema, json.dumps(good)) and not accepts(schema, json.dumps(bad))
 
@@ -233,17 +122,7 @@ def test_a_schema_that_is_nested_too_deep_is_refused():
         StructuredOutputsParams(json=schema)
 
 
-@pytest.mark.parametrize(
-    ("schema", "match"),
-    [
-        ({"properties": {"a": {"pattern": "("}}}, "at #/properties/a: regex parse error"),
-        ({"items": {"pattern": "(?=a)"}}, "at #/items: .*look-around"),
-        ({"properties": {"x": {"$ref": "#/nope"}}}, "at #/properties/x: Pointer '/nope' does not exist"),
-        ({"type": "integer", "minimum": 5, "maximum": 3}, "Unsatisfiable schema: minimum"),
-        ({"$ref": "#"}, "cannot be met by any text"),
-        (False, "Unsatisfiable"),
-    ],
-)
+@pytest.mark.parametrize(("schema", "match"), ROWS["what does not compile says where"])
 def test_what_does_not_compile_says_where(schema, match):
     fault = grammar(schema).fault()
     assert fault is not None

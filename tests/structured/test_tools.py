@@ -18,20 +18,13 @@ from ferrum_jax.text.structured.reading.message_stream import MessageForms
 from ferrum_jax.text.structured.reading.reasoning_parser import ReasoningParser
 from ferrum_jax.text.structured.reading.tool_parser import ToolParser
 from tests.histories import seeded
+from tests.rows import rows_beside
 from tests.structured.form_samples import DEMANDED
 from tests.structured.vocabularies import demo_tokenizer, demo_vocabulary, drawn, fed
 
-PARAMETERS = {
-    "type": "object",
-    "properties": {
-        "city": {"enum": ["Köln", "New York"]},
-        "days": {"type": "integer", "minimum": 1, "maximum": 9},
-        "note": {"type": "string"},
-        "deep": {"type": "boolean"},
-    },
-    "required": ["city", "days"],
-    "additionalProperties": False,
-}
+ROWS = rows_beside(__file__)
+
+PARAMETERS = ROWS["parameters"]
 TOOLS = [
     {"type": "function", "function": {"name": "weather", "parameters": PARAMETERS}},
     {"type": "function", "function": {"name": "stop"}},
@@ -111,16 +104,8 @@ SPELLED = ["qwen3_coder", "glm", "minimax_m2", "seed_oss"]
 
 @pytest.mark.parametrize("name", SPELLED)
 @pytest.mark.parametrize(
-    ("key", "written", "want"),
-    [("list", "['a', None, True, (1, 2.5)]", ["a", None, True, [1, 2.5]]), ("list", "[1, 2,]", [1, 2]),
-     ("object", "{'deep': {'x': [false, null]}, 3: \"it's\"}", {"deep": {"x": [False, None]}, "3": "it's"}),
-     ("count", "007", 7), ("count", "-007", -7), ("count", "+5", 5), ("share", "00.5", 0.5),
-     ("share", "1e999", 1.7976931348623157e308), ("free", "None", None),
-     ("flag", "True", True), ("either", "None", None), ("either", "['a']", ["a"]), ("either", "007", "007"),
-     ("free", "{'a': None}", {"a": None}), ("free", "007", "007"), ("free", "True", "True"),
-     ("text", "['a', None]", "['a', None]"),
-     ("count", "f(1)", "f(1)"), ("list", "[open('x')]", "[open('x')]")],
-)  # fmt: skip
+    ("key", "written", "want"), ROWS["arguments that stand as python writes them have the types of their schema"]
+)
 def test_arguments_that_stand_as_python_writes_them_have_the_types_of_their_schema(name, key, written, want):
     tool = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": KINDS}}}
     text = DEMANDED[name].replace("days", key).replace("3", written, 1)
@@ -172,14 +157,7 @@ def test_a_message_of_channels_is_taken_apart():
     assert forms.message(text) == AssistantMessage(content="Yes.", reasoning="so")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "match"),
-    [
-        (([{"type": "function", "function": {}}], "auto", None), r"tools\[0\].function.name is None"),
-        (([{"type": "function", "function": {"name": "f", "parameters": {"not": {}}}}], "required", None),
-         "the parameters of the tool f: .*#/not"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("arguments", "match"), ROWS["tools that are none are refused"])
 def test_tools_that_are_none_are_refused(arguments, match):
     with pytest.raises(ValueError, match=match):
         tools_asked(*arguments)

@@ -13,7 +13,10 @@ from checkpoints.folder import COMPANIONS
 from ferrum_jax.openai.contents import messages_of
 from ferrum_jax.text import ChatTemplate, Tokenizer, require_chat_template
 from ferrum_jax.text.prompts import PromptEncoder
+from tests.rows import rows_beside
 from tests.text.samples import folder
+
+ROWS = rows_beside(__file__)
 
 CHATML = """{%- for message in messages %}
     {{- '<|' + message['role'] + '|>' + message.content + eos_token + '\\n' }}
@@ -126,17 +129,7 @@ def test_a_message_with_tool_calls_needs_no_content():
     assert ChatTemplate("{{ messages[0].tool_calls[0].name }}").render([call]) == "f"
 
 
-@pytest.mark.parametrize(
-    "source",
-    [
-        "{{ raise_exception('roles must alternate') }}",
-        "{{ messages[0].content + 3 }}",
-        "{{ ''.__class__.__mro__ }}{{ ''.__class__.__mro__[1].__subclasses__() }}",
-        "{{ messages.append(1) }}",
-        "{{ missing.field }}",
-        "{% macro a() %}{{ a() }}{% endmacro %}{{ a() }}",
-    ],
-)
+@pytest.mark.parametrize("source", ROWS["what a template refuses or may not do is an error about the messages"])
 def test_what_a_template_refuses_or_may_not_do_is_an_error_about_the_messages(source):
     with pytest.raises(ValueError, match="the chat template refuses these messages"):
         ChatTemplate(source).render(TURNS)
@@ -266,16 +259,7 @@ def test_calls_that_a_template_never_writes_are_refused():
         prompts.render_chat([*TURNS, {"role": "assistant", "content": "a", "tool_calls": [_call("{}")]}])
 
 
-IN_PARTS = {
-    "texts": ("{% for m in messages %}{{ m.content }}{% endfor %}", "first\nsecond"),
-    "both": ("{% for m in messages %}{% if m.content is string %}{{ m.content }}{% else %}{% for p in m.content %}"
-             "{{ p.text }}{% endfor %}{% endif %}{% endfor %}", "firstsecond"),
-    "parts": ("{% for m in messages %}{% for p in m['content'] if p['type'] == 'text' %}<{{ p['text'] }}>{% endfor %}"
-              "{% endfor %}", "<first><second>"),
-    "parts that are selected": ("{% for m in messages %}{{ m.content | selectattr('type', 'equalto', 'text') | "
-                                "map(attribute='text') | join('+') }}{% endfor %}", "first+second"),
-    "JSON": ("{% for m in messages %}{{ m.content | tojson }}{% endfor %}", '"first\\nsecond"'),
-}  # fmt: skip
+IN_PARTS = ROWS["in parts"]
 
 
 @pytest.mark.parametrize("role", ["user", "system", "assistant", "developer"])
@@ -294,12 +278,7 @@ def test_a_result_in_parts_is_one_text_where_the_template_takes_texts():
     assert ChatTemplate(IN_PARTS["both"][0]).render([{"role": "tool", "content": parts}]) == "first\nsecond"
 
 
-OTHERS = [
-    {"annotations": [], "refusal": None, "tool_calls": []},
-    {"provider_specific_fields": {}},
-    {"content": None, "reasoning": "hm"},
-    {"content": None, "reasoning_content": "hm"},
-]
+OTHERS = ROWS["others"]
 
 
 @pytest.mark.parametrize("more", OTHERS)

@@ -6,20 +6,11 @@ import pytest
 
 from ferrum_jax.inputs.params.transcription_params import TranscriptionParams
 from ferrum_jax.tasks.transcription.generation_file import read_whisper_tokens, whisper_tokens_of
+from tests.rows import rows_beside
 
-MANY = {
-    "is_multilingual": True,
-    "decoder_start_token_id": 101,
-    "eos_token_id": 100,
-    "no_timestamps_token_id": 110,
-    "prev_sot_token_id": 108,
-    "lang_to_id": {"<|en|>": 102, "<|de|>": 103},
-    "task_to_id": {"transcribe": 106, "translate": 105},
-    "suppress_tokens": [1, 2],
-    "begin_suppress_tokens": [3, 100],
-    "max_initial_timestamp_index": 50,
-    "max_length": 448,
-}
+ROWS = rows_beside(__file__)
+
+MANY = ROWS["many"]
 ENGLISH = {
     name: value for name, value in MANY.items() if name not in ("lang_to_id", "task_to_id", "is_multilingual")
 } | {"is_multilingual": False, "begin_suppress_tokens": None}
@@ -53,19 +44,7 @@ def test_a_model_of_english_has_neither_language_nor_task():
         asked(ENGLISH, task="translate")
 
 
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        ({"is_multilingual": None}, "is_multilingual is None; it must be true or false"),
-        ({"eos_token_id": [1, 2]}, "eos_token_id is"),
-        ({"decoder_start_token_id": -1}, "decoder_start_token_id is -1"),
-        ({"suppress_tokens": "all"}, "suppress_tokens is 'all'; it must be a list of token ids"),
-        ({"lang_to_id": {}}, "lang_to_id is {}"),
-        ({"lang_to_id": {"en": 5}}, "lang_to_id has 'en'"),
-        ({"task_to_id": {"transcribe": 1}}, "task_to_id has no translate"),
-        ({"prev_sot_token_id": "x"}, "prev_sot_token_id is 'x'"),
-    ],
-)
+@pytest.mark.parametrize(("change", "said"), ROWS["a file that cannot be is refused by its name"])
 def test_a_file_that_cannot_be_is_refused_by_its_name(tmp_path, change, said):
     (tmp_path / "generation_config.json").write_text(json.dumps(MANY | change))
     with pytest.raises(ValueError, match=r"generation_config\.json: ") as error:

@@ -13,6 +13,7 @@ from ferrum_jax import LLM, EngineConfig
 from ferrum_jax.inputs.params.transcription_params import TranscriptionParams
 from ferrum_jax.tasks.transcription.transcriber import SoundWindow
 from scripts.goldens.sounds import wav
+from tests.rows import rows_beside
 from tests.support import COMPILED, ROOT, SMALL, small_llm
 from tests.transcribing.heard import CASES, RATE, how_of, name_of, sound_of, text_of
 
@@ -95,16 +96,7 @@ def test_the_likeliest_language_is_taken_at_any_temperature(llm):
         assert [each.language for each in found] == [each.language for each in wanted]
 
 
-@pytest.mark.parametrize(
-    ("how", "said"),
-    [
-        ({"language": "ru"}, "sound 0: language is 'ru'; this model has de, en, fr"),
-        ({"task": "sing"}, "task is 'sing'"),
-        ({"timestamps": "word"}, "times of words are not made here"),
-        ({"prompt": "a <|endoftext|> b"}, "prompt has the token '<|endoftext|>'"),
-        ({"prompt": " "}, "prompt is ' '"),
-    ],
-)
+@pytest.mark.parametrize(("how", "said"), rows_beside(__file__)["what the model cannot do is refused by name"])
 def test_what_the_model_cannot_do_is_refused_by_name(llm, how, said):
     with pytest.raises(ValueError, match=said.replace("|", r"\|")):
         llm.transcribe(sound_of(CASES[0]), **how)

@@ -15,8 +15,11 @@ from ferrum_jax.inputs.images.decoding import Stopped
 from ferrum_jax.inputs.images.films import VideoSources
 from scripts.goldens.video_folder import film
 from tests.marks import few
+from tests.rows import rows_beside
 from tests.support import raising
 from tests.vision.film_files import KINDS, TURNED, UPRIGHT, film_file, head_first, steps
+
+ROWS = rows_beside(__file__)
 
 SOURCES = VideoSources()
 FRAMES = steps(30)
@@ -77,21 +80,7 @@ def test_frames_may_be_arrays_pictures_and_lists_of_these():
         np.testing.assert_array_equal(SOURCES.frames(found, np.array([1, 3]), (48, 64), 3), FRAMES[[1, 3]])
 
 
-@pytest.mark.parametrize(
-    ("name", "said"),
-    [
-        ("empty", "the video is empty"),
-        ("text", "not a file of a kind that is read here"),
-        ("picture", "not a file of a kind that is read here"),
-        ("playlist", "not a file of a kind that is read here"),
-        ("concat", "not a file of a kind that is read here"),
-        ("head alone", "the video is damaged"),
-        ("no head", "the video is damaged"),
-        ("half", "its header has 30 frames, and it has"),
-        ("lying", "its header has 30 frames, and it has|cannot be decoded"),
-        ("noise", "the video"),
-    ],
-)
+@pytest.mark.parametrize(("name", "said"), ROWS["a file that is none or is damaged is refused"])
 def test_a_file_that_is_none_or_is_damaged_is_refused(mp4, name, said):
     inside = mp4.index(b"mdat") + 4
     files = {
@@ -142,15 +131,7 @@ def test_a_film_of_huge_pictures_is_refused_before_one_is_decoded(side, said):
         SOURCES.found(small[:6] + side.to_bytes(2, "little") * 2 + small[10:])
 
 
-@pytest.mark.parametrize(
-    ("bounds", "said"),
-    [
-        ({"max_bytes": 1000}, "the video has .* bytes; at most 1,000 are taken: cut it shorter"),
-        ({"max_frames": 29}, "the video has more than 29 frames; cut it shorter"),
-        ({"max_pixels": 3000}, "the video is 64 x 48, 3,072 pixels; at most 3,000 are taken: make it smaller"),
-        ({"max_kept_pixels": 5000}, "2 frames of 64 x 48 have 6,144 pixels; at most 5,000 are taken"),
-    ],
-)
+@pytest.mark.parametrize(("bounds", "said"), ROWS["a film has bounds"])
 def test_a_film_has_bounds(mp4, bounds, said):
     with pytest.raises(ValueError, match=said):
         seen(mp4, [0, 29], sources=VideoSources(**bounds))

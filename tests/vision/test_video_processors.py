@@ -13,6 +13,7 @@ from ferrum_jax.inputs.images.processors import Gemma4Videos
 from ferrum_jax.inputs.images.resizing import resized_frame
 from scripts.goldens.pictures import sampled
 from scripts.goldens.video_folder import film
+from tests.rows import rows_beside
 from tests.support import GOLDENS
 
 FOLDER = GOLDENS / "videos"
@@ -103,16 +104,8 @@ def test_films_that_cannot_be_are_refused_with_their_size():
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"size": {"shortest_edge": 10}}, "size.longest_edge is None; it must be a whole number"),
-        ({"size": {"shortest_edge": 10, "longest_edge": 9}}, "a longest_edge that is no less"),
+        *rows_beside(__file__)["a setting that is not honoured is refused by name"],
         ({"size": {"shortest_edge": 1 << 40, "longest_edge": 1 << 41}}, "a shortest_edge of at most"),
-        ({"fps": 0}, "fps is 0; it must be a number over 0"),
-        ({"num_frames": 4}, "num_frames is 4, and no video is processed so here"),
-        ({"do_sample_frames": False}, "do_sample_frames is False, and no video is processed so here"),
-        ({"min_frames": 9, "max_frames": 8}, "min_frames is 9, more than max_frames, 8"),
-        ({"max_frames": 10_000}, "max_frames is 10000; it must be a whole number, 1 to 8192"),
-        ({"resample": 1}, "resample is 1; it must be 2 for bilinear or 3 for bicubic"),
-        ({"size_divisor": 32, "crop": 1}, "crop is 1, and no video .*; size_divisor is 32, and no video"),
     ],
 )
 def test_a_setting_that_is_not_honoured_is_refused_by_name(tmp_path, change, said):
