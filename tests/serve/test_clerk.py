@@ -298,7 +298,7 @@ RECORDS = [
 ]
 
 
-@pytest.mark.parametrize("end", [".json", ".state.json"])
+@pytest.mark.parametrize("end", [".json", ".state.json", ".end.json"])
 def test_a_record_that_cannot_be_read_stops_its_batch_alone(folder, caplog, end):
     good = asked_of(folder, rows(1), created=NOW + 50)
     bad = [asked_of(folder, rows(1), created=NOW + i) for i in range(len(RECORDS))]
