@@ -14,9 +14,18 @@ from tests.forked import call
 from tests.histories import seeded
 from tests.marks import few
 from tests.support import ROOT
-from tests.world.__main__ import TABLE, histories, mutants, seconds_to_find, table_of
+from tests.world.__main__ import (
+    KINDS,
+    TABLE,
+    histories,
+    history_of,
+    mutants,
+    seconds_to_find,
+    smallest,
+    table_of,
+)
 from tests.world.disk import Disk
-from tests.world.history import FAULTS, KINDS, Failed, History, Plan, expected, smallest
+from tests.world.history import FAULTS, Failed, History, Plan, expected
 from tests.world.world import Machine, Process, World
 
 # Histories that failed once, and are tried again; rare ones, for which no mutant stands in mutants.toml.
@@ -26,21 +35,23 @@ REMEMBERED = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_histories_of_a_job(kind):
+def test_histories_of_a_job_or_of_a_server(kind):
     found = histories([kind], 40, None, seeded(0) % 1_000_000_007, seconds=math.inf, most=8)
     assert not found["failed"] and found["histories"][kind] == 8
 
 
 @pytest.mark.slow
-def test_many_histories_of_a_job_reach_every_rare_state():
-    found = histories(list(KINDS), 40, None, seeded(10_000) % 1_000_000_007, seconds=math.inf, most=1500)
+@pytest.mark.parametrize("has_servers", [False, True])
+def test_many_histories_reach_every_rare_state(has_servers):
+    kinds = [kind for kind in KINDS if ("server" in kind) == has_servers and "published" not in kind]
+    found = histories(kinds, 40, None, seeded(10_000) % 1_000_000_007, seconds=math.inf, most=1500)
     assert not found["failed"] and not found["missing"]
 
 
 @pytest.mark.parametrize("name", REMEMBERED)
 def test_a_history_that_failed_once_does_not_fail_again(name):
     kind, seed, num_rows = name.split()
-    History(Plan.of(int(seed), kind, num_rows=int(num_rows))).run()
+    history_of(Plan.of(int(seed), kind, num_rows=int(num_rows))).run()
 
 
 def trace(hash_seed: str) -> str:
