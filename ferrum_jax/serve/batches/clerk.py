@@ -130,7 +130,7 @@ class Clerk:
             self._is_clear = True
         if self._current is not None and not self._current.thread.is_alive():
             self._current = None
-        for asked, state in self._open():
+        for asked in self._open():
             ends_as = self._ends_as(asked)
             if self._current is not None and asked.id == self._current.asked.id:
                 if ends_as is not None:
@@ -138,12 +138,12 @@ class Clerk:
             elif not (self._disk.is_over and self._failures[asked.id].is_over):
                 continue
             elif ends_as is not None:
-                self._attempt(asked, functools.partial(self._settle, asked, state, ends_as))
+                self._attempt(asked, functools.partial(self._end, asked, ends_as))
             elif self._current is None:
                 self._current = _Current(asked, self._work, self.end)
         return True
 
-    def _open(self) -> list[tuple[AskedBatch, BatchState]]:
+    def _open(self) -> list[AskedBatch]:
         """Batches that have not ended, the next one first: one that was begun, then keys by turns, of each the oldest.
 
         One whose record cannot be read is passed over.
@@ -159,7 +159,8 @@ class Clerk:
                 self._final.add(asked.id)
             else:
                 found.append((asked, state))
-        return sorted(found, key=lambda each: (each[1].status == VALIDATING, self._turns.get(each[0].owner, 0)))
+        found.sort(key=lambda each: (each[1].status == VALIDATING, self._turns.get(each[0].owner, 0)))
+        return [asked for asked, _ in found]
 
     def _ends_as(self, asked: AskedBatch) -> str | None:
         """CANCELLED or EXPIRED of a batch that is to end now, else None."""
@@ -197,7 +198,7 @@ class Clerk:
 
     def _state(self, asked: AskedBatch) -> BatchState:
         state = self._folder.state(asked.id)
-        if state is None:
+        if state is None or self._folder.batch(asked.id) is None:  # which is deleted first
             raise OSError(f"the record of {asked.id} cannot be read any more")
         return state
 
@@ -221,9 +222,12 @@ class Clerk:
         self._folder.keep_state(asked.id, state)
         return state
 
-    def _fail(self, asked: AskedBatch, code: str, why: str) -> None:
+    def _end(self, asked: AskedBatch, status: str, *errors: Mapping[str, Any]) -> None:
         """Ends a batch with the output so far."""
-        self._settle(asked, self._state(asked), FAILED, _error(code, why))
+        self._settle(asked, self._state(asked), status, *errors)
+
+    def _fail(self, asked: AskedBatch, code: str, why: str) -> None:
+        self._end(asked, FAILED, _error(code, why))
 
     def _now(self) -> int:
         return int(self._times.now())
