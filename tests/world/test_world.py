@@ -31,13 +31,15 @@ from tests.world.world import Machine, Process, World
 # Histories that failed once, and are tried again; rare ones, for which no mutant stands in mutants.toml.
 REMEMBERED = {
     "disk 10713 40": "a worker that got notice before its turn said that the output is there, and nobody had merged it",
+    "server-bucket 200219 40": "a clerk began anew what had ended and was deleted, which a bucket still listed",
 }
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_histories_of_a_job_or_of_a_server(kind):
-    found = histories([kind], 40, None, seeded(0) % 1_000_000_007, seconds=math.inf, most=8)
-    assert not found["failed"] and found["histories"][kind] == 8
+    most = 1 if "published" in kind else 4 if "server" in kind else 8
+    found = histories([kind], 40, None, seeded(0) % 1_000_000_007, seconds=math.inf, most=most)
+    assert not found["failed"] and found["histories"][kind] == most
 
 
 @pytest.mark.slow
