@@ -191,7 +191,7 @@ class _Run:
             notice=notice,
             say=lambda text: _say(console, text),
         )
-        self._has_left_early = self._has_loaded = False
+        self._has_left_early = self._has_loaded = self._is_written = False
         self._partial: str | None = None  # path of the lines of a job that was stopped in time
 
     def to_the_end(self, make_llm: Callable[[JobStart], BatchLLM]) -> int:
@@ -202,7 +202,8 @@ class _Run:
                 f"All rows of {self._place.target} were answered before, so no model is loaded; --new-run answers them "
                 "again.",
             )
-        if not (self._journal.is_complete and self._place.is_merged(self._rows.layout)):
+        self._is_written = self._journal.is_complete and self._place.is_merged(self._rows.layout)
+        if not self._is_written:
             leases = Leases(self._place.journal, self._worker, self._rows.part_layout, expiry_s=self._options.expiry_s)
             self._leases = leases
             try:
@@ -286,6 +287,7 @@ class _Run:
                     raise
             else:
                 system.sleep(self._options.poll_s)
+        self._is_written = True
 
     def report(self, page_at: str | None, source: str) -> None:
         """Writes report.json beside the output, and the report's page if `page_at` says where. source: the input."""
@@ -327,7 +329,7 @@ class _Run:
             self._name_failed()
         of_rows = EXIT_ROWS_FAILED if self._tally.num_failed else EXIT_OK
         too_many = f"more than {self._options.max_errors} rows failed"
-        if self._journal.is_complete:
+        if self._is_written:
             if self._options.is_exceeded_by(self._tally.num_failed):
                 self._console.print(f"All rows are done, and {too_many}.")
                 return EXIT_TOO_MANY_ERRORS

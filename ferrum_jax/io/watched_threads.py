@@ -12,12 +12,14 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from ferrum_jax.io import system
+
 Told = Callable[[str], None]  # of why a thread has ended
 
 
 def start_thread(work: Callable[[], None], on_failure: Told, *, name: str) -> threading.Thread:
     """A thread that does the work, and calls `on_failure` if that ends by an exception."""
-    thread = threading.Thread(target=watched, args=(work, on_failure), name=name, daemon=True)
+    thread = system.Thread(target=watched, args=(work, on_failure), name=name, daemon=True)
     thread.start()
     return thread
 

@@ -195,8 +195,8 @@ def loop(path: Path) -> None:
 def test_a_batch_whose_record_is_damaged_is_passed_over_in_lists(server, client, spoil):
     first, second, third = (ended(client, begin(client, rows(1))) for _ in range(3))
     root, other = Path(server.app.state.batches.root), secrets.token_hex(16)
-    (root / f"batches/{second.id}.state.json").unlink()
-    for name in (f"batches/{second.id}.state", f"batches/batch_{other}", f"files/file-{other}"):
+    (root / f"batches/{second.id}.end.json").unlink()
+    for name in (f"batches/{second.id}.end", f"batches/batch_{other}", f"files/file-{other}"):
         spoil(root / f"{name}.json")
     listed = [each.id for each in client.batches.list(limit=2)]
     assert first.id in listed and third.id in listed and second.id not in listed

@@ -9,9 +9,6 @@ import errno
 import io
 import json
 import os
-import signal
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -19,15 +16,15 @@ from pathlib import Path
 import pytest
 
 from ferrum_jax.io.files.store import LocalStore
+from ferrum_jax.openai.asked import BodyLimits
 from ferrum_jax.serve.batches.batch_folder import BatchFolder, FolderFull
 from ferrum_jax.serve.batches.clerk import Clerk, ClerkTimes
+from ferrum_jax.serve.batches.input_lines import InputRules
 from ferrum_jax.serve.batches.pauses import Pauses
 from tests.batch.fake_llm import IDENTITY, FakeLLM
-from tests.marks import few
 from tests.serve.batch_input import CHAT, rows
-from tests.serve.clerk_program import PLACES, rules_of, work
 from tests.serve.test_under_load import until
-from tests.support import ROOT, raising
+from tests.support import raising
 
 NOW, WINDOW_S = 1_800_000_000, 3600
 INPUT = rows(12, max_tokens=6) + rows(2, temperature=-1.0, first=12) + rows(12, max_tokens=9, first=14)
@@ -56,9 +53,22 @@ def ids(found: list[dict]) -> list[int]:
     return [int(line["custom_id"].removeprefix("row-")) for line in found]
 
 
-def run(folder: BatchFolder, place: str, now: float) -> int:
-    words = [sys.executable, "-m", "tests.serve.clerk_program", folder.root, place, str(now)]
-    return subprocess.run(words, cwd=ROOT, timeout=120, check=False).returncode
+def rules_of(endpoint: str) -> InputRules:
+    names, most = ("small",), {"max_rows": 1000, "max_line_bytes": 1 << 20, "limits": BodyLimits()}
+    return InputRules(endpoint=endpoint, names=names, listed=names, **most)
+
+
+def begun(folder: BatchFolder) -> None:
+    """By a clerk that ends once some rows are answered."""
+
+    def step(llm: FakeLLM) -> None:
+        time.sleep(0.005)
+        if llm.num_steps >= 12 and any(Path(folder.root, "jobs").rglob("segments/[!.]*")):
+            clerk.end()
+
+    times = ClerkTimes(poll_s=0.02, flush_s=0.02, now=lambda: NOW + 1)
+    clerk = Clerk(folder, lambda owner: FakeLLM(on_step=step), rules_of, times)
+    clerk.run()
 
 
 @contextlib.contextmanager
@@ -77,54 +87,6 @@ def working(*clerks: Clerk):
 
 def all_final(folder: BatchFolder, *asked) -> bool:
     return all(folder.state(each.id).is_final for each in asked)
-
-
-def whole(folder: BatchFolder) -> tuple[list[dict], list[dict]]:
-    """Output and errors of a batch that is never killed."""
-    asked = asked_of(folder)
-    work(folder.root, "none", NOW + 1)
-    state = folder.state(asked.id)
-    assert state.status == "completed"
-    return lines(folder, state.output_file), lines(folder, state.error_file)
-
-
-@pytest.mark.parametrize("place", few(PLACES, 3))
-def test_a_batch_that_is_killed_in_any_state_has_each_row_once(folder, tmp_path, place):
-    asked = asked_of(folder)
-    assert run(folder, place, NOW + 1) == -signal.SIGKILL
-    assert folder.state(asked.id).is_final == (place == "final")
-    work(folder.root, "none", NOW + 2)
-    state = folder.state(asked.id)
-    assert state.status == "completed" and (state.num_rows, state.num_ok, state.num_failed) == (26, 24, 2)
-    wanted = whole(BatchFolder(str(tmp_path / "other"), most_stored_bytes=1 << 20))
-    assert (lines(folder, state.output_file), lines(folder, state.error_file)) == wanted
-    assert ids(wanted[0]) == [*range(12), *range(14, 26)] and ids(wanted[1]) == [12, 13]
-    assert folder.store.names("jobs") == ["README"], "what the job kept is deleted"
-    assert len(folder.files()) == 3
-
-
-@pytest.mark.parametrize("place", few(["rows", "first file", "files", "end", "final"]))
-@pytest.mark.parametrize("how", ["cancelled", "expired"])
-def test_a_batch_that_ends_early_is_killed_and_ends_the_same(folder, how, place):
-    asked = asked_of(folder)
-    assert run(folder, "rows", NOW + 1) == -signal.SIGKILL
-    if how == "cancelled":
-        folder.cancel(asked.id, NOW + 5)
-    later = NOW + 10 if how == "cancelled" else NOW + WINDOW_S
-    if place != "rows":
-        assert run(folder, place, later) == -signal.SIGKILL
-    work(folder.root, "none", later)
-    state = folder.state(asked.id)
-    assert state.status == how
-    done, failed = ids(lines(folder, state.output_file)), lines(folder, state.error_file)
-    assert 0 < len(done) < 24 and {*done} <= {*range(12), *range(14, 26)}, "some rows were answered"
-    codes = [line["error"]["code"] for line in failed]
-    assert codes.count("invalid_request") == 2 and state.num_failed == len(failed)
-    if how == "expired":
-        assert sorted([*done, *ids(failed)]) == [*range(26)], "each row is in one of the files"
-        assert codes.count("batch_expired") == 24 - len(done)
-    else:
-        assert len(failed) == 2
 
 
 def test_batches_that_wait_are_cancelled_and_expire_too(folder):
@@ -167,7 +129,7 @@ def run_until_final(
 @pytest.mark.parametrize("names", [("other", "small"), ("other",)])
 def test_a_batch_of_another_model_fails_with_the_rows_that_were_answered(folder, names):
     asked = asked_of(folder)
-    assert run(folder, "rows", NOW + 1) == -signal.SIGKILL
+    begun(folder)
     run_until_final(folder, asked, names=names)
     state = folder.state(asked.id)
     (error,) = state.errors
@@ -183,7 +145,7 @@ def test_a_batch_of_another_model_fails_with_the_rows_that_were_answered(folder,
 @pytest.mark.parametrize("how", ["cancelled", "expired"])
 def test_a_batch_ends_early_under_another_name_with_the_rows_that_were_answered(folder, how):
     asked = asked_of(folder)
-    assert run(folder, "rows", NOW + 1) == -signal.SIGKILL
+    begun(folder)
     if how == "cancelled":
         folder.cancel(asked.id, NOW + 5)
     run_until_final(folder, asked, now=NOW + 10 if how == "cancelled" else NOW + WINDOW_S, names=("other",))
@@ -193,7 +155,7 @@ def test_a_batch_ends_early_under_another_name_with_the_rows_that_were_answered(
 
 def test_a_batch_that_waits_is_checked_again_under_other_names(folder):
     asked = asked_of(folder)
-    assert run(folder, "in_progress", NOW + 1) == -signal.SIGKILL
+    folder.keep_state(asked.id, folder.state(asked.id).entered("in_progress", NOW, num_rows=26))
     run_until_final(folder, asked, names=("other",))
     state = folder.state(asked.id)
     assert state.status == "failed" and {error["code"] for error in state.errors} == {"model_not_found"}
@@ -201,7 +163,7 @@ def test_a_batch_that_waits_is_checked_again_under_other_names(folder):
 
 def test_answers_that_cannot_be_read_are_kept(folder):
     asked = asked_of(folder)
-    assert run(folder, "rows", NOW + 1) == -signal.SIGKILL
+    begun(folder)
     job = folder.job_path(asked.id)
     segments = sorted(Path(f"{job}.journal/segments").iterdir())
     folder.remove_file(asked.input_file)
@@ -298,7 +260,7 @@ RECORDS = [
 ]
 
 
-@pytest.mark.parametrize("end", [".json", ".state.json"])
+@pytest.mark.parametrize("end", [".json", ".state.json", ".end.json"])
 def test_a_record_that_cannot_be_read_stops_its_batch_alone(folder, caplog, end):
     good = asked_of(folder, rows(1), created=NOW + 50)
     bad = [asked_of(folder, rows(1), created=NOW + i) for i in range(len(RECORDS))]
@@ -387,25 +349,6 @@ def test_files_are_counted_by_key(folder, monkeypatch):
         asked_of(folder, rows(1), owner="a")
 
 
-def test_one_clerk_at_a_time_works_at_a_folder(folder):
-    asked = asked_of(folder)
-    goes_on, seen = threading.Event(), []
-
-    def hold(llm: FakeLLM) -> None:
-        seen.append(llm)
-        goes_on.wait(30)
-
-    times = ClerkTimes(poll_s=0.01, flush_s=0.01, now=lambda: NOW + 1)
-    clerks = [Clerk(folder, lambda owner: FakeLLM(on_step=hold), rules_of, times) for _ in range(2)]
-    with working(*clerks):
-        until(lambda: seen)
-        time.sleep(0.3)
-        assert len(seen) == 1, "the other one waits"
-        goes_on.set()
-        until(lambda: all_final(folder, asked))
-    assert folder.state(asked.id).status == "completed"
-
-
 def test_a_full_folder_takes_no_more(folder):
     with pytest.raises(FolderFull, match="2,000,000 bytes, and 0 of at most 1,048,576 are kept already"):
         folder.add_file(io.BytesIO(), 2_000_000, owner="", filename="a", purpose="batch", created=NOW)
@@ -413,7 +356,10 @@ def test_a_full_folder_takes_no_more(folder):
 
 def test_a_folder_may_be_a_bucket():
     folder = BatchFolder("memory://batches", most_stored_bytes=1 << 20)
-    output, errors = whole(folder)
-    assert len(output) == 24 and len(errors) == 2
+    asked = asked_of(folder)
+    run_until_final(folder, asked, names=("small",))
+    state = folder.state(asked.id)
+    assert ids(lines(folder, state.output_file)) == [*range(12), *range(14, 26)]
+    assert state.status == "completed" and ids(lines(folder, state.error_file)) == [12, 13]
     folder.remove_file(folder.files()[0].id)
     assert len(folder.files()) == 2

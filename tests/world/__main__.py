@@ -17,16 +17,24 @@ import sys
 import time
 import tomllib
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from scripts.csv_tables import FOLDER, Table, as_csv
 from scripts.mutants import Mutant
-from tests.world.history import FAULTS, KINDS, Failed, History, Plan, expected, smallest
+from tests.world.history import FAULTS, STORES, Failed, History, Plan, expected
+from tests.world.published import PublishedJob, whole
+from tests.world.served import PublishedServer, Served, answers, published_answers
 
 TABLE = Path(__file__).with_name("mutants.toml")
 SOMETIMES = tomllib.loads(TABLE.with_name("sometimes.toml").read_text())  # a state that was never met is missing
+KINDS: dict[str, tuple[type[History], Callable[[int], object]]] = {  # what is computed before, of an undisturbed one
+    **dict.fromkeys(STORES, (History, expected)),
+    **dict.fromkeys((f"server-{store}" for store in STORES), (Served, answers)),
+    "published-disk": (PublishedJob, lambda num_rows: whole()),
+    "server-published-disk": (PublishedServer, lambda num_rows: published_answers()),
+}
 MOST = 3000  # histories, in which a mutant is found: a minute of CPU where they take longest
 
 
@@ -38,7 +46,8 @@ def histories(
     kinds: Sequence[str], num_rows: int, num_workers: int | None, seed: int, *, seconds: float, most: int | None = None
 ) -> dict[str, Any]:
     """Until so many seconds of CPU are used, or there were `most`."""
-    expected(num_rows)
+    for kind in kinds:
+        KINDS[kind][1](num_rows)
     met, counts, faults, failed = Counter[str](), Counter[str](), Counter[str](), list[str]()
     began_s, took_s = time.process_time(), 1.0
     for number in itertools.islice(itertools.count(seed), most):
@@ -46,7 +55,7 @@ def histories(
             break
         kind = kinds[number % len(kinds)]
         plan = Plan.of(number, kind, num_rows=num_rows, num_workers=num_workers)
-        history = History(plan)
+        history = history_of(plan)
         try:
             history.run()
         except Failed as error:
@@ -56,21 +65,52 @@ def histories(
         faults.update({fault.kind for fault in plan.faults})
         counts["starts"] += history.num_starts
         met.update(history.world.met)
-    total = sum(counts[kind] for kind in kinds)
+    total, are_servers = sum(counts[kind] for kind in kinds), {"server" in kind for kind in kinds}
+    wanted = [name for name in SOMETIMES if ("server" in name) in are_servers]
     return {
         "histories": {kind: counts[kind] for kind in kinds},
         "starts": counts["starts"],
         "with": dict(faults),
         "a_minute": round(60 * total / took_s),
         "failed": failed,
-        "missing": [name for name, state in SOMETIMES.items() if not any(re.fullmatch(state, each) for each in met)],
+        "missing": [name for name in wanted if not any(re.fullmatch(SOMETIMES[name], each) for each in met)],
     }
+
+
+def history_of(plan: Plan, *, is_logged: bool = False) -> History:
+    """The plan as it may happen."""
+    return KINDS[plan.kind][0](plan, is_logged=is_logged)
+
+
+def smallest(plan: Plan) -> tuple[Plan, str]:
+    """A failing plan with as few faults as it needs, and why it fails."""
+    why = failure_of(plan)
+    assert why is not None, "it does not fail"
+    place = 0
+    while place < len(plan.faults):
+        less = plan.without(place)
+        found = failure_of(less)
+        if found is None:
+            place += 1
+        else:
+            plan, why = less, found
+    return plan, why
+
+
+def failure_of(plan: Plan) -> str | None:
+    try:
+        history_of(plan).run()
+    except Failed as error:
+        return str(error)
+    return None
 
 
 def seconds_to_find(mutant: Mutant, num_rows: int) -> float | None:
     """CPU seconds until a history fails with this mutant, in a fork; None where none of MOST does."""
     reader, writer = os.pipe()
-    expected(num_rows)
+    kinds = [kind for kind in KINDS if "published" not in kind and ("server" in kind) == ("server" in mutant.name)]
+    for kind in kinds:
+        KINDS[kind][1](num_rows)
     changes = mutant.changes()
     if not (pid := os.fork()):
         found: float | None = None
@@ -79,10 +119,12 @@ def seconds_to_find(mutant: Mutant, num_rows: int) -> float | None:
         began_s = time.process_time()
         for number in range(MOST):
             try:
-                History(Plan.of(number, KINDS[number % 3], num_rows=num_rows)).run()
+                plan = Plan.of(number, kinds[number % len(kinds)], num_rows=num_rows)
+                history_of(plan).run()
             except (Failed, AssertionError) as error:
                 found = time.process_time() - began_s
-                print(f"{mutant.name:44} {found:6.1f} s  {str(error)[:90]}", file=sys.stderr, flush=True)
+                where = f"{plan.kind} {number} {num_rows}"
+                print(f"{mutant.name:52} {found:6.1f} s  {where}: {str(error)[:70]}", file=sys.stderr, flush=True)
                 break
         os.write(writer, json.dumps(found).encode())
         os._exit(0)
@@ -115,14 +157,14 @@ def main() -> None:
         print(json.dumps({"found": sum(each is not None for each in found.values()), "of": len(found), "s": found}))
     elif asked.what == "replay":
         kind, seed, num_rows = asked.names
-        expected(int(num_rows))
-        history = History(Plan.of(int(seed), kind, num_rows=int(num_rows)), is_logged=True)
+        KINDS[kind][1](int(num_rows))
+        history = history_of(Plan.of(int(seed), kind, num_rows=int(num_rows)), is_logged=True)
         try:
             history.run()
         finally:
             print("\n".join([*(history.world.log or ()), str(history.plan), f"trace {history.world.trace:08x}"]))
     else:
-        kinds: Sequence[str] = [asked.kind] if asked.kind else KINDS
+        kinds = [asked.kind] if asked.kind else list(KINDS)
         found = histories(kinds, asked.rows, asked.workers, asked.seed, seconds=asked.seconds)
         if asked.keep:
             (FOLDER / "survives.csv").write_text(as_csv(table_of(found["with"])))

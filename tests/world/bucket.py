@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
 from typing import Any
 
@@ -82,6 +83,9 @@ class Bucket:
         for name in found:
             if name in self.objects:
                 self.rm_file(name)
+
+    def open(self, path: str, mode: str) -> io.BytesIO:
+        return io.BytesIO(self.cat_file(path))
 
     def put_file(self, local: str, target: str) -> None:
         with self._world.task.process.machine.disk.open(local, "rb") as file:

@@ -85,6 +85,14 @@ class Disk:
 
     # -- what happens to it ------------------------------------------------------------------------------
 
+    def put(self, path: str, content: bytes) -> None:
+        """A file is there, before anything happens, in place of what was."""
+        self.makedirs(posixpath.dirname(path))
+        folder, name = self._place(path)
+        folder.names[name] = node = Node(is_folder=False)
+        node.data = content
+        self.sync_all()
+
     def sync_all(self) -> None:
         for node, _ in self._nodes(self.root, "/"):
             self._settle(node)

@@ -13,9 +13,10 @@ import functools
 import json
 import os
 import random
+import re
 import signal
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -35,11 +36,21 @@ from tests.world.world import EPOCH_S, Machine, Process, World
 # before Python 3.12 a cached property has one lock for all objects, here of several processes
 vars(JobIdentity)["label"].lock = contextlib.nullcontext()
 
-KINDS = ("disk", "shared", "bucket")  # of a machine that has all workers, of many; a store that many have
-INPUT, FAULTS_S, EXPIRY_S = "/in.jsonl", 40.0, 20.0
+STORES = ("disk", "shared", "bucket")  # of a machine that has all workers, of many; a store that many have
+FAULTS_S, EXPIRY_S = 40.0, 20.0
+SERVED = "/batches"  # a server's folder of batches
+_SERVED_FILE = re.compile(rf"{SERVED}/(files|batches|clerk/leases|clerk/workers|jobs)(?!.*[.]journal/)")
+_ID = re.compile(r"^(?:file-|batch_)[0-9a-f]{32}|^[0-9a-f]{16}|[.][0-9a-f]{8}$")
 _ENDS = (0, 1)
 _PLACES = ("fsync of the output", "sync of the output", "replace of merged.json", "link of model.json")
 _PLACES += ("link of segments", "sync of segments", "put create of segments", "link of leases")
+_SERVED_PLACES = ("fsync of files .jsonl", "sync of files", "replace of files .json", "replace of batches .state.json")
+_SERVED_PLACES += (
+    "sync of batches",
+    "link of batches .end.json",
+    "unlink of files .json",
+    "rmtree of jobs .jsonl.journal",
+)
 _OTHER_WEIGHTS = "another"
 OTHER = dataclasses.replace(IDENTITY, weights=_OTHER_WEIGHTS)
 
@@ -58,7 +69,7 @@ class Fault:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Plan:
-    """steps_s: how long a step of each worker takes."""
+    """kind: of the history, and behind a dash of its store. steps_s: how long a step of each worker takes."""
 
     seed: int
     kind: str
@@ -66,31 +77,38 @@ class Plan:
     steps_s: tuple[float, ...]
     faults: tuple[Fault, ...]
 
+    @property
+    def store(self) -> str:
+        return self.kind.rpartition("-")[2]
+
     @staticmethod
     def of(seed: int, kind: str, *, num_rows: int = 200, num_workers: int | None = None) -> Plan:
         chance = random.Random(f"{seed} {kind}")
         is_slow_fleet = chance.random() < 0.25  # whose workers leave rows to each other
         num_workers = num_workers or chance.choice((4, 5) if is_slow_fleet else (1, 2, 3, 4, 4, 5))
+        if "server" in kind:  # two processes of one, or of each of two
+            num_workers = 2 if kind.endswith("disk") else 4
         steps_s = (0.4, 1.5, 1.5) if is_slow_fleet else (0.05, 0.05, 0.1, 0.1, 0.4, 0.4, 1.5)
         num_faults = chance.choice((0, 0, 1) if is_slow_fleet else (1, 2, 3, 5, 8, 13))
-        kinds = [each for each in FAULTS if kind in FAULTS[each].kinds]
+        kinds = [each for each, how in FAULTS.items() if re.fullmatch(how.kinds, kind)]
+        places = _SERVED_PLACES if "server" in kind else _PLACES
         return Plan(
             seed=seed,
             kind=kind,
             num_rows=num_rows,
             steps_s=tuple(chance.choice(steps_s) for _ in range(num_workers)),
-            faults=tuple(_drawn(chance, chance.choice(kinds), num_workers) for _ in range(num_faults)),
+            faults=tuple(_drawn(chance, chance.choice(kinds), num_workers, places) for _ in range(num_faults)),
         )
 
     def without(self, place: int) -> Plan:
         return dataclasses.replace(self, faults=self.faults[:place] + self.faults[place + 1 :])
 
 
-def _drawn(chance: random.Random, kind: str, num_workers: int) -> Fault:
+def _drawn(chance: random.Random, kind: str, num_workers: int, places: Sequence[str]) -> Fault:
     how = FAULTS[kind]
     by_call = how.by_call and chance.random() < 0.7
     at = float(int(400 ** chance.random())) if by_call else FAULTS_S * chance.random() ** 2
-    place = chance.choice(_PLACES) if by_call and chance.random() < 0.5 else ""
+    place = chance.choice(places) if by_call and chance.random() < 0.5 else ""
     return Fault(
         kind=kind,
         who=chance.randrange(num_workers),
@@ -111,20 +129,22 @@ class History:
     def __init__(self, plan: Plan, *, is_logged: bool = False) -> None:
         self.plan, self.world = plan, World(plan.seed)
         self.world.log = [] if is_logged else None
-        disk = Disk(self.world, is_sure=plan.kind == "shared")
+        disk = Disk(self.world, is_sure=plan.store == "shared")
         self.bucket = Bucket(self.world)
         self.machines = [Machine("m0", disk)]
-        if plan.kind != "disk":
+        if plan.store != "disk":
             rates = [self.world.random.uniform(0.95, 1.05) for _ in plan.steps_s]
             self.machines = [
-                Machine(f"m{i}", disk if plan.kind == "shared" else Disk(self.world), rate=rate)
+                Machine(f"m{i}", disk if plan.store == "shared" else Disk(self.world), rate=rate)
                 for i, rate in enumerate(rates)
             ]
+        self.input, self.model, self.identity = "/in.jsonl", "fake", IDENTITY
         for machine in self.machines:
-            self._put_input(machine.disk, plan.num_rows)
+            self._put_files(machine.disk)
         self.world.task.process.machine = self.machines[0]  # the reader's, when power has come back
-        self.output = f"{URL}/out.jsonl" if plan.kind == "bucket" else "/out.jsonl"
+        self.output = f"{URL}/out.jsonl" if plan.store == "bucket" else "/out.jsonl"
         self.slots: list[Process | None] = [None] * len(plan.steps_s)
+        self.users: list[Process] = []  # of a server
         self.due: list[tuple[float, int, Callable[[], None]]] = []
         self.told = 0  # rows that a worker was told are durable
         self.has_ended = False  # a worker said that the output is there
@@ -132,13 +152,13 @@ class History:
         self.num_starts = 0
         self.input_seen_s = 0.0
 
-    def _put_input(self, disk: Disk, num_rows: int) -> None:
-        disk.makedirs("/")
-        disk.root.names.pop("in.jsonl", None)
-        node = type(disk.root)(is_folder=False)
-        node.data = input_of(num_rows)
-        disk.root.names["in.jsonl"] = node
-        disk.sync_all()
+    def _put_files(self, disk: Disk) -> None:
+        """What is there before anything happens."""
+        disk.put(self.input, self.rows_content)
+
+    @property
+    def rows_content(self) -> bytes:
+        return input_of(self.plan.num_rows)
 
     # -- workers -----------------------------------------------------------------------------------------
 
@@ -178,14 +198,14 @@ class History:
 
             def make(start: object) -> Any:
                 world.pause(loads_s)
-                how = {"order": order, "width": width, "limit": 200, "identity": OTHER if is_other else IDENTITY}
+                how = {"order": order, "width": width, "limit": 200, "identity": OTHER if is_other else self.identity}
                 return FakeLLM(**how, on_step=lambda llm: world.pause(world.long(step_s)))
 
             return run_batch(
                 make,
-                INPUT,
+                self.input,
                 self.output,
-                model="fake",
+                model=self.model,
                 console=cast(Any, _Said(world)),
                 notice=notice,
                 options=options,
@@ -194,6 +214,11 @@ class History:
 
         process = self.slots[who] = world.start(self.machine(who), f"w{who}.{self.num_starts}", work)
         process.options = options
+        self._set_fuse(who, process)
+
+    def _set_fuse(self, who: int, process: Process) -> None:
+        """The next fault that waits for a call of this process."""
+        is_healed = self.world.now_s >= FAULTS_S
         for fault in self.plan.faults:
             if fault.by_call and fault.who == who and not is_healed and fault not in self._burnt:
                 process.fuse = (
@@ -225,8 +250,7 @@ class History:
         self._burnt: set[Fault] = set()
         world = self.world
         with world.installed(), remembering():
-            for who in range(len(self.slots)):
-                self.at(world.random.choice((0.0, 0.0, world.random.uniform(0, 10))), lambda who=who: self._start(who))
+            self._begin()
             for fault in self.plan.faults:
                 if not fault.by_call:
                     self.at(fault.at, lambda fault=fault: self._happen(fault))
@@ -236,10 +260,15 @@ class History:
                 self._until_done()
                 self._prove()
             finally:
-                for process in self.slots:
+                for process in (*self.slots, *self.users):
                     if process is not None and not process.has_ended:
                         world.kill(process)
         return self
+
+    def _begin(self) -> None:
+        chance = self.world.random
+        for who in range(len(self.slots)):
+            self.at(chance.choice((0.0, 0.0, chance.uniform(0, 10))), lambda who=who: self._start(who))
 
     def _happen(self, fault: Fault) -> None:
         FAULTS[fault.kind].happens(self, fault, self.slots[fault.who], "")
@@ -251,6 +280,7 @@ class History:
         self.bucket.trouble, self.bucket.lag_s, self.bucket.pace = 0.0, 0.0, 1.0
         self.healed_s, self.healed_calls = self.world.now_s, self.world.num_calls
 
+    pauses: float = 1.0  # how much longer they are
     healed_s: float | None = None
     healed_calls = 0
 
@@ -263,21 +293,30 @@ class History:
                 if process is not None and process.has_ended:
                     self.slots[who] = None
                     self._ended(who, process)
-            is_over = self.healed_s is not None and not any(self.slots) and not self.due
-            if is_over and self.has_ended:
+            if self.healed_s is not None and self._is_over():
                 return
-            if is_over:
-                raise Failed("nobody is at work and the job has not ended")
             self._require_life()
             me.wake_s = self.due[0][0] if self.due else world.now_s + 5.0
             world.hand_over()
             me.baton.acquire()
 
+    def _is_over(self) -> bool:
+        """Whether all has ended that was to end, once faults have ended."""
+        is_over = not any(self.slots) and not self.due
+        if is_over and not self.has_ended:
+            raise Failed("nobody is at work and the job has not ended")
+        return is_over
+
+    @property
+    def bound_s(self) -> float:
+        """After the last fault, until when all must have ended."""
+        return 4 * EXPIRY_S + self.plan.num_rows / 4 * 12 * 2 * max(self.plan.steps_s)
+
     def _require_life(self) -> None:
         if self.healed_s is None:
             return
         spent_s, calls = self.world.now_s - self.healed_s, self.world.num_calls - self.healed_calls
-        bound_s = 4 * EXPIRY_S + self.plan.num_rows / 4 * 12 * 2 * max(self.plan.steps_s)
+        bound_s = self.bound_s
         if spent_s > bound_s:
             raise Failed(f"the job has not ended {bound_s:.0f} s after the last fault")
         if calls > 3000 + 60 * len(self.slots) * spent_s:
@@ -309,7 +348,7 @@ class History:
         """Raises Failed for an error that no fault explains, or that does not say enough."""
         known = ("at work on this job", *(("with other settings: weights",) if self._has_others else ()))
         is_refused = isinstance(error, ValueError) and any(each in str(error) for each in known)
-        is_lost = isinstance(error, FileNotFoundError) and self.plan.kind != "bucket"  # who took it away?
+        is_lost = isinstance(error, FileNotFoundError) and self.plan.store != "bucket"  # who took it away?
         if is_lost or not (isinstance(error, OSError) or is_refused):
             raise Failed(f"a worker raised {error!r}") from error
         if isinstance(error, OSError) and self.healed_s is not None and process.began_s > self.healed_s:
@@ -325,7 +364,7 @@ class History:
     # -- what must hold ----------------------------------------------------------------------------------
 
     def content(self) -> bytes | None:
-        if self.plan.kind == "bucket":
+        if self.plan.store == "bucket":
             return self.bucket.objects.get("b/out.jsonl")
         node = self.machines[0].disk._find(self.output)
         return None if node is None else node.data
@@ -346,7 +385,7 @@ class History:
         for process in [each for each in machine.processes if not each.has_ended]:
             self.world.kill(process)
         machine.boots += 1
-        if self.plan.kind == "disk":
+        if self.plan.store == "disk":
             machine.disk.cut()
             if had_ended and not self._is_whole():
                 raise Failed("a worker said that the output is there, and later it is gone")
@@ -358,7 +397,7 @@ class History:
         """Rows that were told to be durable are there."""
         import io
 
-        rows = Rows(io.BytesIO(input_of(self.plan.num_rows)), 0, ["fake"])
+        rows = Rows(io.BytesIO(self.rows_content), 0, [self.model])
         journal = Journal(LocalStore(Path(f"{self.output}.journal")), rows, "reader")
         journal.refresh()
         found = journal.num_ok + journal.num_failed + rows.num_bad
@@ -371,7 +410,7 @@ class History:
         if not self._is_whole():
             raise Failed("the output is not that of an undisturbed job")
         twice = self._num_twice()
-        is_exact = self.plan.kind == "disk" and all(
+        is_exact = self.plan.store == "disk" and all(
             each.kind in ("kill", "notice", "skew") for each in self.plan.faults
         )
         if twice and is_exact:
@@ -403,7 +442,7 @@ class History:
     def _files(self, folder: str, end: str = "") -> dict[str, bytes]:
         """Files of a folder of the journal by their names."""
         above = f"{self.output}.journal/{folder}/".replace("//", "/").replace("world:/", "world://")
-        if self.plan.kind == "bucket":
+        if self.plan.store == "bucket":
             names = {f"world://{name}": content for name, content in self.bucket.objects.items()}
         else:
             disk = self.machines[0].disk
@@ -443,6 +482,10 @@ class _Said:
 def kind_of(path: str) -> str:
     """The kind of file that a call was about."""
     name = path.rpartition("/")[2]
+    if (
+        served := re.search(rf"{SERVED}/(files|batches|clerk/leases|clerk/workers|jobs)(?!.*[.]journal/)", path)
+    ) is not None:
+        return f"{served[1]} {_ID.sub('', name.lstrip('.'))}".removesuffix(f" {served[1]}")
     if ".journal/" not in path:
         return "the report" if "report" in name else "the output" if "out.jsonl" in name else "the input"
     below = path.partition(".journal/")[2]
@@ -455,14 +498,14 @@ def kind_of(path: str) -> str:
 @dataclasses.dataclass(frozen=True)
 class _How:
     """said, promised: as users read of it. happens: takes the history, the fault, the process or None, and the path of
-    the call. most: size."""
+    the call. most: size. kinds: of histories, a regular expression."""
 
     said: str
     promised: str
     happens: Callable[[History, Fault, Any, str], None]
     most: float = 0.0
     by_call: bool = False
-    kinds: tuple[str, ...] = KINDS
+    kinds: str = ".*"
 
 
 def _kill(history: History, fault: Fault, process: Process | None, about: str) -> None:
@@ -480,7 +523,7 @@ def _cut(history: History, fault: Fault, process: Process | None, about: str) ->
 
 def _pause(history: History, fault: Fault, process: Process | None, about: str) -> None:
     if process is not None:
-        process.frozen_until = history.world.now_s + fault.size
+        process.frozen_until = history.world.now_s + fault.size * history.pauses
         if history.world.task.process is process:
             history.world.block(history.world.now_s)
 
@@ -512,7 +555,7 @@ def _full(history: History, fault: Fault, process: Process | None, about: str) -
 
 
 def _slow(history: History, fault: Fault, process: Process | None, about: str) -> None:
-    stores = [history.bucket] if history.plan.kind == "bucket" else [each.disk for each in history.machines]
+    stores = [history.bucket] if history.plan.store == "bucket" else [each.disk for each in history.machines]
     for store in stores:
         store.pace = 1 + fault.size
         history.at(history.world.now_s + fault.size, lambda store=store: setattr(store, "pace", 1.0))
@@ -549,7 +592,8 @@ def _signal(history: History, fault: Fault, process: Process | None, about: str)
 _GOES_ON = "the same command goes on; no finished row is run again"
 _NAMED = f"the error names the file; {_GOES_ON}"
 _TAKEN, _ONCE = "others take over; it ends with 75 and harms nothing", "a row may run twice; one line of it counts"
-_MANY = ("shared", "bucket")
+_REFUSED = "it is refused; all lines are one model's"
+_MANY, _BUCKET, _JOBS = ".*(shared|bucket)", ".*bucket", "(?!server).*"
 FAULTS = {
     "kill": _How("a kill, at any call", _GOES_ON, _kill, by_call=True),
     "cut": _How("a power cut, at any call", "what was written lasts, whatever else the disk keeps", _cut, by_call=True),
@@ -559,13 +603,13 @@ FAULTS = {
     "disk error": _How("a disk that fails, at any call", _NAMED, _error(errno.EIO), by_call=True),
     "full disk": _How("a full disk, at any call", _NAMED, _full, most=20.0, by_call=True),
     "slow": _How("a store that is up to 20 times as slow", "it takes longer", _slow, most=20.0),
-    "trouble": _How(
-        "a bucket whose calls fail, or whose answers are lost", _ONCE, _trouble, most=30.0, kinds=("bucket",)
-    ),
-    "lag": _How("a bucket whose listings come late", _ONCE, _lag, most=3.0, kinds=("bucket",)),
+    "trouble": _How("a bucket whose calls fail, or whose answers are lost", _ONCE, _trouble, most=30.0, kinds=_BUCKET),
+    "lag": _How("a bucket whose listings come late", _ONCE, _lag, most=3.0, kinds=_BUCKET),
     "notice": _How("a preemption notice", "rows in progress keep their tokens", _notice),
-    "other": _How("a worker with another model", "it is refused; all lines are one model's", lambda *_: None),
-    "signal": _How("Ctrl-C, once or twice", f"code 130; {_GOES_ON}", _signal, most=3.0),
+    "other": _How(
+        "a worker with another model", "it is refused; all lines are one model's", lambda *_: None, kinds=_JOBS
+    ),
+    "signal": _How("Ctrl-C, once or twice", f"code 130; {_GOES_ON}", _signal, most=3.0, kinds=_JOBS),
 }
 
 
@@ -594,26 +638,3 @@ def expected(num_rows: int, *, is_other: bool = False) -> bytes:
     found = history.run().content() or b""
     assert found.count(b"\n") == num_rows
     return found
-
-
-def smallest(plan: Plan) -> tuple[Plan, str]:
-    """A failing plan with as few faults as it needs, and why it fails."""
-    why = failure_of(plan)
-    assert why is not None, "it does not fail"
-    place = 0
-    while place < len(plan.faults):
-        less = plan.without(place)
-        found = failure_of(less)
-        if found is None:
-            place += 1
-        else:
-            plan, why = less, found
-    return plan, why
-
-
-def failure_of(plan: Plan) -> str | None:
-    try:
-        History(plan).run()
-    except Failed as error:
-        return str(error)
-    return None

@@ -16,9 +16,9 @@ _KEYS: tuple[tuple[Any, str, Callable[..., Any]], ...] = (  # by which a functio
     (
         worker,
         "answered_line",
-        lambda row, found, job: (row.id, job.fingerprint, *(c.token_ids for c in found[0].outputs)),
+        lambda row, found, job: (row.id, job.fingerprint, job.created, *(c.token_ids for c in found[0].outputs)),
     ),
-    (fake_llm, "answer", lambda text, params: (text, params.seed, params.n, params.max_tokens)),
+    (fake_llm, "answer", lambda text, params: (str(text), params.seed, params.n, params.max_tokens)),
 )
 
 

@@ -56,7 +56,7 @@ class Store(Protocol):
         ...
 
     def remove(self, name: str) -> None:
-        """Deletes a file, or a folder with all that is in it; nothing where there is none."""
+        """Deletes a file, or a folder with all that is in it, for good; nothing where there is none."""
         ...
 
     def writing(self, name: str) -> contextlib.AbstractContextManager[BinaryIO]:
@@ -147,6 +147,7 @@ class LocalStore:
                     system.rename(path, Path(aside) / path.name)  # at once: what another writes there from now on stays
             else:
                 system.unlink(path)
+            self._sync(path.parent)
 
     @contextlib.contextmanager
     def writing(self, name: str) -> Iterator[BinaryIO]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,6 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ferrum_jax.inputs.prompt import is_unicode
+from ferrum_jax.io import system
 from ferrum_jax.io.error_text import named, quoted
 from ferrum_jax.openai.body_fields import given
 from ferrum_jax.openai.body_rules import require_known
@@ -64,7 +64,7 @@ async def create(request: Request) -> Response:
         raise FieldError(
             f"{file_id} has the purpose {file.purpose}; upload one with the purpose batch", "input_file_id"
         )
-    now = int(time.time())
+    now = int(system.now())
     asked = {"owner": owner, "input_file": file_id, "endpoint": endpoint, "window": window, "metadata": metadata}
     try:
         found = await asyncio.to_thread(folder.add_batch, **asked, created=now, expires=now + seconds)
@@ -118,7 +118,7 @@ async def cancel(request: Request) -> Response:
     if state.is_final:
         message = f"{found.id} is {state.status}, so there is nothing to cancel"
         raise HttpError(409, message, code="batch_has_ended")
-    await asyncio.to_thread(folder.cancel, found.id, int(time.time()))
+    await asyncio.to_thread(folder.cancel, found.id, int(system.now()))
     return exchange.json(await asyncio.to_thread(_form, folder, found, state))
 
 

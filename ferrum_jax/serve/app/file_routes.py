@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import tempfile
-import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from typing import Any, BinaryIO
@@ -14,6 +12,7 @@ from typing import Any, BinaryIO
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 
+from ferrum_jax.io import system
 from ferrum_jax.io.error_text import named, quoted
 from ferrum_jax.openai.errors import FieldError
 from ferrum_jax.openai.form_body import FormReader
@@ -36,7 +35,7 @@ async def upload(request: Request) -> Response:
     """Keeps a file of a form, for a batch."""
     exchange, folder = Exchange(request), require_folder(request)
     exchange.service.require_ready()
-    with _counted(request, exchange.key.owner), tempfile.TemporaryFile() as spool:
+    with _counted(request, exchange.key.owner), system.TemporaryFile() as spool:
         try:
             fields, filename = await _received(exchange, spool)
         except TimeoutError as error:
@@ -52,7 +51,7 @@ async def upload(request: Request) -> Response:
             owner=exchange.key.owner,
             filename=filename,
             purpose="batch",
-            created=int(time.time()),
+            created=int(system.now()),
         )
         try:
             found = await asyncio.to_thread(keep)

@@ -3,7 +3,7 @@
     files/ID.jsonl  files/ID.json              a file's content, then its record, without which there is no file
     batches/ID.json                            a batch as it was asked for
     batches/ID.cancel.json                     when it was asked to end
-    batches/ID.state.json                      how far it is, which the clerk writes
+    batches/ID.state.json, batches/ID.end.json  how far it is, and how it ended, which clerks write
     jobs/ID.jsonl  jobs/ID.jsonl.journal/      the job that answers its rows, as `ferrum-jax batch` keeps one
 
 Ids are random and checked before they are part of a name; nothing else that a client sends is. A record that cannot be
@@ -145,7 +145,7 @@ class BatchFolder:
 
     def remove_batch(self, batch_id: str) -> None:
         """Deletes a batch that has ended, its record first; its files stay."""
-        for end in ("", ".state", ".cancel"):
+        for end in ("", ".state", ".end", ".cancel"):
             self.store.remove(f"batches/{batch_id}{end}.json")
         self._batches.pop(batch_id, None)
 
@@ -160,10 +160,16 @@ class BatchFolder:
 
     def state(self, batch_id: str) -> BatchState | None:
         """How far a batch is; None where its record cannot be read."""
-        return self._read(BatchState, f"batches/{batch_id}.state.json", absent=BatchState())
+        begun = BatchState()
+        ended = self._read(BatchState, f"batches/{batch_id}.end.json", absent=begun)
+        return self._read(BatchState, f"batches/{batch_id}.state.json", absent=begun) if ended is begun else ended
 
     def keep_state(self, batch_id: str, state: BatchState) -> None:
-        self.store.replace(f"batches/{batch_id}.state.json", _json(state))
+        """The first end counts: a clerk that slept while another took over comes late."""
+        if state.is_final:
+            self.store.create(f"batches/{batch_id}.end.json", _json(state))
+        else:
+            self.store.replace(f"batches/{batch_id}.state.json", _json(state))
 
     # -- the jobs that answer them ---------------------------------------------------------------------
 
@@ -177,6 +183,13 @@ class BatchFolder:
         for end in ("", ".report.json", ".journal"):
             self.store.remove(f"jobs/{batch_id}.jsonl{end}")
 
+    def clear_jobs(self) -> None:
+        """Deletes what is left of jobs whose batches have ended or are gone: a clerk was killed or slept as it did."""
+        for batch_id in filter(_ID.fullmatch, {name.partition(".")[0] for name in self.store.names("jobs")}):
+            is_there, state = self.store.size(f"batches/{batch_id}.json") is not None, self.state(batch_id)
+            if not is_there or (state is not None and state.has_told_all):
+                self.remove_job(batch_id)
+
     # -- records ---------------------------------------------------------------------------------------
 
     def _records(self, folder: str, known: dict[str, Listed], read: Callable[[str], Listed | None]) -> list[Listed]:
@@ -184,18 +197,15 @@ class BatchFolder:
         there = {each for each in ids if _ID.fullmatch(each)}
         for gone in known.keys() - there:
             known.pop(gone, None)
-        found = [record for each in there if (record := read(each)) is not None]
+        found = [record for each in there if (record := known.get(each) or read(each)) is not None]
         return sorted(found, key=lambda record: (record.created, record.id))
 
     def _record(self, folder: str, known: dict[str, Listed], kind: type[Listed], record_id: str) -> Listed | None:
-        if _ID.fullmatch(record_id) is None:
+        found = self._read(kind, f"{folder}/{record_id}.json") if _ID.fullmatch(record_id) else None
+        if found is None or found.id != record_id:  # another server may have deleted it
             return None
-        if record_id not in known:
-            found = self._read(kind, f"{folder}/{record_id}.json")
-            if found is None or found.id != record_id:
-                return None
-            known[record_id] = found
-        return known.get(record_id)
+        known[record_id] = found
+        return found
 
     def _read(
         self, kind: type[Record], name: str, *, absent: Record | None = None, damaged: Record | None = None

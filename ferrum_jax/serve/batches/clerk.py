@@ -85,6 +85,7 @@ class Clerk:
         self._times = times or ClerkTimes()
         self._ended = system.Event()
         self._current: _Current | None = None
+        self._is_clear = False  # nothing is left of what an earlier clerk ended
         self._final: set[str] = set()  # ids of batches that have ended
         self._turns: dict[str, int] = {}  # by owner: when its last batch ended
         where, pause_s = f"batches in {folder.root}", self._times.pause_s
@@ -124,9 +125,12 @@ class Clerk:
     def _look(self, beat: Callable[[], None]) -> bool:
         """Ends what is to be ended, and begins the next batch that waits."""
         beat()
+        if not self._is_clear:
+            self._folder.clear_jobs()
+            self._is_clear = True
         if self._current is not None and not self._current.thread.is_alive():
             self._current = None
-        for asked, state in self._open():
+        for asked in self._open():
             ends_as = self._ends_as(asked)
             if self._current is not None and asked.id == self._current.asked.id:
                 if ends_as is not None:
@@ -134,12 +138,12 @@ class Clerk:
             elif not (self._disk.is_over and self._failures[asked.id].is_over):
                 continue
             elif ends_as is not None:
-                self._attempt(asked, functools.partial(self._settle, asked, state, ends_as))
+                self._attempt(asked, functools.partial(self._end, asked, ends_as))
             elif self._current is None:
                 self._current = _Current(asked, self._work, self.end)
         return True
 
-    def _open(self) -> list[tuple[AskedBatch, BatchState]]:
+    def _open(self) -> list[AskedBatch]:
         """Batches that have not ended, the next one first: one that was begun, then keys by turns, of each the oldest.
 
         One whose record cannot be read is passed over.
@@ -150,14 +154,13 @@ class Clerk:
             if state is None or (state.is_final and self._current is not None and self._current.asked.id == asked.id):
                 continue
             if state.is_final:
-                self._final.add(asked.id)
                 ended = max(state.times.values(), default=0)
                 self._turns[asked.owner] = max(self._turns.get(asked.owner, 0), ended)
-                if state.status != FAILED or state.output_file or state.error_file:
-                    self._folder.remove_job(asked.id)  # a kill may have come between
+                self._final.add(asked.id)
             else:
                 found.append((asked, state))
-        return sorted(found, key=lambda each: (each[1].status == VALIDATING, self._turns.get(each[0].owner, 0)))
+        found.sort(key=lambda each: (each[1].status == VALIDATING, self._turns.get(each[0].owner, 0)))
+        return [asked for asked, _ in found]
 
     def _ends_as(self, asked: AskedBatch) -> str | None:
         """CANCELLED or EXPIRED of a batch that is to end now, else None."""
@@ -195,7 +198,7 @@ class Clerk:
 
     def _state(self, asked: AskedBatch) -> BatchState:
         state = self._folder.state(asked.id)
-        if state is None:
+        if state is None or self._folder.batch(asked.id) is None:  # which is deleted first
             raise OSError(f"the record of {asked.id} cannot be read any more")
         return state
 
@@ -219,9 +222,12 @@ class Clerk:
         self._folder.keep_state(asked.id, state)
         return state
 
-    def _fail(self, asked: AskedBatch, code: str, why: str) -> None:
+    def _end(self, asked: AskedBatch, status: str, *errors: Mapping[str, Any]) -> None:
         """Ends a batch with the output so far."""
-        self._settle(asked, self._state(asked), FAILED, _error(code, why))
+        self._settle(asked, self._state(asked), status, *errors)
+
+    def _fail(self, asked: AskedBatch, code: str, why: str) -> None:
+        self._end(asked, FAILED, _error(code, why))
 
     def _now(self) -> int:
         return int(self._times.now())
@@ -271,7 +277,7 @@ class Clerk:
         A journal that cannot be read, however often, is kept, and the batch fails without files.
         """
         try:
-            state = self._with_files(asked, state, with_expired=status == EXPIRED)
+            state = self._with_files(asked, state, status)
         except Exception as error:
             if is_of_full_disk(error) or self._failures[asked.id].num_begun <= _MOST_FAILURES:
                 raise
@@ -284,12 +290,19 @@ class Clerk:
         self._keep(asked, state.entered(status, self._now(), errors=errors))
         self._folder.remove_job(asked.id)
 
-    def _with_files(self, asked: AskedBatch, state: BatchState, *, with_expired: bool) -> BatchState:
-        """The state of a batch whose files hold what its job has."""
+    def _with_files(self, asked: AskedBatch, state: BatchState, status: str) -> BatchState:
+        """The state of a batch whose files hold what its job has: the output of one that is done.
+
+        Else what the journal lists, which a store may do late.
+        """
         if not state.num_rows:
             return state
         with system.TemporaryFile() as answers, system.TemporaryFile() as errors:
-            found = self._gather(asked, answers, errors, with_expired=with_expired)
+            if status == COMPLETED:
+                with open_local(self._folder.job_path(asked.id)) as lines:
+                    found = parted(lines, answers, errors)
+            else:
+                found = self._gather(asked, answers, errors, with_expired=status == EXPIRED)
             output = self._keep_file(asked, "output", answers, found.ok_bytes)
             error = self._keep_file(asked, "error", errors, found.failed_bytes)
         counts = {"num_ok": found.num_ok, "num_failed": found.num_failed}

@@ -82,6 +82,11 @@ class BatchState:
     def is_final(self) -> bool:
         return self.status in FINAL
 
+    @property
+    def has_told_all(self) -> bool:
+        """Whether its files have all that was answered: not of answers that could not be read."""
+        return self.is_final and (self.status != FAILED or bool(self.output_file or self.error_file))
+
     def entered(self, status: str, now: int, **more: Any) -> BatchState:
         """The same in a state that it enters now."""
         return dataclasses.replace(self, status=status, times={**self.times, status: now}, **more)
