@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ferrum_jax.cli.flags import add_engine_flags, engine_config
 from ferrum_jax.cli.model import add_source
-from ferrum_jax.cli.parsers import new_command
+from ferrum_jax.cli.parsers import new_command, number
 
 if TYPE_CHECKING:
     from ferrum_jax.planning.offline.bundle_order import BundleOrder
@@ -41,7 +41,7 @@ def add(commands: Any) -> None:
     )
     compile.add_argument(
         "--processes",
-        type=_count,
+        type=number("a number of processes, 1 or more", int, 1),
         default=os.cpu_count() or 1,
         metavar="INT",
         help="how many compile at once, some gigabytes each for large models (default: one a core)",
@@ -77,12 +77,6 @@ def time_left(seconds: float | None) -> str:
     if not seconds:
         return ""
     return f"about {seconds / 60:.0f} minutes left" if seconds >= 90 else f"about {seconds:.0f} s left"
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of processes, 1 or more")
-    return int(text)
 
 
 def _run(args: argparse.Namespace) -> int:

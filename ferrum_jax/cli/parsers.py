@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import re
 import shutil
 from collections.abc import Callable, Sequence
@@ -92,6 +93,18 @@ def new_command(
     command.add_argument("--traceback", action="store_true", help="show where an error comes from")
     command.set_defaults(run=run)
     return command
+
+
+def number(what: str, kind: type = float, least: float = 0.0) -> Callable[[str], Any]:
+    """The type of an argument that is a finite number of `least` or more. what: it must be."""
+
+    def read(text: str) -> Any:
+        with contextlib.suppress(ValueError):
+            if (kind is float or text.isdecimal()) and least <= kind(text) < float("inf"):
+                return kind(text)
+        raise argparse.ArgumentTypeError(f"{text!r} is not {what}")
+
+    return read
 
 
 def _is_shown(action: argparse.Action, common: frozenset[str] | None) -> bool:

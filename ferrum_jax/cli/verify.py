@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from ferrum_jax.cli.job_llm import take_loading, verifying_llm
 from ferrum_jax.cli.model import adapters_of, add_adapters, add_model, job_config
-from ferrum_jax.cli.parsers import new_command
+from ferrum_jax.cli.parsers import new_command, number
 
 if TYPE_CHECKING:
     from ferrum_jax.batch.job import JobStart
@@ -38,7 +38,7 @@ def add(commands: Any) -> None:
     verify.add_argument("output", metavar="OUTPUT", help="file that `ferrum-jax batch` wrote, or its URL")
     verify.add_argument(
         "--sample",
-        type=_count,
+        type=lambda text: text if text == _ALL else number("a whole number above 0, or all", int, 1)(text),
         default=100,
         metavar="N",
         help="rows to answer again, or all; every line is read in any case (default: 100)",
@@ -51,7 +51,7 @@ def add(commands: Any) -> None:
     )
     verify.add_argument(
         "--margin",
-        type=_margin,
+        type=number("a number, 0 or more"),
         metavar="X",
         help="where equal bits are not promised: numbers and ties that differ by at most this count as rounding "
         "(default: 0.001 in float32, 0.125 in bfloat16, 0.5 with a smaller KV dtype)",
@@ -65,8 +65,9 @@ def add(commands: Any) -> None:
 
 
 def _run(args: argparse.Namespace) -> int:
+    from ferrum_jax.batch.journal.job_record import record_of
     from ferrum_jax.batch.verify.show import as_json, shown
-    from ferrum_jax.batch.verify.verify_job import EXIT_DIFFERS, Options, VerifyStopped, record_of, verify_job
+    from ferrum_jax.batch.verify.verify_job import EXIT_DIFFERS, Options, VerifyStopped, verify_job
     from ferrum_jax.core.progress import plain_console, status
 
     console = plain_console(stderr=True)
@@ -102,21 +103,3 @@ def _run(args: argparse.Namespace) -> int:
         for part in shown(found, args.model, options):
             plain_console().print(part)
     return code
-
-
-def _count(text: str) -> int | str:
-    if text == _ALL:
-        return text
-    if not text.isdecimal() or not int(text):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0, or all")
-    return int(text)
-
-
-def _margin(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0.0 <= value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number, 0 or more")
-    return value
