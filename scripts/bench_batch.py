@@ -35,28 +35,38 @@ from ferrum_jax.batch.batch_llm import RowRequest
 from ferrum_jax.batch.job import EXIT_PREEMPTED, JobOptions, JobStart, run_batch
 from ferrum_jax.batch.notice import Notice
 from ferrum_jax.core.kv_cache.cache_manager import CacheManager
-from ferrum_jax.core.outputs import CompletionOutput, EmbeddingOutput, RequestOutput, ScoreOutput
+from ferrum_jax.core.outputs import CompletionOutput, RequestOutput
 from ferrum_jax.core.plan import StepPlan
 from ferrum_jax.core.progress import plain_console
 from ferrum_jax.core.request import Request
+from ferrum_jax.core.request_options import RequestOptions
 from ferrum_jax.core.scheduler.drafting import StepCosts, drafting_of
 from ferrum_jax.core.scheduler.scheduler import Scheduler, StepsInFlight
+from ferrum_jax.inputs.identity import ModelIdentity
 from ferrum_jax.inputs.params.transcription_params import TranscriptionParams
-from ferrum_jax.inputs.prompt import Prompt
 from ferrum_jax.inputs.sizes.engine_sizes import EngineSizes
 from ferrum_jax.inputs.sizes.speculative import SpeculativeConfig
 from ferrum_jax.sampling_params import SamplingParams
+from ferrum_jax.tasks.task import EngineRequest
 from ferrum_jax.tasks.transcription.heard_sound import HeardSound
 from scripts.git_state import git_state
 
 TOKENS_IN, TOKENS_OUT, ROWS_AT_ONCE = 100, 10, 256
-_TEXT = "x" * TOKENS_OUT
-_KINDS = 200  # of answers
+_TEXT, _KINDS = "x" * TOKENS_OUT, 200  # kinds of answers
 _DRAFTS: Mapping[str, Any] = {"speculative_config": SpeculativeConfig(method="suffix"), "num_places": 2 * ROWS_AT_ONCE}
+
+
+_OF_MODEL: Any = dict.fromkeys(("weights", "tokenizer", "chat_template", "vectors", "dtype", "kv_dtype"), "none")
+
+
+class _Asked(RowRequest):
+    requests = property(lambda self: [EngineRequest(self.content, self.params, RequestOptions())])
 
 
 class HostLLM:
     """An LLM without its device's part. Answers repeat each other's, as those of a job do that drafts help."""
+
+    identity: ModelIdentity | None = None  # it answers always the same
 
     def __init__(self, *, schedules: bool, drafts: bool = False, on_answer: Callable[[int], None] = lambda num: None):
         """on_answer: told the number of answers, before each is given."""
@@ -68,10 +78,9 @@ class HostLLM:
             max_model_len=1024,
             **_DRAFTS if drafts else {},
         )
-        drafting = drafting_of(sizes)
+        self.drafting = drafting = drafting_of(sizes)
         if drafting is not None:
             drafting.costs = [StepCosts(num_rows=ROWS_AT_ONCE, bare=1.0, sizes=((2 * ROWS_AT_ONCE, 1.0), (8192, 4.0)))]
-        self.drafting = drafting
         self._scheduler = Scheduler([CacheManager(sizes)], drafting)
         self._schedules, self.on_answer = schedules, on_answer
         self._running: dict[int, Request] = {}
@@ -80,7 +89,7 @@ class HostLLM:
         self.step_s = array("d")  # of the host, for steps of all rows
 
     def row_tasks(self, now: datetime.datetime) -> Callable[[RowRequest], RowRequest]:
-        return lambda request: request
+        return lambda request: _Asked(*request)
 
     def run(
         self,
@@ -169,23 +178,8 @@ class HostLLM:
     def hear(self, sound: str, params: TranscriptionParams) -> HeardSound:
         raise AssertionError("no row is a sound")
 
-    def embed_as_completed(
-        self, requests: Iterable[tuple[int, Prompt]]
-    ) -> Generator[tuple[int, EmbeddingOutput | ValueError], None, None]:
-        raise AssertionError("no row asks for a vector")
-
-    def score_as_completed(
-        self, requests: Iterable[tuple[int, Mapping[str, Any]]]
-    ) -> Generator[tuple[int, ScoreOutput | ValueError], None, None]:
-        raise AssertionError("no row asks for a score")
-
-    @property
-    def identity(self) -> None:
-        """It answers always the same."""
-
     def stats(self) -> dict[str, Any]:
-        metrics = self._scheduler.metrics()
-        return {"live": metrics.live, "num_blocks": 16383, "computed_tokens": 1, "padded_tokens": 1}
+        return {"live": self._scheduler.metrics().live, "num_blocks": 16383, "computed_tokens": 1, "padded_tokens": 1}
 
 
 def _output(request: Request, *, finished: bool = True) -> RequestOutput:
@@ -236,10 +230,11 @@ def _peak_bytes(who: int = resource.RUSAGE_SELF) -> int:
     return resource.getrusage(who).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
-def _run(folder: Path, name: str, make_llm: Callable[[], HostLLM], notice: Notice | None = None) -> dict[str, Any]:
-    """The job's exit code, the time it took, until its first answer as well, and the LLM that it had."""
-    made: list[HostLLM] = []
-    first: list[float] = []
+def _run(
+    folder: Path, name: str, make_llm: Callable[[], HostLLM], notice: Notice | None = None, reuse: Sequence[str] = ()
+) -> dict[str, Any]:
+    """The time that the job took, until its first answer as well, and the LLM that it had."""
+    made, first = list[HostLLM](), list[float]()
 
     def start(rows: JobStart) -> HostLLM:
         made.append(make_llm())
@@ -260,11 +255,12 @@ def _run(folder: Path, name: str, make_llm: Callable[[], HostLLM], notice: Notic
         folder / f"{name}.out.jsonl",
         model="none",
         console=plain_console(quiet=True),
-        options=JobOptions(),
+        options=JobOptions(reuse=reuse),
         notice=notice,
     )
+    assert code == (0 if notice is None else EXIT_PREEMPTED)
     times = {"wall_s": time.perf_counter() - wall, "cpu_s": _cpu_s() - cpu, "first_s": first[0]}
-    return {"code": code, "llm": made[0], **times}
+    return {"llm": made[0], **times}
 
 
 def _host_ms(llm: HostLLM) -> list[float]:
@@ -282,40 +278,43 @@ def _require_answers(folder: Path, name: str, count: int) -> None:
     assert found == count, f"{found} of {count} rows have their answer"
 
 
-def measure(folder: Path, num_rows: int, *, schedules: bool, drafts: bool, restarts: bool) -> dict[str, Any]:
+def measure(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
     """Runs a small job to warm up, then this one; correctness is asserted."""
-    make_llm = functools.partial(HostLLM, schedules=schedules, drafts=drafts)
-    before_us = _json_loads_us()
+    num_rows, make_llm = args.rows, functools.partial(HostLLM, schedules=not args.no_scheduler, drafts=args.drafts)
     write_input(folder / "warm.jsonl", 1000)
     small = _run(folder, "warm", make_llm)
-    assert small["code"] == 0
     _require_answers(folder, "warm", 1000)
     write_input(folder / "all.jsonl", num_rows)
-    before_bytes = _peak_bytes()
-    restarted: dict[str, Any] = {}
-    if restarts:
+    name, reuse, num_to_run = "all", [], num_rows
+    if args.reuse:
+        HostLLM.identity = ModelIdentity(**_OF_MODEL, end_tokens=(), max_model_len=1024, invariant=True)
+        _run(folder, "all", make_llm)
+        with open(folder / "all.jsonl", "rb") as old, open(folder / "new.jsonl", "wb") as new:
+            new.writelines(line.replace(b"[", b"[1, ", number % 100 == 0) for number, line in enumerate(old))
+        name, reuse, num_to_run = "new", [str(folder / "all.out.jsonl")], num_rows // 100
+    before_bytes, restarted = _peak_bytes(), {}
+    if args.restart:
         notice = Notice()
 
         def stop(num_answers: int) -> None:
-            if num_answers == num_rows // 2:
+            if num_answers == num_to_run // 2:
                 notice.give("the benchmark", EXIT_PREEMPTED)
 
-        half = _run(folder, "all", lambda: make_llm(on_answer=stop), notice)
-        assert half["code"] == EXIT_PREEMPTED
-    whole = _run(folder, "all", make_llm)
-    assert whole["code"] == 0
-    _require_answers(folder, "all", num_rows)
-    if restarts:
+        half = _run(folder, name, lambda: make_llm(on_answer=stop), notice, reuse)
+    whole = _run(folder, name, make_llm, None, reuse)
+    _require_answers(folder, name, num_rows)
+    if args.restart:
         restarted = {"restart_s": round(whole["first_s"], 1), "rows_before": half["llm"].num_answers}
         whole["wall_s"], whole["cpu_s"] = (whole[name] + half[name] for name in ("wall_s", "cpu_s"))
-    report = json.loads((folder / "all.out.jsonl.report.json").read_bytes())
+    report = json.loads((folder / f"{name}.out.jsonl.report.json").read_bytes())
     counts = whole["llm"].drafting and whole["llm"].drafting.counts
     return {
         "rows": num_rows,
-        "scheduler": schedules,
+        "computed": num_rows - report.get("reused", {"rows": 0})["rows"],
+        "scheduler": not args.no_scheduler,
         "rows_per_s": round(num_rows / whole["wall_s"]),
         "rows_per_cpu_s": round(num_rows / whole["cpu_s"]),
-        "json_loads_us": round((before_us + _json_loads_us()) / 2, 2),
+        "json_loads_us": round(_json_loads_us(), 2),
         "journal_share": round(sum(run["journal_s"] for run in report["runs"]) / whole["wall_s"], 4),
         "host_ms": {"1000 rows": _host_ms(small["llm"]), f"{num_rows} rows": _host_ms(whole["llm"])},
         **restarted,
@@ -332,11 +331,11 @@ def main() -> None:
     parser.add_argument("--no-scheduler", action="store_true", help="answer rows without scheduling them")
     parser.add_argument("--drafts", action="store_true", help="draft tokens from the answers of other rows")
     parser.add_argument("--restart", action="store_true", help="stop the job after half of its rows, and go on")
+    parser.add_argument("--reuse", action="store_true", help="with the answers of an earlier job to 99 rows of 100")
     parser.add_argument("--folder", help="where files go; a new temporary folder if not given")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=args.folder) as folder:
-        schedules = not args.no_scheduler
-        found = measure(Path(folder), args.rows, schedules=schedules, drafts=args.drafts, restarts=args.restart)
+        found = measure(Path(folder), args)
     print(json.dumps({**found, "python": platform.python_version(), **git_state()}))
 
 

@@ -22,6 +22,7 @@ from rich.console import Console
 from rich.text import Text
 
 from ferrum_jax.batch.batch_llm import BatchLLM
+from ferrum_jax.batch.earlier.answers import EarlierAnswers, earlier_answers
 from ferrum_jax.batch.input.files import reading_rows
 from ferrum_jax.batch.input.rows import Rows, seldom_looking_for_cycles
 from ferrum_jax.batch.job_paths import check_paths
@@ -183,6 +184,7 @@ class _Run:
         )
         self._recorder = Recorder(self._tally, keep=lambda stats: self._keep_run(stats, _GOES_ON))
         self._leases: Leases | None = None  # where rows are left to run
+        self._earlier: EarlierAnswers | None = None  # that rows take
         self._time = Timekeeper(
             options.terms,
             rows=rows,
@@ -221,7 +223,8 @@ class _Run:
 
     def _share_job(self, leases: Leases, make_llm: Callable[[], BatchLLM]) -> None:
         """Runs rows, and writes what the job has if this worker is the one to do so."""
-        with Keeper(self._journal, leases, self._options) as keeper:
+        options = self._options
+        with earlier_answers(options.reuse) as self._earlier, Keeper(self._journal, leases, options) as keeper:
             self._work(keeper, make_llm)
             if self._journal.is_complete:
                 self._merge(leases)
@@ -240,6 +243,8 @@ class _Run:
         llm = make_llm(JobStart(rows=self._rows, identity=self._job))
         self._has_loaded = True
         self._job.begin(llm.identity)
+        if self._earlier is not None:
+            self._earlier.begin(self._job, llm.identity, self._options)
         self._rows.generation = self._job.generation
         return llm
 
@@ -254,6 +259,7 @@ class _Run:
                 notice=self._notice,
                 display=display,
                 recorder=self._recorder,
+                earlier=self._earlier,
             )
             try:
                 with self._notice.orderly(True):
@@ -305,7 +311,7 @@ class _Run:
             torn_segments=self._journal.num_torn,
             rows_that_crashed_the_engine=len(self._journal.num_crashes),
             **self._time.report(self._partial),
-            **self._job.report(),
+            **self._job.report(self._journal.num_reused),
             record=job_record(self._place, self._rows, self._job, source, self._loading),
         )
         found = sealed(found)

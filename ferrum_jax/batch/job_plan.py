@@ -59,6 +59,7 @@ class Plan:
     num_unsaid: int
     sound_s: float
     bad: Sequence[str]
+    num_reused: int = 0  # rows that take an earlier answer, if this model gave it; no other count has them
 
     @property
     def tokens(self) -> int:
@@ -196,6 +197,7 @@ def plan_table(plan: Plan, engine: Mapping[str, str], expected: Sequence[tuple[s
         ("bad rows", f"{plan.num_bad:,}"),
         ("rows that are too long, that the chat template refuses, or whose sound is damaged", f"{plan.num_refused:,}"),
         ("rows done", f"{plan.num_done:,}"),
+        *([("rows with an earlier answer", f"{plan.num_reused:,}")] if plan.num_reused else []),
         ("parts that workers take", f"{plan.num_parts:,}"),
         *_sounds(plan),
         ("tokens in", f"{plan.prompt_tokens:,}"),

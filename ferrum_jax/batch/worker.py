@@ -16,11 +16,12 @@ from itertools import islice
 from typing import Any
 
 from ferrum_jax.batch.batch_llm import BatchLLM, RowCrash, RowRequest, run_rows
+from ferrum_jax.batch.earlier.answers import EarlierAnswers
 from ferrum_jax.batch.engine_rows import EngineRows, num_written
 from ferrum_jax.batch.input.formats import BadRow, Row
 from ferrum_jax.batch.input.rows import Rows
 from ferrum_jax.batch.journal.job_identity import JobIdentity, JobRefused
-from ferrum_jax.batch.journal.journal import CRASH, FAILED, OK, PARTIAL
+from ferrum_jax.batch.journal.journal import CRASH, FAILED, OK, PARTIAL, REUSED
 from ferrum_jax.batch.journal.keeper import Keeper
 from ferrum_jax.batch.journal.partials import encode_partial
 from ferrum_jax.batch.journal.parts import JobParts
@@ -57,9 +58,11 @@ class Worker:
         notice: Notice,
         display: Display,
         recorder: Recorder,
+        earlier: EarlierAnswers | None,
     ) -> None:
-        """keeper: of the worker's journal and leases, which makes durable what this loop adds."""
+        """keeper: of the worker's journal and leases, which makes what this loop adds durable. earlier: for rows."""
         self._rows, self._job, self._notice, self._display, self._time = rows, job, notice, display, timekeeper
+        self._earlier = earlier
         self._journal, self._options = keeper.journal, keeper.options
         self._check, self._recorder, self._tally = keeper.check, recorder, display.tally
         self._stats: Callable[[], Mapping[str, Any]] | None = None
@@ -173,6 +176,8 @@ class Worker:
                     except ValueError as error:
                         self._fail(index, _bad_row(row, str(error)), epoch)
                         continue
+                if self._earlier is not None and self._reuse(self._earlier, llm, index, row, epoch):
+                    continue
                 before = self._journal.partial(index)
                 self._time.forecaster.meter.begin(index, num_written(before))
                 yield from self._open.begin(index, row, epoch, before)
@@ -311,6 +316,18 @@ class Worker:
             index, sum(num_written(each.outputs) for each in answers if isinstance(each, RequestOutput))
         )
 
+    def _reuse(self, earlier: EarlierAnswers, llm: BatchLLM, index: int, row: Row, epoch: int) -> bool:
+        """Whether an earlier job answered the row's request, so that the row has its line without the engine."""
+        line = earlier.line(llm, row, self._job)
+        if line is None:
+            return False
+        self._journal.append(REUSED, index, line[:-1], epoch)
+        self._time.forecaster.meter.drop(index)
+        self._tally.num_own += 1
+        if system.monotonic() - self._shown_s > _SHOW_INTERVAL_S:
+            self._show()
+        return True
+
     def _fail(self, index: int, bad: BadRow, epoch: int) -> None:
         self._journal.append(FAILED, index, failed_line(bad)[:-1], epoch)
         self._time.forecaster.meter.drop(index)
@@ -350,6 +367,7 @@ class Worker:
         self._shown_s = system.monotonic()
         self._tally.num_ok = self._journal.num_ok
         self._tally.num_failed = self._rows.num_bad + self._journal.num_failed
+        self._tally.num_reused = self._journal.num_reused
         if self._stats is not None:
             self._sample()
         self._look()

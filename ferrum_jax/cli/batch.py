@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 import contextlib
 import functools
+import hashlib
 import json
 import os
+import shutil
 import tempfile
 import time
 from collections.abc import Callable
@@ -32,6 +34,7 @@ from ferrum_jax.cli.model import (
 from ferrum_jax.cli.model_names import model_names
 from ferrum_jax.cli.parsers import PrintAndExit, add_flags, new_command, number_of
 from ferrum_jax.config import EngineConfig
+from ferrum_jax.io.files.store import open_local, open_store, split
 from ferrum_jax.io.paths import require_free
 from ferrum_jax.openai.schemas import row_schema
 
@@ -76,6 +79,7 @@ def add(commands: Any) -> None:
         "nothing",
     }
     add_flags(batch, switches)
+    _add_earlier(batch)
     _add_shown(batch)
     _add_leaving(batch)
     add_end(batch)
@@ -96,13 +100,36 @@ def _add_shown(batch: argparse.ArgumentParser) -> None:
 
 
 def _add_files(batch: argparse.ArgumentParser) -> None:
-    files = {
-        "--input FILE": "file or its URL, one request a line, in the OpenAI batch form or the short form; "
-        ".jsonl, .csv, .parquet, also .gz and .zst; or a folder of sounds, one request for each",
-        "--output FILE": "file or its URL, of the same kinds, written when all rows are answered, in the order of the "
-        "input; FILE.journal holds what is done until then",
+    source = (
+        "file or its URL, one request a line, in the OpenAI batch form or the short form; .jsonl, .csv, .parquet, also "
+        ".gz and .zst; or a folder of sounds, one request for each. With --fork the earlier job's (default: as its "
+        "report says)"
+    )
+    output = (
+        "file or its URL, of the same kinds, written when all rows are answered, in the order of the input; "
+        "FILE.journal holds what is done until then"
+    )
+    batch.add_argument("--input", metavar="FILE", help=source)
+    batch.add_argument("--output", required=True, metavar="FILE", help=output)
+
+
+def _add_earlier(batch: argparse.ArgumentParser) -> None:
+    """Flags for jobs that go on from others."""
+    flags = {
+        "--fork OUTPUT": "go on from the chats of an earlier output, each with its answer and a turn of the user; these "
+        "rows are kept beside the new output, as OUTPUT.fork-DIGEST.jsonl",
+        "--append TEXT": "with --fork: the turn of every row",
+        "--append-file FILE": "with --fork: file or its URL with a turn a line",
+        "--reuse-text": "with --reuse: also answers from another machine or mode, whose bits may differ",
     }
-    add_flags(batch, files, required=True)
+    add_flags(batch, flags)
+    batch.add_argument(
+        "--reuse",
+        type=lambda text: text.split(","),
+        default=[],
+        metavar="OUTPUT[,OUTPUT]",
+        help="earlier outputs, from which a row that asks the same of the same model takes its answer",
+    )
 
 
 def _add_leaving(batch: argparse.ArgumentParser) -> None:
@@ -135,6 +162,12 @@ def _add_leaving(batch: argparse.ArgumentParser) -> None:
 
 
 def _run(args: argparse.Namespace) -> int:
+    if (args.append is not None) + (args.append_file is not None) != (args.fork is not None):
+        raise ValueError("--fork needs one turn of the user, by either --append or --append-file, which need --fork")
+    if args.fork is not None:
+        return _run_fork(args)
+    if args.input is None:
+        raise ValueError("there is nothing to answer; name rows with --input, or an earlier output with --fork")
     if not os.path.isdir(args.input):
         return _run_rows(args)
     if getattr(args, "image_root", None) is not None:
@@ -147,11 +180,37 @@ def _run(args: argparse.Namespace) -> int:
         return _run_rows(args)
 
 
+def _run_fork(args: argparse.Namespace) -> int:
+    """The rows are kept beside the output, where `verify` reads them; a plan keeps nothing."""
+    from ferrum_jax.batch.earlier.fork import forked_lines
+
+    turns, adapters = [args.append], list(named_adapters(args))
+    if args.append_file is not None:
+        with open_local(args.append_file) as file:
+            turns = [line.decode().rstrip("\r\n") for line in file]
+    state = hashlib.blake2b(digest_size=8)
+    with tempfile.NamedTemporaryFile(suffix=".jsonl") as rows:
+        for line in forked_lines(args.fork, args.input, turns, adapters[0] if len(adapters) == 1 else None):
+            state.update(line)
+            rows.write(line)
+        rows.flush()
+        args.input = rows.name
+        if not args.plan:
+            args.input = f"{args.output}.fork-{state.hexdigest()}.jsonl"
+            folder, name = split(args.input)
+            rows.seek(0)
+            with open_store(folder).writing(name) as kept:
+                shutil.copyfileobj(rows, kept)
+        return _run_rows(args)
+
+
 def _run_rows(args: argparse.Namespace) -> int:
     config = chosen_config(args)
     row_defaults(args)  # before anything is read
     terms = end_terms(args)
     adapters_of(args, config)
+    if args.reuse_text and (not args.reuse or args.strict_bits):
+        raise ValueError("--reuse-text is for --reuse, and takes what --strict-bits refuses; leave one of them out")
     if args.plan and args.coordinator is not None:  # process 0 alone would look at devices, and wait for the others
         raise ValueError("--plan plans for the devices of one process; leave --coordinator out")
     if args.plan:
@@ -193,6 +252,8 @@ def _run_job(
             expiry_s=args.lease_expiry,
             new_run=args.new_run,
             strict_bits=args.strict_bits,
+            reuse=args.reuse,
+            reuse_text=args.reuse_text,
             leaves_early=args.leave_early,
             page_path=args.report,
             loading=loading_of(args, getattr(args, "sounds", args.input)),

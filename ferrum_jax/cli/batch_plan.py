@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import functools
 import time
 from typing import TYPE_CHECKING
@@ -24,6 +25,7 @@ def show_plan(args: argparse.Namespace, config: EngineConfig, terms: EndTerms, k
 
     Reads no weight, compiles and writes nothing.
     """
+    from ferrum_jax.batch.earlier.answers import earlier_answers
     from ferrum_jax.batch.input.files import reading_rows
     from ferrum_jax.batch.input.rows import Rows
     from ferrum_jax.batch.job_plan import make_plan, measured_outlook
@@ -52,8 +54,12 @@ def show_plan(args: argparse.Namespace, config: EngineConfig, terms: EndTerms, k
         ids = texts.token_ids(order.longest_text(texts, most))
         token_ids, foresee = functools.partial(ids, now=started_of(record)), functools.cache(ids.foreseen)
         layout = order.on_paper(reach_of(rows, token_ids, most, foresee))
+        num_to_run, num_parts = len(rows.order), len(rows.parts())
+        with earlier_answers(args.reuse) as earlier:
+            rows.order = rows.order if earlier is None else earlier.left(rows, token_ids, layout.max_model_len)
         size = layout.ledger.block_size
         plan = make_plan(rows, journal, token_ids, foresee, block_size=size, max_model_len=layout.max_model_len)
+        plan = dataclasses.replace(plan, num_parts=num_parts, num_reused=num_to_run - len(rows.order))
         padding = expected_padding(as_logged(rows, token_ids, layout.max_model_len, foresee), layout)
         paced = measured_outlook(rows, journal, terms, time.time(), known)
     _print(args, plan, layout, padding, paced, terms)

@@ -10,7 +10,7 @@ from ferrum_jax.io.paths import NamedPath, kept_beside, require_apart
 
 # Arguments by what is done with them; `reads` of a command's parser says of others of these that it only reads them.
 _MODELS = ("model", "tokenizer", "hf", "orbax")
-_READ = ("input", "prompt_file")
+_READ = ("input", "prompt_file", "reuse", "fork", "append_file")
 _READ_FOLDERS = ("bundle", "load_prefix_cache")
 _WRITTEN = ("output", "report", "request_log", "plot", "profile")
 _WRITTEN_FOLDERS = ("save_prefixes_at_notice", "out", "to_hf", "dir", "compilation_cache_dir")

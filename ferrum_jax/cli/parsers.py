@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import math
 import re
 import shutil
@@ -111,13 +112,10 @@ def number_of(least: float, wanted: str) -> Callable[[str], Any]:
     """The reader of a flag's number, which is `least` or more, and whole if that is. wanted: such a one, in words."""
 
     def read(text: str) -> float:
-        try:
-            value = type(least)(text)
-        except ValueError:
-            value = -1
-        if not least <= value < math.inf:
-            raise argparse.ArgumentTypeError(f"{text!r} is not {wanted}")
-        return value
+        with contextlib.suppress(ValueError):
+            if (isinstance(least, float) or text.isdecimal()) and least <= type(least)(text) < math.inf:
+                return type(least)(text)
+        raise argparse.ArgumentTypeError(f"{text!r} is not {wanted}")
 
     return read
 

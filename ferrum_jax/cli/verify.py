@@ -38,7 +38,7 @@ def add(commands: Any) -> None:
     verify.add_argument("output", metavar="OUTPUT", help="file that `ferrum-jax batch` wrote, or its URL")
     verify.add_argument(
         "--sample",
-        type=_count,
+        type=lambda text: text if text == _ALL else number_of(1, "a whole number above 0, or all")(text),
         default=100,
         metavar="N",
         help="rows to answer again, or all; every line is read in any case (default: 100)",
@@ -65,8 +65,9 @@ def add(commands: Any) -> None:
 
 
 def _run(args: argparse.Namespace) -> int:
+    from ferrum_jax.batch.journal.job_record import record_of
     from ferrum_jax.batch.verify.show import as_json, shown
-    from ferrum_jax.batch.verify.verify_job import EXIT_DIFFERS, Options, VerifyStopped, record_of, verify_job
+    from ferrum_jax.batch.verify.verify_job import EXIT_DIFFERS, Options, VerifyStopped, verify_job
     from ferrum_jax.core.progress import plain_console, status
 
     console = plain_console(stderr=True)
@@ -102,7 +103,3 @@ def _run(args: argparse.Namespace) -> int:
         for part in shown(found, args.model, options):
             plain_console().print(part)
     return code
-
-
-def _count(text: str) -> int | str:
-    return text if text == _ALL else number_of(1, "a whole number above 0, or all")(text)

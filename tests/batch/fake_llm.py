@@ -15,10 +15,12 @@ import numpy as np
 from ferrum_jax.batch.batch_llm import RowRequest
 from ferrum_jax.batch.input.formats import Row, parse_line
 from ferrum_jax.core.outputs import CompletionOutput, EmbeddingOutput, Logprob, RequestOutput, ScoreOutput
+from ferrum_jax.core.request_options import RequestOptions
 from ferrum_jax.inputs.identity import ModelIdentity
 from ferrum_jax.inputs.prompt import take_apart
 from ferrum_jax.openai.asked import EMBEDS, SCORES
 from ferrum_jax.sampling_params import SamplingParams
+from ferrum_jax.tasks.task import EngineRequest
 
 IDENTITY = ModelIdentity(
     weights="00",
@@ -80,7 +82,7 @@ class FakeLLM:
 
     def row_tasks(self, now: datetime.datetime) -> Callable[[RowRequest], RowRequest]:
         self.now = now
-        return lambda request: request
+        return lambda request: _Asked(*request)
 
     def run(
         self,
@@ -140,6 +142,15 @@ class FakeLLM:
                 self.running.remove(row)
                 self.num_answered += 1
                 yield row.key, row.output(finished=True)
+
+
+class _Asked(RowRequest):
+    """With the requests that a model's task has."""
+
+    @property
+    def requests(self) -> list[EngineRequest]:
+        ids = answer(take_apart(self.content).content, self.params).prompt_token_ids
+        return [EngineRequest(ids, self.params, RequestOptions())]
 
 
 class _Running:
@@ -224,7 +235,7 @@ def answer(prompt: object, params: SamplingParams) -> RequestOutput:
 
 
 def _choice(prompt_ids: tuple[int, ...], params: SamplingParams, index: int) -> CompletionOutput:
-    seed = repr((prompt_ids, params.seed, index)).encode()
+    seed = repr((prompt_ids, params.seed if params.temperature else None, index)).encode()
     length = max(1, min(params.max_tokens or 8, 64) - index)  # choices end at different steps
     digest = hashlib.blake2b(seed, digest_size=length).digest()
     token_ids = tuple(97 + byte % 26 for byte in digest)

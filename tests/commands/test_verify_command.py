@@ -210,5 +210,5 @@ def test_a_line_keeps_the_body_that_clients_read(whole):
     for line in map(json.loads, (whole / "out.jsonl").read_text().splitlines()):
         assert line.keys() == {"id", "custom_id", "response", "error"}
         assert line["response"].keys() == {"status_code", "request_id", "body", "record"}
-        assert line["response"]["record"].keys() == {"seed", "tokens", "line"}
+        assert line["response"]["record"].keys() == {"seed", "request", "tokens", "line"}
         assert "record" not in line["response"]["body"]

@@ -50,6 +50,7 @@ _CONTENT_OF = {url: field for field, url in reversed(CONTENTS.items())} | {
 NO_DEFAULTS: Mapping[str, Any] = MappingProxyType({})
 _PACE_TYPES = {"speculative": (bool, type(None)), "priority": (int, type(None))}
 _OF_ROWS = LABELS | {"seed", "priority"}  # fields in which rows that ask alike may differ
+_UNASKED = _OF_ROWS | PACE | {"adapter"}
 
 
 class Row(NamedTuple):
@@ -59,7 +60,8 @@ class Row(NamedTuple):
     lists all choices of the first, then of the next. how: the request's parameters, one object for equal ones.
     A sound is named by its URL, or by a path below the root, until it is read; then its prompts are its windows.
     seeds: one for each prompt; none if nothing is generated. model: that the row asks for; None accepts the job's.
-    adapter: the name in its prompts. priority: lower runs first.
+    adapter: the name in its prompts. priority: lower runs first. asks: digests its content and fields but for names and
+    seed, in hexadecimal; "" of a row that is parsed for the first time.
     """
 
     id: str
@@ -71,6 +73,7 @@ class Row(NamedTuple):
     model: str | None = None
     adapter: str | None = None
     priority: int = 0
+    asks: str = ""
 
     @property
     def prompt(self) -> Prompt:
@@ -166,7 +169,7 @@ def parse_line(
     neighbours nor a restart change what is drawn. digest: of the line, if it was parsed before. defaults: the job's
     sampling fields, as a body has them, for rows that do not give them.
     """
-    custom_id = None
+    custom_id, is_known = None, digest is not None
     try:
         line = load_line(raw)
         custom_id = custom_id_of(line)
@@ -182,12 +185,16 @@ def parse_line(
         url = line["url"] if "url" in line else CONTENTS[key]
         kind = ROW_BODIES[url]
         generates = kind in TEXTS
-        how = _how(kind, with_defaults(rest, defaults) if defaults and generates else rest)
+        fields = with_defaults(rest, defaults) if defaults and generates else rest
+        how = _how(kind, fields)
         prompts = _prompts(key, content if packed is None else packed, rest, how)
         seeds = _seeds(seed, digest, rest.get("seed"), len(prompts)) if generates or kind in SOUNDS else ()
         if seeds:
             how.params.with_seed(seeds[0])  # raises for what is not a seed
-        row = Row(digest, custom_id, prompts, how, seeds, url, given(rest, "model"), None, given(rest, "priority") or 0)
+        asked = {name: value for name, value in fields.items() if name not in _UNASKED}
+        asks = _digest(canonical({**asked, key: content, "url": url}, packed)) if is_known else ""
+        model, priority = given(rest, "model"), given(rest, "priority") or 0
+        row = Row(digest, custom_id, prompts, how, seeds, url, model, None, priority, asks)
         adapter = given(rest, "adapter")
     except ValueError as error:
         return _bad_line(digest, custom_id, line_number, error, code="invalid_request")

@@ -4,6 +4,7 @@
     model.json         the values of the ModelIdentity that answers: recorded before the first row is answered
     hub.json           for a hub's model, the requested revision and its commit: recorded before it is fetched
     environments/      a file for each environment in which rows were answered, named by its digest
+    reused/            a file for each earlier output whose answers rows may have taken, likewise
 
 Settings and values that differ are refused by name. Environments may differ, because a job may go on on any machine;
 in invariant mode the user is told that bits may differ then, and with `strict_bits` that is refused.
@@ -27,8 +28,8 @@ from ferrum_jax.io.files.store import Store
 FORMAT = 1  # of all files of a journal
 RECORD = "job.json"
 REQUIRE_VALID = "require_valid"  # a setting, recorded where it is asked for
-_MODEL, _HUB, _ENVIRONMENTS = "model.json", "hub.json", "environments"
-OF_MODEL = (_MODEL, _ENVIRONMENTS)  # recorded once a model is loaded
+_MODEL, _HUB, _ENVIRONMENTS, _REUSED = "model.json", "hub.json", "environments", "reused"
+OF_MODEL = (_MODEL, _ENVIRONMENTS, _REUSED)  # recorded once a model is loaded
 BEFORE_ROWS = (*OF_MODEL, _HUB, RECORD)  # the job's record last: without it nothing else counts
 _OF_HUB = frozenset(("model", "revision", "commit"))
 _MAX_SHOWN = 60  # characters of a value
@@ -120,8 +121,7 @@ class JobIdentity:
         if (record := self._read(RECORD)) is not None:  # until a row is begun others may replace it
             refuse_changes(self._target, record["settings"], self._settings)
         self._record(identity)
-        name = digest_of(dict(identity.environment))
-        self._store.create(f"{_ENVIRONMENTS}/{name}.json", file_of(dict(identity.environment)))
+        self._keep(_ENVIRONMENTS, identity.environment)
         if self._options.strict_bits:
             self._require_bits(identity)  # another worker may have been first here too
         self._begun.append(begun)
@@ -131,6 +131,15 @@ class JobIdentity:
                 f"Rows of this job are answered in different environments: {'; '.join(differences)}. Their bits may "
                 "differ from those of a job that ran in only one; --strict-bits refuses such a start."
             )
+
+    def reuse(self, outputs: Sequence[Mapping[str, Any]], environments: Sequence[Mapping[str, str]]) -> None:
+        """Records earlier outputs, before a row takes an answer of theirs, and other environments that gave these."""
+        for folder, kept in ((_REUSED, outputs), (_ENVIRONMENTS, environments)):
+            for each in kept:
+                self._keep(folder, each)
+
+    def _keep(self, folder: str, values: Mapping[str, Any]) -> None:
+        self._store.create(f"{folder}/{digest_of(dict(values))}.json", file_of(values))
 
     def _record(self, identity: ModelIdentity) -> None:
         """Raises JobRefused as `check` does."""
@@ -152,26 +161,29 @@ class JobIdentity:
         model = self._read(_MODEL)
         if model is None or not model.get("invariant"):
             return []
-        first, *others = self._environments() or [{}]
+        first, *others = self._kept(_ENVIRONMENTS) or [{}]
         return list(dict.fromkeys(phrase for other in others for phrase in environment_changes(first, other)))
 
     def implementations(self) -> dict[str, str]:
         """The attention, with its tiles, that answered rows on each kind of device, where it was only one."""
         found: dict[str, set[str]] = {}
-        for environment in self._environments():
+        for environment in self._kept(_ENVIRONMENTS):
             if {"device_kind", "implementation"} <= environment.keys():
                 found.setdefault(environment["device_kind"], set()).add(environment["implementation"])
         return {kind: names.pop() for kind, names in found.items() if len(names) == 1}
 
-    def report(self) -> dict[str, Any]:
-        """The job's entries of report.json."""
+    def report(self, num_reused: int = 0) -> dict[str, Any]:
+        """The job's entries of report.json. num_reused: rows that have the answer of an earlier output."""
         hub = self._read(_HUB)
         identity = {
             **self._settings,
             **({} if hub is None else {"commit": hub["commit"]}),
             **(self._read(_MODEL) or {}),
         }
-        return {"identity": identity, "environments": self._environments(), "differing_bits": self.differing_bits()}
+        found: dict[str, Any] = {"environments": self._kept(_ENVIRONMENTS), "differing_bits": self.differing_bits()}
+        if earlier := self._kept(_REUSED):
+            found["reused"] = {"rows": num_reused, "outputs": earlier}
+        return {"identity": identity, **found}
 
     def record(self) -> dict[str, Any]:
         """The job's part of the report's record: its settings, the model that answered, the lines' fingerprint."""
@@ -191,17 +203,16 @@ class JobIdentity:
                 "the CPU in float32), or leave --strict-bits out"
             )
         here = {name: str(value) for name, value in identity.environment.items()}
-        changes = [phrase for other in self._environments() for phrase in environment_changes(other, here)]
+        changes = [phrase for other in self._kept(_ENVIRONMENTS) for phrase in environment_changes(other, here)]
         if changes:
             raise JobRefused(
                 f"rows of {self._target} were answered in another environment: {'; '.join(dict.fromkeys(changes))}; "
                 "go on there, begin anew here with --new-run, or leave --strict-bits out if bits may differ"
             )
 
-    def _environments(self) -> list[dict[str, str]]:
-        names = sorted(self._store.names(_ENVIRONMENTS))
-        found = [self._read(f"{_ENVIRONMENTS}/{name}") for name in names]
-        return [environment for environment in found if environment is not None]
+    def _kept(self, folder: str) -> list[dict[str, str]]:
+        found = [self._read(f"{folder}/{name}") for name in sorted(self._store.names(folder))]
+        return [each for each in found if each is not None]
 
     def _read(self, name: str) -> dict[str, Any] | None:
         """The file's record, or None. Raises JobRefused for a damaged file."""

@@ -22,6 +22,7 @@ from ferrum_jax.batch.journal.job_identity import JobIdentity, fingerprint_of
 from ferrum_jax.inputs.identity import digest_of
 from ferrum_jax.io.error_text import quoted
 from ferrum_jax.io.files.json_files import parse_json
+from ferrum_jax.io.files.store import open_store, split
 from ferrum_jax.io.paths import is_url
 
 FORMAT = 1
@@ -110,6 +111,16 @@ _FITS: Mapping[str, Callable[[Any], bool]] = {
     "rows": _is(dict),
     "environments": lambda value: isinstance(value, list) and all(_texts_in(dict, each) for each in value),
 }
+
+
+def record_of(output: str, report_path: str | None) -> JobRecord:
+    """The record of the job that wrote the output. Raises ValueError where no report has one that can be used."""
+    path = report_path or f"{output}.report.json"
+    folder, name = split(path)
+    record = record_in(open_store(folder).read(name), path)
+    if record.output is None:
+        raise ValueError(f"{path} knows no finished output: end the job first, or give its last report with --report")
+    return record
 
 
 def record_in(content: bytes | None, path: str) -> JobRecord:

@@ -22,9 +22,10 @@ from ferrum_jax.core.outputs import CompletionOutput
 from ferrum_jax.io import system
 from ferrum_jax.io.files.store import Store
 
-OK, FAILED, PARTIAL, CRASH = b"ok", b"failed", b"partial", b"crash"
-_TODO, _IS_OK, _IS_FAILED = range(3)
-_STATE_OF = {OK: _IS_OK, FAILED: _IS_FAILED}
+OK, REUSED, FAILED, PARTIAL, CRASH = b"ok", b"reused", b"failed", b"partial", b"crash"
+_TODO, _IS_OK, _IS_FAILED, _IS_REUSED = range(4)
+_STATE_OF = {OK: _IS_OK, FAILED: _IS_FAILED, REUSED: _IS_REUSED}
+_ANSWERED = (_IS_OK, _IS_REUSED)
 _FLUSH_BYTES = 4 << 20  # more than this is not kept back
 _MAX_NAMED = 5
 
@@ -57,7 +58,7 @@ class Journal:
         self._segments: list[str] = []
         self._known: set[str] = set()
         self._state = np.zeros(len(rows), np.uint8)
-        self._counts = np.zeros(3, np.int64)  # rows by state
+        self._counts = np.zeros(4, np.int64)  # rows by state
         self._segment = np.zeros(len(rows), np.uint32)
         self._offset = np.zeros(len(rows), np.uint32)
         self._length = np.zeros(len(rows), np.uint32)
@@ -76,7 +77,12 @@ class Journal:
     @property
     def num_ok(self) -> int:
         """Rows whose line is durable and holds an answer."""
-        return int(self._counts[_IS_OK])
+        return int(self._counts[list(_ANSWERED)].sum())
+
+    @property
+    def num_reused(self) -> int:
+        """Rows whose answer an earlier job gave."""
+        return int(self._counts[_IS_REUSED])
 
     @property
     def num_failed(self) -> int:
@@ -85,7 +91,7 @@ class Journal:
     @property
     def usage(self) -> tuple[int, int] | None:
         """Tokens that all answers read and wrote; None where a line does not say it, such as that of a sound."""
-        tokens = self._tokens[self._state == _IS_OK]
+        tokens = self._tokens[np.isin(self._state, _ANSWERED)]
         reads, writes = tokens.sum(axis=0, dtype=np.int64).tolist()
         return (reads, writes) if tokens[:, 0].all() else None
 
@@ -153,7 +159,7 @@ class Journal:
                 return
             content = self.read(name)
             for index, start, length in zip(rows, offsets.tolist(), lengths.tolist(), strict=True):
-                if self._state[index] == _IS_OK:
+                if self._state[index] in _ANSWERED:
                     most_bytes -= length
                     yield index, content[start : start + length]
 

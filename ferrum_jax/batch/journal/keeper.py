@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ferrum_jax.batch.deadline.end_terms import EndTerms
@@ -26,6 +26,7 @@ class JobOptions:
     workers give one another takes as long at least. leaves_early: end, with the code of a job that is done, once other
     workers run all rows that are left. new_run: begin anew, and move the job
     that is there aside. strict_bits: refuse to go on where equal bits are not promised.
+    reuse: earlier outputs, whose answers rows take that ask the same. reuse_text: of other modes and environments too.
     page_path: path or URL of an HTML report. loading: how the command loads the model, and its input where that is
     not the file of rows; as JSON, for the report's record. terms: of the run's end and its cost. on_throughput: told at
     the end what the worker measured of itself. on_progress: told now and then how many rows were answered and how many
@@ -41,6 +42,8 @@ class JobOptions:
     leaves_early: bool = False
     new_run: bool = False
     strict_bits: bool = False
+    reuse: Sequence[str] = ()
+    reuse_text: bool = False
     page_path: str | os.PathLike[str] | None = None
     loading: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     terms: EndTerms = dataclasses.field(default_factory=EndTerms)

@@ -1,6 +1,6 @@
 """Digests in a line and in an output, which a reader makes again to find changes.
 
-A line's answer carries the seed it was drawn with, digests of its token ids and its images, and one of the line as a
+A line's answer carries the seed it was drawn with, digests of its request, tokens and images, and one of the line as a
 whole. The report carries a digest of all lines in their order. Digests find what changed by accident or with a text
 editor, in every line and without the model; a forger makes them anew, and is found where a row is answered again.
 """
@@ -16,6 +16,7 @@ from typing import Any
 
 RECORD = "record"  # the field of a line's response, beside the body that OpenAI's clients read
 LINE = "line"  # the entry of it that digests the others
+REQUEST = "request"  # the entry that digests what was asked
 _DIGITS = 16  # of a digest in a line, hexadecimal
 _OF_OUTPUT_BYTES = 32
 _USAGE = re.compile(rb'"usage": \{"prompt_tokens": (\d+)(?:, "completion_tokens": (\d+))?')

@@ -11,12 +11,21 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from array import array
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from ferrum_jax.batch.input.formats import BadRow, Row
-from ferrum_jax.batch.journal.line_record import images_digest, json_of, line_of, recorded_response, tokens_digest
+from ferrum_jax.batch.journal.line_record import (
+    REQUEST,
+    images_digest,
+    json_of,
+    line_of,
+    recorded_response,
+    tokens_digest,
+)
 from ferrum_jax.core.outputs import RequestOutput
 from ferrum_jax.inputs.prompt import joined_text, take_apart
 from ferrum_jax.openai.answers import TextForm, text_answer
@@ -61,7 +70,7 @@ def completed_line(row: Row, outputs: Sequence[RequestOutput], job: JobLabel) ->
     choices = [choice.token_ids for output in outputs for choice in output.outputs]
     images = [digest for output in outputs for digest in output.outputs[0].image_digests]
     digests = {"tokens": tokens_digest(choices)} | ({"images": images_digest(images)} if images else {})
-    return _answer(row, text_answer(form, outputs, head), **digests)
+    return _answer(row, text_answer(form, outputs, head), _requested(row, outputs) | digests)
 
 
 def texts_of(line: bytes) -> list[str]:
@@ -85,7 +94,7 @@ def answered_line(row: Row, outputs: Sequence[Any], job: JobLabel) -> bytes:
 def reading_line(row: Row, outputs: Sequence[ReadingOutput], job: JobLabel) -> bytes:
     """The line of a row whose texts were read, with its newline. Raises ValueError as `reading_answer`."""
     documents = [prompt["document"] for prompt in row.prompts] if row.kind == SCORES else ()
-    return _answer(row, reading_answer(row.how, outputs, job.fields, documents))
+    return _answer(row, reading_answer(row.how, outputs, job.fields, documents), _requested(row, ()))
 
 
 def transcribed_line(row: Row, outputs: Sequence[RequestOutput], job: JobLabel) -> bytes:
@@ -96,7 +105,7 @@ def transcribed_line(row: Row, outputs: Sequence[RequestOutput], job: JobLabel) 
     found = row.how.heard.transcription([output.outputs[0] for output in outputs])
     body = as_object(found, row.how.response_format, row.how.how.temperature)
     answer = {"text": body} if isinstance(body, str) else body
-    return _answer(row, answer, tokens=tokens_digest([found.token_ids]))
+    return _answer(row, answer, _requested(row, outputs) | {"tokens": tokens_digest([found.token_ids])})
 
 
 _LINES: Mapping[int, Callable[[Row, Sequence[Any], JobLabel], bytes]] = {
@@ -112,8 +121,30 @@ def failed_line(bad: BadRow) -> bytes:
     return line_of(bad.id, bad.name, "null", json_of(error))
 
 
-def _answer(row: Row, body: Mapping[str, Any], **digests: str) -> bytes:
-    """digests: of what was generated."""
+def reused_line(row: Row, body: Mapping[str, Any], digests: Mapping[str, str], job: JobLabel) -> bytes:
+    """The line that the row would have if it ran here and had this answer. body, digests: of another job's line."""
+    own = {**job.fields_of(row), "id": f"{body.get('id', '').rpartition('-')[0]}-{row.id}"}
+    return _answer(row, {**body, **{name: value for name, value in own.items() if name in body}}, digests)
+
+
+def request_digest(row: Row, read: Iterable[tuple[Sequence[int], Iterable[str]]]) -> str:
+    """32 hex digits of what decides an answer beside the model. read: token ids and digests of media of each prompt."""
+    drawn = row.seeds if row.asked.temperature else ()
+    state = hashlib.blake2b(f"{row.asks} {row.adapter} {drawn}".encode(), digest_size=16)
+    for token_ids, media in read:
+        state.update(len(token_ids).to_bytes(8, "little") + array("q", token_ids).tobytes())
+        state.update(" ".join(media).encode())
+    return state.hexdigest()
+
+
+def _requested(row: Row, outputs: Sequence[RequestOutput]) -> dict[str, str]:
+    """The digest of the request, by the name that it has in a line; nothing of a row that was parsed only once."""
+    read = ((output.prompt_token_ids, output.outputs[0].image_digests) for output in outputs)
+    return {REQUEST: request_digest(row, read)} if row.asks else {}
+
+
+def _answer(row: Row, body: Mapping[str, Any], digests: Mapping[str, str]) -> bytes:
+    """digests: of the request, and of what was generated."""
     seeds = row.seeds[0] if len(set(row.seeds)) == 1 else list(row.seeds)
     said = {**({"seed": seeds} if row.seeds else {}), **digests}
     return line_of(row.id, row.custom_id, recorded_response(row.id, row.custom_id, body, said), "null")

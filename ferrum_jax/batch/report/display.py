@@ -24,6 +24,7 @@ class Tally:
     num_rows: int
     num_ok: int = 0
     num_failed: int = 0
+    num_reused: int = 0  # of those that are ok, with the answer of an earlier job
     num_own: int = 0  # rows that this worker finished in this run, whatever became of them
     num_given: int = 0  # rows that it had and gave back to other workers
     num_prompt_tokens: int = 0
@@ -165,6 +166,8 @@ def summary_table(tally: Tally, title: str) -> Table:
         ("output speed", f"{tally.output_tokens_per_s:,.1f} tok/s"),
     ):
         table.add_row(name, value)
+    if tally.num_reused:
+        table.add_row("rows with an earlier job's answer", f"{tally.num_reused:,}")
     if tally.num_given:
         table.add_row("rows of this worker", f"{tally.num_own:,}")
         table.add_row("given to other workers", f"{tally.num_given:,}")

@@ -44,6 +44,7 @@ def _totals(report: Mapping[str, Any]) -> Sequence[tuple[str, str]]:
     rows, prompt, wall_s = report["rows"], report["prompt_tokens"], report["wall_s"]
     return [
         ("rows answered", f"{rows['ok']:,} of {rows['all']:,}"),
+        *([("with an earlier job's answer", f"{report['reused']['rows']:,}")] if "reused" in report else []),
         ("rows failed", f"{rows['failed']:,}, {rows['invalid']:,} of them invalid input"),
         ("tokens in", f"{prompt:,}"),
         ("of them reused", f"{report['cached_tokens']:,}, {report['cached_tokens'] / max(prompt, 1):.1%}"),

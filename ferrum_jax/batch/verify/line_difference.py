@@ -11,14 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from ferrum_jax.batch.journal.line_record import LINE, RECORD
+from ferrum_jax.batch.journal.line_record import LINE, RECORD, REQUEST
 from ferrum_jax.batch.verify.output_lines import Line
 
 BITS, TEXT, TIE, DIFFERENT = "equal to the bit", "equal in text", "different at a near tie", "different"
 _ALTERNATIVES = ("top_logprobs", "prompt_logprobs")
 _FINGERPRINT = ("response", "body", "system_fingerprint")
 _DIGEST = ("response", RECORD, LINE)
-_TOKENS = ("response", RECORD, "tokens")
+_TOKENS, _REQUEST = ("response", RECORD, "tokens"), ("response", RECORD, REQUEST)
 _MISSING = object()
 
 Path = tuple[str | int, ...]
@@ -58,6 +58,8 @@ def compare(written: Line, here: Line, *, bits: bool, margin: float, same_model:
     same_model: the fingerprints are to be equal too.
     """
     every = list(_differences(written._asdict(), here._asdict(), ()))
+    if any(each.path == _REQUEST and each.written is None for each in every):  # a line of an older version
+        every = [each for each in every if each.path not in (_REQUEST, _DIGEST)]
     found = [each for each in every if each.path not in (_DIGEST, _FINGERPRINT)]  # the digest follows from the others
     if same_model:
         found += [each for each in every if each.path == _FINGERPRINT or (each.path == _DIGEST and not found)]

@@ -38,6 +38,13 @@ class Line(NamedTuple):
         texts = ["null" if each is None else json_of(each) for each in (self.response, self.error)]
         return line_of(self.id, self.custom_id, *texts)
 
+    @property
+    def is_intact(self) -> bool:
+        """Whether an answer has the digest of what it says."""
+        others = {name: value for name, value in self.response[RECORD].items() if name != LINE}
+        response = recorded_response(self.id, self.custom_id, self.response["body"], others)
+        return self.as_written == line_of(self.id, self.custom_id, response, "null")
+
 
 def line_in(raw: bytes) -> Line:
     """Raises ValueError for what is no line of an output."""
@@ -174,9 +181,7 @@ class OutputLines:
         body, said = line.response.get("body"), line.response.get(RECORD)
         if line.error is not None or not isinstance(body, dict) or not isinstance(said, dict):
             return "has no answer with a record, or an answer and an error"
-        others = {name: value for name, value in said.items() if name != LINE}
-        response = recorded_response(line.id, line.custom_id, body, others)
-        if line.as_written != line_of(line.id, line.custom_id, response, "null"):
+        if not line.is_intact:
             return "was edited: its digest is not that of what it says"
         own = {"created": self._job.created, "system_fingerprint": self._job.fingerprint}
         for name, value in own.items():

@@ -51,11 +51,16 @@ def promise_of(record: JobRecord, identity: ModelIdentity, margin: float | None)
 
 def _reasons(record: JobRecord, identity: ModelIdentity) -> Iterator[str]:
     """Clauses that say why bits may differ."""
-    before, now = record.model or {}, identity.values(record.model)
-    if not before.get("invariant"):
+    if not (record.model or {}).get("invariant"):
         yield "the job did not run in invariant mode"
     if not identity.invariant:
         yield "this engine does not run in invariant mode"
+    yield from elsewhere(record, identity)
+
+
+def elsewhere(record: JobRecord, identity: ModelIdentity) -> Iterator[str]:
+    """Clauses that say how the mode or the environment here is another than the one that answered."""
+    before, now = record.model or {}, identity.values(record.model)
     if modes := changed_values({name: before.get(name) for name in MODE}, {name: now.get(name) for name in MODE}):
         yield f"the mode is another: {'; '.join(modes)}"
     here = {name: str(value) for name, value in identity.environment.items()}

@@ -26,7 +26,7 @@ from ferrum_jax.batch.input.formats import Row
 from ferrum_jax.batch.input.rows import Rows
 from ferrum_jax.batch.input.sound_folder import rows_of_folder
 from ferrum_jax.batch.job import EXIT_OK, EXIT_ROWS_FAILED, JobOptions, JobSettings, JobStart, run_batch
-from ferrum_jax.batch.journal.job_record import JobRecord, record_in
+from ferrum_jax.batch.journal.job_record import JobRecord
 from ferrum_jax.batch.journal.journal import Journal
 from ferrum_jax.batch.journal.merge import merge
 from ferrum_jax.batch.verify.findings import Findings
@@ -36,7 +36,7 @@ from ferrum_jax.batch.verify.output_lines import Line, OutputLines, line_in
 from ferrum_jax.batch.verify.promise import Promise, other_model, promise_of
 from ferrum_jax.core.progress import plain_console
 from ferrum_jax.io import system
-from ferrum_jax.io.files.store import open_local, open_store, split
+from ferrum_jax.io.files.store import open_local, open_store
 
 VERDICTS = (BITS, TEXT, TIE, DIFFERENT)
 EXIT_DIFFERS = EXIT_ROWS_FAILED
@@ -103,16 +103,6 @@ class VerifyStopped(Exception):
         self.code, self.found = code, found
 
 
-def record_of(output: str, report_path: str | None) -> JobRecord:
-    """The record of the job that wrote the output. Raises ValueError where no report has one that can be used."""
-    path = report_path or f"{output}.report.json"
-    folder, name = split(path)
-    record = record_in(open_store(folder).read(name), path)
-    if record.output is None:
-        raise ValueError(f"{path} knows no finished output: end the job first, or give its last report with --report")
-    return record
-
-
 def verify_job(
     make_llm: MakeLLM, output: str, record: JobRecord, options: Options, tell: Callable[[str], None] = lambda text: None
 ) -> Verified:
@@ -126,9 +116,9 @@ def verify_job(
     for change in record.changes:
         findings.add("report_changed", change)
     with contextlib.ExitStack() as stack:
-        rows = _rows_in(stack.enter_context(_opened(source)), record)
+        rows = rows_in(stack.enter_context(opened_rows(source)), record)
         tell("reading the output")
-        lines = OutputLines(stack.enter_context(_opened(output)), rows, record, findings)
+        lines = OutputLines(stack.enter_context(opened_rows(output)), rows, record, findings)
         lines.require_readable(output)
         found = Verified(output=output, input=source, num_lines=lines.num_lines, findings=findings)
         if chosen := _chosen(rows, lines, options):
@@ -137,7 +127,8 @@ def verify_job(
 
 
 @contextlib.contextmanager
-def _opened(path: str) -> Iterator[Any]:
+def opened_rows(path: str) -> Iterator[Any]:
+    """The rows of a file, or of a folder of sounds, as JSON lines."""
     if os.path.isdir(path):  # of sounds
         yield io.BytesIO(rows_of_folder(path))
         return
@@ -145,7 +136,8 @@ def _opened(path: str) -> Iterator[Any]:
         yield file
 
 
-def _rows_in(file: Any, record: JobRecord) -> Rows:
+def rows_in(file: Any, record: JobRecord) -> Rows:
+    """Rows as the job of this record read them."""
     names = tuple(record.names) or (record.name,)
     return Rows(file, record.settings["seed"], names, defaults=record.defaults, adapters=record.adapters)
 
@@ -226,8 +218,8 @@ class _Again:
 
     def _compare(self, source: Path, target: Path) -> None:
         """Compares the lines that the job of the chosen rows has; a job that was stopped has written no output."""
-        with _opened(str(source)) as file, open(target, "w+b") as lines:
-            rows = _rows_in(file, self._record)
+        with opened_rows(str(source)) as file, open(target, "w+b") as lines:
+            rows = rows_in(file, self._record)
             journal = Journal(open_store(f"{target}.journal"), rows, "verify")
             journal.refresh()
             merge(rows, journal, lines)

@@ -13,10 +13,10 @@ from ferrum_jax.batch.batch_llm import BatchLLM
 from ferrum_jax.batch.input.formats import Row, parse_line
 from ferrum_jax.batch.job import JobOptions, JobStart
 from ferrum_jax.batch.journal.job_identity import fingerprint_of
-from ferrum_jax.batch.journal.job_record import sealed
+from ferrum_jax.batch.journal.job_record import record_of, sealed
 from ferrum_jax.batch.journal.line_record import OutputDigest, recorded_response
 from ferrum_jax.batch.verify.output_lines import line_in
-from ferrum_jax.batch.verify.verify_job import Options, Verified, record_of, verify_job
+from ferrum_jax.batch.verify.verify_job import Options, Verified, verify_job
 from tests.batch.fake_llm import json_lines
 from tests.batch.running import run_rows
 

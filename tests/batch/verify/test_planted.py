@@ -9,9 +9,9 @@ from safetensors.numpy import load_file, save_file
 
 from ferrum_jax import LLM
 from ferrum_jax.batch.job import EXIT_ROWS_FAILED
+from ferrum_jax.batch.journal.job_record import record_of
 from ferrum_jax.batch.verify.line_difference import BITS, DIFFERENT
 from ferrum_jax.batch.verify.promise import other_model
-from ferrum_jax.batch.verify.verify_job import record_of
 from tests.batch.verify.planted import Written, verified, write_job
 from tests.support import GOLDENS, INVARIANT, raising, small_llm
 
