@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from checkpoints.stored_weight import made_form
+from ferrum_jax.inputs.kv_events import endpoints_of
 from ferrum_jax.inputs.setting import check_settings, described, setting, some_of
 from ferrum_jax.inputs.sizes.engine_sizes import refuse_more_rows_than_tokens
 from ferrum_jax.inputs.sizes.mesh_shape import MeshShape, devices_of, ids_of, wrong_ids
@@ -231,6 +232,17 @@ class EngineConfig:
         "append each request to this file when it ends, with its whole prompt, for `ferrum-jax cache simulate`",
         is_planned=False,
         metavar="FILE",
+    )
+    kv_events: str | None = setting(
+        None,
+        "tell routers what is cached, in vLLM's form over ZeroMQ, at an endpoint such as tcp://*:5557",
+        more="`,topic=NAME` may follow, and `,replay=tcp://*:5558` for those who missed some. Whoever listens sees the "
+        "tokens of prompts",
+        rule=endpoints_of,
+        is_planned=False,
+        metavar="ENDPOINT",
+        vllm="kv_events_config",
+        unlike="a text: endpoint, topic and replay endpoint; one socket tells of all data shards",
     )
     check_writes: bool = setting(
         False, "prove after each step that it wrote nothing that others may read; slow", is_planned=False

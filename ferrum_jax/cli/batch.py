@@ -116,8 +116,8 @@ def _add_files(batch: argparse.ArgumentParser) -> None:
 def _add_earlier(batch: argparse.ArgumentParser) -> None:
     """Flags for jobs that go on from others."""
     flags = {
-        "--fork OUTPUT": "go on from the chats of an earlier output, each with its answer and a turn of the user; these "
-        "rows are kept beside the new output, as OUTPUT.fork-DIGEST.jsonl",
+        "--fork OUTPUT": "go on from the chats of an earlier output, each with its answer and a turn of the user; "
+        "these rows are kept beside the new output, as OUTPUT.fork-DIGEST.jsonl",
         "--append TEXT": "with --fork: the turn of every row",
         "--append-file FILE": "with --fork: file or its URL with a turn a line",
         "--reuse-text": "with --reuse: also answers from another machine or mode, whose bits may differ",

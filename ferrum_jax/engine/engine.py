@@ -24,6 +24,7 @@ from ferrum_jax.core.scheduler.scheduler import Scheduler, StepsInFlight
 from ferrum_jax.engine.adapters import HeldSlots
 from ferrum_jax.engine.constraints import Constraints
 from ferrum_jax.engine.drawn_tokens import DrawnTokens
+from ferrum_jax.engine.kv_publisher import KVPublisher
 from ferrum_jax.engine.measured_steps import MeasuredSteps
 from ferrum_jax.engine.not_ready import NotReady
 from ferrum_jax.engine.open_submissions import OpenSubmissions
@@ -57,9 +58,10 @@ class Engine:
         step_times: MeasuredSteps | None = None,
         request_log: RequestLogWriter | None = None,
         guard: contextlib.AbstractContextManager[None] | None = None,
+        publisher: KVPublisher | None = None,
     ) -> None:
         """step_times: of an engine that drafts tokens. request_log: gets a line for each submission that ended. guard:
-        around each step, such as a `WriteGuard`.
+        around each step, such as a `WriteGuard`. publisher: tells others what is cached.
         """
         self.runner = runner
         self.scheduler = scheduler
@@ -74,6 +76,7 @@ class Engine:
         self._in_flight: StepsInFlight[_Dispatched] = StepsInFlight()
         self._step_times, self._begun_s = step_times, 0.0
         self._guard = guard or contextlib.nullcontext()
+        self._publisher = publisher
         self.weights_version = 0
         self._num_calls = 0
         self._events = PlanEvents(scheduler, request_log)
@@ -153,6 +156,7 @@ class Engine:
         if self.has_unfinished:
             return False
         self.scheduler.reset()
+        self._tell_cached()
         return True
 
     def abort(self, submission_id: int) -> None:
@@ -207,6 +211,7 @@ class Engine:
                     choice.updates.append((len(choice.request.token_ids) - choice.request.num_prompt_tokens, version))
         self.scheduler.renew(fingerprint)
         self.weights_version = version
+        self._tell_cached()
 
     def counts(self) -> dict[str, Any]:
         """Counts of reuse, grammars and masks, adapters, images and drafts."""
@@ -229,6 +234,8 @@ class Engine:
     def close(self) -> None:
         """Frees the pools; the engine serves no more. For one whose step was broken off."""
         self.runner.close()
+        if self._publisher is not None:
+            self._publisher.close()
 
     # -- one step ------------------------------------------------------------------------------------
 
@@ -242,7 +249,13 @@ class Engine:
         self._begun_s = time.perf_counter()
         self._num_calls += 1
         with self._guard:
-            return self._step()
+            deltas = self._step()
+        self._tell_cached()
+        return deltas
+
+    def _tell_cached(self) -> None:
+        if self._publisher is not None:
+            self._publisher.tell()
 
     def _tell_costs(self) -> None:
         """Says what steps were found to take, if that is news."""

@@ -14,6 +14,7 @@ from ferrum_jax.core.kv_cache.cache_manager import CacheManager
 from ferrum_jax.core.request import Request
 from ferrum_jax.inputs.prompt import MediaSpan
 from ferrum_jax.inputs.sizes.engine_sizes import EngineSizes
+from tests.prefix_cache.subscriber import Subscriber
 
 _ids = itertools.count()
 
@@ -191,7 +192,8 @@ class CacheManagerMachine(RuleBasedStateMachine):
         windows=st.sampled_from([(None, None), (None, 6), (1, None), (9, 5), (4, 4)]),
     )
     def start(self, first: int, second: int, windows: tuple[int | None, ...]) -> None:
-        self.manager = _manager(first, second, max_num_seqs=4, max_model_len=24, windows=windows)
+        self.manager = _manager(first, second, max_num_seqs=4, max_model_len=24, windows=windows, has_events=True)
+        self.subscriber = Subscriber(2)
         self.windows = windows
         self.rows: dict[int, Request] = {}
         self.published: dict[int, int] = {}  # tokens, by slot
@@ -276,6 +278,8 @@ class CacheManagerMachine(RuleBasedStateMachine):
             return
         self.manager.check_invariants(list(self.rows.values()))
         assert self.manager.counters.refusals == self.num_refused
+        self.subscriber.hear(self.manager)
+        assert self.subscriber.stored == [set(self._prefixes(group)) for group in range(2)]
         for slot, request in self.rows.items():
             assert self.manager.blocks.num_published[slot] * 4 == self.published[slot]
             assert self.manager.blocks.num_blocks[0, slot] == -(-len(request.token_ids) // 4)
@@ -301,3 +305,35 @@ class CacheManagerMachine(RuleBasedStateMachine):
 
 TestCacheManagerMachine = CacheManagerMachine.TestCase
 TestCacheManagerMachine.settings = settings(max_examples=40, stateful_step_count=30)
+
+
+def test_who_hears_events_knows_what_is_cached_after_each_way_to_forget():
+    manager, subscriber = _manager(9, windows=[None], has_events=True), Subscriber(1)
+    first = _run(manager, 13)
+    subscriber.hear(manager)
+    assert subscriber.stored == [{*first.keys[:3]}]
+    manager.unkey(first)
+    subscriber.hear(manager)
+    assert subscriber.stored == [set()]
+    for forget in (manager.reset, lambda: manager.renew(b"other")):
+        request = _run(manager, [7] * 8)
+        subscriber.hear(manager)
+        assert subscriber.stored == [{*request.keys}]
+        forget()
+        subscriber.hear(manager)
+        assert subscriber.stored == [set()]
+
+
+def test_events_say_what_a_key_holds_beside_its_tokens():
+    manager = _manager(9, has_events=True)
+    image = MediaSpan(kind="image", digest=b"\xab", start=5, length=2)
+    request = _request(9, adapter="a1", cache_salt=b"mine", media=(image,))
+    request.slot = 1
+    manager.admit(request, 1)
+    manager.publish(request, 1, 8)
+    assert manager.events is not None
+    (event,) = manager.events.take()
+    assert event["extra_keys"] == [["a1", "mine"], ["a1", ["ab", 1]]] and event["lora_name"] == "a1"
+    assert event["parent_block_hash"] is None and event["token_ids"] == [*range(8)]
+    manager.publish(request, 1, 8)
+    assert manager.events.take() == []

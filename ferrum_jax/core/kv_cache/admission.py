@@ -31,7 +31,11 @@ class Admission(Books):
                 pool.retain(id)
             if hit.tails and hit.tails[group]:
                 self._transfers.held.append((pool, hit.tails[group]))
-        self.blocks.fill(slot, self._load(hit, request) if hit.loads else hit.blocks, totals)
+        blocks = self._load(hit, request) if hit.loads else hit.blocks
+        self.blocks.fill(slot, blocks, totals)
+        if self.events is not None:
+            for group, ids in enumerate(blocks):
+                self.events.stored(group, request, 0, ids)
         for group, tail in enumerate(hit.tails):
             target = int(self.blocks.tables[group][slot, hit.num_blocks])
             if tail:

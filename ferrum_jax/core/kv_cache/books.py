@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+
 from ferrum_jax.core.kv_cache.block_tables import BlockTables
+from ferrum_jax.core.kv_cache.events import KVEvents
 from ferrum_jax.core.kv_cache.host_tier import host_tier_of
 from ferrum_jax.core.kv_cache.id_pool import IdPool
 from ferrum_jax.core.kv_cache.keys import RequestKeys
@@ -22,10 +25,16 @@ class Books:
     """
 
     def __init__(
-        self, sizes: EngineSizes, *, fingerprint: bytes = b"", kv_dtype: str = "float32", enabled: bool = True
+        self,
+        sizes: EngineSizes,
+        *,
+        fingerprint: bytes = b"",
+        kv_dtype: str = "float32",
+        enabled: bool = True,
+        has_events: bool = False,
     ) -> None:
         """fingerprint, kv_dtype: of the model and its pools, for the keys. enabled: False neither looks up nor
-        publishes."""
+        publishes. has_events: somebody takes them."""
         self.sizes, self.enabled = sizes, enabled
         self._block_size = sizes.block_size
         self.pools = tuple(IdPool(count + 1) for count in sizes.group_blocks)
@@ -34,6 +43,7 @@ class Books:
         self.prompts = CachedPrompts(self.pools, sizes)
         self.states = self._state_slots()
         self.tier = host_tier_of(sizes, self.pools) if enabled else None
+        self.events = self._events() if has_events else None
         self.pins = Pins(self.pools, self.all_pools()[len(self.pools) :])
         self.counters = ReuseMetrics(enabled=enabled, block_size=sizes.block_size, kv_dtype=kv_dtype)
         self._keys = RequestKeys(fingerprint=fingerprint, kv_dtype=kv_dtype, block_size=sizes.block_size)
@@ -50,6 +60,13 @@ class Books:
             copy_pool=len(self.pools),
             slot_bytes=self.sizes.state_bytes,
         )
+
+    def _events(self) -> KVEvents:
+        """The events of the pools, which have none so far."""
+        events = KVEvents(self.sizes.windows, self._block_size)
+        for group, pool in enumerate(self.pools):
+            pool.on_unkeyed = functools.partial(events.removed, group)
+        return events
 
     def all_pools(self) -> tuple[IdPool, ...]:
         """The pools of blocks, prompts and states."""

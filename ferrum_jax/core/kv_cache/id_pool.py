@@ -29,6 +29,7 @@ class IdPool:
         self.peak_live = 0
         self.evictions = 0
         self.on_evict: Callable[[int, bytes], None] | None = None  # called with id and key before the id is handed out
+        self.on_unkeyed: Callable[[bytes], None] | None = None  # called with each key that no id carries any more
         self.revivals = 0
         self._forget()
 
@@ -113,6 +114,8 @@ class IdPool:
             key_of[id] = None
             if self.on_evict is not None:
                 self.on_evict(id, key)
+            if self.on_unkeyed is not None:
+                self.on_unkeyed(key)
             ids.append(id)
             id = following[id]
         following[0] = id
@@ -186,6 +189,8 @@ class IdPool:
         self._key_of[id] = None
         if self.on_evict is not None:
             self.on_evict(id, key)
+        if self.on_unkeyed is not None:
+            self.on_unkeyed(key)
 
     def unkey(self, key: bytes) -> bool:
         """No id carries `key` from now on; whether one did. A cached id is clean, a live one once it is released.
@@ -195,6 +200,8 @@ class IdPool:
         id = self._id_of.pop(key, 0)
         if not id:
             return False
+        if self.on_unkeyed is not None:
+            self.on_unkeyed(key)
         self._key_of[id] = None
         if not self._refs[id]:
             self._unlink(id)
@@ -243,7 +250,7 @@ class IdPool:
         """Forget every key. Raises ValueError while an id is live; peak and counters stay."""
         if self.num_live:
             raise ValueError(f"reset of a pool with {self.num_live} live ids; release them first")
-        self.num_cached = 0
+        self.unkey_all()
         self._forget()
 
     def check_invariants(self, holders: Mapping[int, int] | None = None) -> None:

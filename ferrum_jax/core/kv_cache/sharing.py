@@ -99,7 +99,7 @@ class Sharing(Books):
 
     def _publish_blocks(self, request: Request, slot: int, first: int, end: int) -> None:
         keys = self._keys.of_blocks(request, end)[first:end]
-        for pool, table in zip(self.pools, self.blocks.tables, strict=True):
+        for group, (pool, table) in enumerate(zip(self.pools, self.blocks.tables, strict=True)):
             ids = table[slot, first:end].tolist()
             canonical = pool.publish_all(ids, keys)
             twins = [index for index, id in enumerate(ids) if canonical[index] != id] if canonical != ids else []
@@ -109,3 +109,5 @@ class Sharing(Books):
                 pool.release((ids[index],))
             self.counters.twins_merged += len(twins)
             self.counters.published_blocks += len(ids) - len(twins)
+            if self.events is not None:
+                self.events.stored(group, request, first, canonical)

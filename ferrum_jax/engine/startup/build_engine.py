@@ -17,6 +17,7 @@ from ferrum_jax.engine.adapters import HeldSlots, LoadedAdapters
 from ferrum_jax.engine.constraints import Constraints
 from ferrum_jax.engine.engine import Engine
 from ferrum_jax.engine.image_intake import NO_IMAGES, ImageLimits
+from ferrum_jax.engine.kv_publisher import KVPublisher
 from ferrum_jax.engine.lockstep import make_engine
 from ferrum_jax.engine.measured_steps import MeasuredSteps
 from ferrum_jax.engine.of_tokens.kept_experts import KeptExperts
@@ -60,9 +61,15 @@ def build_engine(
             f"max_num_seqs is {sizes.max_num_seqs}, and the executables have {layout.max_num_seqs} rows; lower it, or "
             "load the model with it"
         )
+    processes = current()
+    publishes = config.kv_events is not None and (processes is None or processes.leads)
     caches = [
         CacheManager(
-            sizes, fingerprint=loaded.cache_fingerprint, kv_dtype=layout.kv_dtype, enabled=config.enable_prefix_caching
+            sizes,
+            fingerprint=loaded.cache_fingerprint,
+            kv_dtype=layout.kv_dtype,
+            enabled=config.enable_prefix_caching,
+            has_events=publishes,
         )
         for _ in range(sizes.num_shards)
     ]
@@ -72,7 +79,7 @@ def build_engine(
     kept_experts = _kept_experts(layout, sizes) if config.enable_prefix_caching else None
     max_adapters = 0 if layout.adapters is None else min(config.max_adapters, layout.adapters.num_slots)
     engine = make_engine(
-        current(),
+        processes,
         runner=runner,
         scheduler=Scheduler(caches, drafting_of(sizes), _steps_of(layout.ladder)),
         input_processor=_input_processor(loaded, sizes, config.seed, tokenizer, constraints, adapters, kept_experts),
@@ -81,6 +88,7 @@ def build_engine(
         step_times=MeasuredSteps(accelerator=layout.target.platform != "cpu") if config.speculative_config else None,
         guard=WriteGuard(caches, runner) if config.check_writes else None,
         request_log=None if config.request_log is None else RequestLogWriter(config.request_log, sizes),
+        publisher=KVPublisher(config.kv_events, caches) if config.kv_events and publishes else None,
     )
     engine.weights_version = loaded.weights_version
     return engine
