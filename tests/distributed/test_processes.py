@@ -13,6 +13,7 @@ import pytest
 
 from ferrum_jax.core.plan import Copy, ShardPlan, StepPlan
 from ferrum_jax.engine.lockstep import plan_bytes
+from ferrum_jax.io import system
 from ferrum_jax.runtime.distributed.handshake import Channel
 from ferrum_jax.runtime.distributed.messages import Broken
 from ferrum_jax.runtime.distributed.processes import CHECK_STEPS, EXIT_LOST, Processes, ProcessLost, connect
@@ -185,7 +186,7 @@ def test_a_process_that_says_nothing_is_missed_and_one_that_waits_is_not(monkeyp
 
 def test_a_process_that_cannot_start_says_why(pair, monkeypatch):
     exits = []
-    monkeypatch.setattr(os, "_exit", exits.append)
+    monkeypatch.setattr(system, "leave", exits.append)
     leader, other, _ = pair
     other.fail("no such folder", 2)
     assert exits == [2]
