@@ -10,7 +10,7 @@ from typing import Any
 
 from ferrum_jax.engine.lockstep import StepFailed
 from ferrum_jax.engine.shared import SharedEngine
-from ferrum_jax.runtime.distributed.messages import Call
+from ferrum_jax.runtime.distributed.messages import Broken, Call
 from ferrum_jax.runtime.distributed.processes import Processes, connect
 from ferrum_jax.runtime.distributed.shared_secret import given_secret
 
@@ -64,6 +64,8 @@ def _serve(processes: Processes, make: Callable[..., Any]) -> None:
         message = processes.receive()
         if isinstance(message, list):
             follow(llm.calls, message)
+            continue
+        if isinstance(message, Broken):  # process 0 broke alone, says why, and ends all
             continue
         try:
             llm = make(**message)
