@@ -5,11 +5,12 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
+from collections.abc import Callable
 from typing import Any
 
 from ferrum_jax.engine.lockstep import StepFailed
 from ferrum_jax.engine.shared import SharedEngine
-from ferrum_jax.runtime.distributed.messages import Call
+from ferrum_jax.runtime.distributed.messages import Broken, Call
 from ferrum_jax.runtime.distributed.processes import Processes, connect
 from ferrum_jax.runtime.distributed.shared_secret import given_secret
 
@@ -44,24 +45,30 @@ def join(
     if processes.leads:
         atexit.register(processes.end, 0)
         return
+    from ferrum_jax.llm import LLM
+
+    serve(processes, LLM)
+
+
+def serve(processes: Processes, make: Callable[..., Any]) -> None:
+    """Follows process 0. make: the `LLM` of the arguments that it sends. Raises SystemExit at its end."""
     try:
-        _serve(processes)
+        _serve(processes, make)
     finally:
         processes.end(0)
 
 
-def _serve(processes: Processes) -> None:
-    """Follows process 0. Raises SystemExit at its end."""
-    from ferrum_jax.llm import LLM
-
+def _serve(processes: Processes, make: Callable[..., Any]) -> None:
     llm: Any = None
     while True:
         message = processes.receive()
         if isinstance(message, list):
             follow(llm.calls, message)
             continue
+        if isinstance(message, Broken):  # process 0 broke alone, says why, and ends all
+            continue
         try:
-            llm = LLM(**message)
+            llm = make(**message)
         except (ValueError, OSError) as error:
             processes.fail(str(error), _EXIT_REFUSED)
 

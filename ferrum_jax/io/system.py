@@ -1,4 +1,4 @@
-"""The machine as jobs, batches of a server and stores see it: clocks, chance, threads, processes and files.
+"""The machine as jobs, batches, stores and lockstep see it: clocks, chance, threads, processes and files.
 
 They ask for these by `system.NAME` and nowhere else (tests/house/test_seams.py), so that a test's world can put another
 machine in their place: one that loses power, whose disk is full, whose clocks jump, where one seed decides who goes on.
@@ -7,14 +7,16 @@ machine in their place: one that loses power, whose disk is full, whose clocks j
 import functools
 import os
 from builtins import open  # noqa: UP029 - so that it is a name of this module
+from os import _exit as leave
 from os import access, chmod, fsync, getpid, link, listdir, lstat, makedirs, rename, replace, stat, unlink
 from os.path import exists, isdir, isfile, islink, lexists, realpath, samefile
 from pathlib import Path
+from queue import SimpleQueue
 from random import random
 from secrets import token_hex
 from signal import signal
 from tempfile import TemporaryDirectory, TemporaryFile, mkstemp
-from threading import Event, Lock, Thread, current_thread, main_thread
+from threading import Event, Lock, Thread, Timer, current_thread, main_thread
 from time import monotonic, perf_counter, sleep
 from time import time as now
 
@@ -24,9 +26,12 @@ __all__ += ["TemporaryDirectory", "TemporaryFile", "monotonic", "now", "perf_cou
 __all__ += [
     "Event",
     "Lock",
+    "SimpleQueue",
     "Thread",
+    "Timer",
     "getpid",
     "in_main_thread",
+    "leave",
     "process_place",
     "process_start",
     "signal",

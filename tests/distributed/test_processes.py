@@ -13,8 +13,10 @@ import pytest
 
 from ferrum_jax.core.plan import Copy, ShardPlan, StepPlan
 from ferrum_jax.engine.lockstep import plan_bytes
+from ferrum_jax.integrations.distributed import serve
+from ferrum_jax.io import system
 from ferrum_jax.runtime.distributed.handshake import Channel
-from ferrum_jax.runtime.distributed.messages import Broken
+from ferrum_jax.runtime.distributed.messages import Broken, End
 from ferrum_jax.runtime.distributed.processes import CHECK_STEPS, EXIT_LOST, Processes, ProcessLost, connect
 from tests.support import raising
 
@@ -163,6 +165,16 @@ def test_an_engine_that_breaks_in_one_process_ends_all_with_what_failed(pair, mo
     assert leader._lost == ("a step failed: why", EXIT_LOST)
 
 
+def test_a_process_waits_for_the_end_where_process_0_broke_alone(pair):
+    """Process 0 says why it broke, and ends all; the word of it is no model's arguments."""
+    leader, other, _ = pair
+    leader.send(Broken(3))
+    leader.send(End(75))
+    with pytest.raises(SystemExit) as end:
+        serve(other, raising(AssertionError("no model is opened")))
+    assert end.value.code == 75
+
+
 def test_a_process_that_says_nothing_is_missed_and_one_that_waits_is_not(monkeypatch):
     """Process 0 has two others, and one is stopped."""
     monkeypatch.setattr("ferrum_jax.runtime.distributed.processes.SILENCE_S", 0.5)
@@ -185,7 +197,7 @@ def test_a_process_that_says_nothing_is_missed_and_one_that_waits_is_not(monkeyp
 
 def test_a_process_that_cannot_start_says_why(pair, monkeypatch):
     exits = []
-    monkeypatch.setattr(os, "_exit", exits.append)
+    monkeypatch.setattr(system, "leave", exits.append)
     leader, other, _ = pair
     other.fail("no such folder", 2)
     assert exits == [2]

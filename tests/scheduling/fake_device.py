@@ -65,29 +65,16 @@ def expected_tokens(
 class FakeDevice:
     """The device of one shard: pools of (token, position) instead of KV, token slots, histories as hidden states."""
 
-    def __init__(
-        self,
-        num_blocks: int,
-        block_size: int,
-        max_num_seqs: int,
-        max_model_len: int,
-        max_cached_prompts: int = 0,
-        windows: Sequence[int | None] = (None,),
-        num_states: int = 0,
-    ) -> None:
-        self.block_size = block_size
+    def __init__(self, sizes: EngineSizes, num_states: int = 0) -> None:
+        self.block_size = sizes.block_size
         self.recurrent: list[list[int] | None] = [None] * num_states  # the tokens that each state stands for
-        self.windows = tuple(windows)
-        self.states: list[list[int] | None] = [None] * (max_cached_prompts + 1)
-        shape = (len(self.windows), num_blocks, block_size)  # a pool for each cache group
+        self.windows = tuple(sizes.windows)
+        self.states: list[list[int] | None] = [None] * (sizes.max_cached_prompts + 1)
+        shape = (len(self.windows), sizes.num_blocks + 1, sizes.block_size)  # a pool for each cache group
         self.tokens, self.positions = np.full(shape, -1), np.full(shape, -1)
-        self.rows = np.full((max_num_seqs + 1, max_model_len + 1), -1)
+        self.rows = np.full((sizes.max_num_seqs + 1, sizes.max_model_len + 1), -1)
         self.host: dict[tuple[int, int], np.ndarray] = {}  # by group and host id: tokens and positions
         self.num_computed = 0
-
-    def write_slot(self, slot: int, ids: Sequence[int]) -> None:
-        """The tokens of a request that is about to run."""
-        self.rows[slot, : len(ids)] = ids
 
     def run_turns(self, shard: ShardPlan) -> np.ndarray:
         """The tokens [places] that the step samples. A row goes on behind its end: nobody may take what it draws."""
@@ -111,7 +98,7 @@ class FakeDevice:
         for row, (slot, start, count) in enumerate(work):
             drafts = shard.drafts_of(row)
             self.rows[slot, start + count - len(drafts) : start + count] = drafts
-        self._move(shard.spills, shard.loads)
+        self.move(shard.spills, shard.loads)
         self._copy(shard.copies_before)
         written: set[tuple[int, int, int]] = set()
         for row, (slot, start, count) in enumerate(work):
@@ -153,7 +140,7 @@ class FakeDevice:
         self._copy(shard.copies_after)
         return sampled
 
-    def _move(self, spills: Sequence[Copy], loads: Sequence[Copy]) -> None:
+    def move(self, spills: Sequence[Copy], loads: Sequence[Copy]) -> None:
         """To host memory, then back."""
         assert all(copy.source and copy.target for copy in (*spills, *loads)), "a copy from or to the null block"
         for copy in spills:
@@ -188,6 +175,92 @@ class FakeDevice:
         block, offset = table[position // self.block_size], position % self.block_size
         assert np.array_equal(self.positions[group, block, offset], position), "a row reads foreign positions"
         assert np.array_equal(self.tokens[group, block, offset], history[oldest:]), "a row reads foreign tokens"
+
+
+class FakeRunner:
+    """The devices of all shards under one scheduler: what the rows of a plan read and write is checked."""
+
+    def __init__(self, scheduler: Scheduler, sizes: EngineSizes) -> None:
+        self.scheduler, self.caches, self.sizes = scheduler, scheduler.caches, sizes
+        self.devices = [FakeDevice(sizes, cache.states.pool.num_ids if cache.states else 0) for cache in self.caches]
+        self._experts = FakeExperts(sizes) if None in sizes.windows else None
+        self._encoded: dict[int, bytes] = {}  # by run of embeddings: the key of what was encoded there
+
+    def write_slot(self, shard: int, slot: int, ids: Sequence[int]) -> None:
+        """The tokens of a request that is about to run."""
+        self.devices[shard].rows[slot, : len(ids)] = ids
+
+    def encode(self, images: Sequence[tuple[PlacedImage, Sequence[int]]]) -> None:
+        """Each image into its runs."""
+        for image, runs in images:
+            self._encoded.update(zip(runs, run_keys(image), strict=True))
+
+    def run(self, plan: StepPlan) -> np.ndarray:
+        """The tokens of all shards' rows, one shard's after the other's."""
+        running = {(request.shard, request.slot): request for request in self.scheduler.running()}
+        for index, rows in enumerate(plan.shards):
+            own = [running[index, slot] for slot in rows.slots.tolist()]
+            self._check_images(rows, own)
+            if rows.horizon > 1:
+                assert not self.scheduler.num_waiting, "a row goes on while others wait"
+                assert not any(row.needs_host or row.adapter for row in own)
+        sampled = np.concatenate(
+            [device.run_turns(rows) for device, rows in zip(self.devices, plan.shards, strict=True)]
+        )
+        if self._experts is not None:
+            self._experts.observe(plan, [device.rows for device in self.devices])
+        return sampled
+
+    def collect(self, plan: StepPlan) -> None:
+        """What a step computed is on the host."""
+        if self._experts is not None:
+            self._experts.collect(plan)
+
+    def check_idle(self) -> None:
+        """Nothing runs or waits: every hit came with its experts, and nothing is held."""
+        metrics = self.scheduler.metrics()
+        if self._experts is not None:
+            assert self._experts.num_checked == metrics.hit_tokens + metrics.resumed_tokens, "a hit has no experts"
+        pools = [pool for cache in self.caches for pool in cache.all_pools()]
+        assert all(pool.num_live == 0 for pool in pools), "blocks are live after the last request"
+
+    def _check_images(self, rows: ShardPlan, requests: Sequence[Request]) -> None:
+        """Tokens of images are given the embeddings of these; a row holds the images that are not behind it alone."""
+        expected: list[tuple[bytes | None, int]] = []
+        for request, start, count in zip(requests, rows.starts.tolist(), rows.counts.tolist(), strict=True):
+            own = {}
+            for image in request.images if start < request.num_prompt_tokens else ():
+                keys = run_keys(image)
+                own |= {image.start + at: (keys[at // IMAGE_RUN], at % IMAGE_RUN) for at in range(image.length)}
+            expected += [own.get(position, (None, 0)) for position in range(start, start + count)]
+            left = {index for index, image in enumerate(request.images) if image.end > start + count}
+            assert request.image_runs.keys() == left, "a row holds other images than it needs"
+        slots = rows.images.slots.tolist() or [0] * len(expected)
+        found = [(self._encoded.get(slot // IMAGE_RUN), slot % IMAGE_RUN) for slot in slots]
+        assert found == expected, "a token is given another image's embedding"
+
+    def finds(self, request: Request) -> int:
+        """How many ids of its shard carry a key of the request's blocks or of its prompt, host memory's too."""
+        cache = self.caches[request.shard]
+        prompt = dataclasses.replace(request, token_ids=request.token_ids[: request.num_prompt_tokens], keys=[])
+        keys = [*cache.keys_of(request), cache.key_of_whole(prompt)]
+        pools = [*cache.all_pools(), *(cache.tier.pools if cache.tier else ())]
+        return sum(pool.find(key) > 0 for pool in pools for key in keys)
+
+    def published(self) -> dict[tuple[int, int, int], tuple[bytes, bytes]]:
+        """Key and content of each published block, by shard, group and id."""
+        return {
+            (shard, group, id): (key, self.devices[shard].tokens[group, id].tobytes())
+            for shard, cache in enumerate(self.caches)
+            for group, pool in enumerate(cache.pools)
+            for id in range(pool.num_ids)
+            if (key := pool.key_of(id)) is not None
+        }
+
+    def check_unchanged(self, before: dict[tuple[int, int, int], tuple[bytes, bytes]]) -> None:
+        for place, (key, content) in self.published().items():
+            was = before.get(place)
+            assert was is None or was[0] != key or was[1] == content, f"published block {place} was written"
 
 
 class FakeExperts:
@@ -314,23 +387,11 @@ class Engine:
         self.scheduler = Scheduler(self.caches, drafting or None, steps)
         self.scheduler.limit(None, [(max_num_seqs, Draw.GREEDY, horizon)])
         self.after_token: Callable[[Request], None] = lambda request: None  # called when one got a token and goes on
-        self.devices = [
-            FakeDevice(
-                num_blocks + 1,
-                block_size,
-                max_num_seqs,
-                max_model_len,
-                max_cached_prompts,
-                windows,
-                cache.states.pool.num_ids if cache.states else 0,
-            )
-            for cache in self.caches
-        ]
+        self.runner = FakeRunner(self.scheduler, dataclasses.replace(sizes, num_shards=num_shards))
+        self.devices = self.runner.devices
         self.cache, self.device = self.caches[0], self.devices[0]
-        self._experts = FakeExperts(dataclasses.replace(sizes, num_shards=num_shards)) if None in windows else None
         self.requests: dict[int, Request] = {}
         self.plans: list[StepPlan] = []
-        self._encoded: dict[int, bytes] = {}  # by run of embeddings: the key of what was encoded there
         self._in_flight: StepsInFlight[tuple[StepPlan, np.ndarray]] = StepsInFlight()
 
     def add(
@@ -385,60 +446,29 @@ class Engine:
             self._in_flight.append(step)
 
     def _dispatch(self) -> tuple[StepPlan, np.ndarray] | None:
-        published = self._published()
+        published = self.runner.published()
         plan = self.scheduler.schedule()
         step = None
         if plan is not None:
             self.plans.append(plan)
-            if plan.shards[0].horizon > 1:
-                assert not self.scheduler.num_waiting, "a row goes on while others wait"
-                planned = {(index, slot) for index, shard in enumerate(plan.shards) for slot in shard.slots.tolist()}
-                rows = [row for row in self.scheduler.running() if (row.shard, row.slot) in planned]
-                assert not any(row.needs_host or row.adapter for row in rows)
             step = plan, self._run(plan)
         self.scheduler.check_invariants()
-        self._check_unchanged(published)
+        self.runner.check_unchanged(published)
         return step
 
     def _run(self, plan: StepPlan) -> np.ndarray:
         """The tokens of all shards' rows, one shard's after the other's."""
         for shard, slot, request_id in plan.admitted:
-            self.devices[shard].write_slot(slot, self.requests[request_id].token_ids)
-        for order in plan.encodes:
-            image = self.requests[order.request].images[order.image]
-            self._encoded.update(zip(order.runs, run_keys(image), strict=True))
-        running = {(request.shard, request.slot): request for request in self.scheduler.running()}
-        for index, rows in enumerate(plan.shards):
-            self._check_images(rows, [running[index, slot] for slot in rows.slots.tolist()])
-        sampled = np.concatenate(
-            [device.run_turns(rows) for device, rows in zip(self.devices, plan.shards, strict=True)]
-        )
-        if self._experts is not None:
-            self._experts.observe(plan, [device.rows for device in self.devices])
-        return sampled
+            self.runner.write_slot(shard, slot, self.requests[request_id].token_ids)
+        self.runner.encode([(self.requests[order.request].images[order.image], order.runs) for order in plan.encodes])
+        return self.runner.run(plan)
 
     def commit(self) -> list[tuple[Request, int]]:
         """Commit the oldest step in flight."""
         return self._commit(*self._in_flight.popleft())
 
-    def _check_images(self, rows: ShardPlan, requests: Sequence[Request]) -> None:
-        """Tokens of images are given the embeddings of these; a row holds the images that are not behind it alone."""
-        expected: list[tuple[bytes | None, int]] = []
-        for request, start, count in zip(requests, rows.starts.tolist(), rows.counts.tolist(), strict=True):
-            own = {}
-            for image in request.images if start < request.num_prompt_tokens else ():
-                keys = run_keys(image)
-                own |= {image.start + at: (keys[at // IMAGE_RUN], at % IMAGE_RUN) for at in range(image.length)}
-            expected += [own.get(position, (None, 0)) for position in range(start, start + count)]
-            left = {index for index, image in enumerate(request.images) if image.end > start + count}
-            assert request.image_runs.keys() == left, "a row holds other images than it needs"
-        slots = rows.images.slots.tolist() or [0] * len(expected)
-        found = [(self._encoded.get(slot // IMAGE_RUN), slot % IMAGE_RUN) for slot in slots]
-        assert found == expected, "a token is given another image's embedding"
-
     def _commit(self, plan: StepPlan, sampled: np.ndarray) -> list[tuple[Request, int]]:
-        if self._experts is not None:
-            self._experts.collect(plan)
+        self.runner.collect(plan)
         got: list[tuple[Request, int]] = []
         some: list[tuple[Request, int]] | None = self.scheduler.commit(plan, sampled)
         while some is not None:
@@ -446,7 +476,7 @@ class Engine:
                 if request.finish_reason is None:
                     self.after_token(request)
                 elif request.finish_reason == "error":  # looked at now: a twin may publish its own blocks in a moment
-                    assert not self.finds(request), f"something of request {request.id} has a key after its end"
+                    assert not self.runner.finds(request), f"something of request {request.id} has a key after its end"
             got += some
             some = self.scheduler.commit_accepted()
         self.scheduler.check_invariants()
@@ -460,29 +490,6 @@ class Engine:
         rows = np.flatnonzero(sampled >= 0)
         if len(rows):
             sampled[rows[choose(len(rows))]] = NOT_FINITE
-
-    def finds(self, request: Request) -> int:
-        """How many ids of its shard carry a key of the request's blocks or of its prompt, host memory's too."""
-        cache = self.caches[request.shard]
-        prompt = dataclasses.replace(request, token_ids=request.token_ids[: request.num_prompt_tokens], keys=[])
-        keys = [*cache.keys_of(request), cache.key_of_whole(prompt)]
-        pools = [*cache.all_pools(), *(cache.tier.pools if cache.tier else ())]
-        return sum(pool.find(key) > 0 for pool in pools for key in keys)
-
-    def _published(self) -> dict[tuple[int, int, int], tuple[bytes, bytes]]:
-        """Key and content of each published block, by shard, group and id."""
-        return {
-            (shard, group, id): (key, self.devices[shard].tokens[group, id].tobytes())
-            for shard, cache in enumerate(self.caches)
-            for group, pool in enumerate(cache.pools)
-            for id in range(pool.num_ids)
-            if (key := pool.key_of(id)) is not None
-        }
-
-    def _check_unchanged(self, before: dict[tuple[int, int, int], tuple[bytes, bytes]]) -> None:
-        for place, (key, content) in self._published().items():
-            was = before.get(place)
-            assert was is None or was[0] != key or was[1] == content, f"published block {place} was written"
 
     @property
     def is_idle(self) -> bool:
@@ -504,11 +511,7 @@ class Engine:
         assert self.is_idle, f"requests are unfinished after {max_steps} steps"
         for request in self.requests.values():
             self.check(request)
-        metrics = self.scheduler.metrics()
-        if self._experts is not None:
-            assert self._experts.num_checked == metrics.hit_tokens + metrics.resumed_tokens, "a hit has no experts"
-        pools = [pool for cache in self.caches for pool in cache.all_pools()]
-        assert all(pool.num_live == 0 for pool in pools), "blocks are live after the last request"
+        self.runner.check_idle()
         return steps
 
     def hit(self, prompt: list[int], max_tokens: int = 2) -> int:

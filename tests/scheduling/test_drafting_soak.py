@@ -92,7 +92,7 @@ class TextEngine(Engine):
             self.num_forced += len(more)
             self.scheduler.extend(request, more)
             if request.slot:
-                self.devices[request.shard].write_slot(request.slot, request.token_ids)
+                self.runner.write_slot(request.shard, request.slot, request.token_ids)
         if ends_with_text(request.token_ids):
             self.scheduler.finish(request, "stop", "text")
 

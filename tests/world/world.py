@@ -11,6 +11,7 @@ import _thread
 import contextlib
 import functools
 import math
+import queue
 import random
 import zlib
 from collections import Counter, deque
@@ -40,7 +41,7 @@ class Machine:
 
 class Process:
     """fuse: at which of its calls of the world something happens, and what. result: what its main task returned or
-    raised. notice, options: of the job that it runs."""
+    raised, or the code with which it left. notice, options: of the job that it runs. closes: called at its end."""
 
     notice: Any = None
     options: Any = None
@@ -56,12 +57,18 @@ class Process:
         self.num_calls = 0
         self.fuse: tuple[int, Callable[[str, str], None]] | None = None
         self.result: Any = None
+        self.closes: list[Callable[[], None]] = []
         self.began_s = self.ended_s = world.now_s
         machine.processes.append(self)
 
     @property
     def has_ended(self) -> bool:
         return all(task.has_ended for task in self.tasks)
+
+    def die(self) -> None:
+        self.is_dead = True
+        for close in self.closes:
+            close()
 
 
 class Task:
@@ -110,26 +117,55 @@ class Task:
             world.block(until_s)
 
 
-class Event:
+class Bell:
+    """Wakes the tasks that wait for it."""
+
     def __init__(self, world: World) -> None:
-        self._world, self._is_set, self._waiting = world, False, list[Task]()
+        self.world, self._waiting = world, list[Task]()
+
+    def ring(self) -> None:
+        for task in self._waiting:
+            task.wake_s = min(task.wake_s, self.world.now_s)
+        self._waiting.clear()
+
+    def wait_until(self, until_s: float, is_over: Callable[[], object]) -> bool:
+        """Whether it is over, at the latest at this moment."""
+        while not is_over() and self.world.now_s < until_s:
+            self._waiting.append(self.world.task)
+            self.world.block(until_s)
+        return bool(is_over())
+
+    def until(self, timeout: float | None) -> float:
+        return math.inf if timeout is None else self.world.now_s + self.world.long(timeout)
+
+
+class Event(Bell):
+    _is_set = False
 
     def is_set(self) -> bool:
         return self._is_set
 
     def set(self) -> None:
         self._is_set = True
-        for task in self._waiting:
-            task.wake_s = min(task.wake_s, self._world.now_s)
-        self._waiting.clear()
+        self.ring()
 
     def wait(self, timeout: float | None = None) -> bool:
-        world = self._world
-        until_s = math.inf if timeout is None else world.now_s + world.long(timeout)
-        while not self._is_set and world.now_s < until_s:
-            self._waiting.append(world.task)
-            world.block(until_s)
-        return self._is_set
+        return self.wait_until(self.until(timeout), self.is_set)
+
+
+class Queue(Bell):
+    def __init__(self, world: World) -> None:
+        super().__init__(world)
+        self._items = deque[Any]()
+
+    def put(self, item: Any) -> None:
+        self._items.append(item)
+        self.ring()
+
+    def get(self, timeout: float | None = None) -> Any:
+        if not self.wait_until(self.until(timeout), lambda: self._items):
+            raise queue.Empty
+        return self._items.popleft()
 
 
 class Lock:
@@ -229,7 +265,7 @@ class World:
 
     def kill(self, process: Process) -> None:
         """Ends a process, wherever its threads are."""
-        process.is_dead = True
+        process.die()
         process.frozen_until = 0.0
         for task in process.tasks:
             task.wake_s = self.now_s
@@ -251,7 +287,8 @@ class World:
             finally:
                 process.ended_s = self.now_s
                 self.tasks[0].wake_s = self.now_s  # the director looks at it
-                process.is_dead = process.is_dead or process.result is not None
+                if process.result is not None:
+                    process.die()
 
         Task(self, process, main, name="main").start()
         return process
@@ -309,6 +346,20 @@ class World:
         self, *, target: Callable[..., Any], args: tuple[Any, ...] = (), name: str = "", daemon: bool = True
     ) -> Task:
         return Task(self, self.task.process, target, args, name)
+
+    def _SimpleQueue(self) -> Queue:
+        return Queue(self)
+
+    def _Timer(self, interval: float, function: Callable[[], None]) -> Task:
+        def later() -> None:
+            self.pause(self.long(interval))
+            function()
+
+        return Task(self, self.task.process, later, name="timer")
+
+    def _leave(self, code: int) -> None:
+        self.task.process.result = code
+        self.kill(self.task.process)
 
     def _in_main_thread(self) -> bool:
         return self.task is self.task.process.tasks[0]

@@ -14,10 +14,8 @@ Either way the same command on all hosts goes on.
 from __future__ import annotations
 
 import contextlib
-import os
 import queue
 import sys
-import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -25,6 +23,7 @@ import jax
 from jax._src import distributed  # the store of keys that jax's processes share has no public name
 from jax.sharding import Mesh
 
+from ferrum_jax.io import system
 from ferrum_jax.runtime.distributed.handshake import Channel, Meeting, come_to
 from ferrum_jax.runtime.distributed.messages import Beat, Broken, Digest, End, Failure, encode, joined
 from ferrum_jax.runtime.distributed.shared_secret import require_own_name, secret_for
@@ -52,19 +51,19 @@ class Processes:
         """connections: of process 0 to all others in their order; of others to process 0."""
         self.index = index
         self._connections = list(connections)
-        self._received: list[queue.SimpleQueue[Any]] = [queue.SimpleQueue() for _ in connections]
+        self._received: list[queue.SimpleQueue[Any]] = [system.SimpleQueue() for _ in connections]
         self._digests: dict[int, tuple[int, bytes]] = {}  # by step: of the process that was first, its digest
-        self._lock = threading.Lock()
-        self._sending = threading.Lock()  # a message at a time
+        self._lock = system.Lock()
+        self._sending = system.Lock()  # a message at a time
         self._opened = self._ended = self._may_renew = False
         self._has_gone = False  # another process, which was to end in order
         self._lost: tuple[str, int] | None = None  # why, and the exit code
-        self._quiet = threading.Event()  # once nobody needs to know that this process is there
+        self._quiet = system.Event()  # once nobody needs to know that this process is there
         self._threads = [
-            threading.Thread(target=self._receive, args=(number,), name="process", daemon=True)
+            system.Thread(target=self._receive, args=(number,), name="process", daemon=True)
             for number in range(len(connections))
         ]
-        self._beating = threading.Thread(target=self._beat, name="beats", daemon=True)
+        self._beating = system.Thread(target=self._beat, name="beats", daemon=True)
         for thread in (*self._threads, self._beating):
             thread.start()
 
@@ -155,7 +154,7 @@ class Processes:
         with self._lock:
             if self._lost is None:
                 self._lost = reason, code
-                timer = threading.Timer(_ORDERLY_S if self.leads else 0.0, self._exit)
+                timer = system.Timer(_ORDERLY_S if self.leads else 0.0, self._exit)
                 timer.daemon = True
                 timer.start()  # the main thread may wait for a device that never answers
         for received in self._received:
@@ -166,7 +165,7 @@ class Processes:
         """Ends this process, once it has said to process 0 why."""
         with contextlib.suppress(ProcessLost):  # it is ending too
             self.send(Failure(message, code))
-        os._exit(code)
+        system.leave(code)
 
     def end(self, code: int) -> None:
         """On process 0, lets the others end with this exit code; on another that was let end, says that it comes.
@@ -263,7 +262,7 @@ class Processes:
     def _leave(self, code: int) -> None:
         """An exit in order would wait for the process that is lost."""
         sys.stdout.flush()
-        os._exit(code)
+        system.leave(code)
 
 
 _current: Processes | None = None
