@@ -112,6 +112,17 @@ class EngineConfig:
         more="they come back on a hit",
         least=0,
     )
+    kv_tier: str | None = setting(
+        None,
+        "folder or URL such as gs:// or s3://, shared by any number of engines, that keeps cached prefixes beyond them",
+        more="written behind, and read where that is faster than computing; who may write there may change answers",
+        unset="none",
+        is_planned=False,
+        metavar="DIR",
+    )
+    kv_tier_bytes: int = setting(
+        1 << 36, "most bytes there; what was used least recently goes first", least=1 << 20, is_planned=False
+    )
     enable_prefix_caching: bool = setting(
         True,
         "reuse blocks and prompts",

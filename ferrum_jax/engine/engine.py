@@ -28,6 +28,7 @@ from ferrum_jax.engine.measured_steps import MeasuredSteps
 from ferrum_jax.engine.not_ready import NotReady
 from ferrum_jax.engine.open_submissions import OpenSubmissions
 from ferrum_jax.engine.plan_events import PlanEvents
+from ferrum_jax.engine.prefixes.kv_tier import Fetch, KVTier
 from ferrum_jax.engine.scoring import Observed, start_scoring
 from ferrum_jax.engine.submission import Choice, InputProcessor, Submission
 from ferrum_jax.runtime.dispatched import InFlight
@@ -58,9 +59,10 @@ class Engine:
         step_times: MeasuredSteps | None = None,
         request_log: RequestLogWriter | None = None,
         guard: contextlib.AbstractContextManager[None] | None = None,
+        tier: KVTier | None = None,
     ) -> None:
         """step_times: of an engine that drafts tokens. request_log: gets a line for each submission that ended. guard:
-        around each step, such as a `WriteGuard`.
+        around each step, such as a `WriteGuard`. tier: from which prefixes are read ahead, and into which they go.
         """
         self.runner = runner
         self.scheduler = scheduler
@@ -68,7 +70,7 @@ class Engine:
         self._constraints = constraints
         self._adapters = adapters
         self.kept_experts = input_processor.kept_experts
-        self._not_ready = NotReady(adapters)
+        self._not_ready, self._tier = NotReady(adapters, tier), tier
         self._drawn = DrawnTokens(scheduler, constraints)
         self._submissions = OpenSubmissions(self._not_ready, request_log)
         self._by_slot: dict[tuple[int, int], Choice] = {}  # by data shard and slot
@@ -99,6 +101,8 @@ class Engine:
         submission = self._input_processor.take(prompt_token_ids, sampling, options)
         if (scores := submission.scores) is not None:
             submission.part = self.runner.begin_scores(every=scores.takes_all)
+        if self._tier is not None:
+            submission.fetch = self._want(submission, self._tier)
         if submission.waits:
             self._not_ready.put(submission)
         else:
@@ -106,6 +110,11 @@ class Engine:
         submission.arrival, submission.weights_version = self._num_calls, self.weights_version
         self._submissions.add(submission)
         return submission.id
+
+    def _want(self, submission: Submission, tier: KVTier) -> Fetch | None:
+        """Begins to read what the submission's choices hit."""
+        requests = [choice.request for choice in submission.open_choices if choice.request.takes_hits]
+        return tier.want(requests[0]) if requests else None
 
     def queue_ready(self, submission_id: int) -> None:
         """Queues a submission whose grammar and adapter are ready, or ends it with what is wrong with either.
@@ -178,6 +187,8 @@ class Engine:
     def drain(self) -> None:
         """Commits what is in flight when nothing is left that could want more."""
         self.settle()
+        if self._tier is not None:
+            self._tier.send_all()
 
     def settle(self) -> list[Delta]:
         """Commits what is in flight, so that the host knows all that the device has done."""
@@ -207,6 +218,8 @@ class Engine:
                 if choice.request.slot or len(choice.request.token_ids) > choice.request.num_prompt_tokens:
                     choice.updates.append((len(choice.request.token_ids) - choice.request.num_prompt_tokens, version))
         self.scheduler.renew(fingerprint)
+        if self._tier is not None:
+            self._tier.rest()
         self.weights_version = version
 
     def counts(self) -> dict[str, Any]:
@@ -217,7 +230,8 @@ class Engine:
         kept = self.kept_experts
         of_experts = {} if kept is None else {"experts_bytes": kept.bytes}
         reuse = self.scheduler.metrics().snapshot()
-        return {**reuse, **counts, "encoder_calls": self.runner.num_encoder_calls, **of_experts, **of_drafts}
+        of_tier = {} if self._tier is None else self._tier.counts()
+        return {**reuse, **of_tier, **counts, "encoder_calls": self.runner.num_encoder_calls, **of_experts, **of_drafts}
 
     def live(self) -> dict[str, Any]:
         """How many rows run and requests wait, and the last steps."""
@@ -229,6 +243,8 @@ class Engine:
 
     def close(self) -> None:
         """Frees the pools; the engine serves no more. For one whose step was broken off."""
+        if self._tier is not None:
+            self._tier.close()
         self.runner.close()
 
     # -- one step ------------------------------------------------------------------------------------
@@ -242,6 +258,8 @@ class Engine:
         self._tell_costs()
         self._begun_s = time.perf_counter()
         self._num_calls += 1
+        if self._tier is not None:
+            self._tier.step()
         with self._guard:
             return self._step()
 
@@ -326,6 +344,8 @@ class Engine:
             for request, place in got:
                 choice = self._submissions.choices[request.id]
                 self._drawn.take(choice, step, rows, place)
+                if self._tier is not None:
+                    self._tier.keep(request)
                 if request.finish_reason is not None:
                     streamed.pop(request.id, None)
                     deltas.append(self._finished(choice))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import NoReturn
 
 import numpy as np
@@ -20,6 +21,8 @@ from ferrum_jax.engine.image_intake import NO_IMAGES, ImageLimits
 from ferrum_jax.engine.lockstep import make_engine
 from ferrum_jax.engine.measured_steps import MeasuredSteps
 from ferrum_jax.engine.of_tokens.kept_experts import KeptExperts
+from ferrum_jax.engine.prefixes.kv_tier import KVTier
+from ferrum_jax.engine.prefixes.saved_prefixes import PrefixCache
 from ferrum_jax.engine.startup.load import Loaded
 from ferrum_jax.engine.submission import InputProcessor
 from ferrum_jax.engine.write_guard import WriteGuard
@@ -81,9 +84,28 @@ def build_engine(
         step_times=MeasuredSteps(accelerator=layout.target.platform != "cpu") if config.speculative_config else None,
         guard=WriteGuard(caches, runner) if config.check_writes else None,
         request_log=None if config.request_log is None else RequestLogWriter(config.request_log, sizes),
+        tier=_kv_tier(loaded, config, caches, runner),
     )
     engine.weights_version = loaded.weights_version
     return engine
+
+
+def _kv_tier(loaded: Loaded, config: EngineConfig, caches: Sequence[CacheManager], runner: Runner) -> KVTier | None:
+    """The KV tier of an engine, whose executables are made here; None of weights that only this process has."""
+    if config.kv_tier is None or loaded.weights_version:
+        return None
+    loaded.copies.warm_up(tier=False)
+    options = loaded.layout.options
+    prefixes = PrefixCache(
+        spec=options.spec,
+        fingerprint=loaded.cache_fingerprint,
+        invariant=options.invariant,
+        caches=caches,
+        runner=runner,
+        copies=loaded.copies,
+    )
+    compute_s = functools.partial(runner.compute_s, a_step=config.max_num_batched_tokens)
+    return KVTier(config.kv_tier, config.kv_tier_bytes, prefixes, compute_s)
 
 
 def _steps_of(ladder: Ladder) -> StepSizes:

@@ -12,6 +12,7 @@ from jax.sharding import Mesh
 
 from ferrum_jax.config import EngineConfig
 from ferrum_jax.core.scheduler.request_log import require_request_log
+from ferrum_jax.engine.prefixes.kv_tier import refuse_wrong_tier
 from ferrum_jax.engine.startup.choose_attention import AttentionChoice, choose_attention, for_unfamiliar
 from ferrum_jax.engine.startup.choose_products import ProductChoice, choose_products, recorded_products
 from ferrum_jax.engine.startup.load_request import LoadRequest
@@ -85,6 +86,7 @@ def choose(order: LoadRequest, max_seq_length: int | None) -> Chosen:
 def _choose_before(order: LoadRequest, spec: ModelSpec) -> AttentionChoice | None:
     """The choice of attention that is made before the devices are opened, which a child may have to do first."""
     config = order.config
+    refuse_wrong_tier(config)
     if config.request_log is not None:
         require_folder_of(config.request_log, "request log")
         require_request_log(config.request_log)
