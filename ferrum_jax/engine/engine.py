@@ -8,6 +8,7 @@ asked for; it has one Request for each of its n choices.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -28,7 +29,8 @@ from ferrum_jax.engine.measured_steps import MeasuredSteps
 from ferrum_jax.engine.not_ready import NotReady
 from ferrum_jax.engine.open_submissions import OpenSubmissions
 from ferrum_jax.engine.plan_events import PlanEvents
-from ferrum_jax.engine.prefixes.kv_tier import Fetch, KVTier
+from ferrum_jax.engine.prefixes.kv_tier import KVTier
+from ferrum_jax.engine.prefixes.saved_prefixes import PrefixCache
 from ferrum_jax.engine.scoring import Observed, start_scoring
 from ferrum_jax.engine.submission import Choice, InputProcessor, Submission
 from ferrum_jax.runtime.dispatched import InFlight
@@ -56,13 +58,14 @@ class Engine:
         input_processor: InputProcessor,
         constraints: Constraints,
         adapters: HeldSlots,
+        prefixes: PrefixCache,
         step_times: MeasuredSteps | None = None,
         request_log: RequestLogWriter | None = None,
         guard: contextlib.AbstractContextManager[None] | None = None,
         tier: KVTier | None = None,
     ) -> None:
-        """step_times: of an engine that drafts tokens. request_log: gets a line for each submission that ended. guard:
-        around each step, such as a `WriteGuard`. tier: from which prefixes are read ahead, and into which they go.
+        """prefixes: all that is cached. step_times: of an engine that drafts tokens. request_log: gets a line for each
+        submission that ended. guard: around each step, such as a `WriteGuard`. tier: what prefixes are read from ahead.
         """
         self.runner = runner
         self.scheduler = scheduler
@@ -70,7 +73,8 @@ class Engine:
         self._constraints = constraints
         self._adapters = adapters
         self.kept_experts = input_processor.kept_experts
-        self._not_ready, self._tier = NotReady(adapters, tier), tier
+        self.prefixes, self._tier = prefixes, tier
+        self._not_ready = NotReady(adapters)
         self._drawn = DrawnTokens(scheduler, constraints)
         self._submissions = OpenSubmissions(self._not_ready, request_log)
         self._by_slot: dict[tuple[int, int], Choice] = {}  # by data shard and slot
@@ -102,7 +106,7 @@ class Engine:
         if (scores := submission.scores) is not None:
             submission.part = self.runner.begin_scores(every=scores.takes_all)
         if self._tier is not None:
-            submission.fetch = self._want(submission, self._tier)
+            submission.fetch = self._tier.want([choice.request for choice in submission.open_choices])
         if submission.waits:
             self._not_ready.put(submission)
         else:
@@ -110,11 +114,6 @@ class Engine:
         submission.arrival, submission.weights_version = self._num_calls, self.weights_version
         self._submissions.add(submission)
         return submission.id
-
-    def _want(self, submission: Submission, tier: KVTier) -> Fetch | None:
-        """Begins to read what the submission's choices hit."""
-        requests = [choice.request for choice in submission.open_choices if choice.request.takes_hits]
-        return tier.want(requests[0]) if requests else None
 
     def queue_ready(self, submission_id: int) -> None:
         """Queues a submission whose grammar and adapter are ready, or ends it with what is wrong with either.
@@ -188,7 +187,7 @@ class Engine:
         """Commits what is in flight when nothing is left that could want more."""
         self.settle()
         if self._tier is not None:
-            self._tier.send_all()
+            self._tier.send()
 
     def settle(self) -> list[Delta]:
         """Commits what is in flight, so that the host knows all that the device has done."""
@@ -215,9 +214,11 @@ class Engine:
         for submission in self._submissions.values():
             submission.weights_version = version
             for choice in submission.open_choices:
+                choice.request.keys.clear()  # also of one that is not queued yet
                 if choice.request.slot or len(choice.request.token_ids) > choice.request.num_prompt_tokens:
                     choice.updates.append((len(choice.request.token_ids) - choice.request.num_prompt_tokens, version))
         self.scheduler.renew(fingerprint)
+        self.prefixes = dataclasses.replace(self.prefixes, fingerprint=fingerprint)
         if self._tier is not None:
             self._tier.rest()
         self.weights_version = version
@@ -244,7 +245,7 @@ class Engine:
     def close(self) -> None:
         """Frees the pools; the engine serves no more. For one whose step was broken off."""
         if self._tier is not None:
-            self._tier.close()
+            self._tier.rest()
         self.runner.close()
 
     # -- one step ------------------------------------------------------------------------------------

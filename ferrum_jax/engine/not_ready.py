@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ferrum_jax.engine.adapters import HeldSlots
-from ferrum_jax.engine.prefixes.kv_tier import KVTier
 from ferrum_jax.engine.submission import Submission
 
 _LOOK_S = 0.05  # how long a step waits for an executable that others make: meanwhile more may come, or end
@@ -14,9 +13,8 @@ _LOOK_S = 0.05  # how long a step waits for an executable that others make: mean
 class NotReady:
     """The requests of one engine that wait, in the order in which they came."""
 
-    def __init__(self, adapters: HeldSlots, tier: KVTier | None = None) -> None:
-        """tier: from which prefixes are read ahead."""
-        self._adapters, self._tier = adapters, tier
+    def __init__(self, adapters: HeldSlots) -> None:
+        self._adapters = adapters
         self._waiting: dict[int, Submission] = {}
 
     def __len__(self) -> int:
@@ -60,8 +58,8 @@ class NotReady:
     def wait_for_first(self) -> None:
         """Nothing else is to do. For an executable it waits a moment alone, because its compile takes seconds."""
         first = next(iter(self._waiting.values()))
-        if self._tier is not None and first.fetch is not None and not self._tier.is_over(first.fetch):
-            self._tier.wait(first.fetch)
+        if first.fetch is not None and not first.fetch.is_over:
+            first.fetch.wait()
             return
         if first.part is not None and not first.part.done:
             first.part.wait(_LOOK_S)
@@ -82,16 +80,17 @@ class NotReady:
                 slots_are_asked |= not is_next
                 if not is_next:
                     continue
-            if self._has_parts(submission):
+            if _has_parts(submission):
                 yield submission.id
         self._adapters.keep_staged({s.adapter.key for s in self._waiting.values() if s.adapter is not None})
 
-    def _has_parts(self, submission: Submission) -> bool:
-        """Whether its grammar and the executable that it needs are compiled, and its KV is not waited for."""
-        if self._tier is not None and submission.fetch is not None and not self._tier.is_over(submission.fetch):
-            return False
-        is_compiled = submission.part is None or submission.part.done
-        return is_compiled and (submission.grammar is None or submission.grammar.is_ready)
+
+def _has_parts(submission: Submission) -> bool:
+    """Whether its grammar and the executable that it needs are compiled, and its KV is not waited for."""
+    if submission.fetch is not None and not submission.fetch.is_over:
+        return False
+    is_compiled = submission.part is None or submission.part.done
+    return is_compiled and (submission.grammar is None or submission.grammar.is_ready)
 
 
 def _fault(submission: Submission) -> ValueError | None:

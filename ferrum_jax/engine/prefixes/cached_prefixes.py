@@ -12,26 +12,17 @@ from ferrum_jax.engine.engine import Engine
 from ferrum_jax.engine.prefixes.saved_prefixes import PrefixCache
 from ferrum_jax.engine.shared import SharedEngine
 from ferrum_jax.inputs.prompt import MediaSpan, Prompt, take_apart
-from ferrum_jax.models.spec import ModelSpec
-from ferrum_jax.runtime.block_copies import BlockCopies
 from ferrum_jax.runtime.distributed.processes import refuse_several_processes
 from ferrum_jax.text.prompts import PromptEncoder
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CachedPrefixes:
-    """The cached prefixes of one engine; `LLM` says what its methods do.
-
-    engine: the one of this moment. spec, fingerprint, invariant: what a saved prefix belongs to; see `PrefixCache`.
-    """
+    """The cached prefixes of one engine, the one of this moment; `LLM` says what its methods do."""
 
     calls: SharedEngine
     engine: Callable[[], Engine]
     prompts: PromptEncoder
-    copies: BlockCopies
-    spec: ModelSpec
-    fingerprint: bytes
-    invariant: bool
 
     @property
     def _engine(self) -> Engine:
@@ -78,18 +69,10 @@ class CachedPrefixes:
 
     def _cache(self) -> PrefixCache:
         refuse_several_processes("a saved prefix cache")
-        self.copies.warm_up(tier=False)
+        self._engine.prefixes.copies.warm_up(tier=False)
         if self._engine.kept_experts is not None:
             self.calls.quiet("keep")  # those of the step in flight are not on the host yet
-        return PrefixCache(
-            spec=self.spec,
-            fingerprint=self.fingerprint,
-            invariant=self.invariant,
-            caches=self._engine.scheduler.caches,
-            runner=self._engine.runner,
-            copies=self.copies,
-            experts=self._engine.kept_experts,
-        )
+        return self._engine.prefixes
 
 
 def prompt_request(

@@ -159,12 +159,11 @@ class PrefixCache:
     def put(self, arrays: Mapping[str, np.ndarray]) -> list[bytes]:
         """Caches what a folder held, the most recently used where not all fits; the keys whose blocks are here then."""
         present: dict[bytes, None] = {}
-        for shard, cache in enumerate(self.caches):
-            for index, pool in cache.numbered_pools():
-                keys = [row.tobytes() for row in arrays.get(f"{self.name(index)}/keys", ())]
-                self._put(shard, index, pool, keys, arrays)
-                if index in self.copies.of_blocks:
-                    present |= dict.fromkeys(key for key in keys if pool.find(key))
+        for index, _ in self.caches[0].numbered_pools():
+            keys = [row.tobytes() for row in arrays.get(f"{self.name(index)}/keys", ())]
+            self.put_rows(index, keys, arrays)
+            if index in self.copies.of_blocks:
+                present |= dict.fromkeys(key for cache in self.caches for key in keys if cache.pools[index].find(key))
         return list(present)
 
     def _put(

@@ -1,4 +1,4 @@
-"""Pieces: how what pools keep is cut into objects of a KV tier.
+"""Pieces: how what pools keep is cut into objects of a KV tier, and the form of an object.
 
     full blocks of a cache group    up to _TOKENS of them, from each multiple of _TOKENS to the next or to an end
     snapshots of recurrent states   one each
@@ -6,22 +6,30 @@
 
 A piece goes by its last key, which names all tokens before it. So prompts that share a beginning share its pieces, and
 where one ends within a piece, the next turn of a chat finds what there was by then.
+
+An object is a sha256 of all behind it, the length of its header, the header in JSON, and arrays one after the other.
+The header says what they are. A reader knows it before it reads and takes no other: a name only says where to look.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import hashlib
+import json
+import math
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 
-from checkpoints.kv_objects import header_of
 from ferrum_jax.core.kv_cache.cache_manager import CacheManager
 from ferrum_jax.core.request import Request
 from ferrum_jax.engine.prefixes.saved_prefixes import PrefixCache
 from ferrum_jax.io.ints import first_needed
 
+_FORMAT = 1
 _TOKENS = 256  # of a piece, or one block if that has more
+_DIGEST, _LENGTH = 32, 4  # bytes
 
 
 class Piece(NamedTuple):
@@ -38,40 +46,62 @@ class Pieces:
     """The pieces of one engine's requests."""
 
     def __init__(self, prefixes: PrefixCache) -> None:
-        self._prefixes, self._copies = prefixes, prefixes.copies
-        sizes = prefixes.caches[0].sizes
+        self._prefixes, self._copies, sizes = prefixes, prefixes.copies, prefixes.caches[0].sizes
         self._block_size, self._windows = sizes.block_size, sizes.windows
         self._num_blocks = max(1, _TOKENS // sizes.block_size)
-        self.identity = prefixes.identity()
+        self.identity = prefixes.identity() | {"format": _FORMAT}
         self._rows: dict[int, dict[str, jax.ShapeDtypeStruct]] = {}  # by pool: its arrays by name, of one row
         for index, _ in prefixes.caches[0].numbered_pools():
             shapes = jax.tree.leaves(self._copies.shapes(index))
             self._rows[index] = dict(zip(prefixes.names(index), shapes, strict=True))
 
+    # -- objects ---------------------------------------------------------------------------------------
+
     def num_bytes(self, piece: Piece) -> int:
+        """Bytes of its arrays."""
         row = sum(shape.size * shape.dtype.itemsize for shape in self._rows[piece.index].values())
         return row * len(piece.keys)
 
-    def dtypes(self, piece: Piece) -> dict[str, Any]:
-        """The dtypes of its arrays, by name."""
-        return {name: shape.dtype for name, shape in self._rows[piece.index].items()}
+    def encode(self, piece: Piece, arrays: Sequence[np.ndarray]) -> bytes:
+        """Its object. arrays: in the order of their names, with rows in the order of its keys."""
+        header = json.dumps(self._header(piece)).encode()
+        parts = [len(header).to_bytes(_LENGTH, "little"), header]
+        parts += [np.ascontiguousarray(array).reshape(-1).view(np.uint8).data for array in arrays]
+        digest = hashlib.sha256()
+        for part in parts:
+            digest.update(part)
+        return b"".join([digest.digest(), *parts])
 
-    def header(self, piece: Piece) -> dict[str, Any]:
-        """The header of its object."""
-        arrays = {
-            name: jax.ShapeDtypeStruct((len(piece.keys), *row.shape[1:]), row.dtype)
-            for name, row in self._rows[piece.index].items()
+    def decode(self, piece: Piece, content: bytes) -> dict[str, np.ndarray]:
+        """The arrays of its object by name, over these bytes. Raises ValueError that says what is wrong with them."""
+        whole = memoryview(content)
+        if hashlib.sha256(whole[_DIGEST:]).digest() != whole[:_DIGEST]:
+            raise ValueError(f"it is damaged or cut off: its {len(content)} bytes have another digest")
+        end = _DIGEST + _LENGTH + int.from_bytes(whole[_DIGEST : _DIGEST + _LENGTH], "little")
+        there, here = json.loads(bytes(whole[_DIGEST + _LENGTH : end])), self._header(piece)
+        wrong = sorted(name for name in there.keys() | here.keys() if there.get(name) != here.get(name))
+        if wrong:
+            texts = (f"{name} is {str(there.get(name))[:80]} there, {str(here.get(name))[:80]} here" for name in wrong)
+            raise ValueError(f"it is of another engine or block: {'; '.join(texts)}")
+        arrays = {}
+        for name, (dtype, shape) in here["arrays"].items():
+            arrays[name] = np.frombuffer(content, dtype, math.prod(shape), end).reshape(shape)
+            end += arrays[name].nbytes
+        return arrays
+
+    def _header(self, piece: Piece) -> dict[str, Any]:
+        rows = self._rows[piece.index].items()
+        return self.identity | {
+            "pool": self._prefixes.name(piece.index),
+            "parent": piece.parent.hex(),
+            "tokens": hashlib.sha256(piece.token_ids).hexdigest(),
+            "keys": [key.hex() for key in piece.keys],
+            "arrays": {name: [str(row.dtype), [len(piece.keys), *row.shape[1:]]] for name, row in rows},
         }
-        return header_of(
-            identity=self.identity,
-            pool=self._prefixes.name(piece.index),
-            keys=piece.keys,
-            parent=piece.parent,
-            token_ids=piece.token_ids,
-            arrays=arrays,
-        )
 
-    def of_computed(self, request: Request) -> Iterator[Piece]:
+    # -- of requests -----------------------------------------------------------------------------------
+
+    def computed(self, request: Request) -> Iterator[Piece]:
         """The pieces of what a request has computed; of a prompt that has just ended, those of the whole prompt too.
 
         Its last token is not computed.
@@ -92,48 +122,37 @@ class Pieces:
     def missing(self, request: Request, is_known: Callable[[str], bool]) -> tuple[list[Piece], int]:
         """Known pieces that a request lacks, its first tokens' first, and the tokens that need not be computed then."""
         cache = max(self._prefixes.caches, key=lambda cache: cache.num_hit_tokens(request))
-        num_hit, keys = cache.num_hit_tokens(request), cache.keys_of(request)
+        keys, size, states = cache.keys_of(request), self._block_size, cache.states
         covers = [self._covering(cache, request, index, is_known) for index in self._copies.of_blocks]
-        end = self._end(cache, keys, covers, is_known)
+        there = [
+            [piece is not None or cache.has(group, key) for piece, key in zip(cover, keys, strict=True)]
+            for group, cover in enumerate(covers)
+        ]
+        groups = list(zip(self._windows, there, strict=True))
+
+        def resumes(end: int) -> bool:
+            stem = self._stem(self._copies.of_states, keys[end - 1])
+            if states is not None and not (states.pool.find(keys[end - 1]) or is_known(stem)):
+                return False
+            return all(all(row[first_needed(w, end * size, size) : end]) for w, row in groups if w is not None)
+
+        most = min((row.index(False) for w, row in groups if w is None and False in row), default=len(keys))
+        end = next((end for end in range(most, 0, -1) if resumes(end)), 0)
         found: dict[str, Piece] = {}
-        for group, cover in enumerate(covers):
-            first = first_needed(self._windows[group], end * self._block_size, self._block_size)
-            lacking = [piece for i in range(first, end) if (piece := cover[i]) and not cache.has(group, keys[i])]
-            found |= {piece.stem: piece for piece in lacking}
-        if end and cache.states is not None and not cache.states.pool.find(keys[end - 1]):
+        for group, window in enumerate(self._windows):
+            for i in range(first_needed(window, end * size, size), end):
+                if (piece := covers[group][i]) is not None and not cache.has(group, keys[i]):
+                    found[piece.stem] = piece
+        if end and states is not None and not states.pool.find(keys[end - 1]):
             piece = self._blocks(cache, request, self._copies.of_states, end - 1, end)
             found[piece.stem] = piece
-        num_tokens = min(end, request.hit_limit // self._block_size) * self._block_size
+        num_tokens = min(end, request.hit_limit // size) * size
         if end == len(keys) and cache.prompts.keeps(request):
             whole = list(self._whole(cache, request, len(request.token_ids)))
             if all(is_known(piece.stem) for piece in whole):
                 found |= {piece.stem: piece for piece in whole}
                 num_tokens = len(request.token_ids)
-        return list(found.values()), max(num_tokens - num_hit, 0)
-
-    def _end(
-        self, cache: CacheManager, keys: list[bytes], covers: list[list[Piece | None]], is_known: Callable[[str], bool]
-    ) -> int:
-        """The most blocks at whose end every group resumes, with what is known."""
-        states = cache.states
-
-        def resumes(end: int) -> bool:
-            key = keys[end - 1]
-            if states is not None and not (states.pool.find(key) or is_known(self._stem(self._copies.of_states, key))):
-                return False
-            return all(
-                covers[group][i] or cache.has(group, keys[i])
-                for group, window in enumerate(self._windows)
-                if window is not None
-                for i in range(first_needed(window, end * self._block_size, self._block_size), end)
-            )
-
-        end = len(keys)
-        for group, window in enumerate(self._windows):
-            if window is None:
-                there = (bool(covers[group][i]) or cache.has(group, keys[i]) for i in range(end))
-                end = next((i for i, is_there in enumerate(there) if not is_there), end)
-        return next((shorter for shorter in range(end, 0, -1) if resumes(shorter)), 0)
+        return list(found.values()), max(num_tokens - cache.num_hit_tokens(request), 0)
 
     def _covering(
         self, cache: CacheManager, request: Request, index: int, is_known: Callable[[str], bool]
@@ -142,21 +161,20 @@ class Pieces:
         keys = cache.keys_of(request)
         found: list[Piece | None] = [None] * len(keys)
         for start in range(0, len(keys), self._num_blocks):
-            for end in range(min(start + self._num_blocks, len(keys)), start, -1):
-                if is_known(self._stem(index, keys[end - 1])):
-                    found[start:end] = [self._blocks(cache, request, index, start, end)] * (end - start)
-                    break
+            ends = range(min(start + self._num_blocks, len(keys)), start, -1)
+            end = next((end for end in ends if is_known(self._stem(index, keys[end - 1]))), start)
+            if end > start:
+                found[start:end] = [self._blocks(cache, request, index, start, end)] * (end - start)
         return found
 
     def _whole(self, cache: CacheManager, request: Request, num_tokens: int) -> Iterator[Piece]:
         """What a whole prompt has beside its full blocks."""
         start = num_tokens // self._block_size
         key, rest = cache.key_of_whole(request, num_tokens), request.token_ids[start * self._block_size : num_tokens]
-        indices = [*self._copies.of_blocks, *([] if cache.states is None else [self._copies.of_states])]
-        for index in indices if rest else ():
+        states = [] if cache.states is None else [self._copies.of_states]
+        prompts = [] if cache.prompts.slots is None else [self._copies.of_prompts]
+        for index in [*([*self._copies.of_blocks, *states] if rest else ()), *prompts]:
             yield self._piece(cache, request, index, [key], start, rest.tobytes())
-        if cache.prompts.slots is not None:
-            yield self._piece(cache, request, self._copies.of_prompts, [key], start, rest.tobytes())
 
     def _blocks(self, cache: CacheManager, request: Request, index: int, start: int, end: int) -> Piece:
         token_ids = request.token_ids[start * self._block_size : end * self._block_size].tobytes()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
 from typing import NoReturn
 
 import numpy as np
@@ -73,6 +72,15 @@ def build_engine(
     constraints = Constraints(tokenizer, vocab_size=layout.spec.vocab_size, end_ids=loaded.end_ids, forms=forms)
     adapters = adapters or LoadedAdapters(None, no_adapter)
     kept_experts = _kept_experts(layout, sizes) if config.enable_prefix_caching else None
+    prefixes = PrefixCache(
+        spec=layout.options.spec,
+        fingerprint=loaded.cache_fingerprint,
+        invariant=layout.options.invariant,
+        caches=caches,
+        runner=runner,
+        copies=loaded.copies,
+        experts=kept_experts,
+    )
     max_adapters = 0 if layout.adapters is None else min(config.max_adapters, layout.adapters.num_slots)
     engine = make_engine(
         current(),
@@ -84,27 +92,19 @@ def build_engine(
         step_times=MeasuredSteps(accelerator=layout.target.platform != "cpu") if config.speculative_config else None,
         guard=WriteGuard(caches, runner) if config.check_writes else None,
         request_log=None if config.request_log is None else RequestLogWriter(config.request_log, sizes),
-        tier=_kv_tier(loaded, config, caches, runner),
+        prefixes=prefixes,
+        tier=_kv_tier(loaded, config, prefixes),
     )
     engine.weights_version = loaded.weights_version
     return engine
 
 
-def _kv_tier(loaded: Loaded, config: EngineConfig, caches: Sequence[CacheManager], runner: Runner) -> KVTier | None:
+def _kv_tier(loaded: Loaded, config: EngineConfig, prefixes: PrefixCache) -> KVTier | None:
     """The KV tier of an engine, whose executables are made here; None of weights that only this process has."""
     if config.kv_tier is None or loaded.weights_version:
         return None
     loaded.copies.warm_up(tier=False)
-    options = loaded.layout.options
-    prefixes = PrefixCache(
-        spec=options.spec,
-        fingerprint=loaded.cache_fingerprint,
-        invariant=options.invariant,
-        caches=caches,
-        runner=runner,
-        copies=loaded.copies,
-    )
-    compute_s = functools.partial(runner.compute_s, a_step=config.max_num_batched_tokens)
+    compute_s = functools.partial(prefixes.runner.compute_s, a_step=config.max_num_batched_tokens)
     return KVTier(config.kv_tier, config.kv_tier_bytes, prefixes, compute_s)
 
 
