@@ -15,10 +15,8 @@ if TYPE_CHECKING:
     from ferrum_jax.batch.worker_reports import WorkerReports
 
 _MIN_ROWS = 50
-_CHANGES_NO_THROUGHPUT = (
-    *("seed", "request_log", "compilation_cache_dir", "on_recompile", "ready", "image_root"),
-    *("kv_tier", "kv_tier_bytes"),
-)
+_CHANGES_NO_THROUGHPUT = ("seed", "request_log", "compilation_cache_dir", "on_recompile", "ready", "image_root")
+_CHANGES_NO_THROUGHPUT += ("kv_tier", "kv_tier_bytes")
 
 
 class MachineThroughput:

@@ -156,10 +156,6 @@ class CacheManager(Lookup, Admission, Sharing):
         """The key of a request's first tokens, or all, under which their end is kept if they are a cached prompt."""
         return self._keys.of_whole(request, num_tokens)
 
-    def root_of(self, request: Request) -> bytes:
-        """The key before a request's first block."""
-        return self._keys.root(request)
-
     # -- what others may share -------------------------------------------------------------------------
 
     def unkey(self, request: Request) -> None:

@@ -107,7 +107,7 @@ class RequestKeys:
         """The keys of at least the first `num_blocks` blocks, which must be full."""
         keys = request.keys
         if len(keys) < num_blocks:
-            root = b"" if keys else self.root(request)
+            root = b"" if keys else self._root(request)
             extend_keys(keys, root, request.token_ids, num_blocks, self._block_size, request.media)
         return keys
 
@@ -121,7 +121,7 @@ class RequestKeys:
         """The key of the request's first tokens, or of all, the partial block at their end included."""
         num_tokens = len(request.token_ids) if num_tokens is None else num_tokens
         num_full = num_tokens // self._block_size
-        parent = self.of_blocks(request, num_full)[num_full - 1] if num_full else self.root(request)
+        parent = self.of_blocks(request, num_full)[num_full - 1] if num_full else self._root(request)
         return whole_key(parent, request.token_ids[:num_tokens], num_full, self._block_size, request.media)
 
     def all_of(self, request: Request) -> list[bytes]:
@@ -129,6 +129,5 @@ class RequestKeys:
         keys = self.of_blocks(request, len(request.token_ids) // self._block_size)
         return [*keys, self.of_whole(request, request.num_prompt_tokens)]
 
-    def root(self, request: Request) -> bytes:
-        """The key before a request's first block."""
+    def _root(self, request: Request) -> bytes:
         return self._root_key(request.adapter, request.cache_salt)

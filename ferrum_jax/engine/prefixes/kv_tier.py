@@ -67,8 +67,8 @@ class Fetch:
     def is_over(self) -> bool:
         """Whether its request waits no longer: all has come, or it is not worth waiting."""
         if not self.is_planned:
-            if self.tier.waits_for_listing:
-                return False
+            if not self.tier.store.is_listed and system.monotonic() < self.tier.listing_until:
+                return False  # what there is; of a store that hangs nobody waits for that
             self.tier.plan(self)
         return self.is_late or not self.reads or self.tier.rests
 
@@ -108,7 +108,7 @@ class KVTier:
         self.store = TierStore(path, self._pieces, max_bytes)
         self._end = weakref.finalize(self, self.store.close)
         self.rests = False
-        self._listing_until = system.monotonic() + _MAX_UNMEASURED_S
+        self.listing_until = system.monotonic() + _MAX_UNMEASURED_S
         self._open: list[Fetch] = []
         self._rate, self._ended_s = 0.0, 0.0  # bytes a second of the store, 0 before a read was measured
         self._orders: deque[Piece] = deque()
@@ -134,11 +134,6 @@ class KVTier:
         fetch = Fetch(tier=self, request=request)
         return None if fetch.is_over else fetch
 
-    @property
-    def waits_for_listing(self) -> bool:
-        """Whether it is not known yet what there is; of a store that hangs nobody waits for that."""
-        return not self.store.is_listed and system.monotonic() < self._listing_until
-
     def plan(self, fetch: Fetch) -> None:
         """Reads what pays. Whoever waits before would have to be computed too, so its tokens count with its bytes."""
         fetch.is_planned = True
@@ -153,7 +148,8 @@ class KVTier:
             self._rate *= _EASED
             self.store.count(slower=1)
             return
-        fetch.deadline_s = system.monotonic() + most_s
+        fetch.began_s = system.monotonic()
+        fetch.deadline_s = fetch.began_s + most_s
         self._open.append(fetch)
         reads = [Read(piece=piece) for piece in pieces]
         fetch.reads.update(reads)
@@ -176,10 +172,9 @@ class KVTier:
     def _take(self, read: Read) -> None:
         fetch = next(each for each in self._open if read in each.reads)
         fetch.reads.remove(read)
-        fetch.began_s = min(fetch.began_s or read.began_s, read.began_s)
         if read.arrays is not None and not self.rests:
             self._prefixes.put_rows(read.piece.index, read.piece.keys, read.arrays)
-            fetch.num_read_bytes += read.num_bytes
+            fetch.num_read_bytes += self._pieces.num_bytes(read.piece)
         if fetch.reads:
             return
         self._open.remove(fetch)

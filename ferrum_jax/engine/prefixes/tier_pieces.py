@@ -33,7 +33,7 @@ _DIGEST, _LENGTH = 32, 4  # bytes
 
 
 class Piece(NamedTuple):
-    """Rows of one pool. index: of the pool, as in `plan.Copy`. parent: the key before the first one."""
+    """Rows of one pool. index: of the pool, as in `plan.Copy`. parent: the key before, b"" at the beginning."""
 
     index: int
     stem: str
@@ -123,12 +123,8 @@ class Pieces:
         """Known pieces that a request lacks, its first tokens' first, and the tokens that need not be computed then."""
         cache = max(self._prefixes.caches, key=lambda cache: cache.num_hit_tokens(request))
         keys, size, states = cache.keys_of(request), self._block_size, cache.states
-        covers = [self._covering(cache, request, index, is_known) for index in self._copies.of_blocks]
-        there = [
-            [piece is not None or cache.has(group, key) for piece, key in zip(cover, keys, strict=True)]
-            for group, cover in enumerate(covers)
-        ]
-        groups = list(zip(self._windows, there, strict=True))
+        rows = [self._row(cache, request, index, is_known) for index in self._copies.of_blocks]
+        groups = list(zip(self._windows, rows, strict=True))
 
         def resumes(end: int) -> bool:
             stem = self._stem(self._copies.of_states, keys[end - 1])
@@ -136,13 +132,12 @@ class Pieces:
                 return False
             return all(all(row[first_needed(w, end * size, size) : end]) for w, row in groups if w is not None)
 
-        most = min((row.index(False) for w, row in groups if w is None and False in row), default=len(keys))
+        most = min((row.index(None) for w, row in groups if w is None and None in row), default=len(keys))
         end = next((end for end in range(most, 0, -1) if resumes(end)), 0)
         found: dict[str, Piece] = {}
-        for group, window in enumerate(self._windows):
-            for i in range(first_needed(window, end * size, size), end):
-                if (piece := covers[group][i]) is not None and not cache.has(group, keys[i]):
-                    found[piece.stem] = piece
+        for window, row in groups:
+            needed = row[first_needed(window, end * size, size) : end]
+            found |= {piece.stem: piece for piece in needed if isinstance(piece, Piece)}
         if end and states is not None and not states.pool.find(keys[end - 1]):
             piece = self._blocks(cache, request, self._copies.of_states, end - 1, end)
             found[piece.stem] = piece
@@ -154,18 +149,19 @@ class Pieces:
                 num_tokens = len(request.token_ids)
         return list(found.values()), max(num_tokens - cache.num_hit_tokens(request), 0)
 
-    def _covering(
+    def _row(
         self, cache: CacheManager, request: Request, index: int, is_known: Callable[[str], bool]
-    ) -> list[Piece | None]:
-        """For each full block of a request the longest known piece that has it."""
+    ) -> list[Piece | bool | None]:
+        """For each full block of a request True if it is cached, else the longest known piece that has it."""
         keys = cache.keys_of(request)
-        found: list[Piece | None] = [None] * len(keys)
+        row: list[Piece | bool | None] = [cache.has(index, key) or None for key in keys]
         for start in range(0, len(keys), self._num_blocks):
             ends = range(min(start + self._num_blocks, len(keys)), start, -1)
             end = next((end for end in ends if is_known(self._stem(index, keys[end - 1]))), start)
-            if end > start:
-                found[start:end] = [self._blocks(cache, request, index, start, end)] * (end - start)
-        return found
+            if not all(row[start:end]):
+                piece = self._blocks(cache, request, index, start, end)
+                row[start:end] = [is_there or piece for is_there in row[start:end]]
+        return row
 
     def _whole(self, cache: CacheManager, request: Request, num_tokens: int) -> Iterator[Piece]:
         """What a whole prompt has beside its full blocks."""
@@ -184,7 +180,7 @@ class Pieces:
         self, cache: CacheManager, request: Request, index: int, keys: list[bytes], start: int, token_ids: bytes
     ) -> Piece:
         """start: blocks before it."""
-        parent = cache.keys_of(request)[start - 1] if start else cache.root_of(request)
+        parent = cache.keys_of(request)[start - 1] if start else b""
         return Piece(index, self._stem(index, keys[-1]), keys, parent, token_ids)
 
     def _stem(self, index: int, key: bytes) -> str:

@@ -10,10 +10,12 @@ come; it waits for none, so a store that hangs costs hits and no more.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import json
 import logging
+import math
 import queue
 import re
 from collections import Counter
@@ -32,7 +34,6 @@ _LIST_S = 10.0  # between looks at what others have written
 _STAMP_S = 3600
 _NAME = re.compile(r"([0-9a-f]{32}\.(?:[0-9]+|states|prompts))\.([0-9]+)\.([0-9]+)")
 _FOLDER = re.compile(r"[0-9a-f]{32}")
-_MAX_SAID = 1000
 _log = logging.getLogger("ferrum_jax.engine")
 _Jobs = queue.SimpleQueue[Callable[[], None] | None]
 
@@ -44,8 +45,6 @@ class Read:
     piece: Piece
     is_dropped: bool = False  # nobody waits for it any more
     arrays: Mapping[str, np.ndarray] | None = None
-    num_bytes: int = 0
-    began_s: float = 0.0
     ended_s: float = 0.0
 
 
@@ -59,23 +58,20 @@ class TierStore:
         self.counts: Counter[str] = Counter()
         self.arrived: queue.SimpleQueue[Read] = queue.SimpleQueue()
         self.news = system.Event()
-        self.is_listed, self._is_listing, self._listed_s = False, False, 0.0
+        self.is_listed, self._next_listing_s = False, 0.0
         self._known: dict[str, str] = {}  # names by stem, "" of what is on its way to the store
-        self._bad: set[str] = set()  # names of what is not what it should be
         self._said: set[str] = set()
         self._unpruned_bytes, self._queued_bytes = max_bytes, 0
         self._lock = system.Lock()
         self._reads, self._writes = _Jobs(), _Jobs()
-        for jobs in self._of_threads():
-            system.Thread(target=_work, args=(jobs,), name="kv tier", daemon=True).start()
+        self._threads = [*[self._reads] * _READERS, self._writes]  # the jobs of each
+        for jobs in self._threads:
+            system.Thread(target=self._work, args=(jobs,), name="kv tier", daemon=True).start()
         self.look()
-
-    def _of_threads(self) -> list[_Jobs]:
-        return [*[self._reads] * _READERS, self._writes]
 
     def close(self) -> None:
         """Its threads end behind what is queued."""
-        for jobs in self._of_threads():
+        for jobs in self._threads:
             jobs.put(None)
 
     def count(self, **more: int) -> None:
@@ -86,8 +82,8 @@ class TierStore:
 
     def look(self) -> None:
         """Has the folder listed anew if the last listing is old."""
-        if not self._is_listing and (not self.is_listed or system.monotonic() - self._listed_s > _LIST_S):
-            self._is_listing = True
+        if system.monotonic() >= self._next_listing_s:
+            self._next_listing_s = math.inf
             self._reads.put(self._list)
 
     def has(self, stem: str) -> bool:
@@ -119,11 +115,19 @@ class TierStore:
 
     # -- on the others ---------------------------------------------------------------------------------
 
+    def _work(self, jobs: _Jobs) -> None:
+        while (job := jobs.get()) is not None:
+            try:
+                job()
+            except Exception as error:
+                self.count(failed=1)
+                what = f"reading or writing {self._path} failed, which costs hits and no more"
+                self._say("failed", f"{what}: {type(error).__name__}: {error}")
+
     def _list(self) -> None:
         before = {stem for stem, name in self._known.copy().items() if name}
         try:
-            names = set(self._store.names(self._folder)) - self._bad
-            found = {match[1]: name for name in names if (match := _NAME.fullmatch(name))}
+            found = {match[1]: match[0] for match in map(_NAME.fullmatch, self._store.names(self._folder)) if match}
             self._known.update(found)
             for stem in before - found.keys():
                 self.drop(stem)
@@ -131,18 +135,17 @@ class TierStore:
             if others:
                 text = "another model, KV dtype, block size or mode), which this one does not read"
                 self._say("others", f"{self._path} also holds blocks of {len(others)} other engines ({text}")
-        except Exception as error:
-            self._fail("listing", error)
-        self.is_listed, self._is_listing, self._listed_s = True, False, system.monotonic()
-        self.news.set()
+        finally:
+            self.is_listed, self._next_listing_s = True, system.monotonic() + _LIST_S
+            self.news.set()
 
     def _read(self, read: Read) -> None:
         stem = read.piece.stem
-        read.began_s, name = system.monotonic(), self._known.get(stem)
+        name = self._known.get(stem)
         try:
             content = None if read.is_dropped or not name else self._store.read(f"{self._folder}/{name}")
             if name and content is not None:
-                read.arrays, read.num_bytes = self._pieces.decode(read.piece, content), len(content)
+                read.arrays = self._pieces.decode(read.piece, content)
                 self.count(read_bytes=len(content))
                 if system.now() - int(name.rpartition(".")[2]) > _STAMP_S:
                     self._writes.put(lambda: self._stamp(stem, name))
@@ -150,14 +153,12 @@ class TierStore:
                 self.drop(stem)  # another engine has removed it
         except ValueError as error:
             self.count(damaged=1)
-            self._bad.add(str(name))
-            self.drop(stem)
-            self._say(str(name), f"{self._path}/{self._folder}/{name} counts as a miss: {error}")
-        except Exception as error:
-            self._fail("reading", error)
-        read.ended_s = system.monotonic()
-        self.arrived.put(read)
-        self.news.set()
+            self._say(str(name), f"{self._path}/{self._folder}/{name} counts as a miss and is removed: {error}")
+            self._writes.put(lambda: self._remove(stem, str(name)))
+        finally:
+            read.ended_s = system.monotonic()
+            self.arrived.put(read)
+            self.news.set()
 
     def _write(self, piece: Piece, arrays: Callable[[], list[np.ndarray]]) -> None:
         try:
@@ -165,59 +166,46 @@ class TierStore:
             name = f"{piece.stem}.{len(content)}.{int(system.now())}"
             self._store.replace(f"{self._folder}/{name}", content, lasts=False)
             self._known[piece.stem] = name
-            self.count(written_bytes=len(content))
-            self._unpruned_bytes += len(content)
-            if self._unpruned_bytes > self._max_bytes // 16:
-                self._prune()
-        except Exception as error:
-            self.drop(piece.stem)
-            self._fail("writing", error)
-        with self._lock:
-            self._queued_bytes -= self._pieces.num_bytes(piece)
+        finally:
+            if not self.has(piece.stem):
+                self.drop(piece.stem)
+            with self._lock:
+                self._queued_bytes -= self._pieces.num_bytes(piece)
+        self.count(written_bytes=len(content))
+        self._unpruned_bytes += len(content)
+        if self._unpruned_bytes > self._max_bytes // 16:
+            self._prune()
+
+    def _remove(self, stem: str, name: str) -> None:
+        """An object that is not what it should be leaves room for one that is."""
+        self.drop(stem)
+        self._store.remove(f"{self._folder}/{name}")
 
     def _stamp(self, stem: str, name: str) -> None:
         """Says that an object was used now."""
         stamped = f"{name.rpartition('.')[0]}.{int(system.now())}"
-        try:
-            if self._known.get(stem) == name:
+        if self._known.get(stem) == name:
+            with contextlib.suppress(FileNotFoundError):  # another engine has stamped it
                 self._store.move(f"{self._folder}/{name}", f"{self._folder}/{stamped}", mark=name)
-                self._known[stem] = stamped
-        except Exception:  # another engine has stamped it
-            self.drop(stem)
+            self._known[stem] = stamped
 
     def _prune(self) -> None:
         """Removes what was used least recently, of all engines, until a sixteenth is free."""
-        self._unpruned_bytes, store = 0, self._store
-        folders = filter(_FOLDER.fullmatch, store.names(""))
-        found = [
-            (int(match[3]), int(match[2]), folder, name)
-            for folder in folders
-            for name in store.names(folder)
-            if (match := _NAME.fullmatch(name))
-        ]
-        left = sum(num_bytes for _, num_bytes, _, _ in found)
-        if left <= self._max_bytes:
-            return
-        for _, num_bytes, folder, name in sorted(found):
-            if left <= self._max_bytes - self._max_bytes // 16:
+        self._unpruned_bytes = 0
+        found = []
+        for folder in filter(_FOLDER.fullmatch, self._store.names("")):
+            matches = filter(None, map(_NAME.fullmatch, self._store.names(folder)))
+            found += [(int(match[3]), int(match[2]), f"{folder}/{match[0]}") for match in matches]
+        left = sum(num_bytes for _, num_bytes, _ in found)
+        enough = self._max_bytes - self._max_bytes // 16 if left > self._max_bytes else left
+        for _, num_bytes, name in sorted(found):
+            if left <= enough:
                 return
-            store.remove(f"{folder}/{name}")
+            self._store.remove(name)
             left -= num_bytes
-            stem = name.rsplit(".", 2)[0]
-            if folder == self._folder and self._known.get(stem) == name:
-                self.drop(stem)
-
-    def _fail(self, what: str, error: Exception) -> None:
-        self.count(failed=1)
-        self._say(what, f"{what} {self._path} failed, which costs hits and no more: {type(error).__name__}: {error}")
 
     def _say(self, about: str, text: str) -> None:
         """Logs what a user should know, once."""
-        if about not in self._said and len(self._said) < _MAX_SAID:
+        if about not in self._said:
             self._said.add(about)
             _log.warning("KV tier: %s", text)
-
-
-def _work(jobs: _Jobs) -> None:
-    while (job := jobs.get()) is not None:
-        job()

@@ -128,7 +128,7 @@ class OpenModel:
     @property
     def prefixes(self) -> CachedPrefixes:
         """The prefixes that the engine has cached."""
-        return CachedPrefixes(calls=self.calls, engine=lambda: self.engine, prompts=self.prompts)
+        return CachedPrefixes(calls=self.calls, engine=self.engine, prompts=self.prompts)
 
     def stats(self) -> dict[str, Any]:
         """See `LLM.stats`."""
