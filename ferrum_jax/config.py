@@ -341,6 +341,11 @@ class EngineConfig:
         object.__setattr__(self, "compilation_cache_dir", self.compilation_cache_dir or None)  # '' is not this folder
         object.__setattr__(self, "speculative_config", speculative_of(self.speculative_config))
         check_settings(self)
+        if self.kv_tier is not None and (self.return_routed_experts or not self.enable_prefix_caching):
+            raise ValueError(
+                f"kv_tier is {self.kv_tier!r}; it needs enable_prefix_caching, and keeps no experts beside its blocks "
+                "for return_routed_experts; leave one of them out"
+            )
         if self.max_num_seqs is not None:
             refuse_more_rows_than_tokens(self.max_num_seqs, self.max_num_batched_tokens)
 

@@ -4,6 +4,7 @@ import dataclasses
 import os
 import random
 import threading
+import types
 from typing import Any
 
 import numpy as np
@@ -13,8 +14,8 @@ from ferrum_jax import EngineConfig, SamplingParams
 from ferrum_jax.core.request_options import RequestOptions
 from ferrum_jax.engine.prefixes import kv_tier, tier_store
 from ferrum_jax.engine.prefixes.cached_prefixes import prompt_request
-from ferrum_jax.engine.prefixes.kv_tier import refuse_wrong_tier
 from ferrum_jax.engine.prefixes.tier_store import TierStore
+from ferrum_jax.engine.startup import chosen
 from ferrum_jax.io import system
 from ferrum_jax.llm import LLM
 from ferrum_jax.runtime.distributed import processes
@@ -232,20 +233,19 @@ def test_other_weights_read_and_write_nothing(tmp_path):
     assert objects(tmp_path) == before
 
 
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"enable_prefix_caching": False}, "enable_prefix_caching is False; turn it on"),
-        ({"return_routed_experts": True}, "keeps no experts of its blocks' tokens"),
-        ({"kv_tier": "nosuch://bucket"}, "nosuch://bucket cannot be opened"),
-    ],
-)
-def test_a_tier_that_could_not_work_is_refused_by_name(fields, message, monkeypatch):
-    with pytest.raises(ValueError, match=message):
-        refuse_wrong_tier(EngineConfig(**{"kv_tier": "tier", **fields}))
+@pytest.mark.parametrize("fields", [{"enable_prefix_caching": False}, {"return_routed_experts": True}])
+def test_a_tier_that_could_keep_nothing_is_refused_by_name(fields):
+    with pytest.raises(ValueError, match="kv_tier is 'tier'; it needs enable_prefix_caching, and keeps no experts"):
+        EngineConfig(kv_tier="tier", **fields)
+
+
+def test_a_tier_that_cannot_be_opened_or_of_several_processes_is_refused(monkeypatch):
+    with pytest.raises(ValueError, match="nosuch://bucket cannot be opened"):
+        LLM(str(GOLDENS / "qwen3"), dataclasses.replace(SMALL, kv_tier="nosuch://bucket"), on_progress=pytest.fail)
     monkeypatch.setattr(processes, "_current", object())
     with pytest.raises(ValueError, match="kv_tier is for one process"):
-        refuse_wrong_tier(EngineConfig(kv_tier="tier"))
+        order: Any = types.SimpleNamespace(config=EngineConfig(kv_tier="tier"))
+        chosen._choose_before(order, small_llm("qwen3").spec)
 
 
 class Faulty:

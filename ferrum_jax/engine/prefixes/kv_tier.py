@@ -20,32 +20,15 @@ from typing import Any
 import jax
 import numpy as np
 
-from ferrum_jax.config import EngineConfig
 from ferrum_jax.core.request import Request
 from ferrum_jax.engine.prefixes.saved_prefixes import PrefixCache
 from ferrum_jax.engine.prefixes.tier_pieces import Piece, Pieces
 from ferrum_jax.engine.prefixes.tier_store import COUNTED, Read, TierStore
 from ferrum_jax.io import system
-from ferrum_jax.io.files.store import open_store
-from ferrum_jax.runtime.distributed.processes import refuse_several_processes
 
 _UNMEASURED_S, _MAX_UNMEASURED_S = 0.01, 2.0  # of a token and of a request, before a step was measured
-_SENT_A_STEP = 4  # pieces
-_MAX_ARRIVING = 4  # pieces on their way from the devices, whose memory they take
-_LOOK_S = 0.05  # how long a step waits for a read where nothing else is to do: meanwhile more may come, or end
+_MAX_ARRIVING = 4  # pieces on their way from the devices, whose memory they take; so many are sent a step
 _EASED = 1.1  # the store's rate after a refusal: one that became fast is tried again
-
-
-def refuse_wrong_tier(config: EngineConfig) -> None:
-    """Raises ValueError for a config whose tier could not work."""
-    if config.kv_tier is None:
-        return
-    refuse_several_processes("kv_tier")
-    if not config.enable_prefix_caching:
-        raise ValueError("kv_tier keeps cached prefixes, and enable_prefix_caching is False; turn it on")
-    if config.return_routed_experts:
-        raise ValueError("kv_tier keeps no experts of its blocks' tokens, for return_routed_experts; leave out one")
-    open_store(config.kv_tier)
 
 
 @dataclasses.dataclass(kw_only=True, eq=False)
@@ -72,9 +55,9 @@ class Fetch:
             self.tier.plan(self)
         return self.is_late or not self.reads or self.tier.rests
 
-    def wait(self) -> None:
-        """Waits a moment for news, where nothing else is to do."""
-        self.tier.store.news.wait(_LOOK_S)
+    def wait(self, seconds: float) -> None:
+        """Waits for news."""
+        self.tier.store.news.wait(seconds)
 
 
 class _Sent:
@@ -100,10 +83,7 @@ class KVTier:
     """The tier of one engine, used on its thread alone. rests: nothing is read or written."""
 
     def __init__(self, path: str, max_bytes: int, prefixes: PrefixCache, compute_s: Callable[[int], float]) -> None:
-        """compute_s: seconds that so many tokens of prompts take, 0 where no step was measured.
-
-        Raises ValueError for a URL that cannot be opened.
-        """
+        """compute_s: seconds that so many tokens of prompts take, 0 where no step was measured."""
         self._prefixes, self._compute_s, self._pieces = prefixes, compute_s, Pieces(prefixes)
         self.store = TierStore(path, self._pieces, max_bytes)
         self._end = weakref.finalize(self, self.store.close)
@@ -121,7 +101,7 @@ class KVTier:
         self._end()
 
     def counts(self) -> dict[str, int]:
-        return {f"kv_tier_{name}": self.store.counts[name] for name in COUNTED}
+        return {name: self.store.counts[name.removeprefix("kv_tier_")] for name in COUNTED}
 
     # -- reading ahead ---------------------------------------------------------------------------------
 
@@ -167,7 +147,7 @@ class KVTier:
                 self.store.count(late=1)
                 for read in fetch.reads:
                     read.is_dropped = True
-        self.send(_SENT_A_STEP)
+        self.send(_MAX_ARRIVING)
 
     def _take(self, read: Read) -> None:
         fetch = next(each for each in self._open if read in each.reads)

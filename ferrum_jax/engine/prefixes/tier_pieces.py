@@ -102,10 +102,7 @@ class Pieces:
     # -- of requests -----------------------------------------------------------------------------------
 
     def computed(self, request: Request) -> Iterator[Piece]:
-        """The pieces of what a request has computed; of a prompt that has just ended, those of the whole prompt too.
-
-        Its last token is not computed.
-        """
+        """The pieces of a request's tokens but the last; of a prompt that has just ended, of the whole one too."""
         cache = self._prefixes.caches[request.shard]
         num_tokens = len(request.token_ids) - 1
         num_blocks = num_tokens // self._block_size

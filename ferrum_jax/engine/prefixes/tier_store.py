@@ -28,7 +28,8 @@ from ferrum_jax.io import system
 from ferrum_jax.io.files.store import open_store
 
 MAX_QUEUED_BYTES = 1 << 30  # of objects that wait for the writer, in host memory
-COUNTED = ("hits", "hit_tokens", "read_bytes", "written_bytes", "slower", "late", "damaged", "dropped", "failed")
+COUNTED = ("kv_tier_hits", "kv_tier_hit_tokens", "kv_tier_read_bytes", "kv_tier_written_bytes", "kv_tier_slower")
+COUNTED += ("kv_tier_late", "kv_tier_damaged", "kv_tier_dropped", "kv_tier_failed")
 _READERS = 4
 _LIST_S = 10.0  # between looks at what others have written
 _STAMP_S = 3600
