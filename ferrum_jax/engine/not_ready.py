@@ -59,7 +59,7 @@ class NotReady:
         """Nothing else is to do. For an executable it waits a moment alone, because its compile takes seconds."""
         first = next(iter(self._waiting.values()))
         if first.fetch is not None and not first.fetch.is_over:
-            first.fetch.wait(_LOOK_S)
+            first.fetch.tier.store.news.wait(_LOOK_S)
             return
         if first.part is not None and not first.part.done:
             first.part.wait(_LOOK_S)

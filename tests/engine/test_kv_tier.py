@@ -241,11 +241,11 @@ def test_a_tier_that_could_keep_nothing_is_refused_by_name(fields):
 
 def test_a_tier_that_cannot_be_opened_or_of_several_processes_is_refused(monkeypatch):
     with pytest.raises(ValueError, match="nosuch://bucket cannot be opened"):
-        LLM(str(GOLDENS / "qwen3"), dataclasses.replace(SMALL, kv_tier="nosuch://bucket"), on_progress=pytest.fail)
+        LLM(str(GOLDENS / "qwen3"), dataclasses.replace(SMALL, kv_tier="nosuch://bucket"))
     monkeypatch.setattr(processes, "_current", object())
     with pytest.raises(ValueError, match="kv_tier is for one process"):
         order: Any = types.SimpleNamespace(config=EngineConfig(kv_tier="tier"))
-        chosen._choose_before(order, small_llm("qwen3").spec)
+        chosen._choose_before(order, small_llm("qwen3").loaded.layout.spec)
 
 
 class Faulty:

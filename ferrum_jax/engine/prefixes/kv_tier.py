@@ -22,7 +22,7 @@ import numpy as np
 
 from ferrum_jax.core.request import Request
 from ferrum_jax.engine.prefixes.saved_prefixes import PrefixCache
-from ferrum_jax.engine.prefixes.tier_pieces import Piece, Pieces
+from ferrum_jax.engine.prefixes.tier_pieces import Pieces, TierPiece
 from ferrum_jax.engine.prefixes.tier_store import COUNTED, Read, TierStore
 from ferrum_jax.io import system
 
@@ -33,7 +33,7 @@ _EASED = 1.1  # the store's rate after a refusal: one that became fast is tried 
 
 @dataclasses.dataclass(kw_only=True, eq=False)
 class Fetch:
-    """What is read for one request. num_tokens: that need not be computed then. deadline_s: when it is too late."""
+    """Reads for one request. num_tokens: that need not be computed then. deadline_s: when they are too late."""
 
     tier: KVTier
     request: Request
@@ -55,12 +55,8 @@ class Fetch:
             self.tier.plan(self)
         return self.is_late or not self.reads or self.tier.rests
 
-    def wait(self, seconds: float) -> None:
-        """Waits for news."""
-        self.tier.store.news.wait(seconds)
 
-
-class _Sent:
+class _Copied:
     """Rows on their way from the devices, in batches."""
 
     def __init__(self, batches: Sequence[tuple[slice, Any]], fetch: Callable[[Any], np.ndarray]) -> None:
@@ -91,8 +87,8 @@ class KVTier:
         self.listing_until = system.monotonic() + _MAX_UNMEASURED_S
         self._open: list[Fetch] = []
         self._rate, self._ended_s = 0.0, 0.0  # bytes a second of the store, 0 before a read was measured
-        self._orders: deque[Piece] = deque()
-        self._arriving: deque[_Sent] = deque()
+        self._orders: deque[TierPiece] = deque()
+        self._arriving: deque[_Copied] = deque()
 
     def rest(self) -> None:
         """The weights are others now, or the engine ends."""
@@ -102,8 +98,6 @@ class KVTier:
 
     def counts(self) -> dict[str, int]:
         return {name: self.store.counts[name.removeprefix("kv_tier_")] for name in COUNTED}
-
-    # -- reading ahead ---------------------------------------------------------------------------------
 
     def want(self, choices: Sequence[Request]) -> Fetch | None:
         """Begins to read what the choices of a new submission hit; None where there is nothing to wait for."""
@@ -164,8 +158,6 @@ class KVTier:
             self._rate = (self._rate + rate) / 2 if self._rate else rate
             self.store.count(hits=1, hit_tokens=fetch.num_tokens)
 
-    # -- writing behind --------------------------------------------------------------------------------
-
     def keep(self, request: Request) -> None:
         """Has what a request computed written, if its prompt has just ended or it has ended well itself."""
         is_first = len(request.token_ids) == request.num_prompt_tokens + 1
@@ -181,7 +173,7 @@ class KVTier:
             if batches is None:  # evicted already, if there is room
                 self.store.drop(piece.stem)
                 continue
-            sent = _Sent(batches, self._prefixes.copies.transfers.fetch)
+            sent = _Copied(batches, self._prefixes.copies.transfers.fetch)
             self._arriving.append(sent)
             if len(self._arriving) > _MAX_ARRIVING:
                 self._arriving.popleft().arrays()

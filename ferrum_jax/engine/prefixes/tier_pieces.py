@@ -32,7 +32,7 @@ _TOKENS = 256  # of a piece, or one block if that has more
 _DIGEST, _LENGTH = 32, 4  # bytes
 
 
-class Piece(NamedTuple):
+class TierPiece(NamedTuple):
     """Rows of one pool. index: of the pool, as in `plan.Copy`. parent: the key before, b"" at the beginning."""
 
     index: int
@@ -55,14 +55,12 @@ class Pieces:
             shapes = jax.tree.leaves(self._copies.shapes(index))
             self._rows[index] = dict(zip(prefixes.names(index), shapes, strict=True))
 
-    # -- objects ---------------------------------------------------------------------------------------
-
-    def num_bytes(self, piece: Piece) -> int:
+    def num_bytes(self, piece: TierPiece) -> int:
         """Bytes of its arrays."""
         row = sum(shape.size * shape.dtype.itemsize for shape in self._rows[piece.index].values())
         return row * len(piece.keys)
 
-    def encode(self, piece: Piece, arrays: Sequence[np.ndarray]) -> bytes:
+    def encode(self, piece: TierPiece, arrays: Sequence[np.ndarray]) -> bytes:
         """Its object. arrays: in the order of their names, with rows in the order of its keys."""
         header = json.dumps(self._header(piece)).encode()
         parts = [len(header).to_bytes(_LENGTH, "little"), header]
@@ -72,7 +70,7 @@ class Pieces:
             digest.update(part)
         return b"".join([digest.digest(), *parts])
 
-    def decode(self, piece: Piece, content: bytes) -> dict[str, np.ndarray]:
+    def decode(self, piece: TierPiece, content: bytes) -> dict[str, np.ndarray]:
         """The arrays of its object by name, over these bytes. Raises ValueError that says what is wrong with them."""
         whole = memoryview(content)
         if hashlib.sha256(whole[_DIGEST:]).digest() != whole[:_DIGEST]:
@@ -89,7 +87,7 @@ class Pieces:
             end += arrays[name].nbytes
         return arrays
 
-    def _header(self, piece: Piece) -> dict[str, Any]:
+    def _header(self, piece: TierPiece) -> dict[str, Any]:
         rows = self._rows[piece.index].items()
         return self.identity | {
             "pool": self._prefixes.name(piece.index),
@@ -99,9 +97,7 @@ class Pieces:
             "arrays": {name: [str(row.dtype), [len(piece.keys), *row.shape[1:]]] for name, row in rows},
         }
 
-    # -- of requests -----------------------------------------------------------------------------------
-
-    def computed(self, request: Request) -> Iterator[Piece]:
+    def computed(self, request: Request) -> Iterator[TierPiece]:
         """The pieces of a request's tokens but the last; of a prompt that has just ended, of the whole one too."""
         cache = self._prefixes.caches[request.shard]
         num_tokens = len(request.token_ids) - 1
@@ -116,7 +112,7 @@ class Pieces:
         if num_tokens == request.num_prompt_tokens:
             yield from self._whole(cache, request, num_tokens)
 
-    def missing(self, request: Request, is_known: Callable[[str], bool]) -> tuple[list[Piece], int]:
+    def missing(self, request: Request, is_known: Callable[[str], bool]) -> tuple[list[TierPiece], int]:
         """Known pieces that a request lacks, its first tokens' first, and the tokens that need not be computed then."""
         cache = max(self._prefixes.caches, key=lambda cache: cache.num_hit_tokens(request))
         keys, size, states = cache.keys_of(request), self._block_size, cache.states
@@ -131,10 +127,10 @@ class Pieces:
 
         most = min((row.index(None) for w, row in groups if w is None and None in row), default=len(keys))
         end = next((end for end in range(most, 0, -1) if resumes(end)), 0)
-        found: dict[str, Piece] = {}
+        found: dict[str, TierPiece] = {}
         for window, row in groups:
             needed = row[first_needed(window, end * size, size) : end]
-            found |= {piece.stem: piece for piece in needed if isinstance(piece, Piece)}
+            found |= {piece.stem: piece for piece in needed if isinstance(piece, TierPiece)}
         if end and states is not None and not states.pool.find(keys[end - 1]):
             piece = self._blocks(cache, request, self._copies.of_states, end - 1, end)
             found[piece.stem] = piece
@@ -148,10 +144,10 @@ class Pieces:
 
     def _row(
         self, cache: CacheManager, request: Request, index: int, is_known: Callable[[str], bool]
-    ) -> list[Piece | bool | None]:
+    ) -> list[TierPiece | bool | None]:
         """For each full block of a request True if it is cached, else the longest known piece that has it."""
         keys = cache.keys_of(request)
-        row: list[Piece | bool | None] = [cache.has(index, key) or None for key in keys]
+        row: list[TierPiece | bool | None] = [cache.has(index, key) or None for key in keys]
         for start in range(0, len(keys), self._num_blocks):
             ends = range(min(start + self._num_blocks, len(keys)), start, -1)
             end = next((end for end in ends if is_known(self._stem(index, keys[end - 1]))), start)
@@ -160,8 +156,8 @@ class Pieces:
                 row[start:end] = [is_there or piece for is_there in row[start:end]]
         return row
 
-    def _whole(self, cache: CacheManager, request: Request, num_tokens: int) -> Iterator[Piece]:
-        """What a whole prompt has beside its full blocks."""
+    def _whole(self, cache: CacheManager, request: Request, num_tokens: int) -> Iterator[TierPiece]:
+        """The pieces of a whole prompt beside its full blocks."""
         start = num_tokens // self._block_size
         key, rest = cache.key_of_whole(request, num_tokens), request.token_ids[start * self._block_size : num_tokens]
         states = [] if cache.states is None else [self._copies.of_states]
@@ -169,16 +165,16 @@ class Pieces:
         for index in [*([*self._copies.of_blocks, *states] if rest else ()), *prompts]:
             yield self._piece(cache, request, index, [key], start, rest.tobytes())
 
-    def _blocks(self, cache: CacheManager, request: Request, index: int, start: int, end: int) -> Piece:
+    def _blocks(self, cache: CacheManager, request: Request, index: int, start: int, end: int) -> TierPiece:
         token_ids = request.token_ids[start * self._block_size : end * self._block_size].tobytes()
         return self._piece(cache, request, index, cache.keys_of(request)[start:end], start, token_ids)
 
     def _piece(
         self, cache: CacheManager, request: Request, index: int, keys: list[bytes], start: int, token_ids: bytes
-    ) -> Piece:
+    ) -> TierPiece:
         """start: blocks before it."""
         parent = cache.keys_of(request)[start - 1] if start else b""
-        return Piece(index, self._stem(index, keys[-1]), keys, parent, token_ids)
+        return TierPiece(index, self._stem(index, keys[-1]), keys, parent, token_ids)
 
     def _stem(self, index: int, key: bytes) -> str:
         return f"{key.hex()}.{self._prefixes.name(index)}"

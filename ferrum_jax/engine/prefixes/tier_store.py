@@ -18,12 +18,13 @@ import logging
 import math
 import queue
 import re
+import weakref
 from collections import Counter
 from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from ferrum_jax.engine.prefixes.tier_pieces import Piece, Pieces
+from ferrum_jax.engine.prefixes.tier_pieces import Pieces, TierPiece
 from ferrum_jax.io import system
 from ferrum_jax.io.files.store import open_store
 
@@ -43,7 +44,7 @@ _Jobs = queue.SimpleQueue[Callable[[], None] | None]
 class Read:
     """One object to read, and its arrays once it was found."""
 
-    piece: Piece
+    piece: TierPiece
     is_dropped: bool = False  # nobody waits for it any more
     arrays: Mapping[str, np.ndarray] | None = None
     ended_s: float = 0.0
@@ -66,8 +67,11 @@ class TierStore:
         self._lock = system.Lock()
         self._reads, self._writes = _Jobs(), _Jobs()
         self._threads = [*[self._reads] * _READERS, self._writes]  # the jobs of each
+        self._leaves = system.Event()
         for jobs in self._threads:
-            system.Thread(target=self._work, args=(jobs,), name="kv tier", daemon=True).start()
+            thread = system.Thread(target=self._work, args=(jobs,), name="kv tier", daemon=True)
+            thread.start()
+        weakref.finalize(self, _leave, self._leaves, self._writes, thread)
         self.look()
 
     def close(self) -> None:
@@ -102,13 +106,13 @@ class TierStore:
         """Has an object read; it comes in `arrived`, with arrays or without."""
         self._reads.put(lambda: self._read(read))
 
-    def has_room(self, piece: Piece) -> bool:
+    def has_room(self, piece: TierPiece) -> bool:
         """Whether the writer's queue takes a piece."""
         has_room = not self._queued_bytes or self._queued_bytes + self._pieces.num_bytes(piece) <= MAX_QUEUED_BYTES
         self.count(dropped=not has_room)
         return has_room
 
-    def write(self, piece: Piece, arrays: Callable[[], list[np.ndarray]]) -> None:
+    def write(self, piece: TierPiece, arrays: Callable[[], list[np.ndarray]]) -> None:
         """Has a piece written. arrays: asked on the writer's thread."""
         with self._lock:
             self._queued_bytes += self._pieces.num_bytes(piece)
@@ -117,7 +121,7 @@ class TierStore:
     # -- on the others ---------------------------------------------------------------------------------
 
     def _work(self, jobs: _Jobs) -> None:
-        while (job := jobs.get()) is not None:
+        while (job := jobs.get()) is not None and not self._leaves.is_set():
             try:
                 job()
             except Exception as error:
@@ -161,7 +165,7 @@ class TierStore:
             self.arrived.put(read)
             self.news.set()
 
-    def _write(self, piece: Piece, arrays: Callable[[], list[np.ndarray]]) -> None:
+    def _write(self, piece: TierPiece, arrays: Callable[[], list[np.ndarray]]) -> None:
         try:
             content = self._pieces.encode(piece, arrays())
             name = f"{piece.stem}.{len(content)}.{int(system.now())}"
@@ -210,3 +214,11 @@ class TierStore:
         if about not in self._said:
             self._said.add(about)
             _log.warning("KV tier: %s", text)
+
+
+def _leave(leaves: system.Event, writes: _Jobs, writer: system.Thread) -> None:
+    """Lets the writer end before the process does: to be cut off while it copies from a device ends that badly."""
+    leaves.set()
+    writes.put(None)
+    if writer is not system.current_thread():
+        writer.join(2.0)  # seconds; a store may hang
