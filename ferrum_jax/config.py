@@ -113,6 +113,17 @@ class EngineConfig:
         more="they come back on a hit",
         least=0,
     )
+    kv_tier: str | None = setting(
+        None,
+        "folder or URL such as gs:// or s3://, shared by any number of engines, that keeps cached prefixes beyond them",
+        more="written behind, and read where that is faster than computing; who may write there may change answers",
+        unset="none",
+        is_planned=False,
+        metavar="DIR",
+    )
+    kv_tier_bytes: int = setting(
+        1 << 36, "most bytes there; what was used least recently goes first", least=1 << 20, is_planned=False
+    )
     enable_prefix_caching: bool = setting(
         True,
         "reuse blocks and prompts",
@@ -342,6 +353,11 @@ class EngineConfig:
         object.__setattr__(self, "compilation_cache_dir", self.compilation_cache_dir or None)  # '' is not this folder
         object.__setattr__(self, "speculative_config", speculative_of(self.speculative_config))
         check_settings(self)
+        if self.kv_tier is not None and (self.return_routed_experts or not self.enable_prefix_caching):
+            raise ValueError(
+                f"kv_tier is {self.kv_tier!r}; it needs enable_prefix_caching, and keeps no experts beside its blocks "
+                "for return_routed_experts; leave one of them out"
+            )
         if self.max_num_seqs is not None:
             refuse_more_rows_than_tokens(self.max_num_seqs, self.max_num_batched_tokens)
 

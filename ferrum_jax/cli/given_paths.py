@@ -13,7 +13,7 @@ _MODELS = ("model", "tokenizer", "hf", "orbax")
 _READ = ("input", "prompt_file", "reuse", "fork", "append_file")
 _READ_FOLDERS = ("bundle", "load_prefix_cache")
 _WRITTEN = ("output", "report", "request_log", "plot", "profile")
-_WRITTEN_FOLDERS = ("save_prefixes_at_notice", "out", "to_hf", "dir", "compilation_cache_dir")
+_WRITTEN_FOLDERS = ("save_prefixes_at_notice", "out", "to_hf", "dir", "compilation_cache_dir", "kv_tier")
 
 
 def require_files_apart(args: argparse.Namespace) -> None:

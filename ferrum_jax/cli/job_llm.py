@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 # Fields of EngineConfig that belong to a machine or a run; seed is among the job's settings.
 _OF_HERE = ("devices", "request_log", "compilation_cache_dir", "on_recompile", "ready", "seed")
+_OF_HERE += ("kv_tier", "kv_tier_bytes")
 # Fields that decide answers: verify takes them as the job had them
 _RECORDED = (
     *("dtype", "weights", "max_model_len", "max_image_tokens", "max_image_patches"),

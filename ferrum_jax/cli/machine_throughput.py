@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 _MIN_ROWS = 50
 _CHANGES_NO_THROUGHPUT = ("seed", "request_log", "compilation_cache_dir", "on_recompile", "ready", "image_root")
+_CHANGES_NO_THROUGHPUT += ("kv_tier", "kv_tier_bytes")
 
 
 class MachineThroughput:

@@ -8,6 +8,7 @@ asked for; it has one Request for each of its n choices.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -28,6 +29,8 @@ from ferrum_jax.engine.kv_publisher import KVPublisher
 from ferrum_jax.engine.measured_steps import MeasuredSteps
 from ferrum_jax.engine.not_ready import NotReady
 from ferrum_jax.engine.open_submissions import OpenSubmissions
+from ferrum_jax.engine.prefixes.kv_tier import KVTier
+from ferrum_jax.engine.prefixes.saved_prefixes import PrefixCache
 from ferrum_jax.engine.scoring import Observed, start_scoring
 from ferrum_jax.engine.submission import Choice, InputProcessor, Submission
 from ferrum_jax.runtime.dispatched import InFlight
@@ -55,13 +58,16 @@ class Engine:
         input_processor: InputProcessor,
         constraints: Constraints,
         adapters: HeldSlots,
+        prefixes: PrefixCache,
         step_times: MeasuredSteps | None = None,
         request_log: RequestLogWriter | None = None,
         guard: contextlib.AbstractContextManager[None] | None = None,
         publisher: KVPublisher | None = None,
+        tier: KVTier | None = None,
     ) -> None:
-        """step_times: of an engine that drafts tokens. request_log: gets a line for each submission that ended. guard:
-        around each step, such as a `WriteGuard`. publisher: tells others what is cached.
+        """prefixes: all that is cached. step_times: of an engine that drafts tokens. request_log: gets a line for each
+        submission that ended. guard: around each step, such as a `WriteGuard`. publisher: tells others what is cached.
+        tier: what prefixes are read from ahead.
         """
         self.runner = runner
         self.scheduler = scheduler
@@ -69,6 +75,7 @@ class Engine:
         self._constraints = constraints
         self._adapters = adapters
         self.kept_experts = input_processor.kept_experts
+        self.prefixes, self._tier = prefixes, tier
         self._not_ready = NotReady(adapters)
         self._drawn = DrawnTokens(scheduler, constraints)
         self._submissions = OpenSubmissions(self._not_ready, request_log)
@@ -101,6 +108,8 @@ class Engine:
         submission = self._input_processor.take(prompt_token_ids, sampling, options)
         if (scores := submission.scores) is not None:
             submission.part = self.runner.begin_scores(every=scores.takes_all)
+        if self._tier is not None:
+            submission.fetch = self._tier.want([choice.request for choice in submission.open_choices])
         if submission.waits:
             self._not_ready.put(submission)
         else:
@@ -181,6 +190,8 @@ class Engine:
     def drain(self) -> None:
         """Commits what is in flight when nothing is left that could want more."""
         self.settle()
+        if self._tier is not None:
+            self._tier.send()
 
     def settle(self) -> list[Delta]:
         """Commits what is in flight, so that the host knows all that the device has done."""
@@ -207,9 +218,13 @@ class Engine:
         for submission in self._submissions.values():
             submission.weights_version = version
             for choice in submission.open_choices:
+                choice.request.keys.clear()  # also of one that is not queued yet
                 if choice.request.slot or len(choice.request.token_ids) > choice.request.num_prompt_tokens:
                     choice.updates.append((len(choice.request.token_ids) - choice.request.num_prompt_tokens, version))
         self.scheduler.renew(fingerprint)
+        self.prefixes = dataclasses.replace(self.prefixes, fingerprint=fingerprint)
+        if self._tier is not None:
+            self._tier.rest()
         self.weights_version = version
         self._tell_cached()
 
@@ -221,7 +236,8 @@ class Engine:
         kept = self.kept_experts
         of_experts = {} if kept is None else {"experts_bytes": kept.bytes}
         reuse = self.scheduler.metrics().snapshot()
-        return {**reuse, **counts, "encoder_calls": self.runner.num_encoder_calls, **of_experts, **of_drafts}
+        of_tier = {} if self._tier is None else self._tier.counts()
+        return {**reuse, **of_tier, **counts, "encoder_calls": self.runner.num_encoder_calls, **of_experts, **of_drafts}
 
     def live(self) -> dict[str, Any]:
         """How many rows run and requests wait, and the last steps."""
@@ -233,6 +249,8 @@ class Engine:
 
     def close(self) -> None:
         """Frees the pools; the engine serves no more. For one whose step was broken off."""
+        if self._tier is not None:
+            self._tier.rest()
         self.runner.close()
         if self._publisher is not None:
             self._publisher.close()
@@ -248,6 +266,8 @@ class Engine:
         self._tell_costs()
         self._begun_s = time.perf_counter()
         self._num_calls += 1
+        if self._tier is not None:
+            self._tier.step()
         with self._guard:
             deltas = self._step()
         self._tell_cached()
@@ -338,6 +358,8 @@ class Engine:
             for request, place in got:
                 choice = self._submissions.choices[request.id]
                 self._drawn.take(choice, step, rows, place)
+                if self._tier is not None:
+                    self._tier.keep(request)
                 if request.finish_reason is not None:
                     streamed.pop(request.id, None)
                     deltas.append(self._finished(choice))

@@ -1,4 +1,4 @@
-"""NotReady: submissions whose grammar or executable is being compiled, or whose adapter has no slot yet."""
+"""NotReady: submissions whose grammar or executable is compiled, whose adapter has no slot, or whose KV is read."""
 
 from __future__ import annotations
 
@@ -58,6 +58,9 @@ class NotReady:
     def wait_for_first(self) -> None:
         """Nothing else is to do. For an executable it waits a moment alone, because its compile takes seconds."""
         first = next(iter(self._waiting.values()))
+        if first.fetch is not None and not first.fetch.is_over:
+            first.fetch.tier.store.news.wait(_LOOK_S)
+            return
         if first.part is not None and not first.part.done:
             first.part.wait(_LOOK_S)
             return
@@ -83,7 +86,9 @@ class NotReady:
 
 
 def _has_parts(submission: Submission) -> bool:
-    """Whether its grammar and the executable that it needs are compiled."""
+    """Whether its grammar and the executable that it needs are compiled, and its KV is not waited for."""
+    if submission.fetch is not None and not submission.fetch.is_over:
+        return False
     is_compiled = submission.part is None or submission.part.done
     return is_compiled and (submission.grammar is None or submission.grammar.is_ready)
 

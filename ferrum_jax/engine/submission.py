@@ -22,6 +22,7 @@ from ferrum_jax.engine.image_intake import NO_IMAGES, ImageLimits, placed_media
 from ferrum_jax.engine.of_tokens.kept_experts import KeptExperts
 from ferrum_jax.engine.of_tokens.prompt_scores import PromptScores, prompt_scores
 from ferrum_jax.engine.of_tokens.routed_experts import RoutedExperts
+from ferrum_jax.engine.prefixes.kv_tier import Fetch
 from ferrum_jax.inputs.prompt import EncodableImage, MediaSpan, PlacedImage
 from ferrum_jax.runtime import sampling as device_sampling
 from ferrum_jax.runtime.compile.deferred import DeferredExecutable
@@ -67,6 +68,7 @@ class Submission:
     adapter: LoadedAdapter | None = None
     images: Sequence[EncodableImage] = ()  # of its prompt as it runs
     part: DeferredExecutable | None = None  # that it needs and that is being compiled
+    fetch: Fetch | None = None  # of its first tokens' KV, from a tier
     adapter_slot: int = 0  # that it holds from when it is queued, 0 for none
     arrival: int = 0  # calls of `Engine.step` before it was queued
     embedding: np.ndarray | None = None  # [D] float32, the final hidden state of its prompt's last token
@@ -79,7 +81,7 @@ class Submission:
     @property
     def waits(self) -> bool:
         """Whether something has to be ready before it is queued."""
-        return self.grammar is not None or self.adapter is not None or self.part is not None
+        return any(each is not None for each in (self.grammar, self.adapter, self.part, self.fetch))
 
     @property
     def open_choices(self) -> list[Choice]:

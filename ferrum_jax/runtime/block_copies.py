@@ -124,12 +124,17 @@ class BlockCopies:
 
     def read(self, pools: Pools, shard: int, index: int, ids: Sequence[int]) -> Iterator[tuple[slice, Any]]:
         """(which of the ids, what they stand for) in batches of NumPy arrays, with padding behind. Waits for each."""
+        for part, found in self.send(pools, shard, index, ids):
+            yield part, jax.tree.map(self.transfers.fetch, found)
+
+    def send(self, pools: Pools, shard: int, index: int, ids: Sequence[int]) -> Iterator[tuple[slice, Any]]:
+        """The batches of `read` on their way to the host."""
         first = self._first(shard, index)
         for batch in batches(len(ids), self._sizes(index)):
             places = _padded(ids[batch.part], batch.size, first)
             found = self.get("gather", index, batch.size)(self.pick(pools, index), places)
             self.transfers.send(jax.tree.leaves(found))
-            yield batch.part, jax.tree.map(self.transfers.fetch, found)
+            yield batch.part, found
 
     def write(
         self, pools: Pools, shard: int, index: int, ids: Sequence[int], data: Callable[[slice, int], Any]

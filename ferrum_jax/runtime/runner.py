@@ -170,6 +170,14 @@ class Runner:
         """
         return self.copies.read(self._pools(), shard, index, ids)
 
+    def send_pool(self, shard: int, index: int, ids: Sequence[int]) -> Iterator[tuple[slice, Any]]:
+        """The batches of `read_pool` before they have come, for `transfers.fetch`."""
+        return self.copies.send(self._pools(), shard, index, ids)
+
+    def compute_s(self, num_tokens: int, a_step: int) -> float:
+        """Seconds that so many tokens take with so many a step, by the steps so far; 0 before the first."""
+        return self._executables.worth.seconds(Saving(tokens=num_tokens, steps=num_tokens / a_step))
+
     def write_pool(self, shard: int, index: int, ids: Sequence[int], data: Callable[[slice, int], Any]) -> None:
         """Writes the content of `ids` into a pool; data(slice of `ids`, size) gives each batch."""
         pools = self.copies.write(self._pools(), shard, index, ids, data)
@@ -190,8 +198,10 @@ class Runner:
         """Runs the largest parts without rows, so that a lack of memory shows now. Their writes go to null ids."""
         for part in self._ladder.largest_parts:
             if isinstance(part, Bucket):
+                began_s = time.perf_counter()
                 self._forward(part, np.zeros(self._num_shards * forward_words(part, num_groups), np.int32))
                 jax.block_until_ready(self._hidden)
+                self._executables.worth.done(part.num_tokens, began_s)
             elif isinstance(part, DraftBucket):
                 blob = np.zeros(self._num_shards * forward_words(part.forward, num_groups), np.int32)
                 places = np.zeros(self._num_shards * place_words(part.num_places), np.int32)

@@ -152,9 +152,9 @@ class CacheManager(Lookup, Admission, Sharing):
         num_blocks = len(request.token_ids) // self.sizes.block_size
         return self._keys.of_blocks(request, num_blocks)[:num_blocks]
 
-    def key_of_whole(self, request: Request) -> bytes:
-        """The key of all of the request's tokens, under which its end is kept if it is cached as a whole prompt."""
-        return self._keys.of_whole(request)
+    def key_of_whole(self, request: Request, num_tokens: int | None = None) -> bytes:
+        """The key of a request's first tokens, or all, under which their end is kept if they are a cached prompt."""
+        return self._keys.of_whole(request, num_tokens)
 
     # -- what others may share -------------------------------------------------------------------------
 

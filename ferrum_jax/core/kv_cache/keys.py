@@ -117,19 +117,17 @@ class RequestKeys:
         assert rest == 0 or num_tokens == len(request.token_ids), f"{num_tokens} tokens end within a block"
         return self.of_whole(request) if rest else self.of_blocks(request, num_full)[num_full - 1]
 
-    def of_whole(self, request: Request) -> bytes:
-        """The key of all of the request's tokens, the partial block at their end included."""
-        num_full = len(request.token_ids) // self._block_size
+    def of_whole(self, request: Request, num_tokens: int | None = None) -> bytes:
+        """The key of the request's first tokens, or of all, the partial block at their end included."""
+        num_tokens = len(request.token_ids) if num_tokens is None else num_tokens
+        num_full = num_tokens // self._block_size
         parent = self.of_blocks(request, num_full)[num_full - 1] if num_full else self._root(request)
-        return whole_key(parent, request.token_ids, num_full, self._block_size, request.media)
+        return whole_key(parent, request.token_ids[:num_tokens], num_full, self._block_size, request.media)
 
     def all_of(self, request: Request) -> list[bytes]:
         """Every key under which something of the request may be kept: of its full blocks and of its whole prompt."""
-        keys = list(self.of_blocks(request, len(request.token_ids) // self._block_size))
-        num_full = request.num_prompt_tokens // self._block_size
-        parent = keys[num_full - 1] if num_full else self._root(request)
-        prompt = request.token_ids[: request.num_prompt_tokens]
-        return [*keys, whole_key(parent, prompt, num_full, self._block_size, request.media)]
+        keys = self.of_blocks(request, len(request.token_ids) // self._block_size)
+        return [*keys, self.of_whole(request, request.num_prompt_tokens)]
 
     def _root(self, request: Request) -> bytes:
         return self._root_key(request.adapter, request.cache_salt)

@@ -121,12 +121,11 @@ class Lookup(Books):
     def _ids(self, key: bytes) -> list[int] | None:
         """Per group the id of a block, 0 where host memory has it; None if a group has it nowhere."""
         ids = [pool.find(key) for pool, _ in self.groups]
-        if all(id or self._in_host(group, key) for group, id in enumerate(ids)):
-            return ids
-        return None
+        return ids if all(self.has(group, key) for group in range(len(ids))) else None
 
-    def _in_host(self, group: int, key: bytes) -> bool:
-        return self.tier is not None and self.tier.find(group, key) != 0
+    def has(self, group: int, key: bytes) -> bool:
+        """Whether a group's pool or host memory holds a block."""
+        return bool(self.pools[group].find(key) or (self.tier is not None and self.tier.find(group, key)))
 
     def _loads(self, blocks: list[list[int]], keys: Sequence[bytes], position: int) -> Sequence[dict[int, int]]:
         """Host blocks to load before the row can resume at `position`."""
@@ -173,11 +172,10 @@ class Lookup(Books):
 
     def _longest_in_window(self, group: int, window: int, keys: Sequence[bytes]) -> int:
         """The most blocks at whose end the group has all that the window covers."""
-        pool, end = self.groups[group][0], len(keys)
+        end = len(keys)
         while end:
             first = first_needed(window, end * self._block_size, self._block_size)
-            window_keys = enumerate(keys[first:end], first)
-            missing = [i for i, key in window_keys if not pool.find(key) and not self._in_host(group, key)]
+            missing = [i for i, key in enumerate(keys[first:end], first) if not self.has(group, key)]
             if not missing:
                 break
             end = missing[-1]

@@ -12,36 +12,23 @@ from ferrum_jax.engine.engine import Engine
 from ferrum_jax.engine.prefixes.saved_prefixes import PrefixCache
 from ferrum_jax.engine.shared import SharedEngine
 from ferrum_jax.inputs.prompt import MediaSpan, Prompt, take_apart
-from ferrum_jax.models.spec import ModelSpec
-from ferrum_jax.runtime.block_copies import BlockCopies
 from ferrum_jax.runtime.distributed.processes import refuse_several_processes
 from ferrum_jax.text.prompts import PromptEncoder
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CachedPrefixes:
-    """The cached prefixes of one engine; `LLM` says what its methods do.
-
-    engine: the one of this moment. spec, fingerprint, invariant: what a saved prefix belongs to; see `PrefixCache`.
-    """
+    """The cached prefixes of one engine; `LLM` says what its methods do."""
 
     calls: SharedEngine
-    engine: Callable[[], Engine]
+    engine: Engine
     prompts: PromptEncoder
-    copies: BlockCopies
-    spec: ModelSpec
-    fingerprint: bytes
-    invariant: bool
-
-    @property
-    def _engine(self) -> Engine:
-        return self.engine()
 
     def compute(self, prompt: Prompt, generate: Callable[[Prompt], object], *, pin: bool) -> int:
         """The tokens of the prompt's full blocks, which are cached then. generate: computes a prompt."""
         if pin:
             refuse_several_processes("pin=True")
-        self._engine.scheduler.refuse_without_cache()
+        self.engine.scheduler.refuse_without_cache()
         parts = take_apart(prompt)
         if parts.seen:
             raise ValueError(
@@ -50,8 +37,8 @@ class CachedPrefixes:
         ids = self.prompts.token_ids(prompt)  # once: a chat template may see another time of day later
         generate({"prompt_token_ids": ids, "cache_salt": parts.cache_salt or None, "media": parts.media})
         if pin:
-            self._engine.scheduler.pin_prefix(prompt_request(ids, cache_salt=parts.cache_salt, media=parts.media))
-        block_size = self._engine.scheduler.caches[0].sizes.block_size
+            self.engine.scheduler.pin_prefix(prompt_request(ids, cache_salt=parts.cache_salt, media=parts.media))
+        block_size = self.engine.scheduler.caches[0].sizes.block_size
         return len(ids) // block_size * block_size
 
     def save(self, path: Path, prompts: Sequence[Prompt] | None) -> int:
@@ -61,35 +48,27 @@ class CachedPrefixes:
 
     def load(self, path: Path, *, pin: bool) -> int:
         """How many blocks of a folder are cached then."""
-        self._engine.scheduler.refuse_without_cache()
+        self.engine.scheduler.refuse_without_cache()
         cache = self._cache()
         arrays = cache.read(path)
         keys = self.calls.whole(lambda: cache.put(arrays))
         if pin:
-            self._engine.scheduler.pin(cache.keys(arrays))
+            self.engine.scheduler.pin(cache.keys(arrays))
         return len(keys)
 
     def _keys(self, prompt: Prompt) -> list[bytes]:
         parts = take_apart(prompt)
         encoded = self.prompts.encoded(prompt)
         request = prompt_request(encoded.token_ids, cache_salt=parts.cache_salt, media=encoded.media)
-        cache = self._engine.scheduler.caches[0]  # keys are the same on all shards
+        cache = self.engine.scheduler.caches[0]  # keys are the same on all shards
         return [*cache.keys_of(request), cache.key_of_whole(request)]
 
     def _cache(self) -> PrefixCache:
         refuse_several_processes("a saved prefix cache")
-        self.copies.warm_up(tier=False)
-        if self._engine.kept_experts is not None:
+        self.engine.prefixes.copies.warm_up(tier=False)
+        if self.engine.kept_experts is not None:
             self.calls.quiet("keep")  # those of the step in flight are not on the host yet
-        return PrefixCache(
-            spec=self.spec,
-            fingerprint=self.fingerprint,
-            invariant=self.invariant,
-            caches=self._engine.scheduler.caches,
-            runner=self._engine.runner,
-            copies=self.copies,
-            experts=self._engine.kept_experts,
-        )
+        return self.engine.prefixes
 
 
 def prompt_request(

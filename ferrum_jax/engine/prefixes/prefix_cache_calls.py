@@ -32,8 +32,8 @@ class PrefixCacheCalls:
     def reset_prefix_cache(self: Any) -> bool:
         """Forgets all cached prefixes, on the device and in host memory, and returns True. Counters are kept.
 
-        Pinned ones go as well: afterwards no prompt hits anything that was computed before. Returns False, with nothing
-        changed, while a request of any call runs or waits.
+        Pinned ones go as well: afterwards no prompt hits anything that was computed before, unless a KV tier has it.
+        Returns False, with nothing changed, while a request of any call runs or waits.
         """
         return self.engine.reset_prefix_cache()
 

@@ -68,13 +68,13 @@ class PrefixCache:
             found = [key for part in parts for key in part.keys]
             if found:
                 count += len(found) * (index in self.copies.of_blocks)
-                arrays[f"{self._name(index)}/keys"] = np.frombuffer(b"".join(found), np.uint8).reshape(-1, KEY_BYTES)
+                arrays[f"{self.name(index)}/keys"] = np.frombuffer(b"".join(found), np.uint8).reshape(-1, KEY_BYTES)
                 arrays.update(self._read(index, parts))
                 if self._has_experts(index):
                     arrays[_EXPERTS] = self._read_experts(parts)
         if not count:
             raise ValueError(f"no full block is cached, so there is nothing to save to {path}")
-        save_prefixes(path, self._identity(), arrays)
+        save_prefixes(path, self.identity(), arrays)
         return count
 
     def _find(self, index: int, wanted: set[bytes] | None) -> list[_SavedBlocks]:
@@ -89,12 +89,26 @@ class PrefixCache:
                 parts.append(_SavedBlocks(shard, in_host, [id for id, _ in found], [key for _, key in found]))
         return parts
 
-    def _name(self, index: int) -> str:
+    def name(self, index: int) -> str:
         """The name of a pool's arrays in a folder."""
         return {self.copies.of_states: "states", self.copies.of_prompts: "prompts"}.get(index, str(index))
 
-    def _names(self, index: int) -> list[str]:
-        return [f"{self._name(index)}/{name}" for name in self.copies.names(index)]
+    def names(self, index: int) -> list[str]:
+        """The names of a pool's arrays but that of the keys, in the order of their tree's leaves."""
+        return [f"{self.name(index)}/{name}" for name in self.copies.names(index)]
+
+    def send_rows(self, index: int, keys: Sequence[bytes]) -> list[tuple[slice, Any]] | None:
+        """Batches of a pool's rows on their way to the host; None where no shard's pool has all of these keys."""
+        for shard, cache in enumerate(self.caches):
+            ids = [dict(cache.numbered_pools())[index].find(key) for key in keys]
+            if all(ids):
+                return list(self.runner.send_pool(shard, index, ids))
+        return None
+
+    def put_rows(self, index: int, keys: Sequence[bytes], arrays: Mapping[str, np.ndarray]) -> None:
+        """Caches rows of one pool on every shard, as `put`. arrays: by `names`."""
+        for shard, cache in enumerate(self.caches):
+            self._put(shard, index, dict(cache.numbered_pools())[index], keys, arrays)
 
     def _in_host(self, cache: CacheManager, index: int) -> list[tuple[int, bytes]]:
         """(host id, key) of each block that a shard has in host memory only."""
@@ -122,7 +136,7 @@ class PrefixCache:
             elif ids:
                 for part, found in self.runner.read_pool(shard, index, ids):
                     batches.append([array[: part.stop - part.start] for array in jax.tree.leaves(found)])
-        return {name: np.concatenate(arrays) for name, *arrays in zip(self._names(index), *batches, strict=True)}
+        return {name: np.concatenate(arrays) for name, *arrays in zip(self.names(index), *batches, strict=True)}
 
     def _has_experts(self, index: int) -> bool:
         """Whether experts are kept beside the blocks of a pool."""
@@ -135,22 +149,21 @@ class PrefixCache:
 
     def read(self, path: Path) -> dict[str, np.ndarray]:
         """A folder's arrays. Raises ValueError naming the folder if it is foreign or damaged."""
-        return load_prefixes(path, self._identity())
+        return load_prefixes(path, self.identity())
 
     def keys(self, arrays: Mapping[str, np.ndarray]) -> list[bytes]:
         """The keys of all that a folder held: blocks, states and prompts."""
-        found = [arrays.get(f"{self._name(index)}/keys", ()) for index, _ in self.caches[0].numbered_pools()]
+        found = [arrays.get(f"{self.name(index)}/keys", ()) for index, _ in self.caches[0].numbered_pools()]
         return list(dict.fromkeys(row.tobytes() for rows in found for row in rows))
 
     def put(self, arrays: Mapping[str, np.ndarray]) -> list[bytes]:
         """Caches what a folder held, the most recently used where not all fits; the keys whose blocks are here then."""
         present: dict[bytes, None] = {}
-        for shard, cache in enumerate(self.caches):
-            for index, pool in cache.numbered_pools():
-                keys = [row.tobytes() for row in arrays.get(f"{self._name(index)}/keys", ())]
-                self._put(shard, index, pool, keys, arrays)
-                if index in self.copies.of_blocks:
-                    present |= dict.fromkeys(key for key in keys if pool.find(key))
+        for index, _ in self.caches[0].numbered_pools():
+            keys = [row.tobytes() for row in arrays.get(f"{self.name(index)}/keys", ())]
+            self.put_rows(index, keys, arrays)
+            if index in self.copies.of_blocks:
+                present |= dict.fromkeys(key for cache in self.caches for key in keys if cache.pools[index].find(key))
         return list(present)
 
     def _put(
@@ -176,11 +189,11 @@ class PrefixCache:
 
         def batch(part: slice, size: int) -> Any:
             chosen = np.asarray(rows[part])
-            return jax.tree.unflatten(tree, [_padded(arrays[name][chosen], size) for name in self._names(index)])
+            return jax.tree.unflatten(tree, [_padded(arrays[name][chosen], size) for name in self.names(index)])
 
         return batch
 
-    def _identity(self) -> dict[str, Any]:
+    def identity(self) -> dict[str, Any]:
         """The settings under which a folder's keys and blocks are valid."""
         spec = self.spec
         return {

@@ -21,6 +21,8 @@ from ferrum_jax.engine.kv_publisher import KVPublisher
 from ferrum_jax.engine.lockstep import make_engine
 from ferrum_jax.engine.measured_steps import MeasuredSteps
 from ferrum_jax.engine.of_tokens.kept_experts import KeptExperts
+from ferrum_jax.engine.prefixes.kv_tier import KVTier
+from ferrum_jax.engine.prefixes.saved_prefixes import PrefixCache
 from ferrum_jax.engine.startup.load import Loaded
 from ferrum_jax.engine.submission import InputProcessor
 from ferrum_jax.engine.write_guard import WriteGuard
@@ -77,6 +79,15 @@ def build_engine(
     constraints = Constraints(tokenizer, vocab_size=layout.spec.vocab_size, end_ids=loaded.end_ids, forms=forms)
     adapters = adapters or LoadedAdapters(None, no_adapter)
     kept_experts = _kept_experts(layout, sizes) if config.enable_prefix_caching else None
+    prefixes = PrefixCache(
+        spec=layout.options.spec,
+        fingerprint=loaded.cache_fingerprint,
+        invariant=layout.options.invariant,
+        caches=caches,
+        runner=runner,
+        copies=loaded.copies,
+        experts=kept_experts,
+    )
     max_adapters = 0 if layout.adapters is None else min(config.max_adapters, layout.adapters.num_slots)
     engine = make_engine(
         processes,
@@ -89,9 +100,20 @@ def build_engine(
         guard=WriteGuard(caches, runner) if config.check_writes else None,
         request_log=None if config.request_log is None else RequestLogWriter(config.request_log, sizes),
         publisher=KVPublisher(config.kv_events, caches) if config.kv_events and publishes else None,
+        prefixes=prefixes,
+        tier=_kv_tier(loaded, config, prefixes),
     )
     engine.weights_version = loaded.weights_version
     return engine
+
+
+def _kv_tier(loaded: Loaded, config: EngineConfig, prefixes: PrefixCache) -> KVTier | None:
+    """The KV tier of an engine, whose executables are made here; None of weights that only this process has."""
+    if config.kv_tier is None or loaded.weights_version:
+        return None
+    loaded.copies.warm_up(tier=False)
+    compute_s = functools.partial(prefixes.runner.compute_s, a_step=config.max_num_batched_tokens)
+    return KVTier(config.kv_tier, config.kv_tier_bytes, prefixes, compute_s)
 
 
 def _steps_of(ladder: Ladder) -> StepSizes:

@@ -15,6 +15,7 @@ from ferrum_jax.core.scheduler.request_log import require_request_log
 from ferrum_jax.engine.startup.choose_attention import AttentionChoice, choose_attention, for_unfamiliar
 from ferrum_jax.engine.startup.choose_products import ProductChoice, choose_products, recorded_products
 from ferrum_jax.engine.startup.load_request import LoadRequest
+from ferrum_jax.io.files.store import open_store
 from ferrum_jax.io.paths import require_folder_of
 from ferrum_jax.models.families import registry
 from ferrum_jax.models.sharding import make_mesh
@@ -85,6 +86,9 @@ def choose(order: LoadRequest, max_seq_length: int | None) -> Chosen:
 def _choose_before(order: LoadRequest, spec: ModelSpec) -> AttentionChoice | None:
     """The choice of attention that is made before the devices are opened, which a child may have to do first."""
     config = order.config
+    if config.kv_tier is not None:
+        refuse_several_processes("kv_tier")
+        open_store(config.kv_tier)
     if config.request_log is not None:
         require_folder_of(config.request_log, "request log")
         require_request_log(config.request_log)

@@ -130,16 +130,7 @@ class OpenModel:
     @property
     def prefixes(self) -> CachedPrefixes:
         """The prefixes that the engine has cached."""
-        loaded = self.loaded
-        return CachedPrefixes(
-            calls=self.calls,
-            engine=lambda: self.engine,
-            prompts=self.prompts,
-            copies=loaded.copies,
-            spec=loaded.layout.options.spec,
-            fingerprint=loaded.cache_fingerprint,
-            invariant=loaded.layout.options.invariant,
-        )
+        return CachedPrefixes(calls=self.calls, engine=self.engine, prompts=self.prompts)
 
     def stats(self) -> dict[str, Any]:
         """See `LLM.stats`."""

@@ -43,8 +43,8 @@ FORMAT = 1
 _MANIFEST, _PARTS = "manifest.json", "parts"
 # Fields of the config that each run chooses for itself.
 _NOT_COMPILED = (
-    *("seed", "devices", "request_log", "compilation_cache_dir", "on_recompile", "ready"),
-    *("allow_image_hosts", "image_root", "generation_config"),
+    *("seed", "devices", "request_log", "compilation_cache_dir", "on_recompile", "ready", "kv_tier"),
+    *("allow_image_hosts", "image_root", "generation_config", "kv_tier_bytes"),
 )
 
 
