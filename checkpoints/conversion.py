@@ -1,7 +1,5 @@
 """From a Hugging Face folder to our own checkpoint folder: tensor by tensor, in constant memory."""
 
-from __future__ import annotations
-
 import collections
 import dataclasses
 import json

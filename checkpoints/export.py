@@ -4,8 +4,6 @@ A dense parameter goes back into its tensor, or its part of one. Weights in form
 (`formats/written.py`): parameters that share tensors are read together and put together, a tensor at a time.
 """
 
-from __future__ import annotations
-
 import collections
 import dataclasses
 import json

@@ -4,8 +4,6 @@ Such a name says which file below a folder is meant, so it must lead nowhere els
 local folder are followed, because the user made them or, in a hub's cache, the hub's library.
 """
 
-from __future__ import annotations
-
 _LONGEST = 1024  # the limit of object names in cloud stores
 
 

@@ -5,8 +5,6 @@ It digests the spec's text, the dtype, and each tensor's name, shape and a sampl
 64 pages of a mapped file are read for a tensor, and a device array needs one small gather.
 """
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import math

@@ -4,8 +4,6 @@ config.json describes the model and must be there; generation_config.json, the t
 sentence-transformers are optional and are carried along, byte for byte, when a checkpoint is converted.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import glob

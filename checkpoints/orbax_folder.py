@@ -12,8 +12,6 @@
 slice by slice. Both are imported when first used, because a start from a Hugging Face folder does without them.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 from collections.abc import Container, Iterator, Mapping, Sequence

@@ -15,8 +15,6 @@ takes no others; any other engine takes both. `experts` says in the same way whe
 are there. Folders without a field count as if it was false.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Mapping

@@ -5,8 +5,6 @@ whole, for Orbax reads local files. A `RemoteArray` stands for a tensor: it fetc
 first axis as one range, and keeps nothing.
 """
 
-from __future__ import annotations
-
 import math
 import shutil
 import tempfile

@@ -12,8 +12,6 @@ Scales of tensors and of blocks of several outputs are repeated for each output,
 placed alike. Formats are readers in `checkpoints/formats/` that give a form; nothing else knows them.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import re

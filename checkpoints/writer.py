@@ -9,8 +9,6 @@ While it is written the folder is .NAME.part beside its place:
 `Writer.finish` adds companions and description and renames the folder: it appears whole or not at all.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import json

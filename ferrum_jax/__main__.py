@@ -7,8 +7,6 @@ rows failed (batch), 70 the program crashed, 75 stopped by the system's notice (
 reads the output any more.
 """
 
-from __future__ import annotations
-
 import sys
 
 _INTERRUPTED = "ferrum-jax: interrupted"

@@ -1,7 +1,5 @@
 """The keys that an indexer chose for the tokens of a step: a list, which XLA gathers, or a mask of whole tiles."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import jax

@@ -17,8 +17,6 @@ floats of 8 and 16 bits are kept as unsigned integers with their bits, because X
 of such floats by converting all of it to float32 and back.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

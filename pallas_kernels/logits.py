@@ -1,7 +1,5 @@
 """How attention's scores become logits, as one value that every function of a call passes on."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import jax

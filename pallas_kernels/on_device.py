@@ -1,7 +1,5 @@
 """Arrays of cases and tests, converted by NumPy: XLA compiles nothing for them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax

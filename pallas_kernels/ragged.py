@@ -11,8 +11,6 @@ other lanes belong to neighbours and the caller masks them.
                            [. c . .]  moved back to fit: one lane before c
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 

@@ -1,7 +1,5 @@
 """The rows of a step over KV blocks: which tokens are real, where their K and V are written, and what they see."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import jax

@@ -1,7 +1,5 @@
 """Rows, slots and pools of random states for the named cases of ops over rows with states."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 from typing import Any

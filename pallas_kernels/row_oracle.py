@@ -1,7 +1,5 @@
 """Rows with states in NumPy float64, one row and one token at a time."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Argument checks whose calls document the arguments."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

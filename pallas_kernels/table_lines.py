@@ -4,8 +4,6 @@ A transfer to scalar memory begins at a multiple of a line and is whole lines; s
 side in its row's table, needs the lines that they are in.
 """
 
-from __future__ import annotations
-
 import math
 
 import jax

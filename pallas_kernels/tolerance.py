@@ -1,7 +1,5 @@
 """How close a result must be to its float64 oracle, by the dtype it was computed in. Never widened silently."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping
 

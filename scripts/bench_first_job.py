@@ -7,8 +7,6 @@ Each is a process of its own, from its start to its end: imports, weights, compi
 lies in the page cache for all. Prints one JSON line.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

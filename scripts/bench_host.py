@@ -7,8 +7,6 @@ the pool is cached when it starts, so each block that a row grows by evicts one:
 server.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import platform

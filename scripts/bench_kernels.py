@@ -9,8 +9,6 @@ of K and V that queries see, once; they are set against a copy on the device tha
 against the data sheet. More than the data sheet allows is an error. Blocks lie in random order.
 """
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import json

@@ -10,8 +10,6 @@ slice that is not here (`scripts/test -m aot` sets up what that needs) and times
 config.json is read; weights are random. Prints a table, and with --json a line for each form.
 """
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import importlib.util

@@ -6,8 +6,6 @@ They hold the packages ferrum_jax, pallas_kernels and checkpoints, the license a
 tests, no scripts and no model. Raises ValueError for anything else.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import re

@@ -6,8 +6,6 @@ the table in the line's place. The first row is the head; the first column is sh
 and those whose head begins with NAME.
 """
 
-from __future__ import annotations
-
 import csv
 import io
 import re

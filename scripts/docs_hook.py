@@ -5,8 +5,6 @@ the file; here it becomes a link to the line where NAME is defined, in a page of
 that is not there ends the build, so such links cannot go stale.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 from pathlib import Path

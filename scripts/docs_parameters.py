@@ -4,8 +4,6 @@ A docstring of this project says `name: what it is. other: what that is.` in run
 object really has, as a parameter, a field or a member, begins an item of its own.
 """
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

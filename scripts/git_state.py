@@ -1,7 +1,5 @@
 """The state of the checkout that a benchmark's line names."""
 
-from __future__ import annotations
-
 import pathlib
 import subprocess
 

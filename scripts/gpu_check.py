@@ -11,8 +11,6 @@ has an end, and one that is cut says so. vLLM and --model have their time beside
 check.json, check.html and bench.jsonl hold the results. Ends with the exit code of the check.
 """
 
-from __future__ import annotations
-
 import argparse
 import collections
 import contextlib

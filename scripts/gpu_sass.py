@@ -9,8 +9,6 @@ those, stalls least: spinning at a barrier that is not ready lies off that way, 
 trip counts nothing that a warp need not run.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import re

@@ -1,7 +1,5 @@
 """Collectives of a compiled program, counted and named in its text."""
 
-from __future__ import annotations
-
 import collections
 import math
 import re

@@ -4,8 +4,6 @@ python -m scripts.house_limits           print what is, what is allowed, and whi
 python -m scripts.house_limits --lower   lower the limits to what is; a rise needs a fall elsewhere in the same commit
 """
 
-from __future__ import annotations
-
 import argparse
 import ast
 import json

@@ -4,8 +4,6 @@ A file is {"tools": versions, "launches": {launch: {part: counts}}}. A part is o
 the generations of TPUs that a launch is compiled for.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import pathlib

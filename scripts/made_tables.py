@@ -6,8 +6,6 @@ They are data in docs/tables. The page of commands has `<!-- made by scripts/mad
 between which this script writes the sections that show them. --check writes nothing and fails where something differs.
 """
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import re

@@ -7,8 +7,6 @@ Needs transformers (made with 5.23); the tests that read the result do not. A te
 the tests with the constructs of its family; each is rendered with every conversation, or its refusal is recorded.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 from pathlib import Path

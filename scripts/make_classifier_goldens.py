@@ -7,8 +7,6 @@ real checkpoint whose config.json is written by hand, and `golden.json` beside i
 logits in float32, each text by itself.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -12,8 +12,6 @@ Needs torch, transformers and Pillow (made with transformers 5.23, Pillow 13); t
 `tokenizer.json` is a small one with the special tokens of all families.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

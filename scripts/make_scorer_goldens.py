@@ -9,8 +9,6 @@ for them in float32. A model that generates has a LogitScore; `told` holds score
 those of the prompt that Qwen3-Reranker's authors publish.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -10,8 +10,6 @@ Whisper's extractor has two paths. The goldens are of the one in float64; `apart
 taken where torch is installed, is from it: rounding, at bands that are quiet beside loud ones.
 """
 
-from __future__ import annotations
-
 import argparse
 import io
 import json

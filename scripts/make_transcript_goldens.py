@@ -6,8 +6,6 @@ Needs torch and transformers (made with transformers 5.24). `cases.json` has for
 its sound, how it is asked for, and of each window of 30 s the tokens, the text and the offsets of the reference.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import shutil

@@ -11,8 +11,6 @@ none of them. `gemma4/` is a tiny checkpoint whose images may be long; of Qwen t
                                rope_I int32 [3, T], of Qwen
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 from pathlib import Path

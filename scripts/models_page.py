@@ -6,8 +6,6 @@ The tables are what the registry, published configs and goldens say; tests/model
 the parameters on shapes. --check writes nothing and fails where a table differs.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 from collections.abc import Iterator

@@ -8,8 +8,6 @@ wants and that are not there, those that its rules do not name, and what to begi
 config.json and its row.
 """
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import json

@@ -9,8 +9,6 @@ Qwen2-0.5B, -1.5B and -72B, Ministral-8B, BERT-large, BGE-base and -large, E5, X
 in two chunks is not served: Qwen2.5-7B-1M and -14B-1M.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The picture of `scripts/bench_shard.py`: a panel for each number, a bar for each form on each mesh."""
 
-from __future__ import annotations
-
 import pathlib
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -8,8 +8,6 @@ told on stderr as it is made. The devices are described by the table below as `r
 the compilers. --check writes nothing and fails where a table differs.
 """
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import functools

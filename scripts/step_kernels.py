@@ -3,8 +3,6 @@
 Loops run as often as a batch of equal rows makes them, whose tokens choose all experts evenly.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import re

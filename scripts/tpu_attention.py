@@ -3,8 +3,6 @@
 Needs libtpu (pip install -e '.[aot]') but no TPU (see `tpu_static`). jax's kernel does not write K and V.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any

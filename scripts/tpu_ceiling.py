@@ -11,8 +11,6 @@ that time and of its operations at the matrix unit's peak; its share is the boun
 of the kernels (`tpu_static`), and for what has no kernel the estimate of XLA's own cost model. Needs the `aot` extra.
 """
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import importlib.metadata

@@ -1,7 +1,5 @@
 """The operands of each Pallas call of a function that are known, where its arguments are partly values."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

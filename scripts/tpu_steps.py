@@ -1,7 +1,5 @@
 """The decode steps of published models whose time is estimated, each for a slice that is not here: tpu_steps.toml."""
 
-from __future__ import annotations
-
 import dataclasses
 import tomllib
 from pathlib import Path

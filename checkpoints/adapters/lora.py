@@ -7,8 +7,6 @@ as one parameter of all of them: then A has E * r rows, expert by expert, and B 
 Source: Hu et al. 2021, section 4.1; Kalajdzievski 2023 (alpha over the root of the rank).
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import re

@@ -4,8 +4,6 @@
 tensors of each quantised module. Everything else is refused by name.
 """
 
-from __future__ import annotations
-
 import collections
 import dataclasses
 from collections.abc import Callable, Mapping

@@ -11,8 +11,6 @@ in float32 or E8M0.
 Source: DeepSeek-AI 2024 (DeepSeek-V3), section 3.3; keys as in transformers' fine-grained fp8 and in vLLM's fp8.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from checkpoints.formats.leaves import finite_leaf, float8, input_scale_leaf, scale_leaf

@@ -1,7 +1,5 @@
 """Scheme: what a config.json says of its quantised weights. Each format makes one from its own words."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math

@@ -4,8 +4,6 @@ The inverse of the readers beside this file: the same codes and values. What com
 by name.
 """
 
-from __future__ import annotations
-
 import collections
 from collections.abc import Collection, Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """A checkpoint's problems as one error of a readable length: a damaged file may have many."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 _MOST, _LONGEST = 100, 500

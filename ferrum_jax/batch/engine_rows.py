@@ -1,7 +1,5 @@
 """The rows that the engine has: what they are answered so far, and what it was asked of them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 

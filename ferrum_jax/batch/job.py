@@ -7,8 +7,6 @@ segments into the output. A job that is started again after an interruption goes
 as that of a job that was never interrupted.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import functools

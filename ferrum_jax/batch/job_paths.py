@@ -1,7 +1,5 @@
 """The paths of a job, checked before anything is read or written."""
 
-from __future__ import annotations
-
 import stat
 
 from ferrum_jax.batch.input.files import check_name

@@ -1,7 +1,5 @@
 """RowTasks: what a row asks for, as a task of the model."""
 
-from __future__ import annotations
-
 import datetime
 from typing import Any
 

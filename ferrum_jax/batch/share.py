@@ -5,8 +5,6 @@ When the rows that are left fit into fewer workers, the slower ones give back wh
 done. One worker has the lease of the end and never is, so nobody leaves the last rows to one that leaves them too.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable, Iterable
 from itertools import islice

@@ -1,7 +1,5 @@
 """Structures that were cut off, where a job requires valid ones."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from ferrum_jax.batch.input.formats import BadRow, Row

@@ -4,8 +4,6 @@ follows from it.
 The worker's loop calls it; nothing here has a thread of its own.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any

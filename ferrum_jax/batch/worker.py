@@ -6,8 +6,6 @@ the loop ends. A row fails alone; if the engine itself crashes, every row that i
 that crashes it again is set aside with an error line.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 from collections import deque

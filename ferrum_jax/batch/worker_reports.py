@@ -5,8 +5,6 @@ also of a worker that was killed. A file that appears or changes while they are 
 stands still, for workers write seldom to a slow store, the leases say whether its worker lives.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import math

@@ -1,7 +1,5 @@
 """`ferrum-jax bench`: measures a workload and prints one JSON line."""
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import json

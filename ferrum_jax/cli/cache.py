@@ -1,7 +1,5 @@
 """`ferrum-jax cache`: keeps prefixes between runs, and replays request logs."""
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`ferrum-jax check`: measures this machine and checks its kernels."""
 
-from __future__ import annotations
-
 import argparse
 import json
 from pathlib import Path

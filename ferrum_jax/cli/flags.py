@@ -3,8 +3,6 @@
 A flag that is not given is absent from the result, so the field keeps its default.
 """
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import json

@@ -1,7 +1,5 @@
 """`ferrum-jax generate`: completes prompts and prints the text."""
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import dataclasses

@@ -1,7 +1,5 @@
 """The paths that a command was given, compared with each other before anything starts."""
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """The names of a model: by which rows of a job may ask for it, and the one that answers carry."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """Counters of reuse and of drafts: exact since the engine's start, with gauges of this moment."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Outputs for users: the choices of a prompt, log-probabilities, vectors and scores. Names are vLLM's."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 

@@ -1,7 +1,5 @@
 """SamplingParams as JSON and back: for the wire to an engine, and for what a job says of rows that say nothing."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterable, Mapping
 from typing import Any

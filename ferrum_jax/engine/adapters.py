@@ -6,8 +6,6 @@ as long as nobody else needs it, and given away least recently used first. A req
 waits, in order of arrival; requests without an adapter pass.
 """
 
-from __future__ import annotations
-
 import concurrent.futures
 import dataclasses
 import os

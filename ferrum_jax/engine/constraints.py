@@ -5,8 +5,6 @@ step and its sampling, the masks of the rows that draw there are made in threads
 for its own token alone, while the device runs the forward.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Sequence
 

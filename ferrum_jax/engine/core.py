@@ -3,8 +3,6 @@
 `engine/startup/open.py` chooses the engine when a model is opened; whoever holds one need not know which it is.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, Protocol
 

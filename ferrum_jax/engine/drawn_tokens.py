@@ -1,7 +1,5 @@
 """DrawnTokens: what a drawn token brings about: a stop string, an error, tokens that must come after it."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from ferrum_jax.core.delta import entry_of

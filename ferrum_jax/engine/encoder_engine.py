@@ -6,8 +6,6 @@ A window is looked at together, so that texts of one length share steps; the tex
 next. One step is in flight while the next is packed.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections import deque
 from collections.abc import Callable, Sequence

@@ -9,8 +9,6 @@ MOST_FAILURES in a row, with no step between them that went well, nothing more r
 While it is paused, what is added waits until it resumes; while it sleeps, tickets wait that say so.
 """
 
-from __future__ import annotations
-
 import concurrent.futures
 import contextlib
 import functools

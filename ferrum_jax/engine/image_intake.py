@@ -1,7 +1,5 @@
 """Images or sounds of a request: checked against what the engine has room for, and placed among the prompt's tokens."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Sequence

@@ -4,8 +4,6 @@ A message is (topic, number as 8 bytes, MessagePack of [seconds, events, data sh
 nothing is stored. Who missed some asks the second socket, with the first number that is wanted.
 """
 
-from __future__ import annotations
-
 import itertools
 import queue
 import time

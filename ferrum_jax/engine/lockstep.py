@@ -6,8 +6,6 @@ every few steps. If a step fails in every process, all rebuild their engines, be
 only some fail, all exit.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import hashlib

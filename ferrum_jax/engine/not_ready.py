@@ -1,7 +1,5 @@
 """NotReady: submissions whose grammar or executable is compiled, whose adapter has no slot, or whose KV is read."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from ferrum_jax.engine.adapters import HeldSlots

@@ -1,7 +1,5 @@
 """OpenSubmissions: what users asked an engine for and has not ended, by submission id, and the deltas of it."""
 
-from __future__ import annotations
-
 import time
 
 import numpy as np

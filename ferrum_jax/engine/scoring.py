@@ -1,7 +1,5 @@
 """Scoring: which tokens of a step something is kept of, and where it is kept: log-probabilities of prompts, experts."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol

@@ -5,8 +5,6 @@ Each call has an inbox, and whoever steps the engine fills them all. A call that
 the next call. While requests run, other threads are refused.
 """
 
-from __future__ import annotations
-
 import contextlib
 import threading
 import warnings

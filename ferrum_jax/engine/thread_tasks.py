@@ -5,8 +5,6 @@ begin(ticket, task)  leave(ticket)    from any thread
 answered(parts or error)              once, on the engine's thread; `finished` makes the answer of the parts
 """
 
-from __future__ import annotations
-
 import dataclasses
 import threading
 from collections.abc import Callable, Sequence

@@ -5,8 +5,6 @@ after the step once more. An id that the step's plan evicted has another meaning
 same bytes. It reads all that is cached twice a step: for tests and for the search of a fault.
 """
 
-from __future__ import annotations
-
 import functools
 import hashlib
 from collections.abc import Callable, Sequence

@@ -4,8 +4,6 @@ Two runs with equal identities answer a request alike. Their environments (devic
 decide the last bits of a number, and in invariant mode bits are promised only where they are equal too.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import json

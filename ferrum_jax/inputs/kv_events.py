@@ -1,7 +1,5 @@
 """The text of `kv_events`: where an engine tells what it has cached."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 

@@ -1,7 +1,5 @@
 """Several hosts as one engine: `join`, at the top of a program that all of them run."""
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import os

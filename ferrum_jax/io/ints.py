@@ -3,8 +3,6 @@
 A window is how many positions a token attends to, its own the last; None is all.
 """
 
-from __future__ import annotations
-
 import numbers
 from typing import Any
 

@@ -3,8 +3,6 @@
 Fields of configs, flags, metrics, stats, environment variables and fields of jobs have kept their names.
 """
 
-from __future__ import annotations
-
 import importlib
 import sys
 import warnings

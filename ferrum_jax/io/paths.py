@@ -1,7 +1,5 @@
 """Paths and URLs: the one place where URLs are opened, and what must hold of paths before long work begins."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import errno

@@ -3,8 +3,6 @@
 Every thread of a server and of its engine is started here, but for those of pools whose results somebody awaits.
 """
 
-from __future__ import annotations
-
 import concurrent.futures
 import functools
 import logging

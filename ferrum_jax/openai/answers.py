@@ -3,8 +3,6 @@
 Which fields a body has decides its bytes, so they are made in one order: a field that a door does not tell is left out.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 from collections.abc import Mapping, Sequence

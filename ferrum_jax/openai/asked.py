@@ -3,8 +3,6 @@
 A job's rows with equal parameters share one request and have their prompts beside it.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping
 from typing import Any, ClassVar, NamedTuple

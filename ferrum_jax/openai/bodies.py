@@ -3,8 +3,6 @@
 How something is asked for is read apart from what it is about. Every error names its field.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping
 from typing import Any

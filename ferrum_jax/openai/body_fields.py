@@ -4,8 +4,6 @@ Readers of bodies, their refusals (`body_rules.py`), the published schemas and t
 `FIELDS`. A null is a field that was not given. Doors are "row" (of a batch job) and "http".
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Mapping

@@ -3,8 +3,6 @@
 A field in `REFUSED` is taken where its value asks for nothing; of another value it says what to do instead.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 from collections.abc import Mapping

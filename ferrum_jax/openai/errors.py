@@ -1,7 +1,5 @@
 """Errors of bodies: each names its field, down to its place (`messages[0].content`)."""
 
-from __future__ import annotations
-
 import contextlib
 import re
 from collections.abc import Collection, Container, Iterator, Mapping

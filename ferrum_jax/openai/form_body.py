@@ -1,7 +1,5 @@
 """The bytes of a form, as multipart/form-data has it, as the fields that they are."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 from collections.abc import Iterator

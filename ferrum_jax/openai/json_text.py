@@ -4,8 +4,6 @@ JSON is nested at most MAX_NESTED deep: how deep Python itself can follow depend
 or bad whoever reads it.
 """
 
-from __future__ import annotations
-
 import collections
 import json
 import math

@@ -1,7 +1,5 @@
 """Bodies of texts that are read: what is asked of each text or pair, and the answer that the outputs become."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

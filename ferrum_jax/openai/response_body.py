@@ -3,8 +3,6 @@
 Nothing is stored, so what needs something stored is refused by name, and so are tools that a host would run.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import re
 from collections.abc import Mapping

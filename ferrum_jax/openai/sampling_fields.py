@@ -4,8 +4,6 @@ OpenAI's other names are mapped to those of `SamplingParams`. `max_tokens: null`
 the default for chat.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 from collections.abc import Mapping

@@ -3,8 +3,6 @@
 They say what shape a value has; what depends on several fields or on the model is refused in words when it is read.
 """
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

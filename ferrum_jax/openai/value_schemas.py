@@ -1,7 +1,5 @@
 """JSON schemas of the values of bodies: numbers, texts, prompts, messages, tools, structures."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

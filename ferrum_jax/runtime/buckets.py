@@ -9,8 +9,6 @@ Where the requests are known beforehand, their `Reach` leaves out the buckets th
 others are the same executables as without it, so jobs share what a store or a bundle holds.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import itertools

@@ -4,8 +4,6 @@
 its step was committed, so what the host reads is never written.
 """
 
-from __future__ import annotations
-
 import collections
 import dataclasses
 import functools

@@ -1,7 +1,5 @@
 """Runs texts through an encoder's executables: which texts share a step, and its batch."""
 
-from __future__ import annotations
-
 import bisect
 from collections.abc import Sequence
 from typing import Any, NamedTuple

@@ -4,8 +4,6 @@ Each number of forwards is tried, and several are taken where each of them takes
 again from time to time, for a moment may have been a bad one.
 """
 
-from __future__ import annotations
-
 import itertools
 import statistics
 from collections.abc import Sequence

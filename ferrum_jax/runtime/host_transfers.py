@@ -5,8 +5,6 @@ steps go on. A load does the same in reverse. Only what uses a buffer waits for 
 spilled, and the scatter after a load. With several processes, each keeps what its own devices hold.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import jax

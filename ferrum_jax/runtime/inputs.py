@@ -4,8 +4,6 @@ One literal table says what stands in each, and both sides read that table. Rows
 slot 0, count 0, null blocks. The parts of several data shards stand one after the other, and each device gets its own.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 

@@ -4,8 +4,6 @@ Each is told with the changes that would fit. What a config leaves open, the siz
 that buckets do. Only the kernels know what fits: they are asked, and nothing of their arithmetic is here.
 """
 
-from __future__ import annotations
-
 import bisect
 import dataclasses
 import functools

@@ -7,8 +7,6 @@ A step is dispatched and its result fetched later; pools are threaded from call 
 dispatch is the only synchronisation. One runner serves one thread.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import time

@@ -1,7 +1,5 @@
 """StepOptions: what is fixed for all steps of an engine, and what follows: tiles of attention, compiler options."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 

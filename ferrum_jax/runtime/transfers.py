@@ -3,8 +3,6 @@
 So a thread that refuses hidden ones (`jax.transfer_guard("disallow")`) may run the steps of a model's engines.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 from collections.abc import Callable, Iterable

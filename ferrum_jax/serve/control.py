@@ -1,7 +1,5 @@
 """What a training loop does to a server between two steps: pause it, have it sleep, give it other weights."""
 
-from __future__ import annotations
-
 import concurrent.futures
 import dataclasses
 from collections.abc import Callable, Mapping

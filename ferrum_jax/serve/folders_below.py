@@ -1,7 +1,5 @@
 """Folders that requests over HTTP may name: those below one root, which no path and no link leaves."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

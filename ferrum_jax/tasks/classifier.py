@@ -5,8 +5,6 @@ from each vector by itself: neither batch nor cache changes a bit that they do n
 its head on the device, and gives logits.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -4,8 +4,6 @@ A checkpoint may say how its vectors are made (`checkpoints/sentence.py`); a cal
 settles that into `EmbeddingParams` and refuses what the model cannot do, before anything runs.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import logging

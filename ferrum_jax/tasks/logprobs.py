@@ -1,7 +1,5 @@
 """Log-probabilities of given tokens as tasks: one prefill scores a sequence."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """ReadingTasks: what a body asks of texts that are only read, as tasks: vectors, scores, classes, rewards."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from ferrum_jax.inputs.prompt import take_apart

@@ -5,8 +5,6 @@ cross-encoder (`CrossEncoderScorer`) reads both texts through its tokenizer's ow
 model that generates (`logit_scorer.py`) reads them in a prompt, and its logits of two tokens are compared.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 

@@ -7,8 +7,6 @@
 A door has one verb, `run(tasks)`. `RunningTasks` is the one place that gathers the outputs of several requests.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass

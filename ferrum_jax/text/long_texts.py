@@ -8,8 +8,6 @@ A text is taken in pieces only at `cuts`, where that changes no token. What has 
 MOST_WHOLE characters, or where its length says that it may fit.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping

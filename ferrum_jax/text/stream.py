@@ -6,8 +6,6 @@ whose bytes are not complete is held back, and so is what may be the beginning o
 depend on how many came before, nor on how many stop strings there are.
 """
 
-from __future__ import annotations
-
 import codecs
 import functools
 from collections import deque

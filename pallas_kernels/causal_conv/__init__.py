@@ -1,7 +1,5 @@
 """Causal depthwise convolution over flat ragged tokens, its last inputs kept in slots."""
 
-from __future__ import annotations
-
 import jax
 
 from pallas_kernels.causal_conv import xla

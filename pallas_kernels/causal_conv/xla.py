@@ -6,8 +6,6 @@ W = 4, a row of tokens a b c after inputs p q r:      shift 3   p q r
                                                       shift 0   a b c
 """
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 

@@ -1,7 +1,5 @@
 """The gated delta rule over flat ragged tokens, its states kept in slots."""
 
-from __future__ import annotations
-
 import jax
 
 from pallas_kernels.gated_delta.delta_tile import one_row

@@ -5,8 +5,6 @@ diagonal blocks are substituted forward, those of all heads at once, two heads b
 below them are products. Each stage runs over all heads before the next, or each would wait for the matrix unit.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import jax

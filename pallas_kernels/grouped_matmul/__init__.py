@@ -1,7 +1,5 @@
 """Matrix products of tokens that each go to a few of many experts."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import jax

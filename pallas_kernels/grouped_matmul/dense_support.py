@@ -1,7 +1,5 @@
 """Which experts that are not codes the TPU's kernel multiplies, and in which tiles: a pure function of shapes."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax.numpy as jnp

@@ -1,7 +1,5 @@
 """The experts' MLP in NumPy float64, one token and one choice at a time."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import jax

@@ -1,7 +1,5 @@
 """The experts' weights on one device, as one value."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import jax

@@ -1,7 +1,5 @@
 """An indexer: a small attention that chooses, for each query, which keys a larger one reads."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import jax

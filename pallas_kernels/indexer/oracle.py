@@ -1,7 +1,5 @@
 """An indexer in NumPy float64, one query at a time."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

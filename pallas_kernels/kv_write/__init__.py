@@ -1,7 +1,5 @@
 """Writing a step's K and V into the blocks of a pool."""
 
-from __future__ import annotations
-
 import jax
 
 from pallas_kernels.kv_pool import KVPool, check_pool

@@ -1,7 +1,5 @@
 """Named cases of kv_write: tests, tuning and benchmarks run the same ones."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

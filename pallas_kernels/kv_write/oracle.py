@@ -1,7 +1,5 @@
 """The logical pool [P, C, 2K, H] in NumPy: what a token's K and V become in it, and what is read back."""
 
-from __future__ import annotations
-
 import jax.numpy as jnp
 import numpy as np
 

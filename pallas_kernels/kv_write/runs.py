@@ -1,7 +1,5 @@
 """Runs: tokens side by side in a step and in a block, which one transfer writes. Padding tokens are in none."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import jax

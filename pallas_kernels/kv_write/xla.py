@@ -4,8 +4,6 @@ K and V are interleaved first. Two scatters of heads would spare the CPU that co
 anew, in and out, to split the axis that it tiles.
 """
 
-from __future__ import annotations
-
 import dataclasses
 
 import jax

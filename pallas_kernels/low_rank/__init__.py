@@ -10,8 +10,6 @@
 The tokens of a row are neighbours and name one adapter, so pairs follow rows, and a row's cost its own tiles.
 """
 
-from __future__ import annotations
-
 import dataclasses
 
 import jax

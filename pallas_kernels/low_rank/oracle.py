@@ -1,7 +1,5 @@
 """add_low_rank in NumPy float64, one token at a time."""
 
-from __future__ import annotations
-
 import numpy as np
 
 

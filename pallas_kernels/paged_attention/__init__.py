@@ -5,8 +5,6 @@ token's K and V are written to its row's blocks; then it attends to its row's co
 `make_schedule` lists the tiles that exist once per step; `paged_attention` runs them once per layer.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -3,8 +3,6 @@
 On a chip `ferrum-jax check --tune` measures; without one `scripts/tune_static.py` counts cycles.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 

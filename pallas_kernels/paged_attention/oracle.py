@@ -1,7 +1,5 @@
 """Paged attention in NumPy float64, one query at a time."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

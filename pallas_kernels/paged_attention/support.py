@@ -1,7 +1,5 @@
 """The cases that each implementation of paged attention can run, known before anything is compiled."""
 
-from __future__ import annotations
-
 from pallas_kernels.kv_pool import KV_DTYPES, TPU_HEAD_DIMS
 from pallas_kernels.paged_attention.gpu import config as gpu_config
 from pallas_kernels.target import Target

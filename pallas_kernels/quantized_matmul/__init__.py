@@ -1,7 +1,5 @@
 """Matrix products with weights that are kept as codes and scales."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax

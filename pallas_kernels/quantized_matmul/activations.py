@@ -8,8 +8,6 @@ Models that were trained with scales of UE8M0 (DeepSeek-V3.1) round them up to p
 Source: Xiao et al. 2022 (SmoothQuant), section 2; DeepSeek-AI 2024 (DeepSeek-V3), section 3.3.2.
 """
 
-from __future__ import annotations
-
 import dataclasses
 
 import jax

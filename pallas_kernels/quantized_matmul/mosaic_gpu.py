@@ -1,7 +1,5 @@
 """quantized_matmul on Hopper: x is put in order and rounded in XLA, codes are decoded in registers."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax

@@ -1,7 +1,5 @@
 """quantized_matmul on TPUs: x is put in order and rounded in XLA, codes are decoded in VMEM."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax

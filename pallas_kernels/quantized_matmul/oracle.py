@@ -1,7 +1,5 @@
 """Quantised products in NumPy float64, from the definition of each kind of code."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from pallas_kernels.quantized_matmul.weight import QuantizedWeight

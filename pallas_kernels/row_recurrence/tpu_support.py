@@ -1,7 +1,5 @@
 """Which states the TPU's kernel of recurrences takes, and in how many turns: pure functions of shapes."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from pallas_kernels.row_recurrence.heads_tile import BLOCK

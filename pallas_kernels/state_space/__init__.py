@@ -1,7 +1,5 @@
 """Mamba2's state space over flat ragged tokens, its states kept in slots."""
 
-from __future__ import annotations
-
 import jax
 
 from pallas_kernels.row_recurrence import RowRecurrence

@@ -1,7 +1,5 @@
 """The command line of what makes goldens."""
 
-from __future__ import annotations
-
 import argparse
 import shutil
 from collections.abc import Callable, Iterable

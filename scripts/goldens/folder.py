@@ -1,7 +1,5 @@
 """The weights' recipe of a tiny model's folder, drawn for what the reference implementation would save."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import tempfile

@@ -4,8 +4,6 @@ A mesh adds in another order. Its tests compare log-probabilities at positions t
 maker looks at these too before it takes a seed.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import tempfile
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Mistral Large 4's text model with a head, which the reference implementation has in the whole model alone."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch  # pyright: ignore[reportMissingImports]

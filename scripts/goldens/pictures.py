@@ -1,7 +1,5 @@
 """Pictures that image goldens are made of: the same bytes wherever they are drawn."""
 
-from __future__ import annotations
-
 import numpy as np
 
 

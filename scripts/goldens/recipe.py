@@ -1,7 +1,5 @@
 """Recipes of goldens, written where a checkpoint was saved: which tensors it has, and what each is drawn from."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

@@ -1,7 +1,5 @@
 """Tiny checkpoints that hear in prompts: a tokenizer of characters, a processor's file and a chat template."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

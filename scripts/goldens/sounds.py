@@ -1,7 +1,5 @@
 """Sounds that goldens are made of: the same samples wherever they are drawn."""
 
-from __future__ import annotations
-
 import json
 import struct
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Tiny checkpoints that see images and videos: a tokenizer of characters, processors' files, and prompts for them."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import shutil

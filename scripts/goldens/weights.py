@@ -9,8 +9,6 @@ Bits are those of Philox, keyed by the seed and the tensor's name. Sums of integ
 make numbers of them, which IEEE 754 rounds the same way everywhere. Neither torch nor jax is needed.
 """
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 import json

@@ -1,7 +1,5 @@
 """The folder of a tiny Whisper: its config, its processor's file, its tokenizer, and weights by formula."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path

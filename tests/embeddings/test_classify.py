@@ -1,7 +1,5 @@
 """LLM.classify and LLM.reward: models with a head for classes give transformers' logits."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import json

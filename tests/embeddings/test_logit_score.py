@@ -1,7 +1,5 @@
 """LLM.score of models that generate: sentence-transformers' scores of a LogitScore, and scores of plain folders."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import json

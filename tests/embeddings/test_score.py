@@ -1,7 +1,5 @@
 """LLM.score: models that read two texts together give sentence-transformers' scores."""
 
-from __future__ import annotations
-
 import asyncio
 import functools
 import json

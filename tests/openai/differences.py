@@ -1,7 +1,5 @@
 """Where the doors differ about one body: why, by section. The answers themselves are in answers/."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 from tests.rows import rows_beside

@@ -4,8 +4,6 @@ Each answers with a value that is compared with the recorded one. What differs f
 cached tokens) has a fixed form in it, and the bytes are proven to be the plain JSON of the value.
 """
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import http.client

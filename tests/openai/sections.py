@@ -3,8 +3,6 @@
 bodies/ has each section's, by name. Each body is one wish, so that what a door does with it is told by one row.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import json

@@ -3,8 +3,6 @@
 Fields of a choice are sorted, for their order would tell how many tokens an event happened to hold.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -3,8 +3,6 @@
 RECORD_ANSWERS=1 records what is answered now; the difference in answers/ is then to be read.
 """
 
-from __future__ import annotations
-
 import os
 import tempfile
 from pathlib import Path

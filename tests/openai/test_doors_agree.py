@@ -1,7 +1,5 @@
 """What is recorded of one body agrees across its doors; where it does not, differences.py names the body and why."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Bodies of any size: what is refused is said in a bounded length, at a cost that the first few problems decide."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """The published schemas take what rows and servers take, and refuse what has another shape."""
 
-from __future__ import annotations
-
 import json
 import re
 

@@ -1,7 +1,5 @@
 """Batches for tests: rows, and what the official client is asked to do with them."""
 
-from __future__ import annotations
-
 import json
 import time
 from pathlib import Path

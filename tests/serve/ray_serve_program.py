@@ -1,7 +1,5 @@
 """Two replicas of a small model under Ray Serve answer as one LLM does, whole and streamed. Prints a line of JSON."""
 
-from __future__ import annotations
-
 import json
 import urllib.request
 from collections.abc import Callable

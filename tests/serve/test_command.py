@@ -1,7 +1,5 @@
 """`ferrum-jax serve` as users start it: two processes, a signal, and messages for what cannot be."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import shutil

@@ -1,7 +1,5 @@
 """Garbage in every field of every body: each is refused by name, or served; none is a fault of the server's own."""
 
-from __future__ import annotations
-
 import functools
 
 import pytest

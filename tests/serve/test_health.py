@@ -1,7 +1,5 @@
 """/health says whether requests are taken, /livez whether the process lives; a thread that ends is a server's end."""
 
-from __future__ import annotations
-
 import ast
 import asyncio
 import socket

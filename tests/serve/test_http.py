@@ -1,7 +1,5 @@
 """What a server answers beside bodies, which tests/openai has: streams, models, metrics, headers, names and pages."""
 
-from __future__ import annotations
-
 import concurrent.futures
 import json
 

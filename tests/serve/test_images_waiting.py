@@ -1,7 +1,5 @@
 """Images of a server's requests: texts never wait for them, nobody decodes for who has left, and pixels are bounded."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

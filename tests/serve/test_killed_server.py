@@ -1,7 +1,5 @@
 """`ferrum-jax serve` is killed while it answers a batch, and goes on with it when it is started again."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """A text that is far too long is refused, or its end taken, by every door, with little of it encoded."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import threading

@@ -1,7 +1,5 @@
 """A server describes itself: every path, with bodies that it takes, and errors as it writes them."""
 
-from __future__ import annotations
-
 import json
 import re
 

@@ -1,7 +1,5 @@
 """What waits between engine and HTTP is bounded, and tokens keep the times of their steps when they are read late."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 

@@ -3,8 +3,6 @@
 The dashboard in docs/ asks for metrics that a server has, by labels that they have.
 """
 
-from __future__ import annotations
-
 import json
 import re
 

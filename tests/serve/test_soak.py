@@ -1,7 +1,5 @@
 """A thousand clients for two minutes, a third of whom leave at random and a tenth of whom send garbage."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import json

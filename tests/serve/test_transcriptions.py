@@ -1,7 +1,5 @@
 """Transcriptions over HTTP: OpenAI's own client gets what a program gets, and forms are refused in words."""
 
-from __future__ import annotations
-
 import json
 import urllib.request
 import warnings

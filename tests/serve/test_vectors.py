@@ -1,7 +1,5 @@
 """Vectors and scores of an encoder over HTTP are those of LLM.embed; tests/openai has what each body is answered."""
 
-from __future__ import annotations
-
 import base64
 
 import numpy as np

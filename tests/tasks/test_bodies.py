@@ -5,8 +5,6 @@ cell whether any body is answered, or why none is. tests/openai has many more bo
 RECORD_ANSWERS=1 (with -n 0) records what is answered now, new bodies included; the difference is then to be read.
 """
 
-from __future__ import annotations
-
 import base64
 import dataclasses
 import functools

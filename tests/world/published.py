@@ -1,7 +1,5 @@
 """Histories that begin from what an earlier version wrote (tests/published_files), and go on under faults."""
 
-from __future__ import annotations
-
 import functools
 import json
 import re

@@ -8,8 +8,6 @@
 Seconds here are those since 1970.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import datetime
 import math

@@ -10,8 +10,6 @@ before anything is measured, and fewer again towards the end. A row that no run 
 the same, because its tokens are kept.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import operator

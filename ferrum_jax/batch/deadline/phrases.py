@@ -3,8 +3,6 @@
 ends 04:12 (04:10 to 04:14), by 06:00; costs 1.20 (1.10 to 1.30), now 0.31
 """
 
-from __future__ import annotations
-
 import datetime
 
 from ferrum_jax.batch.deadline.end_terms import EndTerms, of_day, said

@@ -6,8 +6,6 @@ shorter. So rows in flight count from their first token on, and short rows, whic
 Source: E. L. Kaplan and P. Meier, Nonparametric Estimation from Incomplete Observations, 1958.
 """
 
-from __future__ import annotations
-
 import math
 from collections import deque
 from collections.abc import Sequence

@@ -7,8 +7,6 @@ to windows of time, near a ratio that is taken before anything is measured, and 
 comes out.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence

@@ -4,8 +4,6 @@ A row keeps its custom_id and what its prompt is made with; how it is sampled is
 nothing to go on from become bad rows, which say why.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 from collections.abc import Iterator, Mapping, Sequence

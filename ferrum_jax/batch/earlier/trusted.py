@@ -1,7 +1,5 @@
 """Outputs that a job goes on from: each whole, and as the report beside it says that it was written."""
 
-from __future__ import annotations
-
 import contextlib
 import re
 from collections.abc import Iterator

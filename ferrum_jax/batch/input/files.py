@@ -8,8 +8,6 @@ that says why (`lines.unreadable_line`). Output columns are those of `ANSWERS` o
 Parquet and `.zst` need pyarrow (the extra `columns`).
 """
 
-from __future__ import annotations
-
 import contextlib
 import csv
 import gzip

@@ -6,8 +6,6 @@ The process parses one chunk while rows are taken from the chunk before it. Read
 whoever takes a row decides whether and when it runs, so a crash or a notice loses nothing.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable, Iterable
 from multiprocessing.connection import Connection

@@ -5,8 +5,6 @@ million rows take well under 200 MB with their books. A row is parsed again when
 process that reads ahead.
 """
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import hashlib

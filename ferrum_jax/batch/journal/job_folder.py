@@ -1,7 +1,5 @@
 """The place of a job: its output and, beside it, the folder of its journal."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any

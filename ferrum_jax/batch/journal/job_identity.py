@@ -10,8 +10,6 @@ Settings and values that differ are refused by name. Environments may differ, be
 in invariant mode the user is told that bits may differ then, and with `strict_bits` that is refused.
 """
 
-from __future__ import annotations
-
 import datetime
 import functools
 import json

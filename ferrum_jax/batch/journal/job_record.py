@@ -7,8 +7,6 @@
 `loading` says how the command loaded the model. It is no part of the identity, and may be gone or moved.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import json

@@ -6,8 +6,6 @@ while the row ran. The epoch is that of the lease under which the row ran. A wor
 are added to the input of a running job, can leave two lines for a row; all readers take the later epoch's.
 """
 
-from __future__ import annotations
-
 import json
 import zlib
 from collections.abc import Iterator

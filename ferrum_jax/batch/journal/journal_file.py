@@ -3,8 +3,6 @@
 A file of an older version has no such line.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import zlib

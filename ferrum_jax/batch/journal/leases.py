@@ -11,8 +11,6 @@ Workers with other layouts, for their input is another, never work at one time: 
 the newest file of `layouts` the one that counts.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from typing import Any, NamedTuple

@@ -5,8 +5,6 @@ whole. The report carries a digest of all lines in their order. Digests find wha
 editor, in every line and without the model; a forger makes them anew, and is found where a row is answered again.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

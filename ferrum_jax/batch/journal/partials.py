@@ -3,8 +3,6 @@
 Its images are kept as digests: their bytes stand in the input, or where its URLs lead.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 

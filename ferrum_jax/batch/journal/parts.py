@@ -7,8 +7,6 @@ leases of a row has the greater epoch. Every change is one exclusive creation of
 slept, and was taken for dead, finds it there and has cut nothing off.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 

@@ -7,8 +7,6 @@ depends on the run (cached tokens, times) is not in a line. Beside an answer's b
 the error has its line number, for lack of a custom_id.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import hashlib

@@ -1,7 +1,5 @@
 """The report as one HTML page that needs nothing beside it: what ran, how it went, what failed, and plots over time."""
 
-from __future__ import annotations
-
 import datetime
 import json
 from collections.abc import Mapping, Sequence

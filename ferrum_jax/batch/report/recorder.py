@@ -1,7 +1,5 @@
 """A run's measurements over time, and the report: facts of the run alone, so no line holds them."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any

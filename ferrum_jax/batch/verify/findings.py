@@ -1,7 +1,5 @@
 """Findings: what is wrong with an output, a report or an input, each a sentence that says where and what."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections import Counter
 

@@ -1,7 +1,5 @@
 """Two lines of one row, the one that was written and the one of the answer given again, compared value by value."""
 
-from __future__ import annotations
-
 import base64
 import binascii
 import dataclasses

@@ -6,8 +6,6 @@ temperature with the noise of the row's seed added. A margin near 0 is a tie tha
 not rounding.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import datetime
 from collections.abc import Mapping, Sequence

@@ -4,8 +4,6 @@ This needs no model, so it is done with every line. It finds lines that are gone
 that are others than those of the input, and every answer that a job would have written otherwise.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from typing import Any, BinaryIO, NamedTuple

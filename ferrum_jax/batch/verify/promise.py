@@ -1,7 +1,5 @@
 """Which promise holds where rows are answered again: that of equal bits, or that of an answer within rounding."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterator
 

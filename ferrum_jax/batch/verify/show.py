@@ -1,7 +1,5 @@
 """The findings, as a person reads them, and as JSON."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterator
 from typing import Any

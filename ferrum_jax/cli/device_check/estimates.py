@@ -4,8 +4,6 @@ of Hopper's the least that a launch takes. None of them ran on a chip.
 `python -m scripts.tpu_ceiling --write` and `python -m scripts.gpu_ceiling --write` write the files.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 from collections.abc import Iterable

@@ -1,7 +1,5 @@
 """The check of one op, in a child process of its own: every case on this device, right or wrong, and how fast."""
 
-from __future__ import annotations
-
 import dataclasses
 import time
 import traceback

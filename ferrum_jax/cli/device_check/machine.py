@@ -3,8 +3,6 @@
 Nothing here names the machine, a path or a user: what is found goes into a page for a bug report.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import importlib.metadata
 import platform

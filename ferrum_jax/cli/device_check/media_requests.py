@@ -5,8 +5,6 @@ tokens of a text. No file and no library of pictures is needed. A model that tra
 sound as its own processor makes them, where its folder says how.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """A problem of a check: a case of an op, what computes it, its oracle and what it asks for."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any

@@ -3,8 +3,6 @@
 This process opens no device: a TPU belongs to one process, and what crashes or hangs is to be a line of the report.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import time

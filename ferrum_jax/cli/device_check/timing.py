@@ -1,7 +1,5 @@
 """Times of calls on a device: the first one, which compiles, apart from the steady ones."""
 
-from __future__ import annotations
-
 import dataclasses
 import statistics
 import time

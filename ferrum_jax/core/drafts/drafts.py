@@ -4,8 +4,6 @@ A draft changes how fast a request goes on and never what it says: the engine dr
 that it would have drawn. Equal calls in equal order give equal drafts in every process.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 from typing import Protocol

@@ -1,7 +1,5 @@
 """The source of drafts that an engine is asked for."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping
 from typing import Any

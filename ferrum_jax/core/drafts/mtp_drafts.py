@@ -6,8 +6,6 @@ step is in flight the draft behind its token is not known; `UNKNOWN` stands for 
 come true is learnt by request. A request takes 100 bytes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from ferrum_jax.core.drafts.drafts import NO_DRAFT, Draft

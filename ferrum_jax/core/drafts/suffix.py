@@ -21,8 +21,6 @@ go first.
 Source: SuffixDecoding (Oliaro et al. 2024), whose suffix tree this index replaces.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 from array import array

@@ -1,7 +1,5 @@
 """Admission: a hit and what is missing beside it become what a row holds, in every cache group or in none."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from ferrum_jax.core.kv_cache.books import Books

@@ -8,8 +8,6 @@ step ends, and those that the window has left behind are given back and null:
     0  0  0  0  | 17  4  9  12 | 23  31         | 0  0  0
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

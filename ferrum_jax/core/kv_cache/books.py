@@ -1,7 +1,5 @@
 """Books: what is known of the ids of one data shard, which lookup, admission and sharing read and write together."""
 
-from __future__ import annotations
-
 import functools
 
 from ferrum_jax.core.kv_cache.block_tables import BlockTables

@@ -9,8 +9,6 @@ its tables. A block that is published when the step that fills it is dispatched,
 step that uses it is in flight, is read or written under its new meaning by later steps only.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 

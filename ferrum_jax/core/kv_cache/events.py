@@ -3,8 +3,6 @@
 A block is told with its tokens once a request had it, so one that was loaded from a file is told at its first hit.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -10,8 +10,6 @@ have arrived in host memory before its loads read there. A host block that a pla
 made, so no spill of the same plan takes its place.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Sequence
 

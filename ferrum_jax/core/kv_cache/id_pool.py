@@ -11,8 +11,6 @@ ids form a ring through id 0, kept in two lists, so that each operation costs th
 The pool does not know what its ids stand for; whoever acquires or retains an id releases it once.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 

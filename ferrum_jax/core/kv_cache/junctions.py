@@ -5,8 +5,6 @@ leave it. What waits is known: each key counts the waiting requests that would h
 falls along a row's own keys, a request parts. Counts are of keys, so they cost two dictionary operations a block.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable
 

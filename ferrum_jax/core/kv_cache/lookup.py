@@ -6,8 +6,6 @@ window need not be there. Where a window's blocks are gone, a shorter prefix may
 which every group resumes. A block that the host tier holds counts as there: it will be copied into a device block.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from array import array
 from collections.abc import Sequence

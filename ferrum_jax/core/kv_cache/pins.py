@@ -1,7 +1,5 @@
 """Pins: ids that stay live though no row holds them, such as the blocks and the state after a system prompt."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 
 from ferrum_jax.core.kv_cache.id_pool import IdPool

@@ -5,8 +5,6 @@ nobody writes it. Beside the blocks an entry of the prompt and snapshots of recu
 fills is known while the step is planned, so a request that would compute the same can wait for it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Set
 
 import numpy as np

@@ -13,8 +13,6 @@ A row that computes drafted tokens holds a copy of its state of before the step.
 goes on with that one and computes again what it knows by then.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Transfers: what the next plan moves on the device beside computing its rows."""
 
-from __future__ import annotations
-
 import dataclasses
 
 from ferrum_jax.core.kv_cache.id_pool import IdPool

@@ -7,8 +7,6 @@ does everything else, and a repeat needs all of them, with the full blocks befor
 save all tokens but the last.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from ferrum_jax.core.kv_cache.id_pool import IdPool

@@ -10,8 +10,6 @@ step, because 0 x NaN is NaN. So a place that is not finite ends its row only wh
 row computes it again, and has no drafts any more.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 from collections.abc import Iterator, Sequence

@@ -4,8 +4,6 @@ A step has the size of the smallest compiled one that holds it. What it would be
 tokens are there in its place; a token more than that would make it a larger step.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """Limits: what could never run, or would keep others from it, is refused before anything has changed."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 
 from ferrum_jax.core.kv_cache.cache_manager import CacheManager

@@ -11,8 +11,6 @@ image back when its last token is computed, and all of them when they leave.
 Why an image may be held before it is encoded: steps run on the device in the order of their plans.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from hashlib import blake2b

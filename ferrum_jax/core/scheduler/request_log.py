@@ -7,8 +7,6 @@ that a step may have change, and so do horizons; each change has a line. Where t
 take and each text that was learnt. Prompts stand in it in full, their images as digests and grids.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os

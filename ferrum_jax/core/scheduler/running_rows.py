@@ -7,8 +7,6 @@ arrays without a loop over rows. A slot's epoch changes whenever a row leaves it
 row of its plan is still the same admission.
 """
 
-from __future__ import annotations
-
 import bisect
 from collections.abc import Mapping, Sequence
 

@@ -12,8 +12,6 @@ forwards, each for the token before. A row's position behind them is known as we
 Every data shard plans its own rows (`shard.py`); the queue is one, and a request is given a shard when it is admitted.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections import deque

@@ -9,8 +9,6 @@ about log2(budget) of them, and later prompts wait until some of these are compu
 first, so no step is smaller for it. A row that must give way goes back to the queue that all shards have in common.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Sketch: the rows of one shard in the step that is being planned, before anything is booked."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Protocol

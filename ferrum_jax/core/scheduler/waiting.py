@@ -1,7 +1,5 @@
 """WaitingQueue: requests in the order in which they are admitted, by priority and then by arrival."""
 
-from __future__ import annotations
-
 import heapq
 
 from ferrum_jax.core.kv_cache.junctions import Junctions

@@ -8,8 +8,6 @@ The blocks are those of a cache group without a window. What a window has left b
 a model whose layers all have windows keeps nothing, and its requests that want experts take no hits.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """PromptScores: log-probabilities of a sequence's tokens, as steps give them, and in the forms that users get."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """RoutedExperts: the experts that the tokens of a sequence went to, as steps give them."""
 
-from __future__ import annotations
-
 import numpy as np
 
 

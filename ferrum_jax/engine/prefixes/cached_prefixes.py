@@ -1,7 +1,5 @@
 """An engine's cached prefixes as users handle them: compute, pin, save, load and forget."""
 
-from __future__ import annotations
-
 import dataclasses
 from array import array
 from collections.abc import Callable, Sequence

@@ -8,8 +8,6 @@ used gets a new stamp, which is its name, once in an hour. The engine's thread l
 come; it waits for none, so a store that hangs costs hits and no more.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import hashlib

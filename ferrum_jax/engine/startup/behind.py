@@ -6,8 +6,6 @@ long it goes on. No start makes or loads launches; those that the store has cost
 for some tenths of a second, because layers that are alike are traced once; XLA compiles without it.
 """
 
-from __future__ import annotations
-
 import functools
 import threading
 import time

@@ -1,7 +1,5 @@
 """From `Loaded` to an engine with empty pools and books. Nothing is compiled."""
 
-from __future__ import annotations
-
 import functools
 from typing import NoReturn
 

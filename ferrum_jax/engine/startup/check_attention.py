@@ -4,8 +4,6 @@ It runs before weights are read, in a child process where it can, for a kernel m
 decode and mixed bucket's own tiles, one device's heads and its form of the pool, with random K and V in few short rows.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any

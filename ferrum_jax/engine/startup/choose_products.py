@@ -4,8 +4,6 @@ Kernels rest on what a matrix unit makes of numbers of few bits, so they run by 
 found them right and no slower than "xla", for every form that the model has. The kernel of recurrences goes with them.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Settling: what an order leaves open is chosen here, before anything is loaded; nothing later rewrites a config."""
 
-from __future__ import annotations
-
 import dataclasses
 import warnings
 from collections.abc import Sequence

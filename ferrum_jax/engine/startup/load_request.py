@@ -1,7 +1,5 @@
 """LoadRequest: what a user names to open an LLM."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Mapping
 

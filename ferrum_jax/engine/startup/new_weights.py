@@ -1,7 +1,5 @@
 """New weights for a model that runs: what a trainer names, found and checked, then put in the place of the old ones."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 from collections.abc import Mapping

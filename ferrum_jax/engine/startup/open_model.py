@@ -3,8 +3,6 @@
 It alone knows whether the model runs, sleeps or has other weights than it was opened with.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import weakref

@@ -6,8 +6,6 @@
 On the CPU weights are in host memory already, and stay where they are at level 1.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Collection
 

@@ -3,8 +3,6 @@
 For transcription `windows` cuts a long sound into clips.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 

@@ -1,7 +1,5 @@
 """The sound of an OGG or MP3, decoded by libsndfile. Runs in a child, which can open no module later."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -4,8 +4,6 @@ FFmpeg is told what the container is and sees its bytes and nothing else: it pro
 container names, and no protocol. It decodes the first stream of sound and no other.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import io

@@ -6,8 +6,6 @@ Each has `sampling_rate`, the rate that its waveform is at; `num_tokens(num_samp
 `process(waveform)`. Every key of the file is honoured or refused by name.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from typing import ClassVar

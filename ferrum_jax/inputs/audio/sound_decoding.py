@@ -9,8 +9,6 @@ their decoders are large and may crash or hang: OGG (Vorbis, Opus) and MP3 by li
 what may also hold moving pictures: MP4 with M4A, WEBM with Matroska.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import struct

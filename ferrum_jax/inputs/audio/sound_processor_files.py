@@ -3,8 +3,6 @@
 Every key has a meaning here, or one of the values that change nothing; any other is an error that names it.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The sounds that a user may give: arrays with their rate, and what `MediaSources` has for media of all kinds."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import PurePosixPath
 from typing import Any, ClassVar

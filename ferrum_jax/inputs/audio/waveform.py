@@ -8,8 +8,6 @@ Channels are averaged and then resampled piece by piece, to the bits that one ca
 in memory at its own rate. Bounds are checked twice, of what a header says and of what comes, since a header may lie.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import importlib

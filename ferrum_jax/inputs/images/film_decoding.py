@@ -4,8 +4,6 @@ FFmpeg is given bytes, the one format that they begin as, and a list of codecs. 
 a file names is opened. What a header says is never believed: packets are counted, and the size is that of a frame.
 """
 
-from __future__ import annotations
-
 import bisect
 import contextlib
 import fractions

@@ -5,8 +5,6 @@ and memory. Frames are an array uint8 [N, H, W, 3] or a list of images, alone or
 {"frames": ..., "fps": 2}. Without, 24 are taken, as in the reference.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import importlib.util
 import json

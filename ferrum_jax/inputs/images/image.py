@@ -6,8 +6,6 @@ Pixels stay bytes until the tower's call is packed: between processes and while 
 their float32 values take.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 

@@ -16,8 +16,6 @@ A text is expanded before it is tokenised, because line breaks of Gemma's expans
 reference has it. Token ids are expanded as they are; there the expansion is encoded on its own.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import re
 from array import array

@@ -4,8 +4,6 @@ Every key has a meaning here, or one of the values that change nothing; any othe
 reference resizes a video's frames by torchvision, so of its filters two are known.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any

@@ -13,8 +13,6 @@ A group's digest is of its pixels and the processor's settings, not of its place
 shares what is equal in both.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from typing import ClassVar

@@ -6,8 +6,6 @@ bits there, so its bytes differ by one now and then.
 Source: the filters of Keys 1981 (cubic, a = -1/2) and a triangle, stretched where the image shrinks.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import math

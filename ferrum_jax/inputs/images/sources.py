@@ -1,7 +1,5 @@
 """The images that a user may give: Pillow images, uint8 arrays, and what `MediaSources` has for media of all kinds."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any, ClassVar
 

@@ -1,7 +1,5 @@
 """Kinds of media, as errors and URLs name them, and how long work on one is cancelled."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import json

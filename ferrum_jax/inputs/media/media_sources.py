@@ -5,8 +5,6 @@ job's rows. A `data:` URL is always taken; `http(s):` of the hosts that are allo
 can reach; `file:` below one folder.
 """
 
-from __future__ import annotations
-
 import binascii
 import dataclasses
 import os

@@ -1,7 +1,5 @@
 """An assistant's message: its answer, its reasoning, and its tool calls."""
 
-from __future__ import annotations
-
 import dataclasses
 
 

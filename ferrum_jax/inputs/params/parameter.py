@@ -3,8 +3,6 @@
 Checks, fields of bodies, flags of commands and tables of the documentation are made from it.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping
 from typing import Any

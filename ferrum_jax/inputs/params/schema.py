@@ -6,8 +6,6 @@ schema is walked before it is compiled, what its references lead to included, wh
 Source: JSON Schema 2020-12, Core and Validation; keywords as llguidance 1.9 enforces them.
 """
 
-from __future__ import annotations
-
 import math
 import sys
 import urllib.parse

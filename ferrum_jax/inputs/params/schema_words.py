@@ -4,8 +4,6 @@ Any other word is an annotation (JSON Schema 2020-12, Core 6.5): it is taken wit
 assertion is refused, since a text could break what its writer meant.
 """
 
-from __future__ import annotations
-
 import functools
 import re
 from collections.abc import Mapping

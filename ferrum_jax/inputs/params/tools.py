@@ -4,8 +4,6 @@ Checked here, with the place of what is wrong; nothing knows the model yet. A ch
 auto) asks for no grammar; "required" or a name does, in the model's own form.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import re

@@ -3,8 +3,6 @@
 Keys and defaults are vLLM's, so that programs need few changes. No draft changes an answer.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math

@@ -1,7 +1,5 @@
 """Tiles of attention kernels as a config names them: a text such as "tile_kv=256,items=2"."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 

@@ -4,8 +4,6 @@ Bodies and rows have megabytes, and an error goes into an answer, a line of outp
 no more of a value than it shows, and `bounded` is what every error passes before it leaves.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Iterator, Mapping
 from itertools import islice
 from typing import Any, NamedTuple

@@ -6,8 +6,6 @@
 A default must itself be of the field's kind, so a field whose default is not must be given. Any other key is refused.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """JSON files that somebody else wrote."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

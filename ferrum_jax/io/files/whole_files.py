@@ -1,7 +1,5 @@
 """A file that is put in place whole: it is written beside, and takes its name by one rename or link."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import os

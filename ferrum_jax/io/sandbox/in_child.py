@@ -7,8 +7,6 @@ can open nothing any more, neither a file nor a socket, and no environment varia
 its answer are files without a name, so this process takes no more memory than the bounds say.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import importlib

@@ -3,8 +3,6 @@
 Source: Arcee AI 2025 (AFM-4.5B); So et al. 2021 (Primer: squared ReLU); keys as in Hugging Face's ArceeConfig.
 """
 
-from __future__ import annotations
-
 from ferrum_jax.models.families.config_reader import ConfigReader
 from ferrum_jax.models.families.family import Family
 from ferrum_jax.models.families.plain import attention_from, mlp_from, spec_from

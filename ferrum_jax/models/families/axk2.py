@@ -6,8 +6,6 @@ groups stand at 0 and not below all others.
 Source: SK Telecom 2026 (A.X K2); keys and defaults as in Hugging Face's AXK2Config.
 """
 
-from __future__ import annotations
-
 import dataclasses
 
 from checkpoints.rules import Rule

@@ -6,8 +6,6 @@ Source: the model card of Ling-3.0-flash (inclusionAI, 2026); keys as in the pub
 BailingHybridConfig. Limits are those of the authors' server, for the reference implementation does not read their keys.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

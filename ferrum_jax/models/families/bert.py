@@ -7,8 +7,6 @@ RoBERTa counts positions from one past the id of its padding token, BERT from 0.
 Source: Devlin et al. 2019, section 3; Conneau et al. 2020, section 3.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar

@@ -4,8 +4,6 @@ They are wide: no model comes near. What a hostile or damaged file says ends her
 loop without end or a NaN.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping
 

@@ -4,8 +4,6 @@ Layers with a window turn neighbours together; those between them attend to all 
 Source: Cohere 2024, 2025 (Command R7B, Command A); keys as in Hugging Face's Cohere2Config.
 """
 
-from __future__ import annotations
-
 import functools
 
 from ferrum_jax.models.families import plain, tensors

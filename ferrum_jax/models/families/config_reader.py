@@ -4,8 +4,6 @@ A key is either read by the family, or in the table of keys that change nothing 
 A key whose value is null or an empty list or dict counts as absent, as in the reference implementation.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType

@@ -9,8 +9,6 @@ Source: DeepSeek-AI 2024 (DeepSeek-V2, section 2; DeepSeek-V3, sections 2.1 and 
 Moonshot AI 2026 (Kimi K2.5); keys as in Hugging Face's configs.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import math

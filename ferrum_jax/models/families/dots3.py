@@ -6,8 +6,6 @@ the key that heads share is normed before it turns, and each head's output goes 
 Source: Dots Studio 2026 (dots3-note); keys and defaults as in Hugging Face's Dots3NoteTextConfig, and as published.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """The spec that all encoders share, and the labels of classifiers."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping
 from typing import Any, ClassVar

@@ -4,8 +4,6 @@ A correction chooses experts, their softmax weighs them; shared experts have no 
 Source: ERNIE Team 2025 (ERNIE 4.5); keys as in Hugging Face's Ernie4_5Config and Ernie4_5_MoeConfig.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

@@ -4,8 +4,6 @@ Layers with a window have rope; those between them attend to all and know no pos
 Source: LG AI Research 2025 (EXAONE 4.0); keys as in Hugging Face's Exaone4Config.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -5,8 +5,6 @@ what multiplies inputs and outputs is in that of outputs. Inputs of Mamba2 likew
 Source: Zuo et al. 2025 (Falcon-H1); keys as in Hugging Face's FalconH1Config.
 """
 
-from __future__ import annotations
-
 import dataclasses
 
 from checkpoints.rules import Rule

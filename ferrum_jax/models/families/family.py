@@ -1,7 +1,5 @@
 """A family's declaration of each architecture: how its config.json is read and its model built."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any

@@ -8,8 +8,6 @@ SigLIP tower gives an image's tokens their embeddings, and these tokens attend t
 Source: Gemma Team 2024 (Gemma 2), 2025 (Gemma 3); keys and defaults as in Hugging Face's configs.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

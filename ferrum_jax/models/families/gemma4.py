@@ -8,8 +8,6 @@ large models those of images attend to all of their image in layers with a windo
 Source: Gemma Team 2026 (Gemma 4); keys and defaults as in Hugging Face's Gemma4TextConfig.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping, Sequence
 

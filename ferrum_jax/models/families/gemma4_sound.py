@@ -11,8 +11,6 @@ with what it needs of the tile before it, and tiles of padding are not.
 Source: Zhang et al. 2023 (USM); Gulati et al. 2020 (Conformer); Dai et al. 2019 (Transformer-XL), section 3.3.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 

@@ -11,8 +11,6 @@ standardised.
 Source: Gemma Team 2026 (Gemma 4).
 """
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np

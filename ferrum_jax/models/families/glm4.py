@@ -6,8 +6,6 @@ tensor. Layers behind the last predict one token more, for drafts.
 Source: GLM Team 2024, 2025; keys as in Hugging Face's configs.
 """
 
-from __future__ import annotations
-
 from checkpoints.rules import Rule
 from ferrum_jax.models.families import deepseek, tensors
 from ferrum_jax.models.families.config_reader import ConfigReader

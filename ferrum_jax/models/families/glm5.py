@@ -5,8 +5,6 @@ are neighbours.
 Source: Zhipu AI 2026 (GLM-5); keys as in Hugging Face's config.
 """
 
-from __future__ import annotations
-
 import dataclasses
 
 from ferrum_jax.models.families import deepseek

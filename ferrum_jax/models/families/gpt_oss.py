@@ -5,8 +5,6 @@ The experts' weights lie as [E, in, out], gate and up interleaved; published one
 Source: OpenAI 2025 (gpt-oss model card); keys as in Hugging Face's GptOssConfig.
 """
 
-from __future__ import annotations
-
 from checkpoints.rules import Rule, TensorSlice
 from ferrum_jax.models.families import tensors
 from ferrum_jax.models.families.config_reader import ConfigReader, window_within

@@ -7,8 +7,6 @@ Source: Granite Team 2024 (Granite 3.0), 2025 (Granite 4.0); keys as in Hugging 
 and GraniteMoeHybridConfig.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from checkpoints.rules import Rule

@@ -4,8 +4,6 @@ Long contexts turn slower by one factor that does not depend on their length ("d
 Source: Tencent Hunyuan Team 2025 (Hunyuan-A13B); keys as in Hugging Face's configs.
 """
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

@@ -6,8 +6,6 @@ KV heads counts for nothing, since all heads share a latent.
 Source: Tencent 2026 (Hy4); keys as in Hugging Face's HYV4Config.
 """
 
-from __future__ import annotations
-
 from checkpoints.rules import Rule
 from ferrum_jax.models.families import deepseek, glm5, tensors
 from ferrum_jax.models.families.config_reader import ConfigReader

@@ -4,8 +4,6 @@ Experts are DeepSeek-V3's under names of their own. Layers of `linear_attn_confi
 Source: Kimi Team 2025 (Kimi Linear); keys as in the published configs and in Hugging Face's KimiLinearConfig.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping
 from typing import Any

@@ -3,8 +3,6 @@
 Source: Touvron et al. 2023; Dubey et al. 2024; keys as in Hugging Face's LlamaConfig.
 """
 
-from __future__ import annotations
-
 from ferrum_jax.models.families.config_reader import ConfigReader
 from ferrum_jax.models.families.family import Family
 from ferrum_jax.models.families.plain import attention_from, mlp_from, spec_from

@@ -7,8 +7,6 @@ chunks.
 Source: Meta 2025 (Llama 4); Nakanishi 2025 (temperature); keys as in Hugging Face's Llama4TextConfig.
 """
 
-from __future__ import annotations
-
 from checkpoints.rules import Rule
 from ferrum_jax.models.families import plain, tensors
 from ferrum_jax.models.families.bounds import shown

@@ -1,7 +1,5 @@
 """Mamba2's sizes in the spelling that Granite 4 and Falcon-H1 share, and its tensors, which are the same everywhere."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any

@@ -5,8 +5,6 @@ served.
 Source: Xiaomi LLM-Core 2026 (MiMo-V2-Flash); keys as in Hugging Face's MiMoV2FlashConfig, and as published.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping
 from typing import Any

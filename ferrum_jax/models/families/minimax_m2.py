@@ -3,8 +3,6 @@
 Source: MiniMax 2025 (MiniMax-M2); keys as in Hugging Face's MiniMaxM2Config.
 """
 
-from __future__ import annotations
-
 import functools
 
 from ferrum_jax.models.families import tensors

@@ -5,8 +5,6 @@ the past alone, as text does.
 Source: Mistral AI 2025 (Mistral Small 3.1, Ministral 3); keys as in Hugging Face's configs.
 """
 
-from __future__ import annotations
-
 import dataclasses
 
 from ferrum_jax.models.families import mistral, pixtral

@@ -4,8 +4,6 @@ Mistral 0.2, 0.3, Nemo and later have no window. Mixtral has eight experts in ev
 Source: Jiang et al. 2023, 2024 (Mixtral of Experts); keys as in Hugging Face's MistralConfig and MixtralConfig.
 """
 
-from __future__ import annotations
-
 import functools
 
 from ferrum_jax.models.families import tensors

@@ -4,8 +4,6 @@ Experts are scored by softmax and stored stacked, gate by up.
 Source: Mistral AI 2026 (Mistral Small 4); keys as in Hugging Face's Mistral4Config.
 """
 
-from __future__ import annotations
-
 from checkpoints.rules import Rule
 from ferrum_jax.models.families import deepseek, tensors
 from ferrum_jax.models.families.config_reader import ConfigReader

@@ -7,8 +7,6 @@ scored by softmax. Weights have Mistral's own names.
 Source: Mistral AI 2026 (Mistral Large 4); keys and defaults as in Hugging Face's MistralLarge4TextConfig.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 

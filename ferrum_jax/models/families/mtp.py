@@ -7,8 +7,6 @@ Embeddings and head are the model's.
 Source: DeepSeek-AI 2024 (DeepSeek-V3, section 2.2).
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -3,8 +3,6 @@
 Source: Parmar et al. 2024 (Nemotron-4 15B); keys as in Hugging Face's NemotronConfig.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

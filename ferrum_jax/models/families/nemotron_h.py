@@ -4,8 +4,6 @@ There are no positions, and MLPs and experts have no gate.
 Source: NVIDIA 2025 (Nemotron-H); keys as in Hugging Face's NemotronHConfig and in the configs of its first models.
 """
 
-from __future__ import annotations
-
 from checkpoints.rules import Rule
 from ferrum_jax.models.families import deepseek, tensors
 from ferrum_jax.models.families.bounds import shown

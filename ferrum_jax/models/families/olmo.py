@@ -5,8 +5,6 @@ whose rope no scaling touches. OLMoE has experts in every layer and norms before
 Source: OLMo Team 2024 (OLMo 2), 2025 (OLMo 3); Muennighoff et al. 2024 (OLMoE); keys as in Hugging Face's configs.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

@@ -10,8 +10,6 @@ Source: Abdin et al. 2024 (Phi-3); Ding et al. 2024 (LongRoPE); Liu et al. 2024 
 keys as in Hugging Face's Phi3Config and PhimoeConfig, and as published.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Mapping
 from typing import Any

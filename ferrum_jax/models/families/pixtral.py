@@ -9,8 +9,6 @@ second, with every other frequency each. All is computed tile by tile, and tiles
 Source: Agrawal et al. 2024 (Pixtral 12B); Mistral AI 2025 (Mistral Small 3.1).
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any

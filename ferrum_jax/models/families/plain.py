@@ -3,8 +3,6 @@
 A family calls `spec_from` with keyword arguments, which take the place of the values that are read here.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterable, Sequence
 from typing import Any

@@ -5,8 +5,6 @@ replaces the MLP of most layers by experts. Qwen2-MoE has both biases and expert
 Source: Yang et al. 2024 (Qwen2), Yang et al. 2025 (Qwen3); keys as in Hugging Face's configs.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from ferrum_jax.models.families.bounds import shown

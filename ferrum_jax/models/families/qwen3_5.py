@@ -8,8 +8,6 @@ Source: the model cards of Qwen3-Next-80B-A3B (Qwen, 2025) and Qwen3.5 (Qwen, 20
 Qwen3NextConfig, Qwen3_5TextConfig and Qwen3_5MoeTextConfig.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping
 from typing import Any

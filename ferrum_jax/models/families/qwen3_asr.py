@@ -9,8 +9,6 @@ others, so rotary positions with sections are plain ones.
 Source: Shi et al. 2026 (Qwen3-ASR); keys and defaults as in Hugging Face's Qwen3ASRConfig, and in Qwen's own files.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping
 from typing import Any

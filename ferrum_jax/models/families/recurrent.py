@@ -1,7 +1,5 @@
 """Layers with a recurrent state, by what the spec says of it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, NamedTuple
 

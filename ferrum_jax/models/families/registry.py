@@ -1,7 +1,5 @@
 """The families that are served, of models that generate and of encoders: a list of the modules that declare them."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import importlib

@@ -7,8 +7,6 @@ A call has whole images, one after the other, each with its patches row by row.
 Source: Zhai et al. 2023 (SigLIP); Gemma Team 2025 (Gemma 3).
 """
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 from flax import nnx

@@ -3,8 +3,6 @@
 Source: Bakouch et al. 2025 (SmolLM3); Yang et al. 2025 (layers without rope); keys as in Hugging Face's SmolLM3Config.
 """
 
-from __future__ import annotations
-
 from ferrum_jax.models.families import plain
 from ferrum_jax.models.families.config_reader import ConfigReader, window_within
 from ferrum_jax.models.families.family import Family

@@ -3,8 +3,6 @@
 Source: Lozhkov et al. 2024 (StarCoder 2); keys as in Hugging Face's Starcoder2Config.
 """
 
-from __future__ import annotations
-
 import functools
 
 from ferrum_jax.models.families import tensors

@@ -6,8 +6,6 @@ A clip is whole windows, the last filled with silence, and no window hears anoth
 Source: Liu et al. 2025 (Voxtral); keys and defaults as in Hugging Face's VoxtralConfig.
 """
 
-from __future__ import annotations
-
 import dataclasses
 
 import jax

@@ -1,7 +1,5 @@
 """Which parameters of a model have a form: what config.json says of a checkpoint's modules, by the family's rules."""
 
-from __future__ import annotations
-
 import dataclasses
 import fnmatch
 from collections.abc import Mapping, Sequence

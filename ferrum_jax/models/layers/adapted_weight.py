@@ -1,7 +1,5 @@
 """A weight to which the rows of a step add what their adapters say."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Mapping

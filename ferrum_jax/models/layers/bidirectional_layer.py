@@ -1,7 +1,5 @@
 """A layer of an image or sound encoder: attention both ways and an MLP, each behind a norm and before a residual."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import jax

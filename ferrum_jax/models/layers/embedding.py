@@ -1,7 +1,5 @@
 """Embedding: token ids to vectors, and back to logits where the table is tied; and to an input of each layer."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 from flax import nnx

@@ -1,7 +1,5 @@
 """A parameter that is kept in a form: its leaves are parameters of their own."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Iterable, Mapping
 from typing import Any

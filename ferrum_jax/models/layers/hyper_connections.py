@@ -7,8 +7,6 @@ All S streams of a token begin as its embedding; behind the last layer they are 
 Source: Zhu et al. 2024 (Hyper-Connections); Tencent 2026 (Hy4), where no stream mixes with another.
 """
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 from flax import nnx

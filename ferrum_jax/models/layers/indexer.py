@@ -1,7 +1,5 @@
 """Indexers: what chooses the keys that a layer's attention reads."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import jax

@@ -1,7 +1,5 @@
 """Latent attention: all heads' keys and values are made of one vector a token, and that is what the cache keeps."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import jax

@@ -1,7 +1,5 @@
 """Linear: y = x Wᵀ + b, with W as the checkpoint has it, [out, in]. The only file that knows the dots' order."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 from flax import nnx

@@ -3,8 +3,6 @@
 Source: Shazeer 2020, section 2 (SwiGLU).
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Callable

@@ -6,8 +6,6 @@ weights of the chosen made to sum to one, that is softmax over the top-k, as in 
 (GRIN, SparseMixer-v2: weights among rivals, without the noise of training).
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Mapping

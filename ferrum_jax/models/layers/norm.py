@@ -1,7 +1,5 @@
 """RMSNorm in the forms that models use, and LayerNorm, with float32 statistics whatever the dtype."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 from flax import nnx

@@ -9,8 +9,6 @@ no others.
 What does not divide: KV heads fewer than tp are repeated, the vocabulary is padded; all else is refused.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import fnmatch
 import functools

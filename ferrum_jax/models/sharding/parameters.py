@@ -1,7 +1,5 @@
 """PARAMETERS: which logical axes each parameter of a model has, by its dotted path."""
 
-from __future__ import annotations
-
 # Parameter -> its logical axes, the first pattern that fits.
 PARAMETERS: tuple[tuple[str, tuple[str | None, ...]], ...] = (
     ("embed.weight", ("vocabulary", None)),

@@ -1,7 +1,5 @@
 """Shards: the devices that share work, and the collectives between them."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import jax

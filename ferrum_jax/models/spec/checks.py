@@ -1,7 +1,5 @@
 """Checks of fields, whose errors name the key and its value."""
 
-from __future__ import annotations
-
 from typing import Any
 
 

@@ -5,8 +5,6 @@ as they are, and with them their fingerprints: journals and saved prefixes of ea
 of the first versions stand there always. These are listed here, and no field is ever added to the lists.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """MLPs, and experts in their place."""
 
-from __future__ import annotations
-
 import dataclasses
 
 from ferrum_jax.models.spec.checks import check_positive

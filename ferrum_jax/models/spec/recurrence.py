@@ -1,7 +1,5 @@
 """Recurrent layers: what a row's state is made of."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 

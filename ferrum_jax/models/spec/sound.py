@@ -1,7 +1,5 @@
 """SoundSpec: the encoder that turns log-mel frames of a sound into what a text model reads."""
 
-from __future__ import annotations
-
 import dataclasses
 
 from ferrum_jax.io.ints import round_up

@@ -1,7 +1,5 @@
 """VisionSpec: the tower that turns an image's patches into embeddings of a text model."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 

@@ -1,7 +1,5 @@
 """Meshes of some devices: which a model fits, and how fast it is there at most, from shapes alone."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path

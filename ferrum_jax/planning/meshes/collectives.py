@@ -8,8 +8,6 @@ With d data shards that have their experts together, every device gathers the to
 shard the sum of its experts over that shard's tokens: (d - 1) arrays of its own tokens each way.
 """
 
-from __future__ import annotations
-
 import dataclasses
 
 from ferrum_jax.runtime.layout import Layout

@@ -1,7 +1,5 @@
 """An encoder on paper, and the least time that it takes for texts, from shapes and a data sheet, as in forecast.py."""
 
-from __future__ import annotations
-
 import dataclasses
 
 from ferrum_jax.config import EngineConfig

@@ -10,8 +10,6 @@ kernels do not overlap are not in it. A step of R rows reads the experts that ar
 E (1 - (1 - X/E)^R).
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Iterator

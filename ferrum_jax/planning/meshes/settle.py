@@ -5,8 +5,6 @@ requests of the lengths that it has by default. All of it follows from shapes an
 same. The CPU's devices share one memory and its cores, so there a mesh is taken only where it is named.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """`ferrum-jax cache simulate`: what pools of other sizes would have made of a request log, as a table and a picture."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path

@@ -9,8 +9,6 @@ is refused. A URL names a folder that machines share: what it has is fetched int
 put there too.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import functools

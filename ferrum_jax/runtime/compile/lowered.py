@@ -1,7 +1,5 @@
 """Lowered: a program that XLA has not compiled yet, and the text by which an equal one is known again."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable
 from typing import Any

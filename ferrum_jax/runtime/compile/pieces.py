@@ -7,8 +7,6 @@ An array that no later piece reads is donated where an output can take its memor
 stand still between two pieces for a tenth of a millisecond, so a piece may be several calls.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence

@@ -3,8 +3,6 @@
 An engine whose attention was checked at its start never comes here, unless another bucket's tiles are refused.
 """
 
-from __future__ import annotations
-
 import importlib.metadata
 import re
 import tempfile

@@ -4,8 +4,6 @@ An object is written by one put, so a reader sees it whole or not at all, and of
 stays; both wrote the same program. Who may write there may run code here, as with a local folder that is named.
 """
 
-from __future__ import annotations
-
 import hashlib
 import pathlib
 from typing import Any

@@ -10,8 +10,6 @@ The platform may be left out, as in "v6e:8x8" and "h100:8", and "v5e-4" is "v5li
 Nothing but this file knows how a device that is not here is described to a compiler.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import importlib.util
 import re

@@ -11,8 +11,6 @@ after it bears its HMAC with its number, so none can be forged, repeated, left o
 encrypted: who can read the network reads prompts and answers.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hmac
 import queue

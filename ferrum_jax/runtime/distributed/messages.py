@@ -7,8 +7,6 @@
 What is not listed here is refused by the name of its type, on either side.
 """
 
-from __future__ import annotations
-
 import base64
 import dataclasses
 import json

@@ -11,8 +11,6 @@ stopped, closes nothing: all say every few seconds that they are there, and who 
 Either way the same command on all hosts goes on.
 """
 
-from __future__ import annotations
-
 import contextlib
 import queue
 import sys

@@ -4,8 +4,6 @@ It is given in a file or as a text. Where process 0 has a loopback address, all 
 not given is a file that only their user can read, made when it is first needed.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ipaddress
 import os

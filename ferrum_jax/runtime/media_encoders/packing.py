@@ -4,8 +4,6 @@ values: patches, or frames of sounds. places: where in its image each patch stan
 to each other. Segments ascend, and 0 is padding behind all others.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from typing import Any

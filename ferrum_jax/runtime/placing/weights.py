@@ -1,7 +1,5 @@
 """Weights on the devices of a layout, read while its executables are compiled; of engines and encoders alike."""
 
-from __future__ import annotations
-
 import dataclasses
 import threading
 import time

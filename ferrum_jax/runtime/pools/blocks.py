@@ -7,8 +7,6 @@ indexer's keys are [C, I].
 Copies run as executables (`runtime/block_copies.py`), for a view of a pool on the host would stop its donation.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

@@ -4,8 +4,6 @@ A container reads its host's /proc/meminfo; its own limit stands in its cgroup, 
 one. Source: the kernel's documents cgroup-v2 and cgroup-v1/memory, and proc(5).
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath

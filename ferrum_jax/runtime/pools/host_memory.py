@@ -5,8 +5,6 @@ freed when another takes its id. Copies are asynchronous, and whoever uses a buf
 done its source takes device memory, so no more than a few batches are on their way at once.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -5,8 +5,6 @@ XLA allocates, and a callback gives the fresh pages back to the kernel instead o
 own, donated and aliased as any others.
 """
 
-from __future__ import annotations
-
 import ctypes
 import mmap
 import sys

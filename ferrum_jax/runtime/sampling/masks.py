@@ -5,8 +5,6 @@ which what masks do stands behind `lax.cond`. What a row could draw in the end h
 same form.
 """
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 from jax import lax

@@ -5,8 +5,6 @@ threefry. They are computed here because jax rolls threefry into a loop on the C
 memory: four times slower, and it cannot fuse with the draw.
 """
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 from jax import lax

@@ -5,8 +5,6 @@ what the row asks for, so that the step can skip what no row asks for; a field w
 read. The token ids follow at word RECORD_WORDS. NumPy only; the device's half is in `slots`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 
 import numpy as np

@@ -4,8 +4,6 @@ All functions are pure and run under jit; those that return slots are meant to b
 donated, and then write in place.
 """
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 from jax import lax

@@ -1,7 +1,5 @@
 """Adapters that come and go over HTTP, in vLLM's bodies; off unless the server has an adapter root."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What a training loop asks of a server, in vLLM's paths and query parameters; for admin keys alone."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from starlette.requests import Request

@@ -4,8 +4,6 @@ It is started before the model loads, so that /livez, /health and /ready answer 
 to, when all that runs has ended after "drain", or when the engine's process is gone.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import dataclasses

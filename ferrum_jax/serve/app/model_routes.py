@@ -1,7 +1,5 @@
 """What a server says of its model and itself: models, tokens of texts, health, version, metrics."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What a server answers, as OpenAPI 3.1 and as a page, both made from its routes and the table of fields."""
 
-from __future__ import annotations
-
 import functools
 import json
 import re

@@ -1,7 +1,5 @@
 """The page at /: one file without a request to anywhere else, fed by one stream of events. It shows no user's text."""
 
-from __future__ import annotations
-
 import asyncio
 import functools
 import json

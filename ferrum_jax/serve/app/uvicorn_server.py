@@ -1,7 +1,5 @@
 """A uvicorn server over an application, ended by its owner and by no signal."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections.abc import Iterator

@@ -10,8 +10,6 @@ Ids are random and checked before they are part of a name; nothing else that a c
 read is passed over, as if its file or batch were not there, with one line of log.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import errno

@@ -3,8 +3,6 @@
 It reads and writes files of rows apart from HTTP and from the engine, so neither waits for it.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import logging
 import os

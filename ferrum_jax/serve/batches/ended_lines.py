@@ -1,7 +1,5 @@
 """Lines of a batch that has ended: answers in one file and errors in another, as OpenAI's batches have them."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable
 from typing import BinaryIO, NamedTuple

@@ -3,8 +3,6 @@
 What else is wrong with a row, as in its body (`invalid_request`), ends that row, with a line of the errors file.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, BinaryIO, NamedTuple
 

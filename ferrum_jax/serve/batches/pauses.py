@@ -1,7 +1,5 @@
 """Pauses between tries of something that fails: they grow, and the log has one line for each thing that is wrong."""
 
-from __future__ import annotations
-
 import logging
 
 from ferrum_jax.io import system

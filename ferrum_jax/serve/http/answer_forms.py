@@ -4,8 +4,6 @@ A chunk is put together from texts that do not change in a stream and the JSON o
 here, and making an encoder of a dictionary for each would cost more than all else.
 """
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Sequence

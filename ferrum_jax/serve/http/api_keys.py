@@ -7,8 +7,6 @@ A file has a key a line, then perhaps a name and the name of a cache; `#` begins
     sk-c1d2... bob   research    # keys of one cache share cached prefixes
 """
 
-from __future__ import annotations
-
 import base64
 import contextlib
 import dataclasses

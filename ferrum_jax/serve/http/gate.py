@@ -5,8 +5,6 @@ queue that is fair between keys. A full queue refuses with the seconds after whi
 over those that ended per second in the last while.
 """
 
-from __future__ import annotations
-
 import asyncio
 import math
 import time

@@ -1,7 +1,5 @@
 """Errors as OpenAI's clients read them: a status, a message, and the field that is wrong."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Mapping
 from types import MappingProxyType

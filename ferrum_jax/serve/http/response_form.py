@@ -3,8 +3,6 @@
 An item is what was thought, a message, or a call. A whole answer is made by the steps of a stream, so they are equal.
 """
 
-from __future__ import annotations
-
 import json
 import time
 from typing import Any

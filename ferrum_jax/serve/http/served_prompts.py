@@ -1,7 +1,5 @@
 """How texts, images and sounds become a model's prompts, read from the folders that the engine's side names."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar

@@ -1,7 +1,5 @@
 """ServerSettings: every choice a user makes about a server, checked when it is made."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import re

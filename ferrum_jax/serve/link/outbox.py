@@ -6,8 +6,6 @@ statistics and changed facts wait, the last of these before all answers; of ever
 request.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterable, Sequence
 

@@ -16,8 +16,6 @@ is its length in four bytes and its JSON: whoever breaks into the process that r
 and nothing else.
 """
 
-from __future__ import annotations
-
 import base64
 import dataclasses
 import json

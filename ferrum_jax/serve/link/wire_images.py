@@ -1,7 +1,5 @@
 """Images and clips of a prompt on their way to the engine: base64 of their bytes, and where their tokens stand."""
 
-from __future__ import annotations
-
 import base64
 import dataclasses
 import math

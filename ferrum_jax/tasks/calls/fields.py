@@ -4,8 +4,6 @@ A name of vLLM's that has no meaning here is taken where its value asks for what
 refused, with what to use instead.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping
 from difflib import get_close_matches

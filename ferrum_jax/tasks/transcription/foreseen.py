@@ -1,7 +1,5 @@
 """ForeseenSound: the windows that a sound will have, counted from its header before anything is decoded."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Sequence
 

@@ -3,8 +3,6 @@
 Source: the API's reference of /v1/audio/transcriptions; subtitles as in Whisper's own writers.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import zlib

@@ -1,7 +1,5 @@
 """WhisperTokens: what a checkpoint's generation_config.json says of the tokens by which Whisper is asked."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Names of the languages that Whisper's checkpoints have, by their codes."""
 
-from __future__ import annotations
-
 _LISTED = """
     af afrikaans, am amharic, ar arabic, as assamese, az azerbaijani, ba bashkir, be belarusian, bg bulgarian,
     bn bengali, bo tibetan, br breton, bs bosnian, ca catalan, cs czech, cy welsh, da danish, de german, el greek,

@@ -1,7 +1,5 @@
 """Sounds, each read in a thread while others run."""
 
-from __future__ import annotations
-
 import functools
 import os
 from collections import deque

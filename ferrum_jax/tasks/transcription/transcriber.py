@@ -8,8 +8,6 @@
 `HeardSound` does all of it. A subclass is a way in which checkpoints are asked.
 """
 
-from __future__ import annotations
-
 import abc
 import dataclasses
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Transcription: what is said in a sound, made of the answers to its windows, whole or while they come."""
 
-from __future__ import annotations
-
 import dataclasses
 import unicodedata
 from collections import Counter

@@ -1,7 +1,5 @@
 """A JSON schema as its compiler takes it: what says nothing is left out, and a oneOf is a union of what it allows."""
 
-from __future__ import annotations
-
 import functools
 import json
 import math

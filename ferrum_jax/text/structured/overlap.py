@@ -4,8 +4,6 @@ A side is a conjunction: schemas that all must match. What a schema says that is
 makes a side larger, so a proof never errs. Whole numbers are ints. Work is counted, never timed.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import math

@@ -4,8 +4,6 @@
 transcript: all are taken out of the mask on the host, where it is known whether anything is left.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Sequence
 from typing import Protocol

@@ -1,7 +1,5 @@
 """The grammar of tool calls that must come, in a model's own form, as Lark text."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import re

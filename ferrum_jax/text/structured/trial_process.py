@@ -5,8 +5,6 @@ memory. A child that holds the vocabulary forks a worker, and another where that
 passes on one twice as large here; masks need little of it (64 KiB of all that was tried).
 """
 
-from __future__ import annotations
-
 import math
 import mmap
 import multiprocessing

@@ -4,8 +4,6 @@ A launch takes at least as long as its busiest unit, if the others work beside i
 run at the chip's highest clock. `python -m scripts.gpu_ceiling --write` makes the file; nothing in it ran on a GPU.
 """
 
-from __future__ import annotations
-
 import collections
 import json
 from pathlib import Path

@@ -5,8 +5,6 @@ Logits are in base 2. A state is (highest logit, sum of weights, weighted values
 Source: Milakov and Gimelshein 2018 (online softmax); Dao et al. 2022 (its use in tiles).
 """
 
-from __future__ import annotations
-
 import math
 
 import jax

@@ -2,8 +2,6 @@
 in two forms, and the splits of the former merged. K and V are written first, or by the kernel where all rows have one.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

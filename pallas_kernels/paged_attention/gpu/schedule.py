@@ -5,8 +5,6 @@ decoding row is one tile whose context is cut at multiples of `split` tokens, so
 nor the number of programs decides how a row's softmax is summed.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import enum
 

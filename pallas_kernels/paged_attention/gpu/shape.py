@@ -1,7 +1,5 @@
 """The static shape of a launch of the GPU's attention kernel, and the shared memory that it takes."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any, NamedTuple
 

@@ -5,8 +5,6 @@ written first, a transfer for each block, and then read by the prefill kernel: a
 Scales of int8 are written before all, for those of a block change together.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

@@ -1,7 +1,5 @@
 """How a step is shared out between the Mosaic TPU kernels; made once and shared by layers."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import jax

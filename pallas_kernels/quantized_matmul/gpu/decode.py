@@ -3,8 +3,6 @@
 A thread of a warpgroup has two rows of a wgmma's 64, eight apart, and a quarter of each row's inputs.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any
 

@@ -6,8 +6,6 @@ below its second power of two, and has the bits of E2M1 in its middle. So a nibb
 inputs are taken in the order evens, odds.
 """
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np

@@ -1,7 +1,5 @@
 """The table of forms in which models write their reasoning; the reasons for its shape are those of `tool_forms.py`."""
 
-from __future__ import annotations
-
 import dataclasses
 
 from ferrum_jax.text.structured.forms.tool_forms import Spellings, shows

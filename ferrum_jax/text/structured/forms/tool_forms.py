@@ -7,8 +7,6 @@ its chat template shows, or the user says.
 Source: the chat templates that the families publish, and what their models are known to write.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 from typing import Literal

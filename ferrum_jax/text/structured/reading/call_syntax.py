@@ -4,8 +4,6 @@ What reads waits where what stands here depends on text that has not come, and r
 else. White space of the forms is matched as it comes.
 """
 
-from __future__ import annotations
-
 import ast
 import bisect
 import json

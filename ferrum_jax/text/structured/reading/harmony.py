@@ -10,8 +10,6 @@ built into it, or from anybody else, is thought, as what is on the channel `anal
 Source: OpenAI, "harmony response format"; the chat template of gpt-oss.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """Reasoning out of a text, whole or as it grows: what a model thinks goes apart from what it answers."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 
 from ferrum_jax.inputs.params.message import ToolCall

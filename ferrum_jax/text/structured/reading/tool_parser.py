@@ -4,8 +4,6 @@
 the text is cut into pieces changes nothing of what comes out, and each character is read a few times at most.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 from collections.abc import Iterable, Iterator, Sequence

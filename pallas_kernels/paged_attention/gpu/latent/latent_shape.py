@@ -1,7 +1,5 @@
 """The static shape of a launch over latents."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 from typing import Any

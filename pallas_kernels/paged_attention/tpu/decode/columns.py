@@ -1,7 +1,5 @@
 """Columns of the TPU's decode kernel: (token, head) pairs of an item, how they are loaded, scaled and numbered."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax

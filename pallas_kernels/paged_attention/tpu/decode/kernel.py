@@ -14,8 +14,6 @@ a row computes depends on its own items alone. Loads of a 32-bit word bring K an
 int8 multiply columns: K's the scores, V's the weights.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 

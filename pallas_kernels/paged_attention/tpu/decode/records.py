@@ -11,8 +11,6 @@ and a ring of the lines of block tables that items need:
 Where scalar memory holds all records and tables they are resident: the launch begins with them and fetches none.
 """
 
-from __future__ import annotations
-
 import dataclasses
 
 import jax

@@ -1,7 +1,5 @@
 """The work of a step for the TPU decode kernel: int32 arrays, the few that a launch begins with apart from the rest."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import jax

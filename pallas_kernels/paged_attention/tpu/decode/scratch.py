@@ -1,7 +1,5 @@
 """Scratch memory of the TPU's decode kernel: its references by name, and their shapes."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

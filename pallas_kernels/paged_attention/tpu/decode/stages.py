@@ -3,8 +3,6 @@
 Each stage works on another step (see `decode/kernel.py`); t: a step of the schedule, s: an item of it.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import math

@@ -15,8 +15,6 @@ One vector of a token is the key of every head, and its first lanes are every he
 multiplied twice. Queries and results of 128 heads are large, so they come and go by row.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from typing import Any

@@ -1,7 +1,5 @@
 """The work of a step over latents for the TPU; made once and shared by layers."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import jax

@@ -8,8 +8,6 @@ query tile into chunks: an *item* is (KV tile, step, KV head, chunk), and its qu
 beginning and its end are paid once. Which one comes next depends on who is hidden from whom.
 """
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The arithmetic of the TPU prefill kernel: values in, values out, no memory."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 

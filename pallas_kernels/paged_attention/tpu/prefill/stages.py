@@ -8,8 +8,6 @@ and each stage's inputs are ready before its turn: within a stretch, the units w
 end. Logits are in units of log2.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import jax.numpy as jnp

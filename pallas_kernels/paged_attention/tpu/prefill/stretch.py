@@ -1,7 +1,5 @@
 """Stretches of the TPU's prefill kernel: items in straight code, and which keys of each part are looked at."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import NamedTuple
 

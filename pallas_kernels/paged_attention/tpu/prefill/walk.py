@@ -1,7 +1,5 @@
 """Walk: the refs that a launch of the TPU's prefill kernel works on, and the order of its items."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 
