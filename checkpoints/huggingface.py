@@ -6,8 +6,6 @@ views into device arrays. Peak anonymous host memory is that of the device array
 nothing but two parameters in flight.
 """
 
-from __future__ import annotations
-
 import glob
 import json
 import math

@@ -1,7 +1,5 @@
 """Weights that are in memory already: a trainer's arrays, copied to where a model wants them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any

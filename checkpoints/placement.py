@@ -6,8 +6,6 @@ one aligned buffer, which jax then takes as it is, so that no tensor ever has tw
 Mappings are private (copy on write): nothing done to a device array reaches the file.
 """
 
-from __future__ import annotations
-
 import concurrent.futures
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any

@@ -10,8 +10,6 @@
 A folder without them says nothing. What would change a vector and is not understood is refused by name.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 from collections.abc import Callable, Mapping

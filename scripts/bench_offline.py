@@ -15,8 +15,6 @@ runs with the cache off. The reference runs first, for an engine keeps the devic
 measures the same without a reference.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import dataclasses

@@ -12,8 +12,6 @@ prefix: 16 prompts that wait together, of 384 common tokens and 32 of their own,
 off in turn: seconds and computed tokens of each, and the factor between them. For recurrent models too (--model).
 """
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import json

@@ -11,8 +11,6 @@ Prints one JSON line: seconds without over seconds with drafts, medians of round
 Tokens are compared: the same bytes, or the line says how many rows differ.
 """
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import json

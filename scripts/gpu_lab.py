@@ -12,8 +12,6 @@ lab.md and lab.json each hold everything. Without a GPU small models run on the 
 works. Ends with exit code 3 then, and 1 where nothing was measured.
 """
 
-from __future__ import annotations
-
 import argparse
 import collections
 import dataclasses

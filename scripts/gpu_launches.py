@@ -6,8 +6,6 @@ experts' those of Qwen3-30B-A3B's gates with as many pairs each. Float8 by float
 and not here.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Callable

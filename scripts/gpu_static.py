@@ -3,8 +3,6 @@
 Needs the `aot` extra. What a kernel would take in time, no compiler says.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import os

@@ -1,7 +1,5 @@
 """Cases of paged attention for Hopper's kernels: some alone, and those of pallas_kernels/paged_attention/cases.py."""
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

@@ -5,8 +5,6 @@ torch's scaled_dot_product_attention on contiguous K and V, which need not look 
 different lengths are for the first two alone.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import importlib

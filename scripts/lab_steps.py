@@ -5,8 +5,6 @@ they come: {"token_s"} for a turn of a case, {"busy_s", "kernels"} of a step fro
 fails, {"left_out"} for one that the product lacks; each with the case's fields.
 """
 
-from __future__ import annotations
-
 import argparse
 import collections
 import contextlib

@@ -11,8 +11,6 @@ scripts/made_mutants.toml. The program ends with 1 where fewer of the others are
 branches are taken. Needs `pip install coverage`.
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import json

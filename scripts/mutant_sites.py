@@ -1,7 +1,5 @@
 """The faults that can be made in the functions of a file, and the code of the file with one of them."""
 
-from __future__ import annotations
-
 import ast
 import types
 from collections import Counter

@@ -9,8 +9,6 @@ mutant (`mutant_forks`). What finds a mutant must pass without it. A mutant that
 program ends with 1: a test is missing, or it is no fault.
 """
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import sys

@@ -134,8 +134,6 @@ def module(name: str, config: dict[str, Any]) -> str:
 Source: who and when; keys as in Hugging Face's config of {name}.
 """
 
-from __future__ import annotations
-
 from ferrum_jax.models.families.family import Family
 from ferrum_jax.models.families.plain import spec_from
 

@@ -3,8 +3,6 @@
 A folder is for CPUs: float32, and a smaller vocabulary, because the output layer is the same work for every engine.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import pathlib

@@ -10,8 +10,6 @@ Weights, cached keys and values, token ids and positions are the same in all for
 has `context` tokens; its step computes one more. Every block of the pool has the same random content.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import warnings
 import zlib

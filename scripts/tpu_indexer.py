@@ -5,8 +5,6 @@ Sizes are DeepSeek-V3.2's: 64 heads of 128 in the indexer, which chooses 2,048 k
 `tpu_static`), without a search for ties and without waits for HBM.
 """
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

@@ -4,8 +4,6 @@ Every case of paged attention in sizes that models have, products with weights i
 indexer, recurrences, and, to hold the ruler against, kernels of jax and a product of XLA.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence

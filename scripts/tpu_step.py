@@ -12,8 +12,6 @@ programs, waits of links for each other and how long a message takes to begin, c
 estimate, but for their bytes. Needs the `aot` extra.
 """
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 from collections.abc import Mapping

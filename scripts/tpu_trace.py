@@ -5,8 +5,6 @@ on arithmetic. Other transfers and vectors are left out; a scalar that a vector 
 by its name, which is assigned once; a phi is the operand assigned last.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any

@@ -8,8 +8,6 @@ and the cycles of their schedules counted (see `tpu_static`). A launch takes its
 V come from memory where that is longer: tiles that save cycles which wait for memory anyway are not better.
 """
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import json

@@ -1,7 +1,5 @@
 """What XLA's own cost model says that a compiled TPU program takes, by the text of its HLO."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 

@@ -7,8 +7,6 @@ value[o, i] = (code[i, o] - zero[i // group, o]) * scale[i // group, o]
 Source: Lin et al. 2023; AutoAWQ's WQLinear_GEMM.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

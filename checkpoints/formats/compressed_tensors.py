@@ -10,8 +10,6 @@
 Source: compressed-tensors 0.20, quantization/quant_args.py, compressors/pack_quantized, compressors/naive_quantized.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping
 from typing import Any

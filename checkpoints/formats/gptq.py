@@ -8,8 +8,6 @@ value[o, i] = (code[i, o] - zero[g_idx[i], o]) * scale[g_idx[i], o]
 Source: Frantar et al. 2022; AutoGPTQ's and GPTQModel's TorchQuantLinear, pack and dequantize.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Leaves of a form from a format's tensors, checked as they are read: a scale that is none stops the load."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -8,8 +8,6 @@ A checkpoint holds such a tensor X [.., in, out] as two of bytes, which lie alon
 Source: Open Compute Project, OCP Microscaling Formats (MX) Specification v1.0, sections 5.2, 5.3.3, 5.4.1.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -9,8 +9,6 @@ Codes are rounded half to even. An output, or a group, of zeros has scale 1.
 Source of mxfp4: OCP Microscaling Formats (MX) Specification v1.0, section 6.3.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from typing import Any

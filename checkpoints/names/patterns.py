@@ -5,8 +5,6 @@ part of a pattern leads from all places that are reached to all that are reached
 alone. The syntax is that of `re`, without flags, references to groups, and atomic or possessive parts.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 

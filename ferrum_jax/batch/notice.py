@@ -4,8 +4,6 @@ The first notice lets the job end in order: it admits no more rows, journals tho
 signal, or one that comes while nothing is in progress (the model loads), ends it at once.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -4,8 +4,6 @@ A row is answered when all of its prompts are. Most rows have one. A request's k
 the prompt's place in the row times the number of rows.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from ferrum_jax.batch.batch_llm import RowAborted

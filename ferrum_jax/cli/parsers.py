@@ -1,7 +1,5 @@
 """The parser of every command: a short `--help` with examples, and `--help-all` with every flag."""
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import math

@@ -1,7 +1,5 @@
 """A setting: a config's field with its description, from which flags, checks and tables are made."""
 
-from __future__ import annotations
-
 import dataclasses
 import numbers
 from collections.abc import Callable, Iterator

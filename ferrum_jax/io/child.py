@@ -10,8 +10,6 @@ nothing for `silence_s` is ended once it has said where it stands. Its silence i
 function: a busy machine may take long to import what that needs.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import faulthandler

@@ -3,8 +3,6 @@
 JSON has no minus infinity; NO_PROBABILITY stands for it, as at OpenAI.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Scores of pairs as tasks: by a model that reads both texts together, or by one of vectors, as the cosine of both."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from typing import Any, TypeVar

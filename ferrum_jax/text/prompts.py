@@ -1,7 +1,5 @@
 """Prompts to token ids: text through the tokenizer, chat messages through the checkpoint's template first."""
 
-from __future__ import annotations
-
 import dataclasses
 import datetime
 from collections.abc import Mapping, Sequence

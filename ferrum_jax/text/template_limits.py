@@ -6,8 +6,6 @@ LONGEST. What could be larger than what it is made from (repetition, powers, for
 judged before it is made. A clock is not read: the same template ends at the same place everywhere.
 """
 
-from __future__ import annotations
-
 import contextvars
 import functools
 import re

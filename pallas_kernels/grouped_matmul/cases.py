@@ -1,7 +1,5 @@
 """Named cases of expert_mlp: tests, tuning and benchmarks run the same ones."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

@@ -1,7 +1,5 @@
 """expert_mlp on Hopper, of experts that are kept as codes: the dense weights' kernel, with an expert for each tile."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """expert_mlp on TPUs, of codes or bfloat16: pairs are put into tiles of one expert each in XLA."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any

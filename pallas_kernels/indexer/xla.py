@@ -6,8 +6,6 @@ equal to it. Nothing is sorted, and every loop runs over the context that is the
 one place in the buffer; heads that choose for themselves are queries of their own there.
 """
 
-from __future__ import annotations
-
 import math
 from typing import NamedTuple
 

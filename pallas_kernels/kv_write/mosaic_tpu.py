@@ -4,8 +4,6 @@ A step's runs (`runs.py`) are found once and shared by its layers. Scales of int
 side by side, so that a block's scales are read, changed and written back, a few blocks at a time.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any, NamedTuple
 

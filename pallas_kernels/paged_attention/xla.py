@@ -6,8 +6,6 @@ copy; a pool is never copied, nor held in another dtype. Softmax is online and i
 position. A KV tile in which a query sees nothing leaves that query's state as it is, to the bit.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Callable

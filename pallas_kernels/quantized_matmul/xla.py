@@ -5,8 +5,6 @@ does not round. Elsewhere the weight is decoded before the product. On GPUs floa
 multiplies it on units of 8 bits.
 """
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 

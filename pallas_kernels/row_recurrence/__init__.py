@@ -6,8 +6,6 @@ neighbouring tokens of one row. Heads stand as [K, G]: those of a group share wh
 may take the rows of one token (`mosaic_tpu`).
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 from typing import Any

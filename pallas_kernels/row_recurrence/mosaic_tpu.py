@@ -9,8 +9,6 @@ the flat tokens: a block of L tokens comes in from where a tile begins, or from 
 only the tile's own tokens go out, in runs whose lengths are powers of two.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any

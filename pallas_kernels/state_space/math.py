@@ -9,8 +9,6 @@ b and c have K groups, v has K * G heads: [K, G, ...]. A tile has L tokens. A st
 c: A is 128 and more in published models, B is 64, half a TPU's lanes.
 """
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 

@@ -1,7 +1,5 @@
 """Mamba2's rule in NumPy float64, one row and one token at a time."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -3,8 +3,6 @@
 The equations are `math`'s.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import jax

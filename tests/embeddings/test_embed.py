@@ -1,7 +1,5 @@
 """LLM.embed: encoders and models that generate give the reference's vectors, as their checkpoints say them."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import gzip

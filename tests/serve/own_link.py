@@ -1,7 +1,5 @@
 """A service whose engine is the test, and requests of it; an ASGI host without a state."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A running server over a small model in this process, and sockets that speak to it as no client would."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import functools

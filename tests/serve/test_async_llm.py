@@ -3,8 +3,6 @@
 AsyncLLM.transcribe: tasks get what LLM.transcribe gives.
 """
 
-from __future__ import annotations
-
 import asyncio
 import concurrent.futures
 import contextlib

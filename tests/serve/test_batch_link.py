@@ -1,7 +1,5 @@
 """The engine as a batch sees it over a link: what goes over it, and what becomes of rows when it is gone."""
 
-from __future__ import annotations
-
 import dataclasses
 import datetime
 import socket

@@ -1,7 +1,5 @@
 """Files and batches over HTTP, by OpenAI's own client: what is uploaded is answered, listed, cancelled and deleted."""
 
-from __future__ import annotations
-
 import concurrent.futures
 import contextlib
 import errno

@@ -1,7 +1,5 @@
 """A training loop pauses a server, changes its weights and has it sleep while a batch is answered."""
 
-from __future__ import annotations
-
 import time
 
 import openai

@@ -1,7 +1,5 @@
 """The clerk of a server's batches: kills in every state, expiry, cancelling, and one clerk at a time."""
 
-from __future__ import annotations
-
 import concurrent.futures
 import contextlib
 import dataclasses

@@ -1,7 +1,5 @@
 """A training loop pauses a server, has it sleep and gives it other weights, with an admin key."""
 
-from __future__ import annotations
-
 import asyncio
 import concurrent.futures
 import shutil

@@ -3,8 +3,6 @@
 Long work is done in threads of its own kind, in the turns of keys, and not for who has left.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import threading

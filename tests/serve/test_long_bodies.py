@@ -3,8 +3,6 @@
 Items of a response's input as the messages of a chat.
 """
 
-from __future__ import annotations
-
 import json
 import threading
 

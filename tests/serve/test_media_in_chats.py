@@ -1,7 +1,5 @@
 """Images, videos and sounds in chats over HTTP and in jobs are what a program gives; nothing else is read."""
 
-from __future__ import annotations
-
 import base64
 import dataclasses
 import functools

@@ -1,7 +1,5 @@
 """`ferrum-jax serve` with the demo model, as users meet it: OpenAI's own client, 64 requests at once, and curl."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import shutil

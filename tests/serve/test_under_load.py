@@ -1,7 +1,5 @@
 """A server under load and among the hostile: bounded, fair, and with nothing left of those who leave."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import http.client

@@ -1,7 +1,5 @@
 """RunningTasks: outputs of several requests become one answer, whoever runs the requests and in whatever order."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Sequence
 

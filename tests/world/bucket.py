@@ -1,7 +1,5 @@
 """An object store as a client of it behaves: puts are whole and conditional; listings lag, answers are late or lost."""
 
-from __future__ import annotations
-
 import errno
 import io
 import os

@@ -4,8 +4,6 @@ A server is two processes, the clerk's and that of HTTP, whose routes are the re
 store, two servers have one folder. What a user was answered is in the books, and holds from then on.
 """
 
-from __future__ import annotations
-
 import asyncio
 import functools
 import hashlib

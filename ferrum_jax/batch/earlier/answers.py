@@ -4,8 +4,6 @@ An answer is all that is taken: names, ids, the job's start and fingerprint are 
 of one that was computed here. The index keeps 16 bytes for each line of the outputs, and finds it by its request.
 """
 
-from __future__ import annotations
-
 import contextlib
 import re
 from array import array

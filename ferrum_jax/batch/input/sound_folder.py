@@ -1,7 +1,5 @@
 """A folder of sounds as the rows of a job: one for each file below it, named by its path there."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Iterator

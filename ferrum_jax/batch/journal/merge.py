@@ -3,8 +3,6 @@
 Each segment is read once, from front to back; the place of every line follows from the lengths of those before it.
 """
 
-from __future__ import annotations
-
 from typing import BinaryIO
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Plots of a job's runs over time: they stand one after the other, each with its start."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

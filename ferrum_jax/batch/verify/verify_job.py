@@ -5,8 +5,6 @@ the first one. A line is a function of row, tokens and job, so in invariant mode
 written; where it has not, `line_difference` and `margins` say what is another, where and by how much.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import datetime

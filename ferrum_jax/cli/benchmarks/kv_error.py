@@ -3,8 +3,6 @@
 Every layer of the second pass rounds, and its error reaches all later layers, as in an engine's step.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

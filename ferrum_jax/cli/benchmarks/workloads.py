@@ -4,8 +4,6 @@ Prompts are random token ids, so what a workload measures does not depend on wha
 first and steady times are apart.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import importlib.metadata

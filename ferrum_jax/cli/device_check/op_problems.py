@@ -3,8 +3,6 @@
 The cases are those of `pallas_kernels/*/cases.py`. Off a chip few tiny ones run, the TPU's kernels interpreted.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator

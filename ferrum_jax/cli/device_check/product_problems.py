@@ -3,8 +3,6 @@
 On a chip the kernels are proven for the sizes that engines run; off one, interpreted, for a single tiny case.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator

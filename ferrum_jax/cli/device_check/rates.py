@@ -1,7 +1,5 @@
 """The speeds of a device: a copy, matrix products, a dispatch and an all-reduce, each compared to its data sheet."""
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Callable

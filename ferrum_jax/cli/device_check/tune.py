@@ -1,7 +1,5 @@
 """Tuning on a chip: of the tiles of a model's decode attention, its own and neighbours, the fastest right ones."""
 
-from __future__ import annotations
-
 import dataclasses
 import time
 import traceback

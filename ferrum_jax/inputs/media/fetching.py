@@ -6,8 +6,6 @@ later changes nothing. Each redirect is checked as the first URL was. One deadli
 the connection is shut, so that a server that sends a byte now and then gains nothing.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import errno

@@ -1,7 +1,5 @@
 """Parts of a page that needs nothing beside it. All that a part is given is escaped, but for what is called html."""
 
-from __future__ import annotations
-
 import html
 from collections.abc import Iterable, Mapping, Sequence
 

@@ -10,8 +10,6 @@ Tokens are flat: [T, D] holds tokens of any number of sequences, told apart only
 the context's `attend`. A family adds how its config.json is read; see llama.py, qwen.py and gemma.py.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any

@@ -5,8 +5,6 @@ token.
 Source: Vera et al. 2025; keys and defaults as in Hugging Face's Gemma3TextConfig.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping
 from typing import Any

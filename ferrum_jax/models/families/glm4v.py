@@ -8,8 +8,6 @@ the past alone, as text does. Neighbours that are merged stand together, as the 
 Source: GLM-V Team 2025 (GLM-4.1V-Thinking and GLM-4.5V); keys and defaults as in Hugging Face's configs.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Mapping

@@ -3,8 +3,6 @@
 Source: the model card of LFM2 (Liquid AI, 2025); keys as in Hugging Face's Lfm2Config.
 """
 
-from __future__ import annotations
-
 from checkpoints.rules import Rule
 from ferrum_jax.models.families import tensors
 from ferrum_jax.models.families.config_reader import ConfigReader

@@ -6,8 +6,6 @@ gpt-oss's clamped SwiGLU; one expert is shared.
 Source: MiniMax 2026 (MiniMax-M3); keys as in Hugging Face's MiniMaxM3VLTextConfig, and as published.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping
 from typing import Any

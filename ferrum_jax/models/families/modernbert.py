@@ -7,8 +7,6 @@ local_attention / 2 tokens on either side; the two kinds turn their heads at fre
 Source: Warner et al. 2024, section 2.1; keys and defaults as in Hugging Face's config.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping
 from typing import Any, ClassVar

@@ -5,8 +5,6 @@ to the outputs of the first layers. They attend to the past alone, as text does.
 Source: Bai et al. 2025 (Qwen3-VL); keys and defaults as in Hugging Face's configs.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence

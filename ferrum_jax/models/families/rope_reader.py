@@ -1,7 +1,5 @@
 """Reading rotary positions of a config.json, in the two spellings that are in use."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import Any

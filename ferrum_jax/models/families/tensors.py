@@ -3,8 +3,6 @@
 Where a family's checkpoints only call things differently, `weight_rules` takes their names.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 from collections.abc import Iterable, Mapping, Sequence

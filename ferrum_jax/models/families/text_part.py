@@ -4,8 +4,6 @@ The text part alone is served as a text model, under the architecture of the who
 own, and what concerns images alone is left.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 
 from checkpoints.rules import Rule

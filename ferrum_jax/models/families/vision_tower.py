@@ -8,8 +8,6 @@ are merged stand together, as the processor gives them. All is computed tile by 
 Source: Bai et al. 2025 (Qwen3-VL).
 """
 
-from __future__ import annotations
-
 import dataclasses
 
 import jax

@@ -8,8 +8,6 @@ before it, and one that attends to the clip and has the MLP.
 Source: Radford et al. 2022 (Whisper); keys and defaults as in Hugging Face's WhisperConfig.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import jax

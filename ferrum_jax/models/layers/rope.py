@@ -7,8 +7,6 @@ operations stand in the order of the reference implementation, because at positi
 frequency is 10⁻² of a radian.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import math

@@ -7,8 +7,6 @@ So work follows what is there, whatever the size of the array, and the bits of t
 its patches and the size of a tile.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any

@@ -6,8 +6,6 @@
 What is computed token by token has no padding but at the end. A row of attention is the same wherever its text stands.
 """
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 

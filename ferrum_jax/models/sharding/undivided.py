@@ -1,7 +1,5 @@
 """Why a model cannot be divided among the devices of a mesh, with the sizes that would work."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from ferrum_jax.inputs.sizes.mesh_shape import MeshShape

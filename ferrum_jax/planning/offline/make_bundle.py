@@ -5,8 +5,6 @@ cannot be sent to another process, so each makes the plan once, from the order i
 number of a program and its bytes.
 """
 
-from __future__ import annotations
-
 import concurrent.futures
 import contextlib
 import dataclasses

@@ -1,7 +1,5 @@
 """Arguments of the Python API: unknown ones are refused with what there is, and vLLM's names are taken beside ours."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import inspect

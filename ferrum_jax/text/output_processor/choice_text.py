@@ -6,8 +6,6 @@
 Text that grows is fed its tokens one by one; a choice that is asked for at its end alone is decoded at once.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Sequence

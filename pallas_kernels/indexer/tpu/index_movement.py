@@ -1,7 +1,5 @@
 """The transfers of the TPU's indexer, and its vector memory: blocks of keys and queries in, what was chosen out."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

@@ -5,8 +5,6 @@ is found two bits at a time, from the highest: the scores that reach each of thr
 vector takes a hundred cycles until it is a scalar, so rows take each step of the search together.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any

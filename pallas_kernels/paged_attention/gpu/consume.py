@@ -1,7 +1,5 @@
 """The warpgroups of the GPU's attention kernel that compute: scores, softmax weights and values of each stage."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any

@@ -8,8 +8,6 @@ context are never fetched: the nearest block inside is fetched in their place, a
 context are masked and their values cleared, because what lies beyond may be NaN.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from typing import Any

@@ -3,8 +3,6 @@
 Splits are read several at a time, for a row of 128k tokens has many and each read waits as long as the first.
 """
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

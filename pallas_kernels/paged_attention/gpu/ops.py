@@ -4,8 +4,6 @@ Layouts of arrays in registers are the compiler's business and mean nothing to t
 operand from registers.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import inspect

@@ -7,8 +7,6 @@ Work is counted in steps of tile_in inputs, tile after tile; a program takes an 
 divided, a run may begin and end within one: each program's share of a tile is a piece of its own.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Callable

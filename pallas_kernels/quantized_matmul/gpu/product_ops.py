@@ -6,8 +6,6 @@ needs another's codes. Codes of 4 bits and floats of 8 are masked, not converted
 of two below the value, which the scale makes up for.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence

@@ -5,8 +5,6 @@ multiplied with its group's scales, which lie along the outputs. Zero points are
 product of its own, so that codes are multiplied as they are.
 """
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

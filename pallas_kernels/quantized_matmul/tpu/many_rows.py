@@ -4,8 +4,6 @@ A step is a part of the outputs and of the inputs. Two steps' weights, rounded t
 turns. Codes of 8 bits with one scale for each output are not decoded: the sum is scaled.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax

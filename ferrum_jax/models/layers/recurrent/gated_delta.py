@@ -10,8 +10,6 @@ so splitting rows into groups is splitting heads. The convolution runs over q, k
 weight in a checkpoint has all q first, then all k, then all v.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -4,8 +4,6 @@ What belongs to a head is split over a mesh with the heads. What writes and read
 is whole on every device, which takes its heads' groups of it (decision 0062).
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax

@@ -5,8 +5,6 @@ logits of a head are a column, whose highest is found across warps, and weights 
 second product reads them.
 """
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

@@ -9,8 +9,6 @@ and multiplied twice. One warpgroup fetches blocks, one or two compute, as `few_
 Blocks outside an item's context are never fetched; stages at its ends are masked and their values cleared.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from typing import Any

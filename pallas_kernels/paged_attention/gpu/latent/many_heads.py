@@ -9,8 +9,6 @@ is two shares of tokens; each warpgroup scores one of them, and the other takes 
 A share's memory is fetched into again while the other share is computed, and there is no more of it.
 """
 
-from __future__ import annotations
-
 import enum
 import functools
 from typing import Any, NamedTuple

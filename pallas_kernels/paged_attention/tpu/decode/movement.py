@@ -1,7 +1,5 @@
 """The transfers of the TPU's decode kernel: blocks from the pool to its buffers, new tokens to both."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from typing import Any

@@ -1,7 +1,5 @@
 """The transfers of the TPU's kernel for latents: blocks, queries and new latents in, results and new latents out."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """KV tiles of the TPU's prefill kernel: their blocks fetched a tile ahead, K and V of each head taken apart."""
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Query tiles of the TPU's prefill kernel: their queries, empty sums, and results."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax
