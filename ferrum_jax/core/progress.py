@@ -4,8 +4,6 @@ Programs call `LLM.generate` and `LLM.embed`, so their bars appear on terminals 
 users (paths, ids, errors, prompts), so no console here reads markup.
 """
 
-from __future__ import annotations
-
 import contextlib
 import threading
 import time

@@ -7,8 +7,6 @@ behind the one drawn at each place. They change no text, so they need not be inv
 their placeholder, and turned by the rotary positions of the forward. Adapters add nothing here.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -6,8 +6,6 @@ their number change a bit of its vector. On a mesh each data shard has texts of 
 some heads each.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import threading

@@ -5,8 +5,6 @@ that the call is given behind its other arguments: so no step allocates, and add
 these arrays.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -4,8 +4,6 @@ Layers are alike when their structure, sizes and pools are: the calls of such la
 traced and lowered once. What XLA makes of the calls is decided where the step is compiled (`compile/pieces.py`).
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any

@@ -6,8 +6,6 @@ Each step returns a value, and the next ones read it: what a config left open (`
 the mesh, the pools with what they take of a device, the buckets.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 

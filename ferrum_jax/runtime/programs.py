@@ -7,8 +7,6 @@ DraftBucket  what predicts one token more behind a forward
 a name       what stands beside steps: prompt log-probabilities, the write of a row slot, copies, fresh pools
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import itertools

@@ -5,8 +5,6 @@
 Engine and HTTP are two threads of one process here; `ferrum-jax serve` has them in two processes.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import socket

@@ -3,8 +3,6 @@
 Nothing but an explicit argument asks for one.
 """
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable, Sequence

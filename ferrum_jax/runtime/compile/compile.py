@@ -5,8 +5,6 @@ Compiling needs only shapes, so it runs while weights load. What a store or a bu
 fault, and `CompileCounter` counts it.
 """
 
-from __future__ import annotations
-
 import collections
 import concurrent.futures
 import contextlib

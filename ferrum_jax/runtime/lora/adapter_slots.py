@@ -4,8 +4,6 @@ Every weight that adapters may add to has a `LowRankSlots`, experts an `ExpertSl
 weight does: A along its inputs, B along its outputs, slots and ranks whole on every device.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import fnmatch
 from collections.abc import Mapping, Sequence

@@ -4,8 +4,6 @@ Each layer of the "cross" group has a pool of blocks like any other's. Slot s ha
 the other: all positions of one window. Slot 0 is null, and block 0, so those of slot s begin at 1 + (s - 1) B.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any

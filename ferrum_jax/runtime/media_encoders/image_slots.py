@@ -5,8 +5,6 @@ is null. An encoder is compiled for a few numbers of patches; several images go 
 A clip is as an image whose patches are its frames; a model that sees and hears has an encoder of each.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence

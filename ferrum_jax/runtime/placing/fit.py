@@ -5,8 +5,6 @@ of few blocks: XLA's temporaries do not depend on how many there are. So a devic
 that is, and no share of the memory is guessed.
 """
 
-from __future__ import annotations
-
 import bisect
 import dataclasses
 from collections.abc import Callable, Sequence

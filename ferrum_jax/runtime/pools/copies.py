@@ -4,8 +4,6 @@ They run in an executable of their own, before or after the step that they belon
 pays nothing. Inside the step XLA copies whole pools around the loop.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

@@ -6,8 +6,6 @@ has, whichever other devices have them too. So no device sends another anything,
 each, and its memory is its own.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any

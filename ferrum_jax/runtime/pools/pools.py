@@ -9,8 +9,6 @@ forward to what samples. Nobody may hold a view of a pool across a step: donatio
 into a copy of the whole pool.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import math

@@ -10,8 +10,6 @@ without sorting. What no row asks for stands behind `lax.cond` in `sample`; `dra
 has neither branches nor loops.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 

@@ -3,8 +3,6 @@
 Each function leaves the rows that did not ask for it bit for bit as they were.
 """
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 from jax import lax

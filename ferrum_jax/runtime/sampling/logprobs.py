@@ -6,8 +6,6 @@ Words that nobody in the step asked for are 0. A token of a prompt has SCORE_WOR
 logprobs of MAX_NAMED_IDS tokens that a request names.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 from typing import Protocol

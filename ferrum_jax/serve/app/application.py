@@ -1,7 +1,5 @@
 """The routes of a server and who may ask them; errors in OpenAI's form, and every request's id in a header."""
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import traceback

@@ -1,7 +1,5 @@
 """/v1/batches: a file of requests in, a file of answers out; off unless the server has a folder for them."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """/v1/files: what batches read and write. A file is on its way to disk as it comes, and never whole in memory."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import functools

@@ -1,7 +1,5 @@
 """/v1/audio/transcriptions and /v1/audio/translations: a form with a file in, what is said in it out."""
 
-from __future__ import annotations
-
 import asyncio
 import functools
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence

@@ -1,7 +1,5 @@
 """Texts in: an answer or a stream of events out, or what a model reads out of each, as vectors, scores and classes."""
 
-from __future__ import annotations
-
 import asyncio
 import functools
 import re

@@ -1,7 +1,5 @@
 """The lease of a folder of batches: one clerk has it, and others wait until that one is gone."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterator
 

@@ -4,8 +4,6 @@ Its requests are FLEX: they take what live ones leave of the engine. A row that 
 killed begins anew, with the seed that it had, since no tokens of it are kept.
 """
 
-from __future__ import annotations
-
 import contextlib
 import datetime
 import itertools
