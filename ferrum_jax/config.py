@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from checkpoints.stored_weight import made_form
-from ferrum_jax.inputs.kv_events import endpoints_of
 from ferrum_jax.inputs.setting import check_settings, described, setting, some_of
 from ferrum_jax.inputs.sizes.engine_sizes import refuse_more_rows_than_tokens
+from ferrum_jax.inputs.sizes.kv_events import endpoints_of
 from ferrum_jax.inputs.sizes.mesh_shape import MeshShape, devices_of, ids_of, wrong_ids
 from ferrum_jax.inputs.sizes.speculative import SpeculativeConfig, speculative_of
 from ferrum_jax.inputs.sizes.tiles import tiles_of

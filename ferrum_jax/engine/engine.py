@@ -270,7 +270,8 @@ class Engine:
             self._tier.step()
         with self._guard:
             deltas = self._step()
-        self._tell_cached()
+        if self._publisher is not None:
+            self._publisher.tell()
         return deltas
 
     def _tell_cached(self) -> None:

@@ -12,7 +12,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from ferrum_jax.core.kv_cache.cache_manager import CacheManager
-from ferrum_jax.inputs.kv_events import endpoints_of
+from ferrum_jax.inputs.sizes.kv_events import endpoints_of
+from ferrum_jax.io.paths import install_command
 from ferrum_jax.io.watched_threads import start_thread
 
 _KEPT = 10_000  # messages that can be asked for again, and that wait for a subscriber
@@ -28,7 +29,7 @@ class KVPublisher:
             import msgspec
             import zmq
         except ImportError as error:
-            raise ImportError(f"kv_events needs the extra: pip install 'ferrum-jax[kv-events]' ({error})") from error
+            raise ImportError(f"kv_events needs an extra ({error}): {install_command('kv-events')}") from error
         endpoint, self._topic, replay = endpoints_of(text)
         self._caches = tuple(caches)
         self._encode = msgspec.msgpack.encode

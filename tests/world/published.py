@@ -33,7 +33,7 @@ def identity_of(name: str) -> ModelIdentity:
 
 
 class PublishedJob(History):
-    """A job of 1,500 rows, of which 303 were answered."""
+    """A job of 1,500 rows; 303 were answered."""
 
     def __init__(self, plan: Plan, *, is_logged: bool = False) -> None:
         super().__init__(replace(plan, num_rows=1500), is_logged=is_logged)

@@ -70,7 +70,7 @@ class Served(History):
             return work(*args, **how)
 
         def read(record: logging.LogRecord) -> bool:
-            """Of all that a log may say a disk's errors alone were to come."""
+            """Keeps an error that is no disk's, as nothing else may fail."""
             if isinstance(error := sys.exc_info()[1], Exception) and not isinstance(error, OSError):
                 self.world.failures.append(error)
             return False
@@ -373,7 +373,7 @@ def _form(content: bytes) -> tuple[bytes, tuple[bytes, bytes]]:
 
 @functools.cache
 def inputs(num_rows: int) -> tuple[bytes, ...]:
-    """Files of rows, the last of which is no batch."""
+    """Files of rows; the last one is no batch."""
     return (*(b"".join(map(_row, range(size))) for size in (1, num_rows // 4, num_rows)), 2 * _row(0))
 
 

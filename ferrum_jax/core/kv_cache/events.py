@@ -54,7 +54,7 @@ class KVEvents:
         return event if window is None else event | {"kv_cache_spec_sliding_window": window}
 
     def _extra_keys(self, request: Request, index: int) -> list[Any] | None:
-        """What the key of a block has beside its tokens: the adapter, media that touch it, the salt of a first one."""
+        """The parts of a block's key beside its tokens: the adapter, media that touch it, the salt of a first one."""
         start, end = index * self._block_size, (index + 1) * self._block_size
         media = [[m.digest.hex(), m.start - start] for m in request.media if m.start < end and m.end > start]
         salt = [request.cache_salt.decode()] if request.cache_salt and not index else []

@@ -63,16 +63,7 @@ def build_engine(
         )
     processes = current()
     publishes = config.kv_events is not None and (processes is None or processes.leads)
-    caches = [
-        CacheManager(
-            sizes,
-            fingerprint=loaded.cache_fingerprint,
-            kv_dtype=layout.kv_dtype,
-            enabled=config.enable_prefix_caching,
-            has_events=publishes,
-        )
-        for _ in range(sizes.num_shards)
-    ]
+    caches = _caches(loaded, config, sizes, has_events=publishes)
     runner = _runner(loaded, fill, has_tier=caches[0].tier is not None)
     constraints = Constraints(tokenizer, vocab_size=layout.spec.vocab_size, end_ids=loaded.end_ids, forms=forms)
     adapters = adapters or LoadedAdapters(None, no_adapter)
@@ -103,6 +94,13 @@ def build_engine(
     )
     engine.weights_version = loaded.weights_version
     return engine
+
+
+def _caches(loaded: Loaded, config: EngineConfig, sizes: EngineSizes, *, has_events: bool) -> list[CacheManager]:
+    """The empty books of each data shard."""
+    enabled, fingerprint, kv_dtype = config.enable_prefix_caching, loaded.cache_fingerprint, loaded.layout.kv_dtype
+    new = functools.partial(CacheManager, fingerprint=fingerprint, kv_dtype=kv_dtype, enabled=enabled)
+    return [new(sizes, has_events=has_events) for _ in range(sizes.num_shards)]
 
 
 def _kv_tier(loaded: Loaded, config: EngineConfig, prefixes: PrefixCache) -> KVTier | None:
