@@ -54,7 +54,7 @@ def add(commands: Any) -> None:
             "--model checkpoints/demo --input scripts/demo_prompts.jsonl --output out.jsonl --plan",
             "--model checkpoints/demo --input scripts/demo_prompts.jsonl --output out.jsonl --report report.html",
         ),
-        common="max_errors new_run plan report schema max_tokens",
+        common="input max_errors new_run plan report schema max_tokens",
     )
     _add_files(batch)
     names = {
