@@ -6,15 +6,7 @@ from tests.rows import rows_beside
 
 BySection = Mapping[str, Sequence[str]]
 
-ANSWERED_ELSEWHERE: Mapping[str, BySection] = rows_beside(__file__)["answered elsewhere"] | {
-    "a row has no id, no timeout and no server of its own": {
-        "completions": ("when it is to run", "a name of its own", "labels of a server"),
-        "completions_refused": ("service_tier = 5",),
-        "chats": ("when it is to run",),
-        "chats_refused": ("service_tier = flex",),
-        **dict.fromkeys(("embeddings", "scores", "rankings"), ("urgent",)),
-    },
-}
+ANSWERED_ELSEWHERE: Mapping[str, BySection] = rows_beside(__file__)["answered elsewhere"]
 
 # Refused by a row and over HTTP, in other words: a limit, a name or advice that is of one of them.
 OTHER_WORDS: BySection = rows_beside(__file__)["other words"]
