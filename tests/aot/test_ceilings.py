@@ -11,33 +11,12 @@ import pytest
 from ferrum_jax.cli.device_check.estimates import TPU_CEILINGS
 from pallas_kernels.paged_attention.gpu.ceilings import FILE as GPU_CEILINGS
 from scripts import kept_counts
+from tests.rows import rows_beside
 
 pytestmark = pytest.mark.aot
 GPU, TPU = (kept_counts.read(path) for path in (GPU_CEILINGS, TPU_CEILINGS))
-QUICK = {
-    "gpu_ceiling": ("llama_8b_decode_c16", "oss_prefill", "llama_8b_mixed_fp8_e4m3", "product_mxfp4_16"),
-    # a launch of every kernel, for all generations in 30 CPU seconds or less
-    "tpu_ceiling": (
-        "llama_8b_decode_c16",
-        "llama_8b_decode_c128",
-        "llama_8b_decode_int8",
-        "llama_8b_decode_fp8",
-        "deepseek_v3_decode",
-        "deepseek_v3_verify",
-        "llama_8b_prefill_c128",
-        "product_int8_a16_16",
-        "product_int8_a16_64",
-        "product_int4_g128_16",
-        "product_int4_g128_64",
-        "product_int4_g128_512",
-        "product_int8_512",
-        "xla_product_bf16_512",
-        "indexer_32k",
-        "gated_delta_decode_64",
-        "kda_decode_64",
-        "mamba2_decode_64",
-    ),
-}
+# on TPUs a launch of every kernel, for all generations in 30 CPU seconds or less
+QUICK = rows_beside(__file__)["quick"]
 
 
 LAUNCHES = [

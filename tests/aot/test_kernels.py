@@ -5,38 +5,13 @@ import pytest
 from pallas_kernels.grouped_matmul.cases import TPU_CASES as EXPERTS
 from pallas_kernels.quantized_matmul.cases import TPU_CASES as PRODUCTS
 from tests.aot.described import described, turn_of
+from tests.rows import rows_beside
 
 pytestmark = pytest.mark.aot
 GENERATIONS = ("v5e", "v5p", "v6e", "v7x")
 OF_PRODUCTS = ("v5e", "v6e", "v7x")
 PRODUCT_NAMES = (*(case.name for case in PRODUCTS), *(f"experts {case.name}" for case, _ in EXPERTS))
-QWEN3_NEXT, QWEN35 = ({"groups": 16, "heads": heads} for heads in (32, 48))
-GRANITE, FALCON_34B = (
-    {"groups": groups, "heads": heads, "state": state, "by_channel": None}
-    for groups, heads, state in ((1, 128, (64, 128)), (2, 32, (128, 256)))
-)
-NEMOTRON_8B = GRANITE | {"groups": 8}
-RECURRENCES = {
-    "qwen3_next": QWEN3_NEXT,
-    "qwen3_next_tp4": {"groups": 4, "heads": 8},
-    "qwen3_next_tp16": {"groups": 1, "heads": 2},
-    "qwen3_next_mixed": QWEN3_NEXT | {"tokens": 512},
-    "qwen3_next_float32": QWEN3_NEXT | {"rows": 16, "dtype": "float32"},
-    "qwen35_48_heads": QWEN35 | {"rows": 8},
-    "kimi": {"groups": 32, "heads": 32, "by_channel": True},
-    "kimi_tp8": {"groups": 4, "heads": 4, "by_channel": True, "rows": 256},
-    "granite_small": GRANITE,
-    "granite_small_tp8": GRANITE | {"heads": 16},
-    "granite_tiny_mixed": GRANITE | {"heads": 48, "tokens": 128},
-    "qwen3_next_tp16_mixed": {"groups": 1, "heads": 2, "tokens": 256, "dtype": "float32"},
-    "qwen35_48_heads_mixed": QWEN35 | {"rows": 256, "tokens": 2048},
-    "falcon_h1_34b_mixed": FALCON_34B | {"tokens": 512},
-    "nemotron_h_8b_mixed": NEMOTRON_8B | {"tokens": 512},
-    "falcon_h1_34b": FALCON_34B,
-    "falcon_h1_1b": FALCON_34B | {"groups": 1, "heads": 24, "state": (64, 256)},
-    "nemotron_h_8b": NEMOTRON_8B,
-    "nemotron_h_47b": NEMOTRON_8B | {"heads": 256, "state": (64, 256)},
-}
+RECURRENCES = rows_beside(__file__)["recurrences"]
 IN_TURN = pytest.mark.parametrize("in_turn", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["turn", "rest"])
 
 

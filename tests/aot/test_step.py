@@ -5,46 +5,22 @@ import json
 import pytest
 
 from tests.aot.described import described
+from tests.rows import rows_beside
 
 pytestmark = pytest.mark.aot
 LAYERS = 2  # more of them add the same ops again
-DECODE, MIXED = (64, True), (512, False)
-# For weights of 512 rows a device, since as many tokens make activations that look like them; and for experts on
-# v5e:4x4, where libtpu makes an all-reduce of the reduce-scatter of 512 tokens a shard.
-OTHER_MIXED = (384, False)
 
 
-def case(model: str, topology: str, mesh: str, *buckets: tuple[int, bool], slow: bool = False, **options: str):
+def case(model: str, topology: str, mesh: str, buckets: list[tuple[int, bool]], slow: bool = False, **options: str):
     fields = {"model": model, "topology": topology, "mesh": mesh, "buckets": buckets, **options}
     name = "_".join([model, topology, mesh, *(f"T{tokens}" for tokens, _ in buckets), *options.values()])
     return pytest.param(fields, id=name.replace("-", "_"), marks=[pytest.mark.slow] * slow)
 
 
-CASES = [
-    case("Qwen3-0.6B", "v5e:2x2", "tp=1", DECODE),
-    case("Llama-3-8B", "v6e:2x2", "tp=4", MIXED),
-    case("Llama-3-8B", "v6e:4x4", "dp=2,tp=8", DECODE),
-    case("Qwen3-30B-A3B", "TPU7x:2x2x1", "tp=4", DECODE),
-    case("Llama-3-8B", "v5p:2x2x1", "dp=2,tp=2", DECODE, slow=True, implementation="xla"),
-    case("Qwen3-0.6B", "v6e:2x2", "tp=1", DECODE, MIXED, slow=True),
-    case("Qwen3-0.6B", "v5e:2x2", "tp=1", MIXED, slow=True, implementation="xla"),
-    case("Llama-3-8B", "v5e:2x2", "tp=4", DECODE, MIXED, slow=True),
-    case("Llama-3-8B", "v5e:4x4", "dp=2,tp=8", DECODE, OTHER_MIXED, slow=True),
-    case("Llama-3-8B", "v6e:4x4", "dp=4,tp=4", MIXED, slow=True, implementation="xla"),
-    case("Llama-3-8B", "v6e:4x4", "dp=2,tp=8", DECODE, OTHER_MIXED, slow=True, kv_dtype="int8"),
-    case("Llama-3-8B", "TPU7x:2x2x1", "tp=4", DECODE, MIXED, slow=True, kv_dtype="fp8_e4m3"),
-    case("Qwen3-30B-A3B", "v5e:4x4", "dp=4,tp=4", DECODE, OTHER_MIXED, slow=True),
-    case("Qwen3-30B-A3B", "v6e:4x4", "dp=4,tp=4", DECODE, MIXED, slow=True),
-    case("Qwen3-30B-A3B", "v5p:2x2x1", "tp=4", DECODE, MIXED, slow=True),
-    case("Qwen3-30B-A3B", "TPU7x:2x2x1", "tp=4", MIXED, slow=True),
-    case("Llama-3-8B", "v6e:2x2", "tp=4", DECODE, weights="int4-g128", products="mosaic_tpu"),
-    case("Llama-3-8B", "v6e:2x2", "tp=4", DECODE, OTHER_MIXED, slow=True, weights="int8", products="mosaic_tpu"),
-    case("Llama-3-8B", "v6e:2x2", "tp=4", DECODE, OTHER_MIXED, slow=True, weights="fp8-blocks", products="mosaic_tpu"),
-    case("Llama-3-8B", "v6e:2x2", "tp=4", OTHER_MIXED, slow=True, weights="int4-g128", products="mosaic_tpu"),
-    case("Qwen3-30B-A3B", "v6e:2x2", "tp=4", DECODE, OTHER_MIXED, slow=True, weights="mxfp4", products="mosaic_tpu"),
-    # 64 rows fill 1,024 places of experts, which look like a weight
-    case("Qwen3-30B-A3B", "v6e:2x2", "tp=4", (32, True), OTHER_MIXED, slow=True, products="mosaic_tpu"),
-]
+# Mixed buckets of 384 tokens are for weights of 512 rows a device, since as many tokens make activations that look like
+# them; and for experts on v5e:4x4, where libtpu makes an all-reduce of the reduce-scatter of 512 tokens a shard. Decode
+# is of 32 rows where 64 fill 1,024 places of experts, which look like a weight.
+CASES = [case(**row) for row in rows_beside(__file__)["cases"]]
 
 
 @pytest.fixture(scope="module", params=CASES)
@@ -104,7 +80,7 @@ def test_a_step_fits_the_memory_of_its_device(program):
 )
 def test_a_decode_step_of_full_depth_fits_its_slice(model, topology, mesh):
     """Minutes of compiling: run by hand."""
-    for bucket in describe({"model": model, "topology": topology, "mesh": mesh, "buckets": (DECODE,)}):
+    for bucket in describe({"model": model, "topology": topology, "mesh": mesh, "buckets": [(64, True)]}):
         print(json.dumps(bucket))
         assert bucket["peak_bytes"] < bucket["memory_bytes"]
         assert bucket["pool_copies"] == [] and bucket["weight_copies"] == []

@@ -21,19 +21,9 @@ from ferrum_jax.batch.job import (
 from ferrum_jax.batch.notice import Notice
 from ferrum_jax.io.files.store import LocalStore
 from tests.batch.fake_llm import FakeLLM, json_lines
+from tests.rows import rows_beside
 
-ROWS = [
-    {"custom_id": "a", "prompt": "def f():", "max_tokens": 4},
-    {"custom_id": "b", "prompt": "def g():", "max_tokens": 4, "temperature": 0.8, "n": 2, "logprobs": 0},
-    {"custom_id": "c", "messages": [{"role": "user", "content": "hi"}]},
-    {
-        "custom_id": "d",
-        "method": "POST",
-        "url": "/v1/completions",
-        "body": {"model": "tiny", "prompt": [1, 2, 3], "max_tokens": 2},
-    },
-    {"custom_id": "e", "prompt": "class A:", "max_tokens": 3},
-]
+ROWS = rows_beside(__file__)["rows"]
 
 
 BAD_LINES = [

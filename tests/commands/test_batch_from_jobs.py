@@ -7,12 +7,10 @@ import pytest
 
 from ferrum_jax.__main__ import main
 from tests.commands.test_every_command import ENGINE
+from tests.rows import rows_beside
 from tests.support import COMPILED, GOLDENS
 
-ROWS = [
-    {"custom_id": "a", "messages": [{"role": "user", "content": "Once upon a time"}]},
-    {"custom_id": "b", "messages": [{"role": "user", "content": "The sea"}], "temperature": 0},
-]
+ROWS = rows_beside(__file__)["rows"]
 
 
 def batch(flags: str) -> int:
@@ -54,17 +52,7 @@ def test_a_forked_job_goes_on_and_its_rows_are_kept_for_verify(first, tmp_path, 
     assert "to the bit" in " ".join(capsys.readouterr().out.split())
 
 
-@pytest.mark.parametrize(
-    ("flags", "why"),
-    [
-        ("", "name rows with --input, or an earlier output with --fork"),
-        ("--fork old.jsonl", "--fork needs one turn"),
-        ("--input in.jsonl --append a", "--fork needs one turn"),
-        ("--input in.jsonl --reuse old.jsonl --reuse-text --strict-bits", "--reuse-text is for --reuse"),
-        ("--input in.jsonl --reuse out.jsonl", "--reuse and --output are both"),
-        ("--fork old.jsonl --append a", "old.jsonl.report.json is not there"),
-    ],
-)
+@pytest.mark.parametrize(("flags", "why"), rows_beside(__file__)["flags that do not fit"])
 def test_flags_that_do_not_fit_are_refused(tmp_path, monkeypatch, capsys, flags, why):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "in.jsonl").write_text(json.dumps(ROWS[0]))

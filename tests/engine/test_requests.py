@@ -527,17 +527,8 @@ def test_choices_that_had_all_ended_are_given_again_when_resumed(llm, engine):
 def test_every_sampling_parameter_changes_what_is_drawn(llm, free):
     """A parameter that is accepted and ignored would give the tokens of the request without it."""
     plain = dataclasses.replace(DRAWN, temperature=1.5, max_tokens=40)
-    asked = (
-        {"top_k": 2},
-        {"top_p": 0.3},
-        {"min_p": 0.5},
-        {"repetition_penalty": 2.0},
-        {"presence_penalty": 2.0},
-        {"frequency_penalty": 1.0},
-        {"seed": 12},
-        {"temperature": 0.2},
-    )
-    outputs = [run(llm, [PROMPT], dataclasses.replace(plain, **change))[0].token_ids for change in ({}, *asked)]
+    changes = ({}, *ROWS["changes of what is drawn"])
+    outputs = [run(llm, [PROMPT], dataclasses.replace(plain, **change))[0].token_ids for change in changes]
     assert len(set(outputs)) == len(outputs)
 
 
@@ -617,37 +608,12 @@ def test_stats_are_json_and_exact_for_a_known_workload(llm, monkeypatch):
     assert {name: stats[name] - before[name] for name in moved} == moved
     # 40 tokens are chunks of 16, 16, 8; then 3 decodes; one block of 16 is 3 layers x 16 x 10 heads x 16 x 4 bytes
     block_bytes = 3 * 16 * 10 * 16 * 4
-    expected = {
-        "enabled": True,
-        "block_size": 16,
-        "kv_dtype": "float32",
-        "lookups": 2,
-        "hits": 1,
-        "misses": 1,
-        "hit_tokens": 40,
-        "missed_tokens": 40,
-        "saved_prefill_tokens": 40,
-        "prompt_hits": 1,
-        "copied_blocks": 2,
-        "cached_prompts": 1,
-        "hit_blocks": 2,
-        "published_blocks": 2,
-        "evictions": 0,
-        "revivals": 3,
-        "refusals": 0,
-        "preemptions": 0,
-        "live": 0,
-        "cached": 3,
-        "clean": 77,
-        "entries": 3,
+    expected = ROWS["counts of a known workload"] | {
         "bytes": 3 * block_bytes,
         "steps": 6 + 4,
         "computed_tokens": 43 + 3,
         "padded_tokens": 3 * 16 + 3 + 1 + 3,
-        "executables": 14,
         "kv_bytes": 81 * block_bytes,
-        "num_blocks": 80,
-        "group_blocks": [80],
     }
     assert {name: stats[name] for name in expected} == expected
 

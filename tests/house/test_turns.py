@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.marks import few
+from tests.rows import rows_beside
 from tests.support import ROOT
 from tests.turns import touched
 from tests.turns.history import history
@@ -57,23 +58,10 @@ def test_tests_of_one_golden_in_a_file_are_one_unit():
     assert unit_of("tests/a.py::test[5-qwen3]") == unit_of("tests/a.py::test_other[qwen3-6]")
 
 
-@pytest.mark.parametrize(
-    ("changed", "files"),
-    [
-        ("tests/scheduler/test_machine.py", {"tests/scheduler/test_machine.py"}),
-        ("tests/scheduler/fake_device.py", {"tests/scheduler/test_machine.py"}),
-        ("tests/other/machine_program.py", {"tests/scheduler/test_machine.py"}),
-        ("ferrum_jax/core/scheduler/books.py", {"tests/scheduler/test_machine.py"}),
-        ("ferrum_jax/core/scheduler/plan.py", {"tests/scheduler/test_machine.py", "tests/serve/test_http.py"}),
-        ("ferrum_jax/serve/http/lines.py", {"tests/serve/test_http.py"}),
-        ("pallas_kernels/low_rank/math.py", {"tests/pallas_kernels/test_low_rank.py"}),
-        ("tests/goldens/llama/config.json", {"tests/models/test_goldens.py"}),
-        ("docs/models.md", {"tests/house/test_readme.py"}),
-        ("README.md", {"tests/house/test_readme.py"}),
-    ],
-)
+@pytest.mark.parametrize(("changed", "files"), rows_beside(__file__)["changes and the tests that they run"])
 def test_a_change_runs_its_own_tests_those_of_its_name_and_those_that_import_it(changed, files):
     found = [turn(sixth, IDS, [changed], IMPORTS) for sixth in range(6)]
+    files = set(files)
     assert files <= set().union(*(files_of(each.touched) for each in found))
     assert all(files <= files_of(each.kept) for each in found)
     assert not any(each.everybodys for each in found)

@@ -6,6 +6,7 @@ import pytest
 
 from checkpoints import open_checkpoint, to_huggingface
 from ferrum_jax.models.families import registry
+from tests.rows import rows_beside
 from tests.serve.running import serving_demo
 from tests.support import ROOT
 
@@ -79,18 +80,8 @@ def test_an_offline_task_has_the_same_accuracies(models, tmp_path):
     import lm_eval
 
     (tmp_path / "choices.json").write_text("\n".join(map(json.dumps, CHOICES)))
-    task = {
-        "task": "python_line_ends",
-        "dataset_path": "json",
-        "dataset_kwargs": {"data_files": {"test": str(tmp_path / "choices.json")}},
-        "test_split": "test",
-        "output_type": "multiple_choice",
-        "doc_to_text": "query",
-        "doc_to_target": "gold",
-        "doc_to_choice": "choices",
-        "target_delimiter": "",
-        "metric_list": [{"metric": "acc"}, {"metric": "acc_norm"}],
-    }
+    task = rows_beside(__file__)["task"]
+    task["dataset_kwargs"] = {"data_files": {"test": str(tmp_path / "choices.json")}}
     found = []
     for model in models:
         results = lm_eval.simple_evaluate(model, tasks=[task], bootstrap_iters=0)

@@ -6,26 +6,14 @@ import numpy as np
 import pytest
 
 from ferrum_jax import LLM, EngineConfig
+from tests.rows import rows_beside
 from tests.support import COMPILED, ROOT
 
 pytestmark = pytest.mark.tunix
 
 SIZES = {"num_layers": 2, "vocab_size": 4096, "embed_dim": 64, "hidden_dim": 96, "num_heads": 4, "head_dim": 16}
-CONFIG = {
-    "architectures": ["Qwen3ForCausalLM"],
-    "vocab_size": 4096,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "max_position_embeddings": 128,
-    "rms_norm_eps": 1e-6,
-    "rope_theta": 1_000_000.0,  # the one that tunix's attention computes with, whatever its config says
-    "tie_word_embeddings": True,
-    "eos_token_id": 0,
-}
+# rope_theta is the one that tunix's attention computes with, whatever its config says
+CONFIG = rows_beside(__file__)["config"]
 PROMPTS = ["def add(a, b):", "import os\n"]
 
 

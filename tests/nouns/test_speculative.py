@@ -13,14 +13,7 @@ from tests.rows import rows_beside
 ROWS = rows_beside(__file__)
 
 OF_NGRAM = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 3, "prompt_lookup_min": 1}
-OF_SUFFIX = {
-    "method": "suffix",
-    "num_speculative_tokens": 32,
-    "suffix_decoding_max_tree_depth": 16,
-    "suffix_decoding_max_cached_requests": 0,
-    "suffix_decoding_max_spec_factor": 2,
-    "suffix_decoding_min_token_prob": 0.0,
-}
+OF_SUFFIX = ROWS["of suffix"]
 
 
 def set_fields(config: SpeculativeConfig) -> dict:
@@ -51,14 +44,7 @@ def test_each_method_has_defaults_of_its_own_keys_alone():
         "prompt_lookup_max": 5,
         "prompt_lookup_min": 2,
     }
-    assert found["suffix"] == {
-        "method": "suffix",
-        "num_speculative_tokens": 24,
-        "suffix_decoding_max_tree_depth": 24,
-        "suffix_decoding_max_cached_requests": 10000,
-        "suffix_decoding_max_spec_factor": 1.0,
-        "suffix_decoding_min_token_prob": 0.1,
-    }
+    assert found["suffix"] == ROWS["defaults of suffix"]
     assert found["mtp"] == {"method": "mtp", "num_speculative_tokens": 1}
 
 

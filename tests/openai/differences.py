@@ -6,45 +6,10 @@ from tests.rows import rows_beside
 
 BySection = Mapping[str, Sequence[str]]
 
-ANSWERED_ELSEWHERE: Mapping[str, BySection] = rows_beside(__file__)["answered elsewhere"] | {
-    "a row has no id, no timeout and no server of its own": {
-        "completions": ("when it is to run", "a name of its own", "labels of a server"),
-        "completions_refused": ("service_tier = 5",),
-        "chats": ("when it is to run",),
-        "chats_refused": ("service_tier = flex",),
-        **dict.fromkeys(("embeddings", "scores", "rankings"), ("urgent",)),
-    },
-}
+ANSWERED_ELSEWHERE: Mapping[str, BySection] = rows_beside(__file__)["answered elsewhere"]
 
 # Refused by a row and over HTTP, in other words: a limit, a name or advice that is of one of them.
-OTHER_WORDS: BySection = {
-    "completions_refused": (
-        *("adapter = poet", "adapter = 5", "model = other", "prompt = None", "store = True"),
-        *(
-            "max_tokens = 10000",
-            "prompt = " + "x " * 35,
-            "request_id = no spaces",
-            "stream = yes",
-            "stream_options = {'more': 1}",
-        ),
-        *("stream_options = {'include_usage': True}", "timeout = 0", "temprature = 1", "many problems"),
-    ),
-    "chats_refused": (
-        *("adapter = poet", "messages = None", "prompt = x", "request_id = ", "store = True", "unknown = 1"),
-        *("messages = [{'role': 'user', 'content': '" + "x " * 20, "stream_options = {'include_usage': 'yes'}"),
-    ),
-    "embeddings_refused": (
-        *("input = None", "prompt = x", "model = other", "timeout = 0", "unknown = 1"),
-        *(
-            "adapter = poet",
-            "request_id = r",
-            "store = True",
-            "stream = True",
-            "stream_options = {}",
-            "temperature = 1",
-        ),
-    ),
-}
+OTHER_WORDS: BySection = rows_beside(__file__)["other words"]
 
 # A call gives another answer: the echo of a chat is not that of its last message.
 OTHER_ANSWERS: BySection = {"chats": ("an echo of what goes on",)}

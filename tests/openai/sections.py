@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ferrum_jax import LLM, EngineConfig
+from tests.rows import rows_beside
 from tests.serve.running import serving_llm
 from tests.support import COMPILED, GOLDENS, INVARIANT
 
@@ -57,36 +58,12 @@ class Section(NamedTuple):
         return self.path in (COMPLETE, CHAT, RESPOND)
 
 
-_ASKED = {
-    "completions": (generator, COMPLETE),
-    "completions_refused": (generator, COMPLETE),
-    "completions_ignored": (generator, COMPLETE),
-    "chats": (generator, CHAT),
-    "chats_refused": (generator, CHAT),
-    "chats_ignored": (generator, CHAT),
-    "responses": (generator, RESPOND),
-    "responses_refused": (generator, RESPOND),
-    "responses_ignored": (generator, RESPOND),
-    "embeddings": (embedder, EMBED),
-    "embeddings_refused": (embedder, EMBED),
-    "embeddings_ignored": (embedder, EMBED),
-    "scores": (scorer, SCORE),
-    "scores_refused": (scorer, SCORE),
-    "scores_ignored": (scorer, SCORE),
-    "scores_of_vectors": (embedder, SCORE),
-    "rankings": (scorer, RANK),
-    "rankings_refused": (scorer, RANK),
-    "rankings_of_vectors": (embedder, RANK),
-    "scores_told": (reranker, SCORE),
-    "rankings_told": (reranker, RANK),
-    "embeddings_of_states": (generator, EMBED),
-    "completions_of_an_encoder": (embedder, COMPLETE),
-    "embeddings_of_a_scorer": (scorer, EMBED),
-    "scores_of_a_text_model": (generator, SCORE),
-}
+_LLMS = {llm.__name__: llm for llm in (generator, embedder, scorer, reranker)}
 SECTIONS = {
-    name: Section(*asked, json.loads((BODIES / f"{name}.json").read_text()), ignores=name.endswith("_ignored"))
-    for name, asked in _ASKED.items()
+    name: Section(
+        _LLMS[llm], path, json.loads((BODIES / f"{name}.json").read_text()), ignores=name.endswith("_ignored")
+    )
+    for name, (llm, path) in rows_beside(__file__)["asked"].items()
 }
 _DEEP = {"type": "function_call", "call_id": "c", "name": "go", "arguments": "[" * 100_000}
 _TOO_DEEP: dict[str, Any] = {"input": [_DEEP], "max_output_tokens": 4, "temperature": 0}

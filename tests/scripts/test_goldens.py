@@ -11,27 +11,10 @@ from safetensors import safe_open
 from scripts.goldens import weights
 from scripts.goldens.command import run
 from scripts.goldens.recipe import folded, write_recipe
+from tests.rows import rows_beside
 from tests.support import GOLDENS
 
-TENSORS = {
-    **{
-        f"layers.{i}.experts.{j}.w": {"dtype": "bfloat16", "shape": [5, 3], "normal": [1.0, 0.2]}
-        for i in "02"
-        for j in "13"
-    },
-    "layers.0.b": {"dtype": "float16", "shape": [], "uniform": [-4.0, 1.0]},
-    "codes": {"dtype": "int32", "shape": [4, 2], "words": [4, 6, 9]},
-    "order": {"dtype": "int32", "shape": [64], "groups": [32]},
-    "eight": {"dtype": "float8_e4m3fn", "shape": [7], "normal": [0.0, 112.0]},
-    "shape": {"dtype": "int64", "shape": [2], "values": [64, 32]},
-    "tied": {
-        "dtype": "float32",
-        "shape": [5, 3],
-        "normal": [1.0, 0.2],
-        "name": "layers.0.experts.1.w",
-        "through": "bfloat16",
-    },
-}
+TENSORS = rows_beside(__file__)["tensors"]
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 """What counts come to: cycles by unit, the ceiling, and what is worse than before."""
 
 import dataclasses
+import pathlib
 
 import pytest
 
@@ -10,21 +11,7 @@ from scripts.gpu_launches import MULTIPROCESSORS, Part, launches
 from scripts.gpu_sass import read_kernels
 
 # One consumer and one fetcher: a trip multiplies 64 lanes by 64 tokens and fetches 64 x 128 bytes by 128 threads.
-_CODE = """
-.text.attend:
-   -:-:-:Y:01        /*0000*/                   MOV R7, 0x40
-   -:-:-:Y:05        /*0010*/               @P0 BRA `(.L_multiply)
-.L_fetch:
-   -:1:-:Y:01        /*0020*/                   SYNCS.ARRIVE.TRANS64 RZ, [UR30], R7
-   -:2:-:Y:03        /*0030*/                   UTMALDG.5D [UR16], [UR24]
-   -:-:-:Y:06        /*0040*/               @P2 BRA `(.L_fetch)
-   -:-:-:Y:05        /*0050*/                   EXIT
-.L_multiply:
-   -:-:-:Y:02        /*0060*/                   HGMMA.64x64x64.F32.BF16 R88, gdesc[UR8], RZ, !UPT, gsb0
-   -:-:-:Y:08        /*0070*/                   MUFU.EX2 R88, R88
-   -:-:-:Y:10        /*0080*/               @P1 BRA `(.L_multiply)
-   -:-:-:Y:05        /*0090*/                   EXIT
-"""
+_CODE = pathlib.Path(__file__).with_suffix(".sass").read_text()
 _OWN = Counted(registers=168, spill_bytes=0, threads=256, blocks=1)
 _TRIPS = 10  # of a multiprocessor
 _PART = Part(

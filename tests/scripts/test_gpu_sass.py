@@ -1,45 +1,14 @@
 """Instructions, loops and trips, on the machine code of a kernel of thirty instructions."""
 
+import pathlib
+
 import pytest
 
 from scripts.gpu_sass import Kernel, read_kernels
 
 # Two roles: one fetches, four instructions a trip and a spin at a barrier that may not be ready; the other multiplies,
 # with a spin and an arm that some of its warps skip. Control codes are waits:read:write:yield:stall.
-_CODE = """
-	.section	.text.attend,"ax",@progbits
-attend:
-.text.attend:
-   -:-:-:Y:01        /*0000*/                   MOV R7, 0x40
-   -:-:-:Y:04        /*0010*/                   ISETP.NE.AND P0, PT, R0, RZ, PT
-   -:-:-:Y:05        /*0020*/               @P0 BRA `(.L_multiply)
-.L_fetch:
-   -:-:1:Y:02        /*0030*/                   SYNCS.PHASECHK.TRANS64.TRYWAIT P1, [UR10], R8
-   1:-:-:Y:05        /*0040*/              @!P1 BRA `(.L_spin)
-.L_ready:
-   -:1:-:Y:01        /*0050*/                   SYNCS.ARRIVE.TRANS64 RZ, [UR30+0x40], R7
-   -:2:-:Y:03        /*0060*/                   @UP1 UTMALDG.5D [UR16], [UR24]
-   -:-:-:Y:05        /*0070*/               @P2 BRA `(.L_fetch)
-   -:-:-:Y:05        /*0080*/                   EXIT
-.L_multiply:
-   -:-:-:Y:02        /*0090*/                   HGMMA.64x64x16.F32.BF16 R88, gdesc[UR8], RZ, !UPT, gsb0
-   -:-:-:-:02        /*00a0*/                   WARPGROUP.DEPBAR.LE gsb0, 0x0
-   -:-:2:Y:08        /*00b0*/                   MUFU.EX2 R88, R88
-   -:-:-:Y:05        /*00c0*/               @P4 BRA `(.L_skip)
-   -:-:1:Y:04        /*00d0*/                   LDS.128 R4, [R2]
-   1:3:-:Y:04        /*00e0*/                   STS.U16 [R2], R4
-.L_skip:
- 2&3:-:-:Y:01        /*00f0*/                   HGMMA.64x128x16.F32.BF16 R24, R88, gdesc[UR8].tnspB, R24, gsb0
-   -:-:-:Y:00        /*0100*/                   SYNCS.ARRIVE.TRANS64.A1T0 RZ, [UR42], RZ
-   -:-:-:Y:06        /*0110*/               @P1 BRA `(.L_multiply)
-   -:-:-:Y:05        /*0120*/                   EXIT
-.L_spin:
-   -:1:2:Y:03        /*0130*/                   SYNCS.PHASECHK.TRANS64.TRYWAIT P1, [R9+URZ], R8
-   2:-:-:Y:05        /*0140*/              @!P1 NANOSLEEP.SYNCS 0x989680
-   2:-:-:Y:05        /*0150*/              @!P1 BRA `(.L_spin)
-   -:-:-:Y:05        /*0160*/                   BRA `(.L_ready)
-.L_end:
-"""
+_CODE = pathlib.Path(__file__).with_suffix(".sass").read_text()
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,7 @@
 """What cycles of a TPU launch come to: its share of a bound, what binds, and what XLA estimates of the rest."""
 
 import json
+import pathlib
 
 import pytest
 
@@ -45,28 +46,7 @@ def test_latency_binds_where_no_unit_is_busy():
     assert busiest({"MXU": 0.4, "VALU": 0.5}) == "latency (VALU 50%)"
 
 
-_HLO = """HloModule jit_f
-
-%body (p: s32[]) -> s32[] {
-  %a = s32[] fusion(%p), backend_config={"estimated_cycles":"100"}
-  ROOT %b = s32[] copy(%a), backend_config={"estimated_cycles":"9223372036854775807"}
-}
-
-%condition (p: s32[]) -> pred[] {
-  %end = s32[]{:T(128)} constant(3)
-  ROOT %lt = pred[] compare(%p, %end), direction=LT
-}
-
-%open (p: s32[]) -> pred[] {
-  ROOT %lt = pred[] compare(%p, %p), direction=LT
-}
-
-ENTRY %main (x: s32[]) -> s32[] {
-  %c = s32[] fusion(%x), backend_config={"estimated_cycles":"7"}
-  %w = s32[] while(%c), condition=%condition, body=%body, metadata={}
-  ROOT %v = s32[] while(%w), condition=%open, body=%body, metadata={}
-}
-"""
+_HLO = pathlib.Path(__file__).with_suffix(".hlo").read_text()
 
 
 def test_estimates_count_as_often_as_loops_turn():

@@ -5,22 +5,11 @@ import pytest
 
 from scripts.tpu_bundles import Region, Schedule
 from scripts.tpu_trace import count_runs
+from tests.rows import rows_beside
 
 _ALLOCATIONS = "#allocation7 [shape = 'u8[512]{0}', space=smem, scoped, tag = 'prefetched SMEM operand 0']"
 # for i in range(rows[0]): if rows[1 + i] > 2: (bundle 6). Branches have one delay slot.
-_TEXTS = [
-    "0 : { %s1_s0 = smov 0  ;;  %s2_s1 = sld [smem:[#allocation7]] }",
-    "1 LB: > { %s3_s2 = sld [smem:[#allocation7 + %s5_s3 + $0x1]]  ;;  %s5_s3 = sphi %s1_s0, %s6_s3 /* phi copy */ }",
-    "2 : > { %p1_p0 = scmp.le.s32.totalorder %s3_s2, 2 /* is it small */ }",
-    "3 : > { %9 = sbr.rel (%p1_p0) target bundleno = 7 (0x7), region = 1 }",
-    "4 : > { %s6_s3 = sadd.s32 1, %s5_s3 }",
-    "5 : > { %8 = vst [vmem:[#allocation3]] %v1_v1  ;;  %7 = sst [smem:[#allocation4_spill]] %s6_s3 }",
-    "6 : > {}",
-    "7 PF: > { %p2_p1 = scmp.ge.s32.totalorder %s6_s3, %s2_s1  ;;  %s8_s4 = sld [smem:[#allocation4_spill]] (%p1_p0) }",
-    "8 : > { %9 = sbr.rel (!%p2_p1) target bundleno = 1 (0x1), region = 2 }",
-    "9 : > {}",
-    "10 : { %s10_s5 = sadd.s32 4294967295, %s2_s1 }",
-]
+_TEXTS = rows_beside(__file__)["a loop with a branch"]
 
 
 def test_branches_follow_the_prefetched_scalars() -> None:
@@ -45,16 +34,7 @@ def test_scalar_memory_that_nothing_known_fills_is_an_error() -> None:
 
 def test_what_is_stored_by_way_of_an_address_is_read_there() -> None:
     """Bundle 6 runs where the store is done; what a vector gives, here the place, counts as 0."""
-    texts = [
-        "0 : { %p1_p1 = scmp.eq.s32.totalorder 1, 2  ;;  %s1_s1 = spop %9  ;;  %s7_s7 = smov (!%p1_p1), 5 }",
-        "1 : { %s2_s2 = scalar_lea.smem [#allocation8], %s1_s1 }",
-        "2 : { %9 = sst [smem:[%s2_s2]] (!%p1_p1), %s7_s7  ;;  %10 = sst [smem:[%s2_s2 + $0x1]] (%p1_p1), %s7_s7 }",
-        "3 : { %s3_s3 = sld [smem:[#allocation8]]  ;;  %s4_s4 = sld [smem:[#allocation8 + $0x1]] }",
-        "4 : { %p2_p2 = scmp.ne.s32.totalorder %s3_s3, 5  ;;  %p3_p3 = scmp.ge.f32.partialorder %s4_s4, 1.5 }",
-        "5 : { %11 = sbr.rel (%p2_p2) target bundleno = 7 (0x7), region = 1 }",
-        "6 : {}",
-        "7 : {}",
-    ]
+    texts = rows_beside(__file__)["what is stored by way of an address"]
     assert count_runs(texts, _ALLOCATIONS, 0, [np.zeros(1, np.int32)]).tolist() == [1] * 8
 
 
@@ -92,17 +72,7 @@ def test_a_transfer_of_what_is_only_a_shape_is_an_error() -> None:
 
 def test_a_loop_over_groups_of_32_runs_as_often_as_there_are_groups() -> None:
     """The compiler divides by a shift and takes the sign off before, with an unsigned minimum of x and -x."""
-    texts = [
-        "0 : { %s1_s1 = sld [smem:[#allocation7]] }",
-        "1 : { %s2_s2 = ssub.s32 0, %s1_s1 }",
-        "2 : { %s3_s3 = smin.u32 %s2_s2, %s1_s1 }",
-        "3 : { %s4_s4 = sshrl.u32 %s3_s3, 5  ;;  %s5_s5 = smov 0 }",
-        "4 LB: > { %s6_s5 = sphi %s5_s5, %s7_s5  ;;  %s7_s5 = sadd.s32 1, %s6_s5 }",
-        "5 : > { %p1_p1 = scmp.ge.s32.totalorder %s7_s5, %s4_s4 }",
-        "6 : > { %9 = sbr.rel (!%p1_p1) target bundleno = 4 (0x4), region = 1 }",
-        "7 : > {}",
-        "8 : { %s8_s6 = smov 0 }",
-    ]
+    texts = rows_beside(__file__)["a loop over groups of 32"]
     runs = count_runs(texts, _ALLOCATIONS, 1, [np.array([96], np.int32)], max_steps=1000)
     assert runs.tolist() == [1, 1, 1, 1, 3, 3, 3, 3, 1]
 

@@ -22,6 +22,7 @@ from ferrum_jax.serve.http.service import wire_params
 from ferrum_jax.serve.link.engine_client import RequestRefused
 from ferrum_jax.text.structured.vocabulary import require_llguidance
 from tests.openai.asked import ASKS, CALL, PLACES, TOOLS
+from tests.rows import rows_beside
 from tests.serve.running import request
 
 
@@ -106,18 +107,7 @@ def test_a_pydantic_model_is_parsed_from_a_response(client):
 
 
 def test_items_of_an_assistant_are_one_message():
-    call = {"type": "function_call", "call_id": "c", "name": "go", "arguments": "{}", "id": "fc", "status": "completed"}
-    items = [
-        {"role": "user", "content": [{"type": "input_text", "text": "a"}, {"type": "input_text", "text": "b"}]},
-        {"type": "reasoning", "id": "rs", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]},
-        {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "c", "annotations": []}]},
-        call,
-        call,
-        {"type": "function_call_output", "call_id": "c", "output": [{"type": "input_text", "text": "ok"}]},
-        {"role": "assistant", "content": "d"},
-        {"role": "assistant", "content": "e"},
-    ]
-    found = input_messages(items)
+    found = input_messages(rows_beside(__file__)["items of an assistant"])
     assert [message["role"] for message in found] == ["user", "assistant", "tool", "assistant", "assistant"]
     a, b, c, ok = ({"type": "text", "text": text} for text in ("a", "b", "c", "ok"))
     assert found[0]["content"] == [a, b] and found[2] == {"role": "tool", "tool_call_id": "c", "content": [ok]}

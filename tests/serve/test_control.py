@@ -13,6 +13,7 @@ from ferrum_jax import LLM, EngineConfig, SamplingParams
 from ferrum_jax.async_llm import AsyncLLM
 from ferrum_jax.engine.engine_thread import EngineFailed
 from ferrum_jax.serve.http.settings import ServerSettings
+from tests.rows import rows_beside
 from tests.serve.running import running
 from tests.serve.test_adapters import read_key
 from tests.serve.test_under_load import until
@@ -227,16 +228,7 @@ def test_a_training_loop_changes_weights_over_http(root):
         assert ask("/weights_checksum")[1]["checksum"] == first["checksum"]
         _, again = ask("/v1/completions", BODY, **user)
         assert again["choices"][0]["text"] == wanted["choices"][0]["text"]
-        for path, body, said in (
-            ("/pause?mode=stop", {}, "requests is 'stop'; it must be one of"),
-            ("/pause?how=keep", {}, "the query parameter 'how' is not known here; it takes mode"),
-            ("/sleep?level=3", {}, "level is '3'; it must be 1 (weights go to host memory) or 2"),
-            ("/wake_up", {}, "not asleep; call sleep() first"),
-            ("/update_weights", {"path": "../same"}, "path is '../same'; it must not go up with '..'"),
-            ("/update_weights", {"path": "none"}, "there is no such folder below --weights-root"),
-            ("/update_weights", {"path": "same", "requests": "stop"}, "requests is 'stop'"),
-            ("/update_weights", {"path": "same", "name": "x"}, "name is not known"),
-        ):
+        for path, body, said in rows_beside(__file__)["refused"]:
             status, answer = ask(path, body)
             assert status == 400 and said in answer["error"]["message"], (path, answer)
 

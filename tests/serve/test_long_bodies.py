@@ -14,19 +14,11 @@ from ferrum_jax.openai.errors import FieldError
 from ferrum_jax.openai.json_text import num_commas, read_body
 from ferrum_jax.openai.response_body import input_messages
 from ferrum_jax.serve.http import exchange
+from tests.rows import rows_beside
 from tests.serve.running import running
 
 MESSAGES = [{"role": "user", "content": "x"}]
-PATHS = {
-    "/v1/completions": {"prompt": "x"},
-    "/v1/chat/completions": {"messages": MESSAGES},
-    "/v1/responses": {"input": "x"},
-    "/v1/embeddings": {"input": "x"},
-    "/v1/score": {"text_1": "x", "text_2": "x"},
-    "/v1/rerank": {"query": "x", "documents": ["x"]},
-    "/tokenize": {"prompt": "x"},
-    "/detokenize": {"tokens": [5]},
-}
+PATHS = rows_beside(__file__)["paths"]
 
 
 def test_long_bodies_are_read_in_a_thread_by_every_door(monkeypatch):

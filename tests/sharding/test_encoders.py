@@ -5,20 +5,12 @@ import pytest
 
 from ferrum_jax import EngineConfig
 from ferrum_jax.llm import LLM
+from tests.rows import rows_beside
 from tests.sharding.same import said_on
 from tests.support import COMPILED, GOLDENS
 
 # Each golden on the meshes of four devices that divide its heads.
-MESHES = {
-    "bert": ("dp=4", "tp=4", "dp=2,tp=2"),
-    "bert_masked": ("dp=4", "dp=2,tp=2"),
-    "embedding_gemma": ("dp=4", "tp=4", "dp=2,tp=2"),
-    "embedding_gemma_dense": ("dp=2,tp=2",),
-    "modernbert": ("dp=4", "tp=4", "dp=2,tp=2"),
-    "modernbert_masked": ("dp=2,tp=2",),
-    "xlm_roberta": ("dp=4", "dp=2,tp=2"),
-    "xlm_roberta_masked": ("dp=4",),
-}
+MESHES = rows_beside(__file__)["meshes"]
 
 
 def say(name: str, mesh: str) -> dict[str, object]:

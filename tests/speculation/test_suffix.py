@@ -10,6 +10,7 @@ from ferrum_jax.core.drafts import gram_book, own_grams, shared_grams
 from ferrum_jax.core.drafts.drafts import NO_DRAFT
 from ferrum_jax.core.drafts.suffix import SuffixDrafts
 from tests.marks import few
+from tests.rows import rows_beside
 from tests.speculation.naive import NaiveSuffix, request_of
 
 TOKENS = st.lists(st.integers(0, 2), min_size=1, max_size=80)
@@ -26,14 +27,7 @@ def whole_walks(monkeypatch):
         monkeypatch.setattr(module, "WALK", 1 << 20)
 
 
-CASES = {
-    "plenty": {"depth": 16, "texts": 100, "factor": 4.0, "prob": 0.0, "tokens": 1 << 14},
-    "likely only": {"depth": 24, "texts": 100, "factor": 1.5, "prob": 0.4, "tokens": 1 << 14},
-    "shallow": {"depth": 3, "texts": 100, "factor": 2.0, "prob": 0.2, "tokens": 1 << 14},
-    "few texts": {"depth": 16, "texts": 2, "factor": 4.0, "prob": 0.1, "tokens": 1 << 14},
-    "few places": {"depth": 16, "texts": 100, "factor": 4.0, "prob": 0.1, "tokens": 64},
-    "few tokens": {"depth": 16, "texts": 100, "factor": 4.0, "prob": 0.1, "tokens": 256},
-}
+CASES = rows_beside(__file__)["cases"]
 
 
 @pytest.mark.parametrize("seed", few(range(3)))

@@ -59,14 +59,7 @@ def test_a_kernel_that_is_right_is_taken_and_said_to_be():
     assert "the check found it right" in choice.why
 
 
-FOUND = {
-    "off_head": "is not right on this chip: of a mixed step it gives ",
-    "compile": "RuntimeError: INTERNAL: Mosaic failed to compile TPU kernel",
-    "abort": "its process was ended by SIGABRT",
-    "taken": "the chip is held by process 4242; end it, or wait for it",
-    "old_libtpu": "does not fit jax 0.",
-    "hang": "it said nothing for 25 s and was ended",
-}
+FOUND = rows_beside(__file__)["what is said of each fault"]
 
 
 @pytest.mark.slow

@@ -188,21 +188,7 @@ def _call(arguments, name="find"):
     return {"id": "c1", "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
-_WRITES = "[CALL {{ c.function.name + ' ' + c.function.arguments }}]"
-CALLING = {  # with templates like those of the families
-    "calls where the content is none, as R1": "{% for m in messages %}"
-    "{% if m.role == 'assistant' and m.content is none %}{% for c in m.tool_calls %}"
-    + _WRITES + "{% endfor %}{% else %}[{{ m.content + '' }}]{% endif %}{% endfor %}",
-    "calls as texts, as V3.1": "{% for m in messages %}[{{ m.content or '' }}]{% for c in m.tool_calls or [] %}"
-    + _WRITES + "{% endfor %}{% endfor %}",
-    "calls as texts behind a text": "{% for m in messages %}[{{ m.content + '' }}]{% for c in m.tool_calls or [] %}"
-    + _WRITES + "{% endfor %}{% endfor %}",
-    "objects": "{% for m in messages %}[{{ m.content }}]{% for c in m.tool_calls or [] %}[CALL {{ c.function.name }} "
-    "{% for k, v in c.function.arguments.items() %}{{ k }}={{ v }}{% endfor %}]{% endfor %}{% endfor %}",
-    "objects as JSON, content in parts": "{% for m in messages %}[{% for p in m.content %}{{ p.text }}{% endfor %}]"
-    "{% for c in m.tool_calls or [] %}[CALL {{ c.function.name }} {{ c.function.arguments | tojson }}]{% endfor %}"
-    "{% endfor %}",
-}  # fmt: skip
+CALLING = ROWS["templates of calls"]  # like those of the families
 DOORS = {"LLM.chat": list, "HTTP and rows": lambda messages: messages_of("messages", messages)}
 
 

@@ -11,51 +11,18 @@ from ferrum_jax.batch.deadline.end_terms import EndTerms, deadline_of, money_of,
 from ferrum_jax.batch.deadline.forecaster import Outlook
 from ferrum_jax.batch.deadline.phrases import progress_phrase, terms_phrase, verdict_phrase
 from ferrum_jax.cli.batch import add_end, end_terms
+from tests.rows import rows_beside
 
 EAST = datetime.timezone(datetime.timedelta(hours=5, minutes=30), "EAST")
 NOON = datetime.datetime(2026, 11, 27, 12, 0, tzinfo=EAST).timestamp()
 
 
-@pytest.mark.parametrize(
-    ("text", "meant"),
-    [
-        ("06:00", "2026-11-28T06:00+05:30"),
-        ("12:00", "2026-11-28T12:00+05:30"),
-        ("12:00:01", "2026-11-27T12:00:01+05:30"),
-        ("23:59", "2026-11-27T23:59+05:30"),
-        ("06:00Z", "2026-11-28T06:00+00:00"),
-        ("07:00Z", "2026-11-27T07:00+00:00"),
-        ("06:00-08:00", "2026-11-27T06:00-08:00"),
-        ("2026-11-28T06:00", "2026-11-28T06:00+05:30"),
-        ("2026-11-28 06:00", "2026-11-28T06:00+05:30"),
-        ("2026-11-28T06:00:30Z", "2026-11-28T06:00:30+00:00"),
-        ("2027-11-27T06:00+01:00", "2027-11-27T06:00+01:00"),
-        ("2027-11-28T12:00", "2027-11-28T12:00+05:30"),
-    ],
-)
+@pytest.mark.parametrize(("text", "meant"), rows_beside(__file__)["deadlines"])
 def test_a_deadline_is_the_next_such_time_of_day_or_that_moment(text, meant):
     assert deadline_of(text, NOON, EAST) == datetime.datetime.fromisoformat(meant).timestamp()
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        *(
-            "",
-            "6",
-            "6:00",
-            "24:00",
-            "06:60",
-            "6 am",
-            "06:00 CET",
-            "tomorrow",
-            "2026-02-30T06:00",
-            "2026-11-28",
-            "06:00+1",
-        ),
-        *("2026-11-28T06", "1e9", "06:00:00.5", "99999-01-01T00:00", "0001-01-01T00:00", "０６:00", " 06:00", "-1"),
-    ],
-)
+@pytest.mark.parametrize("text", rows_beside(__file__)["no deadlines"])
 def test_what_is_no_deadline_is_refused_with_the_value_and_the_forms(text):
     with pytest.raises(ValueError, match="the deadline is ") as found:
         deadline_of(text, NOON, EAST)
@@ -88,19 +55,7 @@ def test_a_time_of_day_is_that_of_the_machine_also_where_its_clocks_are_changed(
         time.tzset()
 
 
-@pytest.mark.parametrize(
-    ("text", "seconds"),
-    [
-        ("2h", 7200),
-        ("90m", 5400),
-        ("1h30m", 5400),
-        ("45s", 45),
-        ("1.5h", 5400),
-        ("1d2h3m4s", 93784),
-        ("1s", 1),
-        ("366d", 31622400),
-    ],
-)
+@pytest.mark.parametrize(("text", "seconds"), rows_beside(__file__)["spans"])
 def test_a_span_has_its_units(text, seconds):
     assert span_of(text) == seconds
 
