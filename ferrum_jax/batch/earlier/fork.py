@@ -23,16 +23,18 @@ def forked_lines(path: str, source: str | None, turns: Sequence[str], adapter: s
     """JSON lines, in the order of the earlier rows. path, source: the earlier output and input; None is as its report
     says. turns: one for each row, or one for all. adapter: that all rows ask for; None keeps their own.
 
-    Raises ValueError, at the end too, where output, report and input do not belong together, or no row goes on.
+    Raises ValueError where output, report and input do not belong together, and at the end where no row goes on.
     """
     with opened(path) as output, contextlib.ExitStack() as stack:
+        for _ in output.lines():
+            pass  # only what is whole is read as lines of these rows
         record = output.record
         source = source or str(record.input["path"])
         rows = rows_in(stack.enter_context(opened_rows(source)), record)
         if (len(rows), rows.layout) != (record.input["rows"], record.input["layout"]):
             raise ValueError(f"{source} is not the input that {path} answers; name that one with --input")
         if len(turns) not in (1, len(rows)):
-            raise ValueError(f"there are {len(turns):,} turns to append, and {path} has {len(rows):,} rows")
+            raise ValueError(f"there are {len(turns):,} turns for the {len(rows):,} rows of {path}; give one each, or one for all")
         yield from _lines(output, rows, turns, adapter)
 
 

@@ -67,7 +67,7 @@ def test_what_does_not_belong_together_is_refused(tmp_path):
     job, texts_only = job_of(tmp_path / "first", CHATS), job_of(tmp_path / "texts", [LEFT[0][0]])
     with pytest.raises(ValueError, match="no row goes on"):
         rows_of(texts_only, ["Why?"])
-    with pytest.raises(ValueError, match="3 turns to append"):
+    with pytest.raises(ValueError, match="3 turns for the 2 rows of .*; give one each"):
         rows_of(job, ["Why?"] * 3)
     with pytest.raises(ValueError, match="is not the input that"):
         list(forked_lines(str(job.output), str(texts_only.input), ["Why?"]))
@@ -79,6 +79,14 @@ def test_what_does_not_belong_together_is_refused(tmp_path):
     job.output.write_text(job.output.read_text().replace('"content": "', '"content": "no', 1))
     with pytest.raises(ValueError, match="edited or cut off"):
         rows_of(job, ["Why?"])
+
+
+@pytest.mark.parametrize("edit", [lambda lines: lines[::-1], lambda lines: [*lines, lines[0]], lambda lines: [b"{}\n"]])
+def test_of_an_output_whose_lines_are_others_nothing_is_read(edit, tmp_path):
+    job = job_of(tmp_path / "first", CHATS)
+    job.output.write_bytes(b"".join(edit(job.output.read_bytes().splitlines(True))))
+    with pytest.raises(ValueError, match="edited or cut off"):
+        next(forked_lines(str(job.output), None, ["Why?"]))
 
 
 def test_a_forked_job_has_the_bytes_of_one_that_was_asked_for_both_turns(tmp_path):
