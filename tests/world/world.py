@@ -148,6 +148,8 @@ class Event(Bell):
     def set(self) -> None:
         self._is_set = True
         self.ring()
+        if self.world.random.random() < 0.2:  # whoever waits for it may go on before its caller does
+            self.world.pause(self.world.random.random())
 
     def wait(self, timeout: float | None = None) -> bool:
         return self.wait_until(self.until(timeout), self.is_set)
