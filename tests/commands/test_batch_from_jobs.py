@@ -63,10 +63,12 @@ def test_a_forked_job_goes_on_and_its_rows_are_kept_for_verify(first, tmp_path, 
         ("--input in.jsonl --reuse old.jsonl --reuse-text --strict-bits", "--reuse-text is for --reuse"),
         ("--input in.jsonl --reuse out.jsonl", "--reuse and --output are both"),
         ("--fork old.jsonl --append a", "old.jsonl.report.json is not there"),
+        ("--fork old.jsonl --append-file no-text", "no-text is not UTF-8; write"),
     ],
 )
 def test_flags_that_do_not_fit_are_refused(tmp_path, monkeypatch, capsys, flags, why):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "in.jsonl").write_text(json.dumps(ROWS[0]))
+    (tmp_path / "no-text").write_bytes(b"\xff\n")
     assert batch(f"{flags} --output out.jsonl") == 2
     assert why in " ".join(capsys.readouterr().err.split())
