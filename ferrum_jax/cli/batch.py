@@ -187,7 +187,10 @@ def _run_fork(args: argparse.Namespace) -> int:
     turns, adapters = [args.append], list(named_adapters(args))
     if args.append_file is not None:
         with open_local(args.append_file) as file:
-            turns = [line.decode().rstrip("\r\n") for line in file]
+            try:
+                turns = [line.decode().rstrip("\r\n") for line in file]
+            except UnicodeDecodeError as error:
+                raise ValueError(f"{args.append_file} is not UTF-8; write the file as UTF-8") from error
     state = hashlib.blake2b(digest_size=8)
     with tempfile.NamedTemporaryFile(suffix=".jsonl") as rows:
         for line in forked_lines(args.fork, args.input, turns, adapters[0] if len(adapters) == 1 else None):

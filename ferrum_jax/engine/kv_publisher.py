@@ -37,8 +37,9 @@ class KVPublisher:
         for socket, where in zip(self._sockets, (endpoint, replay), strict=True):
             socket.set_hwm(2 * _KEPT + 1)  # all that are kept, for one who asks again, and the end
             try:
+                binds = socket is self._sockets[1] or "*" in where or "::" in where or not where.startswith("tcp")
                 if where:
-                    (socket.bind if "*" in where or not where.startswith("tcp") else socket.connect)(where)
+                    (socket.bind if binds else socket.connect)(where)
             except zmq.ZMQError as error:
                 self._close()
                 raise ValueError(f"kv_events cannot use {where} ({error}); name another endpoint") from error

@@ -56,5 +56,6 @@ def test_a_forked_job_goes_on_and_its_rows_are_kept_for_verify(first, tmp_path, 
 def test_flags_that_do_not_fit_are_refused(tmp_path, monkeypatch, capsys, flags, why):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "in.jsonl").write_text(json.dumps(ROWS[0]))
+    (tmp_path / "no-text").write_bytes(b"\xff\n")
     assert batch(f"{flags} --output out.jsonl") == 2
     assert why in " ".join(capsys.readouterr().err.split())

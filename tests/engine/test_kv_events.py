@@ -1,6 +1,7 @@
 """What an engine has cached, as told over ZeroMQ to those who route requests, decoded as vLLM 0.33 declares it."""
 
 import itertools
+import socketserver
 from typing import Any
 
 import msgspec
@@ -9,6 +10,7 @@ import pytest
 import zmq
 
 from ferrum_jax import EngineConfig, SamplingParams
+from ferrum_jax.engine.kv_publisher import KVPublisher
 from tests.support import answers, fresh_engine, requests_of, small_llm
 
 GREEDY = SamplingParams(max_tokens=3, temperature=0.0, ignore_eos=True)
@@ -114,3 +116,17 @@ def test_an_endpoint_that_cannot_be_had_is_named(tmp_path):
     llm = small_llm("qwen3")
     with pytest.raises(ValueError, match=f"kv_events cannot use ipc://{tmp_path}/none/x"):
         fresh_engine(llm, kv_events=f"ipc://{tmp_path}/none/x")
+
+
+def test_who_asks_again_may_be_answered_at_one_address_alone():
+    with zmq.Context() as context:
+        with socketserver.TCPServer(("127.0.0.1", 0), socketserver.BaseRequestHandler) as free:
+            replay = f"tcp://127.0.0.1:{free.server_address[1]}"
+        publisher = KVPublisher(f"inproc://told,replay={replay}", [])
+        with context.socket(zmq.DEALER) as socket:
+            socket.setsockopt(zmq.RCVTIMEO, 60_000)
+            socket.connect(replay)
+            for asked in ((b"",), (b"", b"x"), (b"", bytes(1 << 20))):  # not all are numbers
+                socket.send_multipart(asked)
+                assert socket.recv_multipart() == [b"", b"\xff" * 8, b""]
+        publisher.close()

@@ -34,7 +34,7 @@ def forked_lines(path: str, source: str | None, turns: Sequence[str], adapter: s
         if (len(rows), rows.layout) != (record.input["rows"], record.input["layout"]):
             raise ValueError(f"{source} is not the input that {path} answers; name that one with --input")
         if len(turns) not in (1, len(rows)):
-            raise ValueError(f"there are {len(turns):,} turns for the {len(rows):,} rows of {path}; give one each, or one for all")
+            raise ValueError(f"{path} has {len(rows):,} rows, but there are {len(turns):,} turns; give one each or one")
         yield from _lines(output, rows, turns, adapter)
 
 

@@ -126,7 +126,8 @@ def record_in(content: bytes | None, path: str) -> JobRecord:
     report: Any = None
     if content is None:
         raise ValueError(
-            f"{path} is not there, and without the job's report it is not known what answered; name it with --report"
+            f"{path} is not there, and without the job's report it is not known what answered; put it there, "
+            "or name it to `ferrum-jax verify` with --report"
         )
     with contextlib.suppress(ValueError):
         report = parse_json(content)
