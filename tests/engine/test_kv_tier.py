@@ -18,6 +18,7 @@ from ferrum_jax.engine.prefixes.tier_store import TierStore
 from ferrum_jax.engine.startup import chosen
 from ferrum_jax.io import system
 from ferrum_jax.llm import LLM
+from ferrum_jax.runtime.compile.environment import Environment
 from ferrum_jax.runtime.distributed import processes
 from tests import forked
 from tests.histories import seeded
@@ -130,6 +131,16 @@ def test_two_models_and_two_modes_share_a_folder_and_read_none_of_each_others(tm
         assert run(engine, prompt(1))[0].num_cached_tokens == 70 and counts(engine)["damaged"] == 0
         engine._tier.store._list()
         assert sum("also holds blocks of 2 other engines" in record.message for record in caplog.records) == 1
+
+
+@pytest.mark.parametrize(("config", "cached"), [(SMALL, 70), (INVARIANT, 0)])
+def test_a_machine_with_other_bits_is_read_only_where_none_are_promised(config, cached, tmp_path, monkeypatch):
+    llm = small_llm("qwen3", config)
+    run(tiered(llm, tmp_path), prompt(1))
+    here = Environment.of_device(llm.loaded.layout.mesh.devices.flat[0])
+    there = dataclasses.replace(here, instruction_set="another")
+    monkeypatch.setattr(Environment, "of_device", lambda device: there)
+    assert run(tiered(llm, tmp_path), prompt(1))[0].num_cached_tokens == cached
 
 
 def killed_while_writing(folder) -> None:

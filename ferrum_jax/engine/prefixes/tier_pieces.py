@@ -13,6 +13,7 @@ The header says what they are. A reader knows it before it reads and takes no ot
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import math
@@ -26,6 +27,7 @@ from ferrum_jax.core.kv_cache.cache_manager import CacheManager
 from ferrum_jax.core.request import Request
 from ferrum_jax.engine.prefixes.saved_prefixes import PrefixCache
 from ferrum_jax.io.ints import first_needed
+from ferrum_jax.runtime.compile.environment import Environment
 
 _FORMAT = 1
 _TOKENS = 256  # of a piece, or one block if that has more
@@ -50,6 +52,10 @@ class Pieces:
         self._block_size, self._windows = sizes.block_size, sizes.windows
         self._num_blocks = max(1, _TOKENS // sizes.block_size)
         self.identity = prefixes.identity() | {"format": _FORMAT}
+        if prefixes.invariant:  # bits are promised where machine, versions and mesh are equal
+            mesh = self._copies.mesh
+            environment = dataclasses.asdict(Environment.of_device(mesh.devices.flat[0]))
+            self.identity |= environment | {"mesh": dict(mesh.shape)}
         self._rows: dict[int, dict[str, jax.ShapeDtypeStruct]] = {}  # by pool: its arrays by name, of one row
         for index, _ in prefixes.caches[0].numbered_pools():
             shapes = jax.tree.leaves(self._copies.shapes(index))
