@@ -7,7 +7,7 @@ from typing import Any
 from ferrum_jax.batch.input.files import writing_rows
 from ferrum_jax.batch.input.rows import Rows
 from ferrum_jax.batch.journal import job_identity
-from ferrum_jax.batch.journal.journal import Journal
+from ferrum_jax.batch.journal.journal import ROWS, Journal
 from ferrum_jax.batch.journal.journal_file import file_of, object_in
 from ferrum_jax.batch.journal.leases import Leases, is_idle, require_nobody
 from ferrum_jax.batch.journal.merge import merge
@@ -53,7 +53,8 @@ class JobFolder:
 
     @property
     def _has_rows(self) -> bool:
-        return bool(self.journal.names("segments")) or self.output.size(self.name) is not None
+        begun = self.journal.size(ROWS) is not None or bool(self.journal.names("segments"))
+        return begun or self.output.size(self.name) is not None
 
     def begin(self, settings: Mapping[str, object], names: Sequence[str], now: float) -> dict[str, Any]:
         """The job's record: the one that is there, or a new one. Raises ValueError for a job of other settings.

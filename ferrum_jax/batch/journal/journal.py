@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ferrum_jax.batch.input.rows import Rows
+from ferrum_jax.batch.journal.journal_file import file_of
 from ferrum_jax.batch.journal.line_record import usage_in
 from ferrum_jax.batch.journal.partials import decode_partial
 from ferrum_jax.core.outputs import CompletionOutput
@@ -26,6 +27,7 @@ _STATE_OF = {OK: _IS_OK, FAILED: _IS_FAILED, REUSED: _IS_REUSED}
 _ANSWERED = (_IS_OK, _IS_REUSED)
 _FLUSH_BYTES = 4 << 20  # more than this is not kept back
 _MAX_NAMED = 5
+ROWS = "rows.json"  # made before the first segment: a bucket may list that late, and tells at once what has a name
 
 
 class _Place(NamedTuple):
@@ -201,6 +203,8 @@ class Journal:
 
     def _write(self, content: bytes) -> str:
         """The name of a new segment. Each try has its own, because one that was interrupted may have made its file."""
+        if not self._num_written:
+            self._store.create(ROWS, file_of({}))
         name = f"segments/{self._worker}.{self._num_written:06d}"
         self._num_written += 1
         # no other worker has this name: if it is there, a client repeated a write whose answer was lost
