@@ -118,7 +118,7 @@ def _context_of(kind: _LayerKind, given: _LayerOperands, caches: dict[str, Any])
     ) -> jax.Array:
         schedule, pool = given.schedule, caches["pool"]
         assert schedule.step.window == window, f"a layer has window {window}, its cache group {schedule.step.window}"
-        assert chunked == getattr(schedule, "chunked", False), "a layer and its schedule see other positions"
+        assert chunked == schedule.step.chunked, "a layer and its schedule see other positions"
         assert pool.is_latent == is_latent, "a layer and its pool do not keep alike"
         out, caches["pool"] = _attend(q, k, v, pool, schedule, implementation=kind.implementation, **how)
         return out
