@@ -118,7 +118,8 @@ def _run(case: paged.Case, arguments: paged.Arguments, config: GpuConfig, interp
     a, options = arguments, FAST_COMPILE if interpret else None
     schedule = _schedule(case, a.batch, config)
     out, pool = jax.jit(attend, compiler_options=options)(a.q, a.k, a.v, a.pool, schedule, a.sinks)
-    written = kv_write(a.pool, a.k, a.v, schedule.write_blocks, schedule.write_offsets, implementation="mosaic_gpu")
+    write = jax.jit(functools.partial(kv_write, implementation="mosaic_gpu"), compiler_options=options)
+    written = write(a.pool, a.k, a.v, schedule.write_blocks, schedule.write_offsets)
     for kept, expected in zip(jax.tree.leaves(pool), jax.tree.leaves(written), strict=True):  # block 0 may be anything
         assert np.asarray(kept)[1:].tobytes() == np.asarray(expected)[1:].tobytes()
     return np.asarray(out, np.float64)
