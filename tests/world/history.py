@@ -86,7 +86,7 @@ class Plan:
         chance = random.Random(f"{seed} {kind}")
         is_slow_fleet = chance.random() < 0.25  # whose workers leave rows to each other
         num_workers = num_workers or chance.choice((4, 5) if is_slow_fleet else (1, 2, 3, 4, 4, 5))
-        if "server" in kind:  # two processes of one, or of each of two
+        if "server" in kind:  # one server or two, each with two processes
             num_workers = 2 if kind.endswith("disk") else 4
         steps_s = (0.4, 1.5, 1.5) if is_slow_fleet else (0.05, 0.05, 0.1, 0.1, 0.4, 0.4, 1.5)
         num_faults = chance.choice((0, 0, 1) if is_slow_fleet else (1, 2, 3, 5, 8, 13))
